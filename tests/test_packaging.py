@@ -82,11 +82,11 @@ MOST = {  # lines of each package's Python, blank ones and docstrings included; 
     "cli": 4_277,  # transcribe; times of a plan
     "core": 4_015,  # checks of who takes token trees, and of rewinds; kinds of caches are classes; room to read
     "decode": 4_490,
-    "draft_heads": 4_686,  # block drafters of both writers, DFlash 2, P-EAGLE, assistants, PARD, windows; readers
+    "draft_heads": 4_682,  # block drafters of both writers, DFlash 2, P-EAGLE, assistants, PARD, windows; readers
     "drafters": 4_469,  # PARD
     "files": 649,
     "jobs": 1_984,
-    "nets": 5_499,  # BART, Whisper, T5Gemma, and what encoder-decoders share; matrices by size
+    "nets": 5_476,  # BART, Whisper, T5Gemma, and what encoder-decoders share; matrices by size
     "policies": 579,
     "rules": 1_390,
     "sampling": 1_001,
@@ -95,8 +95,8 @@ MOST = {  # lines of each package's Python, blank ones and docstrings included; 
     "top": 786,
     "trace": 440,
     "training": 2_679,  # a lesson of a kind's own; recipes that cannot be written
-    "vocab": 723,
-    "weights": 7_914,  # T5Gemma; stacks of experts and pairs, mxfp4; Apertus; GGUF of 18 architectures; 30 shapes
+    "vocab": 722,
+    "weights": 7_920,  # T5Gemma; stacks of experts and pairs, mxfp4; Apertus; GGUF of 18 architectures; 30 shapes
 }
 FRONT_DOORS = ("__init__.py", "drafters/__init__.py")  # hand on names of any package, when they are asked for
 NEEDS_NO_FLAX = (

@@ -38,7 +38,7 @@ from jaxspec.drafters.hidden_states import DraftHead, TargetRequirements, last_f
 from jaxspec.drafters.stepwise import NodeLogits, Parent, chain
 from jaxspec.nets import decoder, stack
 from jaxspec.nets.attention import LayerInputs, softcap
-from jaxspec.nets.decoder import DecoderConfig, layer_of, norm_of
+from jaxspec.nets.decoder import DecoderConfig, layer_of
 from jaxspec.nets.dense import Dense, precision
 from jaxspec.nets.embedding import Embedding
 from jaxspec.nets.shapes import AttentionShape
@@ -116,7 +116,7 @@ class Assistant(nn.Module):
         self.embedding = Embedding(c.vocab_size, c.dim, dtype=dtype)
         self.joined, self.fed_on = Dense(c.dim, dtype=dtype), Dense(config.hidden_size, dtype=dtype)
         self.layers = [layer_of(c, i, without_keys=True) for i in range(len(c.layers))]
-        self.norm = norm_of(c)()
+        self.norm = c.norm_module()
         if config.centroids:
             self.centers = Dense(config.centroids, dtype=dtype)
             # The ids of each centroid's tokens, one centroid after the other.

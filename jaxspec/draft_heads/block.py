@@ -39,7 +39,7 @@ from jaxspec.drafters.hidden_states import DraftHead, TargetRequirements, on_pat
 from jaxspec.drafters.stepwise import NodeLogits, chain
 from jaxspec.nets import stack
 from jaxspec.nets.attention import LayerInputs, Mask, for_queries, softcap
-from jaxspec.nets.decoder import DecoderLayer, empty_cache, layers_of, norm_of
+from jaxspec.nets.decoder import DecoderLayer, empty_cache, layers_of
 from jaxspec.nets.dense import Dense
 from jaxspec.nets.embedding import Embedding
 from jaxspec.nets.rotary import Rotation
@@ -85,7 +85,7 @@ class BlockDrafter(PartlyShared):
 
     def setup(self):
         super().setup()
-        c, norm = self.config.layer, norm_of(self.config.layer)
+        c, norm = self.config.layer, self.config.layer.norm_module
         self.fc, self.hidden_norm, self.norm = Dense(c.dim, dtype=jnp.dtype(c.dtype)), norm(), norm()
         self.layers = self._made_layers()
         if self.config.markov_rank:

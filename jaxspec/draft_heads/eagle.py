@@ -30,7 +30,7 @@ from jaxspec.draft_heads.training import Training, logits_of_head
 from jaxspec.drafters.hidden_states import DraftHead
 from jaxspec.nets import stack
 from jaxspec.nets.attention import LayerInputs
-from jaxspec.nets.decoder import DecoderConfig, DecoderLayer, layer_of, norm_of
+from jaxspec.nets.decoder import DecoderConfig, DecoderLayer, layer_of
 from jaxspec.nets.dense import Dense
 from jaxspec.nets.shapes import LayerShape
 
@@ -118,7 +118,7 @@ class Eagle(RecurrentNetwork):
 
     def setup(self):
         super().setup()
-        config, c, norm = self.config, self.config.layer, norm_of(self.config.layer)
+        config, c, norm = self.config, self.config.layer, self.config.layer.norm_module
         self.fc = Dense(c.dim, config.fc_bias, jnp.dtype(c.dtype))
         options = {"joins": bool(config.taps), "norm_before_residual": config.norm_before_residual}
         first = layer_of(c, 0, FirstLayer, **options)

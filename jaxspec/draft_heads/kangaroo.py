@@ -29,7 +29,7 @@ from jaxspec.drafters.hidden_states import DraftHead, TargetRequirements
 from jaxspec.drafters.self_speculative import ExitAdapter, early_exit
 from jaxspec.nets import stack
 from jaxspec.nets.attention import LayerInputs, causal
-from jaxspec.nets.decoder import DecoderConfig, empty_cache, layers_of, norm_of, rotation_of
+from jaxspec.nets.decoder import DecoderConfig, empty_cache, layers_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,13 +62,14 @@ class Net(nn.Module):
     def setup(self):
         c = self.config.layer
         self.layers = layers_of(c)
-        self.norm = norm_of(c)()
+        self.norm = c.norm_module()
 
     def __call__(self, x: Float[Array, "B T M"], cache: kv.KVCache, parent: Int[Array, "B N"] | None = None):
         """Reads T further positions of each row."""
         at = kv.Pass(cache.length, x.shape[1], parent)
         mask = causal(at.length, at.step, cache.capacity, parent)
-        inputs = LayerInputs(mask, rotation_of(self.config.layer, at.positions()), None)
+        turn = self.config.layer.layers[0].attention.rotation
+        inputs = LayerInputs(mask, turn and turn[0].at(at.positions(), turn[1]), None)
         # The adapter's layers are attention alone: their feed-forward blocks have no parameters.
         layers = [functools.partial(layer, inputs=inputs, mlp=False) for layer in self.layers]
         x, _, cache = stack.with_cache(layers, x.astype(self.config.layer.dtype), cache, at=at)

@@ -204,9 +204,8 @@ def find(source: str | Path, revision: str | None = None) -> Path:
         raise CheckpointError(f"{source} is a model: load it by jaxspec.load, and pass it as the drafter")
     if not models.is_hub_id(source):
         names = ", ".join(shipped()) or "none in this installation"
-        raise CheckpointError(
-            f"no drafter at {source}: expected a folder, the name of a shipped one ({names}), or a hub id (owner/name)"
-        )
+        expected = f"a folder, the name of a shipped one ({names}), or a hub id (owner/name)"
+        raise CheckpointError(f"no drafter at {source}: expected {expected}")
     return huggingface.download(str(source), revision, huggingface.DRAFTER_FILES)
 
 
@@ -258,10 +257,8 @@ def describe(
     # A drafter with the whole vocabulary needs no map, though some files have one.
     read_shapes = {name: shape for name, shape in read_shapes.items() if name != D2T or D2T in paths}
     if complaint := parameters.differences({name: expected[path].shape for name, path in paths.items()}, read_shapes):
-        quantised = quantised_files.unread(folder, read_shapes)
-        raise CheckpointError(
-            f"{folder}: {quantised or f'the weights are not those of the {form.title} of its {CONFIG}:{complaint}'}"
-        )
+        wrong = f"the weights are not those of the {form.title} of its {CONFIG}:{complaint}"
+        raise CheckpointError(f"{folder}: {quantised_files.unread(folder, read_shapes) or wrong}")
     return Description(form, config, {by_name[name].name: (name, path) for name, path in paths.items()})
 
 

@@ -39,7 +39,7 @@ from jaxspec.draft_heads.training import Training, logits_of_head
 from jaxspec.drafters.hidden_states import DraftHead
 from jaxspec.nets import decoder, stack
 from jaxspec.nets.attention import LayerInputs
-from jaxspec.nets.decoder import DecoderConfig, layer_of, norm_of
+from jaxspec.nets.decoder import DecoderConfig, layer_of
 from jaxspec.nets.dense import Dense
 from jaxspec.nets.shapes import AttentionShape
 from jaxspec.weights.hf_families import qwen3_5
@@ -81,7 +81,7 @@ class MTP(RecurrentNetwork):
 
     def setup(self):
         super().setup()
-        c, norm = self.config.layer, norm_of(self.config.layer)
+        c, norm = self.config.layer, self.config.layer.norm_module
         self.embedding_norm, self.hidden_norm, self.norm = norm(), norm(), norm()
         self.fc = Dense(c.dim, dtype=jnp.dtype(c.dtype))
         self.layer = layer_of(c, 0)

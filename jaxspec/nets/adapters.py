@@ -181,9 +181,8 @@ def _apply(module: nn.Module, variables: Any, *arguments: Any, **named: Any) -> 
         return module.apply(variables, *arguments, **named)
     except (errors.ScopeCollectionNotFound, errors.ScopeParamNotFoundError, errors.ScopeParamShapeError) as error:
         collections = ", ".join(map(str, params)) or "nothing"
-        raise ValueError(
-            f"the parameters of {name} are not its own, they hold {collections}: {way} ({error})"
-        ) from error
+        complaint = f"the parameters of {name} are not its own, they hold {collections}"
+        raise ValueError(f"{complaint}: {way} ({error})") from error
 
 
 def _shown_module(module: Any) -> str:
@@ -336,9 +335,8 @@ def _checked_logits(logits: Any, tokens: Int[Array, "B T"], vocab: int) -> Float
     if not hasattr(logits, "shape"):
         raise TypeError(f"the model gave {_described(logits)} in place of its logits: {expected}")
     if logits.shape != (*tokens.shape, vocab):
-        raise ValueError(
-            f"the model gave logits of shape {logits.shape} for tokens of shape {tokens.shape}: {expected}"
-        )
+        complaint = f"the model gave logits of shape {logits.shape} for tokens of shape {tokens.shape}"
+        raise ValueError(f"{complaint}: {expected}")
     if not jnp.issubdtype(logits.dtype, jnp.floating):
         raise ValueError(f"the model gave logits of dtype {logits.dtype}: expected floats, not normalised")
     return logits

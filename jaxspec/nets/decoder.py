@@ -30,23 +30,11 @@ from jaxspec.nets.dense import Dense
 from jaxspec.nets.embedding import Embedding
 from jaxspec.nets.network import Network
 from jaxspec.nets.relative import RelativeBias, biases, distances
-from jaxspec.nets.rotary import Rotation
 from jaxspec.nets.shapes import DecoderConfig, LayerShape
 from jaxspec.nets.uniform import FORMS, decoder_config, gpt_config
 from jaxspec.sharding import Axes
 
 __all__ = ["DecoderConfig", "DecoderNet", "decoder_config", "gpt_config", "init", "language_model"]
-
-
-def rotation_of(config: DecoderConfig, position: Int[Array, "B T"]) -> Rotation | None:
-    """Computes the rotation of layers that all rotate alike; None if they rotate nothing."""
-    turn = config.layers[0].attention.rotation
-    return turn and turn[0].at(position, turn[1])
-
-
-def norm_of(config: DecoderConfig) -> Callable[[], Any]:
-    """Makes norms of a configuration's kind."""
-    return config.norm_module
 
 
 def empty_cache(config: DecoderConfig, batch: int, room: Room) -> kv.KVCache:
@@ -153,7 +141,7 @@ def layer_of(
     blocks = {name: block.module(config) for name, block in shape.blocks.items()}
     norms = ("post_norms", "pre_norms", "parallel", "added_scale")
     attributes: dict[str, Any] = {name: getattr(shape, name) for name in norms} | blocks | options
-    return kind(norm=norm_of(config), has_ff_norm=shape.ff_norm, **attributes)
+    return kind(norm=config.norm_module, has_ff_norm=shape.ff_norm, **attributes)
 
 
 def layers_of(config: DecoderConfig, **options: Any) -> list[DecoderLayer]:
@@ -171,7 +159,7 @@ class DecoderNet(nn.Module):
         c, dtype = self.config, jnp.dtype(self.config.dtype)
         self.embedding = Embedding(c.vocab_size, c.dim, dtype=dtype)
         self.layers = layers_of(c)
-        self.norm = norm_of(c)()
+        self.norm = c.norm_module()
         if c.side is not None:
             self.side = c.side.module(c)
         if c.positions == "relative":

@@ -120,9 +120,8 @@ class AttentionShape(Mixer):
     def __post_init__(self):
         one_of(self.norms_of, "norms_of", NORMED)
         if self.heads % self.kv_heads:
-            raise ValueError(
-                f"{self.heads} query heads cannot share {self.kv_heads} key-value heads: expected a divisor"
-            )
+            complaint = f"{self.heads} query heads cannot share {self.kv_heads} key-value heads"
+            raise ValueError(f"{complaint}: expected a divisor")
 
     @property
     def rotation(self) -> tuple[Rotary, int] | None:

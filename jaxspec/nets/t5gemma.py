@@ -20,9 +20,10 @@ from jaxtyping import Array, Bool, Float, Int, Key
 
 from jaxspec.core import LanguageModel, Params, Prompt, Room
 from jaxspec.core import kv_cache as kv
+from jaxspec.core.checks import in_range
 from jaxspec.nets import decoder, encoder_decoder
 from jaxspec.nets.attention import LayerInputs, Mask, QueryMask, for_queries
-from jaxspec.nets.decoder import DecoderNet, empty_cache, layers_of, norm_of
+from jaxspec.nets.decoder import DecoderNet, empty_cache, layers_of
 from jaxspec.nets.dense import parameter
 from jaxspec.nets.embedding import Embedding
 from jaxspec.nets.encoder_decoder import EncoderDecoder, EncoderDecoderCache
@@ -54,8 +55,7 @@ class T5GemmaConfig(DecoderConfig):
         super().__post_init__()
         if self.encoder.dtype != self.dtype:  # both sides compute in one dtype
             object.__setattr__(self, "encoder", dataclasses.replace(self.encoder, dtype=self.dtype))
-        if not 0 <= self.start_token < self.vocab_size:
-            raise ValueError(f"the start token is {self.start_token}: expected an id from 0 to {self.vocab_size - 1}")
+        in_range(0, self.vocab_size, below=True, start_token=self.start_token)
         if any(layer.cross is None and not layer.attention.reads_source for layer in self.layers):
             raise ValueError("a decoder layer reads no encoder: expected `cross`, or attention with `reads_source`")
 
@@ -123,7 +123,7 @@ class T5Gemma(EncoderDecoder, DecoderNet):
     def setup(self):
         super().setup()  # the decoder: `embedding`, `layers`, `norm`, `head`
         c, dtype = self.config, jnp.dtype(self.config.dtype)
-        self.encoder, self.encoder_norm = layers_of(c.encoder), norm_of(c.encoder)()
+        self.encoder, self.encoder_norm = layers_of(c.encoder), c.encoder.norm_module()
         if not c.shares_embedding:
             self.encoder_embedding = Embedding(c.encoder.vocab_size, c.encoder.dim, dtype=dtype)
         if c.end_of_image is not None:

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from jaxspec.core import LanguageModel, Params, Prompt
+from jaxspec.core.checks import in_range
 from jaxspec.nets import encoder_decoder
 from jaxspec.nets.attention import ACTIVATIONS, LayerInputs, Norm, for_queries
 from jaxspec.nets.dense import parameter, precision
@@ -95,8 +96,7 @@ class WhisperConfig:
     def __post_init__(self):
         if self.dim % self.heads:
             raise ValueError(f"dim is {self.dim}: expected a multiple of the {self.heads} heads")
-        if not 0 <= self.start_token < self.vocab_size:
-            raise ValueError(f"the start token is {self.start_token}, expected an id from 0 to {self.vocab_size - 1}")
+        in_range(0, self.vocab_size, below=True, start_token=self.start_token)
 
     @property
     def head_dim(self) -> int:

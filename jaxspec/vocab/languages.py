@@ -63,9 +63,8 @@ def language_id(model: Model, name: str) -> int:
     if not tokens:
         raise ValueError(f"{_name(model)} has no languages in its tokenizer: leave {name!r} out")
     close = difflib.get_close_matches(name, tokens, n=5, cutoff=0.3) or sorted(tokens)[:5]
-    raise ValueError(
-        f"the language is {name!r}: expected one of the tokenizer's {len(tokens)}, such as {', '.join(close)}"
-    )
+    expected = f"one of the tokenizer's {len(tokens)}, such as {', '.join(close)}"
+    raise ValueError(f"the language is {name!r}: expected {expected}")
 
 
 def languages(tokenizer: Any) -> dict[str, int]:
