@@ -421,10 +421,9 @@ def _split(
 def _rows(x: np.ndarray | Stored, start: int, stop: int | None, transposed: bool) -> np.ndarray | Stored:
     """Returns rows of a tensor as it is in PyTorch, or where it is `transposed` columns, turned."""
     if transposed and len(x.shape) == 3:  # experts, each of which is turned when it is read
-        turned = (x.shape[0], x.shape[2], x.shape[1]), x.dtype, lambda start, stop: x[start:stop].swapaxes(1, 2)
-        if isinstance(x, quantised_files.Quantised):
-            return dataclasses.replace(x, **dict(zip(("shape", "dtype", "rows"), turned, strict=True)))
-        return Stored(*turned)
+        shape, rows = (x.shape[0], x.shape[2], x.shape[1]), lambda start, stop: x[start:stop].swapaxes(1, 2)
+        is_quantised = isinstance(x, quantised_files.Quantised)
+        return dataclasses.replace(x, shape=shape, rows=rows) if is_quantised else Stored(shape, x.dtype, rows)
     if transposed:
         return np.asarray(x).T[start:stop]
     if stop is None:

@@ -83,11 +83,9 @@ class Quantised(Stored):
         def of(x: Stored) -> Stored:
             return Stored(shape, x.dtype, lambda a, b: x.rows(start + a, start + b))
 
-        scale, zero = (None if x is None else x[start:end] for x in (self.scale, self.zero))
-        assert scale is not None
-        return Quantised(
-            shape, self.dtype, of(self).rows, of(self.entries), scale, zero, self.bits, self.columns, self.floats
-        )
+        zero, stored = None if self.zero is None else self.zero[start:end], {"rows": of(self).rows}
+        stored |= {"entries": of(self.entries), "scale": self.scale[start:end], "zero": zero}
+        return dataclasses.replace(self, shape=shape, **stored)
 
 
 class Scheme(NamedTuple):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
@@ -100,9 +101,8 @@ def _joined(shape: tuple[int, ...], dtype: np.dtype, members: Sequence[np.ndarra
     zeros = np.zeros(first.scale.shape, np.int8)
     zero = stack(lambda x: zeros if x.zero is None else x.zero)(0, count)  # pyright: ignore
     scale = stack(lambda x: x.scale)(0, count)  # pyright: ignore
-    return Quantised(
-        shape, dtype, rows, entries, scale, zero if zero.any() else None, first.bits, first.columns, first.floats
-    )
+    parts = {"entries": entries, "scale": scale, "zero": zero if zero.any() else None}
+    return dataclasses.replace(first, shape=shape, dtype=dtype, rows=rows, **parts)
 
 
 def _in_pairs(shard: Shard, alternate: bool) -> Shard:
@@ -144,9 +144,8 @@ def _pairs(x: np.ndarray | Stored, axis: int, alternate: bool) -> Stored:
     if not isinstance(x, Quantised):
         return pairs
     # Entries and scales are [n, out, ..] in a file whose matrices are [n, in, out], too.
-    zero = None if x.zero is None else halves(x.zero, 1)
-    parts = stored(x.entries, 1), halves(x.scale, 1), zero
-    return Quantised(pairs.shape, x.dtype, pairs.rows, *parts, x.bits, x.columns, x.floats)
+    parts = {"scale": halves(x.scale, 1), "zero": None if x.zero is None else halves(x.zero, 1)}
+    return dataclasses.replace(x, shape=pairs.shape, rows=pairs.rows, entries=stored(x.entries, 1), **parts)
 
 
 def unstacked(
