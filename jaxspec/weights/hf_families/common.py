@@ -57,7 +57,7 @@ def named(paths: Iterable[str], table: Mapping[str, str], leaves: Mapping[str, s
         # A parameter's own entry goes before its module's: stacks of experts have no ".weight".
         entry = pattern if pattern in table else module
         if entry not in table:
-            raise FamilyError(f"{path} has no name in this family: it has none of the kind")
+            raise FamilyError(f"the format has no name for the parameter {path}")
         end = "" if entry == pattern else f".{leaves.get(leaf, leaf)}"
         tensors[path] = Tensor(f"{table[entry]}{end}".format(*_NUMBER.findall(path)), order=order[entry])
     return tensors
