@@ -99,8 +99,8 @@ def product(x: Float[Array, "B T in"], weight: Matrix) -> Float[Array, "B T out"
     estimated cycles of a v5p, instead of 532,000.
 
     With several rows the compiler may fuse the product before this one into it, and compute that again and again. For
-    large matrices a barrier prevents it. With libtpu's own options, a verify pass over 6 tokens of Llama 3.1 8B takes
-    17.4 million estimated cycles of a v5p with the barrier and 22.4 without; T5-XXL takes 13.3 and 15.8. For a draft
+    large matrices a barrier prevents it. A verify pass over 6 tokens of Llama 3.1 8B takes 17.4 million estimated
+    cycles of a v5p with the barrier, and 22.4 without (libtpu's own options). T5-XXL takes 13.3 and 15.8. For a draft
     model's small matrices the barrier would cost a fifth. A second barrier, after the product, keeps the next norm out
     of it. The norm sums whole rows, so the fused product would be made by narrow blocks of columns: 158,000 cycles for
     4096 by 14336, and 124,000 by itself. `tests/scripts/tpu_programs.py` prints these estimates. Quantised matrices

@@ -88,8 +88,9 @@ class AttentionShape(Mixer):
         qkv_bias, out_bias: whether these projections have biases.
         key_bias: whether that of keys has one where `qkv_bias` says so (Whisper's has none).
         head_norms: whether each query head and key head is normalised, before it is rotated (Qwen 3, Gemma 3).
-        norms_of: "head" for these; "each" for a scale of each head, without a bias (Command R+, StableLM 2 12B);
-            "rotated" for heads after they are rotated (Hunyuan); "whole" for all heads together (OLMo 2).
+        norms_of: "head" for these. With "each" every head has a scale of its own, without a bias (Command R+, StableLM
+            2 12B). With "rotated" heads are normalised after they are rotated (Hunyuan), with "whole" all heads
+            together (OLMo 2).
         value_norm: whether each value head is normalised, without a scale (Gemma 4).
         keys_are_values: whether values are the projected keys, before their norm and rotation (Gemma 4).
         shares: the number of the layer whose keys and values it attends to, in place of its own; None: its own.

@@ -7,10 +7,10 @@ position biases are small and stay as they are.
 int8: a channel w becomes q = round(w / s) with s = max|w| / 127, and is read back as s * q: no entry moves by more than
 s / 2.
 
-int4: the same for groups of a row, `GROUPS` columns each, with s = r m / -8. m is the entry of largest magnitude, so
-that its sign has the longer side of the grid from -8 to 7. r is the one of `RATIOS` with the least squared error. An r
-below 1 cuts off a few large entries and brings all others nearer (normal weights have 0.89 of the error of r = 1).
-Embeddings and heads are int8, as in most published files of 4 bits.
+int4: the same for groups of a row, `GROUPS` columns each, with s = r m / -8. The entry m has the largest magnitude. Its
+sign gets the longer side of the grid, which reaches from -8 to 7. The ratio r is that of `RATIOS` with the least
+squared error. A ratio below 1 cuts off a few large entries and brings all others nearer: normal weights then have 0.89
+of the error that they have with r = 1. Embeddings and heads are int8, as in most published files of 4 bits.
 
 A scale keeps 17 of float32's 24 significant bits. |q| needs 7, so s * q is exact. Reading back gives the same bits on
 every backend, fused or not. Quantising the result gives the same q and s again. (With all 24 bits, s * 127 / 127 misses
