@@ -15,10 +15,10 @@ import jax.numpy as jnp
 from flax import errors
 from jaxtyping import Array, Float
 
-from jaxspec.nets import quantised
+from jaxspec.nets import on_cpu, quantised
 from jaxspec.nets.quantised import Matrix
 
-FEW = 64  # rows up to which a product on CPU is written with the weights first
+FEW = on_cpu.FEW  # rows up to which a large product on a TPU stands alone, too
 LARGE = 1 << 24  # entries of a matrix above which a TPU must not recompute what it is multiplied with
 
 
@@ -90,9 +90,7 @@ def product(x: Float[Array, "B T in"], weight: Matrix) -> Float[Array, "B T out"
 
     A pass over a few tokens should cost little more than a pass over one, which reads the weights once.
 
-    On a CPU, XLA copies a large matrix into its own layout to multiply it with a few rows. That was measured at two to
-    three passes over one row. With the matrix as the left factor it is not copied: 1.1 to 1.5 passes. (The barrier
-    keeps the compiler from swapping the factors back.)
+    `nets.on_cpu` has the forms for a CPU.
 
     On a TPU, the product of one row is compiled for the vector unit, which is far slower than the memory. Padded to 8
     rows it goes to the matrix unit. A gated feed-forward block of 4096 by 10240 in bfloat16 then takes 305,000
@@ -109,23 +107,27 @@ def product(x: Float[Array, "B T in"], weight: Matrix) -> Float[Array, "B T out"
     >>> product(jnp.array([[[1.0, 2.0]]]), jnp.array([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])).tolist()
     [[[1.0, 2.0, 3.0]]]
     """
-    rows = x.shape[0] * x.shape[1]
     if isinstance(weight, Mapping):
         multiply = functools.partial(quantised.product, precision=precision(x.dtype))
         return jax.lax.platform_dependent(
             x,
             weight,
-            cpu=lambda x, weight: multiply(x, weight, how=quantised.by_blocks),
+            cpu=lambda x, weight: multiply(x, weight, how=on_cpu.multiply_quantised),
             tpu=_on_tpu,
             default=lambda x, weight: multiply(x, weight, how=quantised.apart_from_loops),
         )
     # Parameters keep their dtype; XLA fuses the conversion into the product.
-    weight = weight.astype(x.dtype)
-    if rows > FEW:
+    weight, rows, is_float32 = weight.astype(x.dtype), x.shape[0] * x.shape[1], x.dtype == jnp.float32
+    if rows > FEW and is_float32:
         return _plainly(x, weight)
-    if rows == 1:
+    if rows == 1 and is_float32:
         return jax.lax.platform_dependent(x, weight, tpu=_on_tpu, default=_plainly)
-    return jax.lax.platform_dependent(x, weight, cpu=_weight_first, tpu=_on_tpu, default=_plainly)
+    return jax.lax.platform_dependent(x, weight, cpu=_on_cpu, tpu=_on_tpu, default=_plainly)
+
+
+def _on_cpu(x: Float[Array, "B T in"], weight: Float[Array, "out in"]) -> Float[Array, "B T out"]:
+    y = on_cpu.multiply(x.reshape(-1, x.shape[-1]), weight, precision(x.dtype))
+    return y.reshape(*x.shape[:-1], len(weight)).astype(x.dtype)
 
 
 def _on_tpu(x: Float[Array, "B T in"], weight: Matrix) -> Float[Array, "B T out"]:
@@ -141,10 +143,3 @@ def _plainly(x: Float[Array, "B T in"], weight: Matrix) -> Float[Array, "B T out
     if isinstance(weight, Mapping):
         return quantised.product(x, weight, precision(x.dtype))
     return jax.lax.dot_general(x, weight, (((2,), (1,)), ((), ())), precision=precision(x.dtype))
-
-
-def _weight_first(x: Float[Array, "B T in"], weight: Float[Array, "out in"]) -> Float[Array, "B T out"]:
-    flat = x.reshape(-1, x.shape[-1])
-    # The matrix comes first, so that it is not copied: `product` has the measurements.
-    y = jax.lax.dot_general(weight, flat, (((1,), (1,)), ((), ())), precision=precision(x.dtype))
-    return jax.lax.optimization_barrier(y).T.reshape(*x.shape[:-1], weight.shape[0])

@@ -19,8 +19,7 @@ Widened weights are the same in every round of a generation, so they are moved o
 floats, for as long as it runs. Tying the entries to the activations by a barrier prevents that (`apart_from_loops`).
 
 On CPU, factors are made one type in memory before they are multiplied, each matrix in a buffer of its own. There
-a product is a loop over blocks of rows, whose buffer is small, stays in cache and is shared by all products
-(`by_blocks`).
+a product is a loop over parts of the matrix (`nets.on_cpu`).
 
 A TPU's compiler does neither. It widens inside the product, a tile at a time, and leaves that in the loop
 (tests/test_tpu.py). A barrier would make two layers of Llama 8B in bfloat16 a third slower: 0.85 million estimated
@@ -40,8 +39,6 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-BLOCK = 2**20  # bytes that a block of rows may have in float32: what a core's cache holds
-SMALL = 2**14  # bytes in float32 up to which a matrix is widened at once: a loop would cost more than it saves
 APART = 64  # rows of activations up to which groups are multiplied apart; beyond, their sums would be the larger part
 ENTRIES = {"int8": jnp.int8, "int4": jnp.int4, "float4": jnp.float4_e2m1fn}  # the names and dtypes of entries
 PARTS = (*ENTRIES, "scale", "zero")
@@ -143,7 +140,7 @@ def product(
         matrix: quantised.
         precision: the product's precision; see `dense.precision`.
         how: how the entries are multiplied, which depends on the backend: `at_once` (None), `apart_from_loops`,
-            `by_blocks`.
+            `on_cpu.multiply_quantised`.
 
     >>> matrix = {"int8": jnp.array([[3, 4], [5, 6]], jnp.int8), "scale": jnp.array([[1.0], [0.5]])}
     >>> product(jnp.array([[[1.0, 2.0]]]), matrix).tolist()
@@ -204,57 +201,7 @@ def rows(tokens: Int[Array, "*shape"], matrix: Quantised) -> Float[Array, "*shap
     return vectors.reshape(*tokens.shape, vectors.shape[1])
 
 
-def block_rows(rows: int, columns: int) -> int:
-    """Chooses the rows of a block: as many as fit, at most half of them, and a divisor of them if one is near.
-
-    Half, since a loop that runs once is none, and what it widens would be moved out of generation's loop again.
-
-    >>> block_rows(256, 256), block_rows(32128, 4096), block_rows(50257, 768)  # 50257 is 29 times 1733
-    (128, 64, 341)
-    """
-    most = max(1, min(rows // 2, BLOCK // (4 * columns)))
-    return max(range(most // 2 + 1, most + 1), key=lambda size: (rows % size == 0, size))
-
-
 def apart_from_loops(x: Float[Array, "B T in"], matrix: Quantised, precision: Precision) -> Float[Array, "B T out"]:
     """Multiplies as `at_once` does, where a loop's body is, and not before the loop."""
     x, matrix = jax.lax.optimization_barrier((x, dict(matrix)))
     return at_once(x, matrix, precision)
-
-
-def by_blocks(x: Float[Array, "B T in"], matrix: Quantised, precision: Precision) -> Float[Array, "B T out"]:
-    """Multiplies with blocks of rows in turn.
-
-    Cuts six rows into three blocks as 0 and 3, 1 and 4, 2 and 5: rows that are split over devices stay there.
-
-    Five rows in three blocks: 0 and 1, 2 and 3, 3 and 4; row 3 is left out of the last.
-    """
-    if 4 * entries_of(matrix).size <= SMALL:
-        return apart_from_loops(x, matrix, precision)
-    (rows, columns), flat = shape(matrix), x.reshape(-1, x.shape[-1])  # flat: [N, in]
-    size = block_rows(rows, columns)
-    count, even = -(-rows // size), rows % size == 0
-
-    def block_of(i: Int[Array, ""], name: str, array: Array) -> Array:
-        axis = array.ndim - 2 if name in ENTRIES else 0
-        if even:  # rows i, count + i, 2 count + i, ...
-            # Every count-th row: a mesh splits rows into consecutive parts, and each block then has a share of every
-            # part.
-            cut = array.reshape(*array.shape[:axis], size, count, *array.shape[axis + 1 :])
-            return jax.lax.dynamic_index_in_dim(cut, i, axis + 1, keepdims=False)
-        # The last block begins earlier than its turn, to be as large as the others.
-        return jax.lax.dynamic_slice_in_dim(array, jnp.minimum(i * size, rows - size), size, axis)
-
-    def block(i: Int[Array, ""]) -> Float[Array, "size N"]:
-        part = {name: block_of(i, name, array) for name, array in matrix.items()}
-        scaled = part["scale"].shape[1] > 1 or "zero" in part  # before the product, not after it
-        values = widen(part) if scaled else entries_of(part)
-        y = _dot(values.astype(x.dtype), flat, (((1,), (1,)), ((), ())), precision)
-        return y if scaled else y * part["scale"].astype(jnp.float32)
-
-    y: Float[Array, "count size N"] = jax.lax.map(block, jnp.arange(count, dtype=jnp.int32))
-    if even:
-        y = y.transpose(1, 0, 2).reshape(rows, -1)  # back into the order of the rows
-    else:  # of the last block only what the ones before it have not got
-        y = jnp.concatenate([y[:-1].reshape(-1, flat.shape[0]), y[-1, count * size - rows :]])
-    return y.T.reshape(*x.shape[:-1], rows)

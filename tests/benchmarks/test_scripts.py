@@ -289,6 +289,7 @@ def test_examples_hold(path):
         ("beam_search", "--target debian-t5-small --count 1 --beams 2 --new 4 --repeats 1", "beams 2: 3 steps"),
         # two checkouts, each measured in processes of its own
         pytest.param("compare_commits", ". . --repeats 1 --only gpt8", "same", marks=pytest.mark.exhaustive),
+        ("cpu_products", "--matrices 64x256 --rows 5 --repeats 1 --megabytes 0.1", "| 64x256 | 5 | int4, groups |"),
         ("greedy_equality", "debian-t5-base debian-t5-small --count 1 --only jacobi", "| jacobi | 1 of 1 |"),
         ("head_costs", "--vocab 64 --few 16 --dim 32 --layers 3 --repeats 1 --only EAGLE-3", "| EAGLE-3 |"),
         pytest.param(  # what it does is tested in training/test_online.py

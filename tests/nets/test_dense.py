@@ -90,12 +90,11 @@ def test_float32_around_int8_and_a_choice_with_a_name():
 
 
 def test_one_row_is_one_of_eight_on_a_tpu_only():
-    one_row = "(tensor<1x1x16x"
-    lines = products("decoder", "bfloat16", "tpu")
-    assert not any(one_row in line for line in lines) and any("(tensor<1x8x16x" in line for line in lines)
-    for platform in ("cpu", "cuda"):
+    one_row, two_rows, eight_rows = "(tensor<1x1x16x", "(tensor<2x16x", "(tensor<1x8x16x"
+    for platform, expected in (("tpu", eight_rows), ("cuda", one_row), ("cpu", two_rows)):
         lines = products("decoder", "bfloat16", platform)
-        assert any(one_row in line for line in lines) and not any("(tensor<1x8x16x" in line for line in lines)
+        made = {rows for rows in (one_row, two_rows, eight_rows) if any(rows in line for line in lines)}
+        assert made == {expected}, platform
 
 
 @pytest.mark.parametrize(

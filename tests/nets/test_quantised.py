@@ -12,7 +12,7 @@ import jaxspec
 from jaxspec import Model, Prompt, rules
 from jaxspec.core import Room
 from jaxspec.decode import loop, request
-from jaxspec.nets import dense, net_of, quantised
+from jaxspec.nets import dense, net_of, on_cpu, quantised
 from jaxspec.nets.decoder import decoder_config, gpt_config
 from jaxspec.nets.t5 import T5Config
 from jaxspec.weights import quantisation
@@ -57,7 +57,7 @@ def matrix(rows: int, columns: int, groups: int = 1, zero: bool = False) -> dict
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 @pytest.mark.parametrize("shape", [(1, 5), (24, 16), (120, 40), (121, 40), (127, 40)])  # at once; even; uneven; prime
 def test_a_product_is_that_with_the_matrix_it_stands_for(monkeypatch, shape, dtype):
-    monkeypatch.setattr(quantised, "BLOCK", 4 * 40 * 20)
+    monkeypatch.setattr(on_cpu, "BLOCK", 4 * 40 * 20)
     weight = matrix(*shape)
     x = jax.random.normal(jax.random.key(0), (2, 3, shape[1]), dtype)
     got = jax.jit(dense.product)(x, weight)
@@ -68,11 +68,11 @@ def test_a_product_is_that_with_the_matrix_it_stands_for(monkeypatch, shape, dty
 
 
 @pytest.mark.parametrize(("rows", "groups", "zero"), [(120, 4, True), (121, 4, False), (9, 1, True)])
-@pytest.mark.parametrize("how", [quantised.at_once, quantised.by_blocks, quantised.apart_from_loops])
+@pytest.mark.parametrize("how", [quantised.at_once, on_cpu.multiply_quantised, quantised.apart_from_loops])
 def test_groups_and_zero_points_are_those_of_their_columns(monkeypatch, rows, groups, zero, how):
     """Against NumPy, column by column: few rows of activations and many, which are multiplied in other ways."""
-    monkeypatch.setattr(quantised, "BLOCK", 4 * 40 * 20)
-    monkeypatch.setattr(quantised, "SMALL", 1)
+    monkeypatch.setattr(on_cpu, "BLOCK", 4 * 40 * 20)
+    monkeypatch.setattr(on_cpu, "SMALL", 1)
     weight = matrix(rows, 40, groups, zero)
     entries = np.asarray(weight["int4"]).astype(np.float64).reshape(groups, rows, -1)
     columns = []
@@ -91,14 +91,6 @@ def test_groups_and_zero_points_are_those_of_their_columns(monkeypatch, rows, gr
     np.testing.assert_array_equal(quantised.rows(ids, weight), quantisation.dequantise_matrix(weight)[ids])
     taken = quantisation.dequantise_matrix(quantised.take_rows(weight, ids[0]))
     np.testing.assert_array_equal(taken, quantisation.dequantise_matrix(weight)[ids[0]])
-
-
-@pytest.mark.parametrize("rows", [1, 2, 3, 7, 257, 50257])
-@pytest.mark.parametrize("columns", [1, 768, 10**6])
-def test_blocks_fit_and_are_at_least_two(rows, columns):
-    size = quantised.block_rows(rows, columns)
-    assert 1 <= size <= max(1, rows // 2)
-    assert size == 1 or 4 * size * columns <= quantised.BLOCK
 
 
 def copies(program: str, shapes: set) -> list:
@@ -129,7 +121,7 @@ def test_weights_are_not_widened_before_a_loop(shape):
     shapes = {shape, shape[::-1]}
     assert set(copies(compiled["plainly"].as_text(), shapes)) == {("f32", dims) for dims in shapes}
     assert copies(compiled["ours"].as_text(), shapes) == []
-    if 4 * forth["int8"].size > quantised.SMALL:
+    if 4 * forth["int8"].size > on_cpu.SMALL:
         wide_bytes = 4 * forth["int8"].size
         temporary = {name: program.memory_analysis().temp_size_in_bytes for name, program in compiled.items()}
         assert temporary["ours"] < 0.7 * wide_bytes < 2 * wide_bytes <= temporary["plainly"]
