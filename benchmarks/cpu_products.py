@@ -4,9 +4,9 @@
 
 Any CPU, a minute. A program has as many products of one matrix as make 100 MB in float32 (`--megabytes`), one after the
 other, as in a network: so they come from memory, not from a cache. Each line is a matrix [out, in] in a dtype, and a
-number of rows. Times are over that of one row in float32 with the same matrix, the median of the repeats, least to most in brackets;
-all forms of a line run in turn. "jaxspec" is `nets.dense.product`, "plain" is `dot_general(x, weight)`, with quantised
-matrices widened first. Below 1 a dtype saves time, too, and not memory alone.
+number of rows. Times are over that of one row in float32 with the same matrix: the median of the repeats, and in
+brackets the least and the most. All forms of a line run in turn. "jaxspec" is `nets.dense.product`, "plain" is
+`dot_general(x, weight)`, with quantised matrices widened first. Below 1 a dtype saves time, too, and not memory alone.
 """
 
 from __future__ import annotations

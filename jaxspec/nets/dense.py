@@ -112,7 +112,7 @@ def product(x: Float[Array, "B T in"], weight: Matrix) -> Float[Array, "B T out"
         return jax.lax.platform_dependent(
             x,
             weight,
-            cpu=lambda x, weight: multiply(x, weight, how=on_cpu.multiply_quantised),
+            cpu=lambda x, weight: multiply(x, weight, how=on_cpu.quantised_product),
             tpu=_on_tpu,
             default=lambda x, weight: multiply(x, weight, how=quantised.apart_from_loops),
         )
@@ -122,12 +122,8 @@ def product(x: Float[Array, "B T in"], weight: Matrix) -> Float[Array, "B T out"
         return _plainly(x, weight)
     if rows == 1 and is_float32:
         return jax.lax.platform_dependent(x, weight, tpu=_on_tpu, default=_plainly)
-    return jax.lax.platform_dependent(x, weight, cpu=_on_cpu, tpu=_on_tpu, default=_plainly)
-
-
-def _on_cpu(x: Float[Array, "B T in"], weight: Float[Array, "out in"]) -> Float[Array, "B T out"]:
-    y = on_cpu.multiply(x.reshape(-1, x.shape[-1]), weight, precision(x.dtype))
-    return y.reshape(*x.shape[:-1], len(weight)).astype(x.dtype)
+    on_cpus = functools.partial(on_cpu.product, precision=precision(x.dtype))
+    return jax.lax.platform_dependent(x, weight, cpu=on_cpus, tpu=_on_tpu, default=_plainly)
 
 
 def _on_tpu(x: Float[Array, "B T in"], weight: Matrix) -> Float[Array, "B T out"]:

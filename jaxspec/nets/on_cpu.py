@@ -23,43 +23,58 @@ BLOCK = 2**20  # bytes that a block of rows may have in float32: what a core's c
 SMALL = 2**14  # bytes in float32 up to which a matrix is widened at once: a loop would cost more than it saves
 
 
-def multiply(x: Float[Array, "N in"], weight: Float[Array, "out in"], precision: Precision) -> Float[Array, "N out"]:
-    """Multiplies `x @ weight.T`, both of one dtype; the sums are float32.
+def product(x: Float[Array, "B T in"], weight: Float[Array, "out in"], precision: Precision) -> Float[Array, "B T out"]:
+    """Multiplies `x @ weight.T`, both of one dtype, which is the result's.
 
-    float32: XLA copies a large matrix into its own layout to multiply it with a few rows, which takes as long as two to
-    three passes over one row. With the matrix as the left factor it does not: 1.1 to 1.5 passes. 5 to 7 rows are faster
-    as 8, and 9 to 15 as 16.
-
-    bfloat16: a product whose result is bfloat16, too, is made in float32, from a float32 copy of the matrix, and so is
-    one of a single row. With float32 sums and two rows or more it takes half as long as a product in float32, and a
-    sixth of the others.
-
-    >>> multiply(jnp.array([[1.0, 2.0]]), jnp.array([[1.0, 0.0], [1.0, 1.0]]), None).tolist()
-    [[1.0, 3.0]]
+    >>> product(jnp.array([[[1.0, 2.0]]]), jnp.array([[1.0, 0.0], [1.0, 1.0]]), None).tolist()
+    [[[1.0, 3.0]]]
     """
-    count, rows_last = len(x), (((1,), (1,)), ((), ()))
-    if weight.dtype != jnp.float32:
-        x = jnp.pad(x, ((0, max(0, 2 - count)), (0, 0)))
-        return jax.lax.dot_general(x, weight, rows_last, precision, preferred_element_type=jnp.float32)[:count]
-    if count == 1 or count > FEW:
-        return jax.lax.dot_general(x, weight, rows_last, precision)
-    if count in EIGHTS:
-        x = jnp.pad(x, ((0, -count % 8), (0, 0)))
-    y = jax.lax.dot_general(weight, x, rows_last, precision)
-    # The barrier keeps the compiler from swapping the factors back.
-    return jax.lax.optimization_barrier(y).T[:count]
+    return _shaped(_multiply(_rows(x), weight, precision), x).astype(x.dtype)
 
 
-def multiply_quantised(x: Float[Array, "B T in"], matrix: Quantised, precision: Precision) -> Float[Array, "B T out"]:
-    """Multiplies with a part of a quantised matrix at a time: a group, or a block of rows.
+def quantised_product(x: Float[Array, "B T in"], matrix: Quantised, precision: Precision) -> Float[Array, "B T out"]:
+    """Multiplies with a part of a quantised matrix at a time: a group, or a block of rows. The result is float32.
 
     XLA makes both factors one type in memory before it multiplies them, each matrix in a buffer of its own. Here the
     buffer is that of a part. It stays in cache, and all products share it.
     """
     if 4 * entries_of(matrix).size <= SMALL:
         return apart_from_loops(x, matrix, precision)
-    flat, groups = x.reshape(-1, x.shape[-1]), matrix["scale"].shape[1]
-    return (_by_groups if groups > 1 else _by_blocks)(flat, matrix, precision).reshape(*x.shape[:-1], -1)
+    parts = _by_groups if matrix["scale"].shape[1] > 1 else _by_blocks
+    return _shaped(parts(_rows(x), matrix, precision), x)
+
+
+def _rows(x: Float[Array, "B T in"]) -> Float[Array, "N in"]:
+    """Returns all rows. Those of one sequence are padded; those of a batch may lie on several devices."""
+    batch, step, columns = x.shape
+    if x.dtype != jnp.float32:
+        more = 1 if batch * step == 1 else 0
+    else:
+        more = -step % 8 if batch == 1 and step in EIGHTS else 0
+    padded = jnp.pad(x, ((0, 0), (0, more), (0, 0))) if more else x
+    return padded.reshape(-1, columns)
+
+
+def _shaped(y: Float[Array, "N out"], x: Float[Array, "B T in"]) -> Float[Array, "B T out"]:
+    return y[: x.shape[0] * x.shape[1]].reshape(*x.shape[:-1], -1)
+
+
+def _multiply(x: Float[Array, "N in"], weight: Float[Array, "out in"], precision: Precision) -> Float[Array, "N out"]:
+    """Multiplies `x @ weight.T`; the sums are float32.
+
+    float32: XLA copies a large matrix into its own layout to multiply it with a few rows, which takes as long as two to
+    three passes over one row. With the matrix as the left factor it does not: 1.1 to 1.5 passes. 5 to 7 rows are faster
+    as 8, and 9 to 15 as 16.
+
+    bfloat16: a product whose result is bfloat16, too, is made in float32, from a float32 copy of the matrix, and so is
+    one of a single row. With float32 sums and two rows or more there is no copy.
+    """
+    rows_last: Any = (((1,), (1,)), ((), ()))
+    if weight.dtype != jnp.float32 or len(x) == 1 or len(x) > FEW:
+        return jax.lax.dot_general(x, weight, rows_last, precision, preferred_element_type=jnp.float32)
+    y = jax.lax.dot_general(weight, x, rows_last, precision)
+    # The barrier keeps the compiler from swapping the factors back.
+    return jax.lax.optimization_barrier(y).T
 
 
 def _by_groups(x: Float[Array, "N in"], matrix: Quantised, precision: Precision) -> Float[Array, "N out"]:
@@ -77,7 +92,7 @@ def _scaled(
     x: Float[Array, "N in"], entries: Array, channels: dict[str, Array], precision: Precision
 ) -> Float[Array, "N out"]:
     """Multiplies with entries [out, in]; zero points and scales, [out] each, come after the product."""
-    sums = multiply(x, entries.astype(x.dtype), precision)
+    sums = _multiply(x, entries.astype(x.dtype), precision)
     if "zero" in channels:  # (q - z) x = q x - z sum(x)
         sums -= x.astype(jnp.float32).sum(axis=1, keepdims=True) * channels["zero"].astype(jnp.float32)[None, :]
     return sums * channels["scale"].astype(jnp.float32)[None, :]

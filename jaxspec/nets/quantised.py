@@ -140,7 +140,7 @@ def product(
         matrix: quantised.
         precision: the product's precision; see `dense.precision`.
         how: how the entries are multiplied, which depends on the backend: `at_once` (None), `apart_from_loops`,
-            `on_cpu.multiply_quantised`.
+            `on_cpu.quantised_product`.
 
     >>> matrix = {"int8": jnp.array([[3, 4], [5, 6]], jnp.int8), "scale": jnp.array([[1.0], [0.5]])}
     >>> product(jnp.array([[[1.0, 2.0]]]), matrix).tolist()

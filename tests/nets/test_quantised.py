@@ -68,7 +68,7 @@ def test_a_product_is_that_with_the_matrix_it_stands_for(monkeypatch, shape, dty
 
 
 @pytest.mark.parametrize(("rows", "groups", "zero"), [(120, 4, True), (121, 4, False), (9, 1, True)])
-@pytest.mark.parametrize("how", [quantised.at_once, on_cpu.multiply_quantised, quantised.apart_from_loops])
+@pytest.mark.parametrize("how", [quantised.at_once, on_cpu.quantised_product, quantised.apart_from_loops])
 def test_groups_and_zero_points_are_those_of_their_columns(monkeypatch, rows, groups, zero, how):
     """Against NumPy, column by column: few rows of activations and many, which are multiplied in other ways."""
     monkeypatch.setattr(on_cpu, "BLOCK", 4 * 40 * 20)

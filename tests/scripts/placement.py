@@ -21,7 +21,7 @@ from jaxspec import drafters, rules, sharding, training
 from jaxspec.core import Model, Prompt, noise
 from jaxspec.decode import loop, request
 from jaxspec.decode.generate import complete
-from jaxspec.nets import axes_of, decoder, quantised, t5, whisper
+from jaxspec.nets import axes_of, decoder, on_cpu, t5, whisper
 from jaxspec.weights import hf_families, huggingface, orbax, quantisation
 from jaxspec.weights.loading import find
 
@@ -274,7 +274,7 @@ def learns(folder, mesh):
 def meshes(folder):
     mesh = sharding.mesh("data=2,model=4")
     report = {}
-    quantised.SMALL = 0  # so that these matrices are multiplied as large ones are
+    on_cpu.SMALL = 0  # so that these matrices are multiplied as large ones are
     for kind in SPLIT:
         split, hlo, part = compiled(kind, mesh)
         outcome = dict(one=text(kind), split=split, gathered=gathered(hlo), part=part, sums=hlo.count(" all-reduce("))
