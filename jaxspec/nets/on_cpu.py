@@ -19,7 +19,7 @@ from jaxspec.nets.quantised import ENTRIES, Precision, Quantised, apart_from_loo
 
 FEW = 64  # rows up to which the weights come first
 EIGHTS = range(5, 17)  # rows that are padded to a multiple of 8
-BLOCK = 2**20  # bytes that a block of rows may have in float32: what a core's cache holds
+BLOCK = 2**22  # bytes that a block of rows may have in float32: smaller ones pay for more turns of the loop
 SMALL = 2**14  # bytes in float32 up to which a matrix is widened at once: a loop would cost more than it saves
 
 
@@ -104,7 +104,7 @@ def block_rows(rows: int, columns: int) -> int:
     Half, since a loop that runs once is none, and what it widens would be moved out of generation's loop again.
 
     >>> block_rows(256, 256), block_rows(32128, 4096), block_rows(50257, 768)  # 50257 is 29 times 1733
-    (128, 64, 341)
+    (128, 251, 1365)
     """
     most = max(1, min(rows // 2, BLOCK // (4 * columns)))
     return max(range(most // 2 + 1, most + 1), key=lambda size: (rows % size == 0, size))
