@@ -18,7 +18,7 @@ from jaxtyping import Array, Float
 from jaxspec.nets import on_cpu, quantised
 from jaxspec.nets.quantised import Matrix
 
-FEW = on_cpu.FEW  # rows up to which a large product on a TPU stands alone, too
+FEW = on_cpu.FEW  # rows up to which backends differ
 LARGE = 1 << 24  # entries of a matrix above which a TPU must not recompute what it is multiplied with
 
 
@@ -117,10 +117,10 @@ def product(x: Float[Array, "B T in"], weight: Matrix) -> Float[Array, "B T out"
             default=lambda x, weight: multiply(x, weight, how=quantised.apart_from_loops),
         )
     # Parameters keep their dtype; XLA fuses the conversion into the product.
-    weight, rows, is_float32 = weight.astype(x.dtype), x.shape[0] * x.shape[1], x.dtype == jnp.float32
-    if rows > FEW and is_float32:
+    weight, rows = weight.astype(x.dtype), x.shape[0] * x.shape[1]
+    if rows > FEW:  # in training, too, where each backend's branch would keep arrays for the gradient
         return _plainly(x, weight)
-    if rows == 1 and is_float32:
+    if rows == 1 and x.dtype == jnp.float32:
         return jax.lax.platform_dependent(x, weight, tpu=_on_tpu, default=_plainly)
     on_cpus = functools.partial(on_cpu.product, precision=precision(x.dtype))
     return jax.lax.platform_dependent(x, weight, cpu=on_cpus, tpu=_on_tpu, default=_plainly)
