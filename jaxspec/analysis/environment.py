@@ -19,10 +19,10 @@ import jax
 class Environment(NamedTuple):
     """The machine, versions and command that go with every number that is reported."""
 
-    jaxspec: str  # versions, as the next three
-    jax: str
-    jaxlib: str
-    python: str
+    jaxspec: str  # its version
+    jax: str  # its version
+    jaxlib: str  # its version
+    python: str  # its version
     platform: str  # the operating system
     device: str  # the kind of accelerator, or "cpu"
     devices: int  # how many
@@ -34,8 +34,8 @@ class Environment(NamedTuple):
     commit: str | None = None  # of a checkout, ending in "-dirty" if files differ from it; None for an installation
     xla_flags: str | None = None
     cuda_plugin: str | None = None  # the version of jax's, if it is installed
-    torch: str | None = None  # versions, as the next, if they have been imported
-    transformers: str | None = None
+    torch: str | None = None  # its version, if it has been imported
+    transformers: str | None = None  # likewise
 
 
 def current() -> Environment:

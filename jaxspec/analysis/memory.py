@@ -23,9 +23,9 @@ class MemoryUse(NamedTuple):
 
     program: int | None  # arguments, results and temporaries, by the compiler's own account; None where it gives none
     temporaries: int | None  # a part of these
-    weights: int  # of both models, as the next two
-    caches: int
-    logits: int  # one block [batch, nodes + 1, vocab] of each
+    weights: int  # of both models
+    caches: int  # of both models
+    logits: int  # of both models: one block [batch, nodes + 1, vocab] of each
 
     needed = property(lambda self: self.weights + self.caches + self.logits, doc="Weights, caches and logits.")
 
@@ -86,8 +86,8 @@ def longest_prompt(prepared: Prepared, room: float) -> tuple[int, int, int]:
 class PairMemory(NamedTuple):
     """The memory of a pair on a machine, in bytes."""
 
-    target: float  # weights, and the caches of all rows, as the next
-    draft: float
+    target: float  # its weights, and the caches of all rows
+    draft: float  # likewise
     machine: float  # the machine's memory
 
     fits = property(lambda self: self.target + self.draft <= self.machine, doc="Whether there is room for both.")

@@ -236,9 +236,9 @@ class Costs(NamedTuple):
     c: Spread  # a one-token pass of the model that drafts; 0 for a look-up
     v: Spread  # the pass that judges gamma draft tokens
     search: float  # a round's search of a look-up; 0 where a model drafts
-    target_ms: Spread  # passes in milliseconds, as the next two
-    verify_ms: Spread
-    draft_ms: Spread | None
+    target_ms: Spread  # a one-token pass of the target, in milliseconds
+    verify_ms: Spread  # the pass that judges gamma draft tokens
+    draft_ms: Spread | None  # a one-token pass of the model that drafts; None for a look-up
 
 
 class Predicted(NamedTuple):
@@ -254,8 +254,8 @@ class Drafts(NamedTuple):
     share_of_rounds: Rate  # rounds in which there was a draft
     tokens_per_round: float  # draft tokens of each row
     longest_per_round: float  # draft tokens of the batch, whose rounds are as long as the longest row's
-    conditional: Rate | None = None  # accepted over tested draft tokens. Of chains, as the next
-    conditional_by_draft_token: tuple[Rate, ...] = ()  # the same by their place in the round
+    conditional: Rate | None = None  # accepted over tested draft tokens; chains only
+    conditional_by_draft_token: tuple[Rate, ...] = ()  # the same by their place in the round; chains only
 
 
 class Latency(NamedTuple):

@@ -40,7 +40,7 @@ class CompileInputs(NamedTuple):
     batch: Annotated[int, number("Rows.")] = 1
     prompt: Annotated[int, number("Tokens of a prompt.")] = 64
     max_new_tokens: Annotated[int, number("Most new tokens.", "--max-new-tokens", "-n", least=2)] = 128
-    temperature: Annotated[float, text("T", "Of sampling; 0 is greedy.", "--temperature", "-t")] = 0.0
+    temperature: Annotated[float, text("T", "Sampling temperature; 0 is greedy.", "--temperature", "-t")] = 0.0
     dtype: Annotated[str, text("DTYPE", "float32, bfloat16, int8 or int4.")] = "bfloat16"
     save: Annotated[Path | None, text("FOLDER", "Keep the compiled programs there.")] = None
     as_json: Json = False

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 _COSTS = ("alpha", "c", "c_hat", "gamma", "as_json")
 _PAIR = ("target", "draft", "temperature", "prompts", "count", "max_new_tokens", "repeats", "seed", "dtype", "as_json")
+TIMED = 5  # draft tokens whose time, divided by their number, is that of one
 READ = {  # options, by the kind of plan
     "a plan for --alpha and --c": (*_COSTS, "v"),
     "a plan for a --device": (*_COSTS, "device", "target", "draft", "batch", "dtype", "row_tokens"),
@@ -37,7 +38,7 @@ class Inputs(NamedTuple):
     )
     draft: Annotated[str, text("MODEL", "The drafter, likewise.", "--draft", "-d")] = ""
     gamma: Annotated[int, number("The largest γ to consider.", "--gamma", "-g")] = 16
-    temperature: Annotated[float, text("T", "Of sampling; 0 is greedy.", "--temperature", "-t")] = 0.0
+    temperature: Annotated[float, text("T", "Sampling temperature; 0 is greedy.", "--temperature", "-t")] = 0.0
     batch: Batches = "1"
     prompts: Prompts = None
     count: Annotated[int, number("Prompts to measure on.")] = 32
@@ -104,7 +105,7 @@ def plan(inputs: Inputs, context: typer.Context) -> None:
     else:
         generation = {name: getattr(inputs, name) for name in ("temperature", "seed", "max_new_tokens")}
         dtype = inputs.dtype or "float32"
-        prepared = prepared_pair(target, draft, dtype, inputs.prompts, inputs.count, **generation)
+        prepared = prepared_pair(target, draft, dtype, inputs.prompts, inputs.count, gamma=TIMED, **generation)
         most = inputs.nodes if inputs.tree else most
         measuring = {"batches": batches, "most": most, "trees": inputs.tree, "repeats": inputs.repeats}
         with console.counting("plan", planning.steps(batches, most, inputs.tree)) as advance:

@@ -34,7 +34,7 @@ class Workload(NamedTuple):
     gamma: Annotated[str, text("N,N", "Draft tokens a round, or plan.", "--gamma", "-g")] = "3"
     policy: Annotated[str, text("NAMES", "Draft-length policies to add, at the largest gamma.")] = ""
     rule: Annotated[str, text("NAMES", "Acceptance rules: block, lenient=0.3; all.")] = "rejection"
-    temperature: Annotated[str, text("T,T", "Of sampling; 0 is greedy.", "--temperature", "-t")] = "0"
+    temperature: Annotated[str, text("T,T", "Sampling temperature; 0 is greedy.", "--temperature", "-t")] = "0"
     batch: Batches = "1"
     dtype: Annotated[str, text("NAMES", "float32, bfloat16, int8, int4, int8/bfloat16.")] = "float32"
     task: Annotated[str, text("NAMES", "Held-out translation, synopsis, edit, text.")] = ""

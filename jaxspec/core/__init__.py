@@ -25,7 +25,11 @@ Import the types from `jaxspec.core`. What follows uses nothing but the types; i
     checks          integers that users give
     round           one round: a draft, the target's pass over it, the verdict
 
-Then `jaxspec.rules.rejection`, `jaxspec.drafters.model` and `jaxspec.decode.speculative` are the algorithm.
+    programs        compiled programs: which are kept, and where they are stored
+    token_ids       ids that users give
+
+The algorithm is then in `jaxspec.decode.speculative`, `jaxspec.drafters.stepwise` (with `drafters.model`) and
+`jaxspec.rules.rejection`; greedy rounds are judged by `rules.common.exact_match`.
 
 Axis letters, here and in every file:
     B batch, P prompt, T step (tokens fed in one pass), S capacity of a buffer, G gamma (draft length),

@@ -56,6 +56,21 @@ def number(value: Any, name: str, expected: str, *, above: float = -math.inf, mo
     raise ValueError(f"{name} is {value!r}: expected {expected}")
 
 
+def token_ids(vocab: int, /, **values: int | Sequence[int]) -> None:
+    """Refuses token ids that a vocabulary lacks, by what they are.
+
+    >>> token_ids(100, start_token=0, bans=[5, 100])
+    Traceback (most recent call last):
+    ValueError: the bans have 100: expected ids from 0 to 99
+    """
+    for name, ids in values.items():
+        several = isinstance(ids, Sequence)
+        for value in ids if several else (ids,):
+            if not isinstance(value, numbers.Integral) or not 0 <= value < vocab:
+                got = f"the {name.replace('_', ' ')} {'have' if several else 'is'} {value!r}"
+                raise ValueError(f"{got}: expected {'ids' if several else 'an id'} from 0 to {vocab - 1}")
+
+
 def at_least(least: int, /, **values: float) -> None:
     """Refuses numbers that are less than there must be, by their names.
 

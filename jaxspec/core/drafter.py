@@ -27,7 +27,7 @@ class DraftContext(NamedTuple):
         to_distribution: logits -> the distribution to draw from, with the drafter's own sampling parameters.
         confidence: the policy's function of the distribution of each draft token; None if it has none.
         should_continue: (index of a draft token, the confidences so far) -> whether each row goes on after it.
-        finished: rows of the call that have ended, in the rounds inside of a draft, too; None: not known.
+        finished: rows that have ended [B], also during the rounds inside a draft; None: not known.
         ahead: goes through a chain of point masses. It replaces the first token that is ruled out by a likely one,
             drops the tokens after it, and continues the chain with likely tokens. None: it knows of no likely tokens.
     """

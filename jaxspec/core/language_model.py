@@ -60,7 +60,7 @@ class Before:
     width: int = dataclasses.field(metadata={"static": True})
 
     def of(self, state: Any) -> Before:
-        """The same of another party, or of a part of this one."""
+        """Returns the same start and width with another state: the draft model's, or a part of this one."""
         return dataclasses.replace(self, state=state)
 
 

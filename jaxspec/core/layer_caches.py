@@ -93,9 +93,9 @@ class Attended(LayerCache):
     Entry i lies in slot i. Where rows are longer than a window needs, it is a ring of the last entries: entry i lies in
     slot i % slots. No slot says which entry it holds: that follows from the row's length (`entries`). It is right for
     all that a query may read, as long as no row is rewound by more tokens than the ring has slots beyond the window.
-    For suppose that entry w was the last one written, and that its row is then rewound to length n. Slot w % slots is
-    taken for entry w - slots, which lies before the window of position n if w - slots <= n - window, so if
-    w - n <= slots - window.
+    Why: entry w was written last, and its row is rewound to length n. Slot w % slots still has entry w, but it is read
+    as entry w - slots. No query reads that entry while it lies before the window of position n, which is while
+    w - slots <= n - window, or w - n <= slots - window.
 
     Attributes:
         keys, values: the entries in the slots.

@@ -1,6 +1,6 @@
 """Compiled programs: which a process holds on to, and where they are stored for the next one.
 
-Of functions that are given functions, those of the last decoders and models are held, not of all ever.
+Programs are kept for the decoders and models that were used last; older ones are freed.
 """
 
 from __future__ import annotations

@@ -79,6 +79,8 @@ class EagleConfig:
         formats.check_own_parts(self, c.dim, self.hidden_size)
         if self.norm_before_fc and self.norm_each_tap:
             raise ValueError("got norm_before_fc and norm_each_tap: expected one of them at most")
+        if not self.taps and (self.norm_before_fc or self.norm_each_tap):
+            raise ValueError("got a norm of taps without taps: expected neither norm_before_fc nor norm_each_tap")
         if self.mask_token is not None:
             in_range(0, c.vocab_size, below=True, mask_token=self.mask_token)
             if not self.taps:

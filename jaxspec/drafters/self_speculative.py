@@ -248,10 +248,10 @@ class SelfDraft(NamedTuple):
     i-th that was fed after it. `at` is the number of the first of the tokens at hand.
     """
 
-    lm: core.LanguageModel  # the target's, as the next three
-    layers: core.Layers
-    target_head: core.Head
-    width: int
+    lm: core.LanguageModel  # the target's
+    layers: core.Layers  # the target's
+    target_head: core.Head  # the target's
+    width: int  # of the target's hidden states
     split: LayerSplit
     head: core.Head | None  # makes the drafter's logits; None: the target's
     adapter: ExitAdapter | None

@@ -295,7 +295,8 @@ class PromptReader:
             cut = self.limits.too_long == "truncate" and self._frame.cut(row, most, keeps_end=keeps_end, shared=shared)
             if not cut:
                 new = request.row.max_new_tokens
-                message = f"the prompt has {len(row)} tokens: expected at most {most}, with {new} new ones"
+                message = f"the prompt has {len(row)} tokens: expected at most {most}, with {new} new ones. "
+                message += "Shorten it, or lower max_new_tokens"
                 return request._replace(error=message)
             request, row = request._replace(truncated=len(row) - len(cut)), cut
         return request._replace(row=request.row._replace(tokens=row))

@@ -82,9 +82,9 @@ class Until(NamedTuple):
 class Rounds(NamedTuple):
     """Counts of the rounds that one call of `run_rounds` has run; those after its last are 0."""
 
-    drafted: Int[Array, "rounds slots"]  # tokens of each row, as the next two; see `core.RoundInfo`
-    accepted: Int[Array, "rounds slots"]
-    committed: Int[Array, "rounds slots"]
+    drafted: Int[Array, "rounds slots"]  # draft tokens; all as in `core.RoundInfo`
+    accepted: Int[Array, "rounds slots"]  # of them
+    committed: Int[Array, "rounds slots"]  # tokens
 
 
 class Report(NamedTuple):

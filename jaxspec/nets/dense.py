@@ -120,7 +120,7 @@ def product(x: Float[Array, "B T in"], weight: Matrix) -> Float[Array, "B T out"
     weight, rows = weight.astype(x.dtype), x.shape[0] * x.shape[1]
     if rows > FEW:  # in training, too, where each backend's branch would keep arrays for the gradient
         return _plainly(x, weight)
-    if rows == 1 and x.dtype == jnp.float32:
+    if rows == 1 and not on_cpu.is_narrow(x.dtype):
         return jax.lax.platform_dependent(x, weight, tpu=_on_tpu, default=_plainly)
     on_cpus = functools.partial(on_cpu.product, precision=precision(x.dtype))
     return jax.lax.platform_dependent(x, weight, cpu=on_cpus, tpu=_on_tpu, default=_plainly)

@@ -98,7 +98,10 @@ def answers(
     """Returns the examples' sources with the teacher's own outputs as targets: greedy, or one sample each.
 
     Answers are stored in `path` as they are made: what is there is not made again, so that a killed run goes on and a
-    recipe that asks for more gets the rest. Samples depend on the sources alone.
+    recipe that asks for more gets the rest. A sample depends on its source alone.
+
+    Raises:
+        ValueError: the file holds other answers; a source is too long for the teacher.
     """
     header = {"teacher": digests.of_arrays(jax.tree.leaves(teacher.params))[:16], "max_new_tokens": max_new_tokens}
     header |= {"temperature": temperature} if temperature else {}

@@ -128,11 +128,14 @@ def _experts(path: Path, header: Header, named: Iterable[str]) -> tuple[dict[str
         names = [f"blk.{layer}.ffn_{x}_exps.{leaf}" for x in (("gate", "up") if side == "inwards" else ("down",))]
         parts = [_stored(x, header.tensors[x]) for x in names if x in header.tensors]
         used += names
-        if parts and (len({x.shape for x in parts}) != 1 or len(parts) != len(names)):
+        if not parts:
+            raise CheckpointError(
+                f"{path} lacks {' and '.join(names)}, the experts of layer {layer}. Download it again"
+            )
+        if len({x.shape for x in parts}) != 1 or len(parts) != len(names):
             pair, shapes = f"blk.{layer}.ffn_(gate|up)_exps.{leaf}", [list(x.shape) for x in parts]
             raise CheckpointError(f"{path}: {pair} have the shapes {shapes}: expected two alike. Download it again")
-        if parts:
-            stacks[name] = _in_turn(parts)
+        stacks[name] = _in_turn(parts)
     return stacks, used
 
 

@@ -161,6 +161,8 @@ def test_every_text_matches_its_pattern(name):
     All kinds of drafters together are 12,750 texts.
     """
     jsonschema, draw = pytest.importorskip("jsonschema"), random.Random(name)
+    for schema in SCHEMAS:
+        jsonschema.Draft202012Validator.check_schema(schema)
     every = [(schema, None) for schema in SCHEMAS] + [(None, pattern) for pattern in PATTERNS]
     for trial in range(TRIALS):
         # Each at least once, so that all trials have automata of one size, and share a program.
