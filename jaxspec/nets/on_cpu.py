@@ -9,6 +9,7 @@ Shapes: N rows of activations, G groups of `width` columns.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import jax
@@ -52,15 +53,15 @@ def quantised_product(x: Float[Array, "B T in"], matrix: Quantised, precision: P
 
 def _rows(x: Float[Array, "B T in"]) -> Float[Array, "N in"]:
     """Returns all rows. Those of one sequence are padded; those of a batch may lie on several devices."""
-    batch, step, columns = x.shape
+    *batch, step, columns = x.shape
     short = step == 1 if is_narrow(x.dtype) else step in EIGHTS
-    more = -step % (2 if is_narrow(x.dtype) else 8) if batch == 1 and short else 0
-    padded = jnp.pad(x, ((0, 0), (0, more), (0, 0))) if more else x
+    more = -step % (2 if is_narrow(x.dtype) else 8) if math.prod(batch) == 1 and short else 0
+    padded = jnp.pad(x, (*((0, 0) for _ in batch), (0, more), (0, 0))) if more else x
     return padded.reshape(-1, columns)
 
 
 def _shaped(y: Float[Array, "N out"], x: Float[Array, "B T in"]) -> Float[Array, "B T out"]:
-    return y[: x.shape[0] * x.shape[1]].reshape(*x.shape[:-1], y.shape[-1])
+    return y[: math.prod(x.shape[:-1])].reshape(*x.shape[:-1], y.shape[-1])
 
 
 def _multiply(x: Float[Array, "N in"], weight: Float[Array, "out in"], precision: Precision) -> Float[Array, "N out"]:

@@ -59,3 +59,12 @@ def test_rows_of_a_batch_are_not_padded():
     """They may lie on several devices, which padding would have to move."""
     lowered = jax.jit(on_cpu.product, static_argnums=2).lower(jnp.ones((2, 3, 24)), jnp.ones((40, 24)), None).as_text()
     assert "stablehlo.pad" not in lowered and "tensor<40x6xf32>" in lowered
+
+
+@pytest.mark.parametrize("shape", [(0, 3), (1, 0), (6,), (1, 2, 3)])
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_no_rows_and_other_numbers_of_axes(shape, dtype):
+    x, weight = jnp.ones((*shape, 24), dtype), jnp.ones((40, 24), dtype)
+    assert (on_cpu.product(x, weight, None) == jnp.full((*shape, 40), 24.0, dtype)).all()
+    matrix = {"int8": jnp.ones((2, 40, 12), jnp.int8), "scale": jnp.ones((40, 2))}
+    assert (on_cpu.quantised_product(x, matrix, None) == jnp.full((*shape, 40), 24.0)).all()
