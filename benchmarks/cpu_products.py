@@ -11,7 +11,6 @@ brackets the least and the most. All forms of a line run in turn. "jaxspec" is `
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -20,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.options import parser_of
+from jaxspec.analysis.cost import interleave
 from jaxspec.nets import dense, quantised
 from jaxspec.nets.quantised import Matrix
 
@@ -67,19 +67,6 @@ def program(product: Callable[[Any, Any], jax.Array], x: jax.Array, several: Seq
     return lambda: jax.block_until_ready(compiled(x, several))
 
 
-def times(programs: dict[str, Callable[[], Any]], repeats: int) -> dict[str, list[float]]:
-    """Runs programs in turn, and returns the seconds of each run."""
-    seconds: dict[str, list[float]] = {name: [] for name in programs}
-    for run in programs.values():
-        run()
-    for _ in range(repeats):
-        for name, run in programs.items():
-            start = time.perf_counter()
-            run()
-            seconds[name].append(time.perf_counter() - start)
-    return seconds
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = parser_of(__doc__)
     parser.add_argument("--matrices", default="1536x384,8192x1536", help="out x in, by commas")
@@ -97,8 +84,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 x = jnp.ones((1, rows, columns), "bfloat16" if form == "bfloat16" else "float32")
                 programs[form] = program(dense.product, x, several)
                 programs[f"{form}, plain"] = program(plainly, x, several)
-            seconds = times(programs, options.repeats)
-            ratios = {name: np.array(took) / seconds["floor"] for name, took in seconds.items()}
+            interleave([*programs.values()], 1)  # warms up
+            seconds = dict(zip(programs, interleave([*programs.values()], options.repeats), strict=True))
+            ratios = {name: took / seconds["floor"] for name, took in seconds.items()}
             words = {name: f"{np.median(x):.2f} ({x.min():.2f} to {x.max():.2f})" for name, x in ratios.items()}
             for form in made:
                 print(f"| {size} | {rows} | {form} | {words[form]} | {words[f'{form}, plain']} |", flush=True)

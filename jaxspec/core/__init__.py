@@ -22,11 +22,10 @@ Import the types from `jaxspec.core`. What follows uses nothing but the types; i
     branches        what is done or not done, with caches that stay in place
     chunks          long prompts, read chunk by chunk through a model's `extend`
     token_rows      right-padded rows of tokens: buckets, windows, repeated rows
-    checks          integers that users give
-    round           one round: a draft, the target's pass over it, the verdict
-
+    token_ids       a tokenizer's ids: how many, around a text, at its end
+    checks          numbers, names and ids that users give
     programs        compiled programs: which are kept, and where they are stored
-    token_ids       ids that users give
+    round           one round: a draft, the target's pass over it, the verdict
 
 The algorithm is then in `jaxspec.decode.speculative`, `jaxspec.drafters.stepwise` (with `drafters.model`) and
 `jaxspec.rules.rejection`; greedy rounds are judged by `rules.common.exact_match`.

@@ -56,19 +56,21 @@ def number(value: Any, name: str, expected: str, *, above: float = -math.inf, mo
     raise ValueError(f"{name} is {value!r}: expected {expected}")
 
 
-def token_ids(vocab: int, /, **values: int | Sequence[int]) -> None:
-    """Refuses token ids that a vocabulary lacks, by what they are.
+def check_ids(ids: Iterable[Any], name: str, vocab: int) -> list[int]:
+    """Returns ids of tokens as Python's integers.
 
-    >>> token_ids(100, start_token=0, bans=[5, 100])
+    Raises:
+        ValueError: one is no integer, or no id of so large a vocabulary; the message has `name`.
+
+    >>> check_ids([5, 100], "eos_ids", 100)
     Traceback (most recent call last):
-    ValueError: the bans have 100: expected ids from 0 to 99
+    ValueError: eos_ids has 100: expected ids from 0 to 99
     """
-    for name, ids in values.items():
-        several = isinstance(ids, Sequence)
-        for value in ids if several else (ids,):
-            if not isinstance(value, numbers.Integral) or not 0 <= value < vocab:
-                got = f"the {name.replace('_', ' ')} {'have' if several else 'is'} {value!r}"
-                raise ValueError(f"{got}: expected {'ids' if several else 'an id'} from 0 to {vocab - 1}")
+    expected = f"ids from 0 to {vocab - 1}"
+    checked = [integer(token, f"one of {name}", f"an integer: {expected}") for token in ids]
+    if outside := [token for token in checked if not 0 <= token < vocab]:
+        raise ValueError(f"{name} has {outside[0]}: expected {expected}")
+    return checked
 
 
 def at_least(least: int, /, **values: float) -> None:

@@ -28,14 +28,14 @@ import numpy as np
 
 from jaxspec import core, drafters, rules, sharding
 from jaxspec.core import noise, round, token_ids, token_rows
-from jaxspec.core.checks import are_shapes, in_range, integer, integers
+from jaxspec.core.checks import are_shapes, check_ids, in_range, integer, integers
 from jaxspec.decode import causality, inputs, shared_prefix
 from jaxspec.decode.autoregressive import autoregressive
 from jaxspec.decode.shared_prefix import SharedPrefix
 from jaxspec.decode.speculative import speculative
 from jaxspec.drafters.common import with_taps_of
 from jaxspec.drafters.share_encoder import difference, with_shared_encoder
-from jaxspec.sampling.params import NAMES, SamplingOptions, check_ids, per_row, sampling_of, values_per_row
+from jaxspec.sampling.params import NAMES, SamplingOptions, per_row, sampling_of, values_per_row
 
 Message = Mapping[str, Any]
 Prompts = (

@@ -18,7 +18,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from jaxspec.core import LanguageModel, Params, Prompt
-from jaxspec.core.checks import one_of, token_ids
+from jaxspec.core.checks import check_ids, one_of
 from jaxspec.nets import dense, encoder_decoder
 from jaxspec.nets.attention import MASKED, LayerInputs, Norm, for_queries
 from jaxspec.nets.decoder import DecoderLayer
@@ -87,8 +87,8 @@ class BartConfig:
             raise ValueError(f"dim is {self.dim}, which is no multiple of heads={self.heads}")
         if self.positions != "learned" and (self.dim % 2 or self.dim < 4):
             raise ValueError(f"dim is {self.dim}: expected an even number from 4 on, for sines and cosines")
-        named = {"start_token": self.start_token, "first_tokens": self.begin_tokens, "bans": self.banned_tokens}
-        token_ids(self.vocab_size, **named)
+        check_ids((self.start_token, *self.begin_tokens), "the start of a row", self.vocab_size)
+        check_ids(self.banned_tokens, "banned_tokens", self.vocab_size)
 
     @property
     def head_dim(self) -> int:

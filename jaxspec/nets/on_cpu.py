@@ -1,8 +1,8 @@
 """Products with few rows on a CPU, in the forms that XLA compiles well there.
 
 A pass over a few tokens should cost little more than a pass over one, which reads the weights once. XLA hands products
-to libraries, and which form it hands over decides the time. What is here was measured on two cores of an AMD EPYC with
-jax 0.10 and 0.12 (`python -m benchmarks.cpu_products`).
+to libraries, and which form it hands over decides the time. What is here was measured on two cores of an AMD EPYC
+(`python -m benchmarks.cpu_products`).
 
 Shapes: N rows of activations, G groups of `width` columns.
 """

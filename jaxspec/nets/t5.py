@@ -20,7 +20,7 @@ from jaxtyping import Array, Bool, Float, Int, Key
 
 from jaxspec.core import LanguageModel, Params, Prompt
 from jaxspec.core import kv_cache as kv
-from jaxspec.core.checks import token_ids
+from jaxspec.core.checks import check_ids
 from jaxspec.nets import encoder_decoder
 from jaxspec.nets.attention import Bias, LayerInputs, Mask, Norm, for_queries
 from jaxspec.nets.decoder import DecoderLayer
@@ -82,7 +82,7 @@ class T5Config:
         if not 4 <= self.buckets < 2 * self.max_distance:
             expected = "at least 4, and fewer than twice the distance"
             raise ValueError(f"{self.buckets} buckets for distances up to {self.max_distance}: expected {expected}")
-        token_ids(self.vocab_size, start_token=self.start_token)
+        check_ids([self.start_token], "the start of a row", self.vocab_size)
 
 
 def _v11(dim: int, ff_dim: int, heads: int, layers: int) -> T5Config:

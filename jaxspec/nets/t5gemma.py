@@ -20,7 +20,7 @@ from jaxtyping import Array, Bool, Float, Int, Key
 
 from jaxspec.core import LanguageModel, Params, Prompt, Room
 from jaxspec.core import kv_cache as kv
-from jaxspec.core.checks import token_ids
+from jaxspec.core.checks import check_ids
 from jaxspec.nets import decoder, encoder_decoder
 from jaxspec.nets.attention import LayerInputs, Mask, QueryMask, for_queries
 from jaxspec.nets.decoder import DecoderNet, empty_cache, layers_of
@@ -55,7 +55,7 @@ class T5GemmaConfig(DecoderConfig):
         super().__post_init__()
         if self.encoder.dtype != self.dtype:  # both sides compute in one dtype
             object.__setattr__(self, "encoder", dataclasses.replace(self.encoder, dtype=self.dtype))
-        token_ids(self.vocab_size, start_token=self.start_token)
+        check_ids([self.start_token], "the start of a row", self.vocab_size)
         if any(layer.cross is None and not layer.attention.reads_source for layer in self.layers):
             raise ValueError("a decoder layer reads no encoder: expected `cross`, or attention with `reads_source`")
 

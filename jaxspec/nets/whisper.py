@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from jaxspec.core import LanguageModel, Params, Prompt
-from jaxspec.core.checks import token_ids
+from jaxspec.core.checks import check_ids
 from jaxspec.nets import encoder_decoder
 from jaxspec.nets.attention import ACTIVATIONS, LayerInputs, Norm, for_queries
 from jaxspec.nets.dense import parameter, precision
@@ -96,7 +96,7 @@ class WhisperConfig:
     def __post_init__(self):
         if self.dim % self.heads:
             raise ValueError(f"dim is {self.dim}: expected a multiple of the {self.heads} heads")
-        token_ids(self.vocab_size, start_token=self.start_token)
+        check_ids([self.start_token], "the start of a row", self.vocab_size)
 
     @property
     def head_dim(self) -> int:

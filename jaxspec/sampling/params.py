@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from jaxspec.core import BoundProcessor, LogitsProcessor, Model, Preceding, Processor, Prompt, Sampler, token_ids
-from jaxspec.core.checks import integer
+from jaxspec.core.checks import check_ids
 from jaxspec.sampling import penalties
 from jaxspec.sampling.samplers import SamplingParams, at_temperature, chain, greedy, mask_padding_ids
 from jaxspec.structured import patterns, processor, tables
@@ -91,15 +91,6 @@ def _array(value: Any, name: str, expected: str) -> np.ndarray:
         return np.asarray(value)
     except (TypeError, ValueError):  # rows of several lengths
         raise ValueError(f"{name} is {value!r}: expected {expected}") from None
-
-
-def check_ids(ids: Iterable[Any], name: str, vocab: int) -> list[int]:
-    """The ids of tokens as Python's integers."""
-    expected = f"ids from 0 to {vocab - 1}"
-    checked = [integer(token, f"one of {name}", f"an integer: {expected}") for token in ids]
-    if outside := [token for token in checked if not 0 <= token < vocab]:
-        raise ValueError(f"{name} has {outside[0]}: expected {expected}")
-    return checked
 
 
 def _numbers(allowed: Callable[[np.ndarray], Any], expected: str, dtype: Any = np.float32):

@@ -225,7 +225,7 @@ def test_every_parameter_has_one_place():
         ("t5-small", {"feed_forward_proj": "tanh"}, "feed_forward_proj is 'tanh': expected one of relu"),
         ("t5-small", {"relative_attention_num_buckets": 2}, "2 buckets for distances up to 128: expected at least 4"),
         ("t5-small", {"relative_attention_max_distance": 16}, "32 buckets for distances up to 16: expected at least 4"),
-        ("t5-small", {"decoder_start_token_id": 32128}, "the start token is 32128: expected an id from 0 to 32127"),
+        ("t5-small", {"decoder_start_token_id": 32128}, "the start of a row has 32128: expected ids from 0 to 32127"),
         ("t5-small", {"decoder_start_token_id": None, "pad_token_id": None}, "it lacks 'decoder_start_token_id'"),
     ],
 )

@@ -216,7 +216,7 @@ def test_a_published_file_is_the_published_size():
         ("t5gemma", "decoder", {"cross_attention_hidden_size": 32}, "cross_attention_hidden_size is 32: only 48"),
         ("t5gemma", "encoder", {"vocab_size": 60}, "the encoder's vocab_size is 60: expected 61"),
         ("t5gemma", "encoder", {"num_hidden_layers": "3"}, "num_hidden_layers is '3': expected a positive integer"),
-        ("t5gemma", "decoder", {"bos_token_id": 61}, "the start token is 61: expected an id from 0 to 60"),
+        ("t5gemma", "decoder", {"bos_token_id": 61}, "the start of a row has 61: expected ids from 0 to 60"),
         ("t5gemma-2", "decoder", {"hidden_size": 40}, "the encoder's hidden_size is 32: expected the decoder's, 40"),
         ("t5gemma-2", "decoder", {"attn_logit_softcapping": 5.0}, "attn_logit_softcapping is 5.0: only 0"),
         ("t5gemma-2", None, {"tie_word_embeddings": False}, "tie_word_embeddings is False: only True"),

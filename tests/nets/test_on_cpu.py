@@ -48,7 +48,7 @@ def test_blocks_fit_and_are_at_least_two(rows, columns):
 
 
 def test_a_group_is_widened_at_a_time():
-    """No array of the whole matrix in floats: 25 times as slow as this, measured on an AMD EPYC."""
+    """No array of the whole matrix in floats is made."""
     matrix = {"int8": jnp.ones((4, 200, 32), jnp.int8), "scale": jnp.ones((200, 4))}
     program = jax.jit(on_cpu.quantised_product, static_argnums=2).lower(jnp.ones((1, 3, 128)), matrix, None)
     text = program.as_text()

@@ -93,7 +93,7 @@ def test_a_manifest_holds_the_configuration(kind):
 def test_layers_that_read_no_encoder_are_refused():
     with pytest.raises(ValueError, match="a decoder layer reads no encoder: expected `cross`"):
         t5gemma.T5GemmaConfig(**vars(NARROW), encoder=WIDE)
-    with pytest.raises(ValueError, match="the start token is 31: expected an id from"):
+    with pytest.raises(ValueError, match="the start of a row has 31: expected ids from 0 to 30"):
         dataclasses.replace(CONFIGS["one softmax"], start_token=31)
 
 

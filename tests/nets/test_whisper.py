@@ -77,7 +77,7 @@ def test_features_of_another_shape_are_refused(params):
         lm.prefill(params, Prompt(*row), Room(4))
     with pytest.raises(ValueError, match="dim is 10: expected a multiple of the 4 heads"):
         dataclasses.replace(CONFIG, dim=10)
-    with pytest.raises(ValueError, match="the start token is 61: expected an id from 0 to 60"):
+    with pytest.raises(ValueError, match="the start of a row has 61: expected ids from 0 to 60"):
         dataclasses.replace(CONFIG, start_token=61)
 
 
