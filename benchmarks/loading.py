@@ -136,7 +136,7 @@ class Peak:
         how: "peak", by the system's account of the process, if that grew; else "samples" of resident memory.
 
     >>> import mmap
-    >>> with Peak() as peak, mmap.mmap(-1, 1 << 26) as pages:  # which no free memory of this process can serve
+    >>> with mmap.mmap(-1, 1 << 26) as pages, Peak() as peak:  # which no free memory of this process can serve
     ...     _ = pages.write(bytes(1 << 26))
     >>> peak.bytes - peak.before > 1 << 25
     True
@@ -155,6 +155,9 @@ class Peak:
     def __exit__(self, *_: object) -> None:
         self._over.set()
         self._thread.join()
+        self.bytes = max(
+            self.bytes, self._process.memory_info().rss
+        )  # a busy machine may have left no time for samples
         if (peak := process_bytes() or 0) > self._mark:
             self.bytes, self.how = peak, "peak"
 
