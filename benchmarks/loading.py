@@ -157,7 +157,7 @@ class Peak:
         self._thread.join()
         self.bytes = max(
             self.bytes, self._process.memory_info().rss
-        )  # a busy machine may have left no time for samples
+        )  # a busy machine takes few samples
         if (peak := process_bytes() or 0) > self._mark:
             self.bytes, self.how = peak, "peak"
 
