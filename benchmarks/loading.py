@@ -155,9 +155,7 @@ class Peak:
     def __exit__(self, *_: object) -> None:
         self._over.set()
         self._thread.join()
-        self.bytes = max(
-            self.bytes, self._process.memory_info().rss
-        )  # a busy machine takes few samples
+        self.bytes = max(self.bytes, self._process.memory_info().rss)  # a busy machine takes few samples
         if (peak := process_bytes() or 0) > self._mark:
             self.bytes, self.how = peak, "peak"
 
