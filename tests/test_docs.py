@@ -219,6 +219,18 @@ def test_pages_agree_on_what_the_default_drafter_has_of_its_target():
         assert words in " ".join((ROOT / page).read_text("utf-8").split()), page
 
 
+def test_reference_lists_every_module_with_public_names():
+    """The built pages are asked for every name; a module without a line is known without building them."""
+    pages = "".join(page.read_text("utf-8") for page in sorted((DOCS / "reference").rglob("*.md")))
+    listed = re.findall(r"^::: ([\w.]+)", pages, re.MULTILINE)
+    missing = [
+        module.__name__
+        for module in public_modules(jaxspec)
+        if public_names(module) and not any(f"{line}.".startswith(f"{module.__name__}.") for line in listed)
+    ]
+    assert not missing, "give each a line in docs/reference: `::: jaxspec.module`"
+
+
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The pages, built."""
