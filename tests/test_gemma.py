@@ -12,7 +12,7 @@ import pytest
 
 import jaxspec
 from jaxspec import drafters, policies
-from jaxspec.decode import inputs
+from jaxspec.decode import encoding
 from jaxspec.weights import huggingface, tokenizers
 from tests.marks import marked
 
@@ -50,7 +50,7 @@ def test_the_template_on_the_page_lets_a_model_that_only_continues_answer(model)
     talker = model._replace(tokenizer=tokenizers.with_template(copy.copy(model.tokenizer), template, "gemma"))
     contents = ("What is the capital of France?", "Paris", "And of Italy?")
     turns = [{"role": role, "content": x} for role, x in zip(("user", "assistant", "user"), contents, strict=True)]
-    ids = inputs.chat_ids(talker, turns)
+    ids = encoding.chat_ids(talker, turns)
     assert ids[0] == model.tokenizer.bos_token_id and ids.count(ids[0]) == 1
     written = "Question: What is the capital of France?\nAnswer: Paris\nQuestion: And of Italy?\nAnswer:"
     assert model.tokenizer.decode(ids[1:]) == written

@@ -352,7 +352,7 @@ def seconds_per_pass(loops: Sequence[TimedLoop], repeats: int) -> Float[np.ndarr
 def draft_loop(prepared: Prepared, inner: int | None) -> TimedLoop:
     """Makes a warm loop of whole drafts by a generation's drafter, which go on from the state after prefill."""
     assert prepared.drafter is not None and isinstance(prepared.drafter.functions, core.Drafter)
-    lm, weights, state = prepared.target.lm, prepared.weights, loop.begin(prepared)
+    lm, weights, state = prepared.target.lm, prepared.weights, loop.prefill(prepared)
     caches, row = jax.tree.map(jnp.copy, (state.caches, core.Prompt(state.tokens, state.length)))  # caches are donated
     fed = jax.ShapeDtypeStruct((len(row.length), prepared.decoder.nodes + 1), jnp.int32)
     forward, _ = jax.eval_shape(lm.extend, weights.target, caches.target, fed)
@@ -407,7 +407,7 @@ class PolicyCosts(NamedTuple):
 
 
 def policy_costs(
-    prepared: Prepared, *, repeats: int = REPEATS, inner: int | None = None, begin: loop.Begin = loop.begin
+    prepared: Prepared, *, repeats: int = REPEATS, inner: int | None = None, begin: loop.Begin = loop.prefill
 ) -> PolicyCosts:
     """Measures c and v of `policies.adaptive` for a generation.
 

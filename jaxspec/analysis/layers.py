@@ -13,7 +13,8 @@ from jaxspec.analysis import cost
 from jaxspec.core import Model
 from jaxspec.core.checks import integers
 from jaxspec.decode import loop
-from jaxspec.decode.request import Prepared, Prompts, prepare
+from jaxspec.decode.encoding import Prompts
+from jaxspec.decode.request import Prepared, prepare
 from jaxspec.drafters.self_speculative import layers_of, skip_layers
 
 Skipped = tuple[tuple[int, ...], tuple[int, ...]]  # attention and mlp, as `drafters.skip_layers` takes them

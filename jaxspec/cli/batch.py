@@ -26,7 +26,7 @@ from jaxspec.cli.options import PREFIX, flag, group_of, number, sampling_options
 from jaxspec.cli.pair import COST_REPEATS, Pair
 from jaxspec.core import Model, State, token_rows
 from jaxspec.core.checks import in_range
-from jaxspec.decode import inputs
+from jaxspec.decode import encoding, inputs
 from jaxspec.decode.request import Prepared, prepare
 from jaxspec.files import digests
 from jaxspec.jobs import Completion, Progress, generate_many, openai
@@ -179,7 +179,7 @@ def _prepared(
     with err.status("loading the models"):
         target, drafter = pairs.load(pair)
         if settings.chat:
-            inputs.check_template(target)
+            encoding.check_template(target)
         prefix = None if shared is None else pairs.read_prefix(target, drafter, shared, settings.chat)
     job = _Job(settings, source, output, survey, target, generation | {"drafter": drafter, "prefix": prefix})
     if not job.is_exact:

@@ -263,7 +263,7 @@ def _warm_up(prepared: Prepared, settings: GenerateSettings, streamed: bool, beg
     limit = jnp.minimum(first.request.max_new_tokens, 2 + first.decoder.gamma)
     first = first._replace(request=first.request._replace(max_new_tokens=limit))
     if streamed:
-        list(pieces(first, settings.pair.stop or (), begin=begin or loop.begin))
+        list(pieces(first, settings.pair.stop or (), begin=begin or loop.prefill))
     else:
         complete(first, settings.pair.stop or (), begin)
 
@@ -287,7 +287,7 @@ def _complete(part: Batch, stop: Sequence[str], begin: WatchedPrefill | None) ->
 
 def _stream(prepared: Prepared, stop: Sequence[str], begin: WatchedPrefill | None) -> Iterator[dict[str, Any]]:
     """Decodes one prompt round by round, yielding the record so far; the reader's time is not counted."""
-    running = pieces(prepared, stop, begin=begin or loop.begin)
+    running = pieces(prepared, stop, begin=begin or loop.prefill)
     record: dict[str, Any] = {"text": "", "tokens": [], "seconds": 0.0, "trace": []}
     while True:
         start = time.perf_counter()

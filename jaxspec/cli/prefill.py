@@ -54,7 +54,7 @@ class WatchedPrefill:
 
     def quietly(self, prepared: Prepared, report: Callable[[int], object] = lambda tokens: None) -> State:
         """Makes the beginning by the same programs, and waits for it; shows and remembers nothing."""
-        begin = functools.partial(loop.begin_in_chunks, report=report) if self._in_chunks else loop.begin
+        begin = functools.partial(loop.prefill_in_chunks, report=report) if self._in_chunks else loop.prefill
         return jax.block_until_ready(begin(prepared))
 
 

@@ -9,8 +9,8 @@ The types are one NamedTuple of pure functions per concept and one Protocol per 
     rule            Rule: which draft tokens are accepted
     drafter         Drafter: init, propose, commit; the DraftContext of a round; BoundDrafter, with values
     policy          Policy: how many tokens to draft
-    decoder         Decoder: init, step; Weights and Caches of both models, the Request, State and Stats of a generation
-    follower        Follower: what is told of every round and remembers it (policy, processors, log probabilities)
+    decoder         Decoder: init, step; Weights and Caches of both models; Request, State and Stats of a generation;
+                    Follower: told of every round, remembers something of it (policy, processors, log probabilities)
 
 Import the types from `jaxspec.core`. What follows uses nothing but the types; import the modules:
 
@@ -48,6 +48,9 @@ from jaxspec.core.decoder import (
     DecoderStep,
     Failure,
     Finish,
+    Follower,
+    FollowerInit,
+    FollowerUpdate,
     LogProbs,
     Memory,
     Request,
@@ -74,7 +77,6 @@ from jaxspec.core.drafter import (
     Steps,
     TreeSize,
 )
-from jaxspec.core.follower import Follower, FollowerInit, FollowerUpdate
 from jaxspec.core.language_model import (
     Before,
     Cache,

@@ -1,14 +1,17 @@
-"""The decoder, which runs rounds: its request, the state from round to round, and its reports."""
+"""The decoder, which runs rounds: its request, the state from round to round, its reports, and who is told of them."""
 
 from __future__ import annotations
 
 import enum
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxspec.core.language_model import Before, Cache, Keys, Params, Prompt
+
+if TYPE_CHECKING:
+    from jaxspec.core.round import RoundResult
 
 
 class Weights(NamedTuple):
@@ -117,6 +120,10 @@ class LogProbs(NamedTuple):
     top_tokens: Int[Array, "batch new top"]
     top_raw: Float[Array, "batch new top"]
 
+    def window(self, start: int, end: int) -> LogProbs:
+        """Takes those of the tokens from `start` to `end`."""
+        return LogProbs(*(x[:, start:end] for x in self))
+
 
 class Memory(NamedTuple):
     """The memories of a generation's followers (`core.Follower`), every leaf batch-first; None: there is no such one.
@@ -171,6 +178,31 @@ class RoundInfo(NamedTuple):
     num_tested: Int[Array, " batch *rounds"]
     parent: Int[Array, "batch *rounds node"] | None = None
     path: Int[Array, "batch *rounds node"] | None = None
+
+
+class FollowerInit(Protocol):
+    def __call__(self, state: State, headroom: int) -> Any:
+        """Makes the memory of rows without new tokens, every leaf batch-first.
+
+        `headroom`: tokens that a row may grow by.
+        """
+        ...
+
+
+class FollowerUpdate(Protocol):
+    def __call__(self, state: State, memory: Any, result: RoundResult, committed: Int[Array, " batch"]) -> Any:
+        """Takes in a round: the state after it, its result, and how many of its tokens were committed."""
+        ...
+
+
+class Follower(NamedTuple):
+    """Remembers something of the rounds of each row: a policy, log probabilities, the processors of a sampler.
+
+    Its memory lies in `State.memory`. So it is batch-first, and rows are reordered, refilled and resumed with theirs.
+    """
+
+    init: FollowerInit
+    update: FollowerUpdate
 
 
 class DecoderInit(Protocol):

@@ -55,6 +55,7 @@ class Jitted(Generic[Result]):
 
     def __init__(self, function: Callable[..., Result], static_argnames: Sequence[str], kept: int, options: Any):
         functools.update_wrapper(self, function)
+        self.function = function
         self._signature, self._static = inspect.signature(function), tuple(static_argnames)
         self._alive = alive = weakref.WeakSet[Any]()
 

@@ -9,7 +9,6 @@ import jax
 from jaxspec import core
 from jaxspec.core import token_rows
 from jaxspec.decode import state as states
-from jaxspec.decode.followers import followers
 
 
 def autoregressive(target: core.LanguageModel, sampler: core.Sampler, top_log_probs: int | None = None) -> core.Decoder:
@@ -23,7 +22,7 @@ def autoregressive(target: core.LanguageModel, sampler: core.Sampler, top_log_pr
 
 @functools.lru_cache  # of all arguments, given or not: programs are shared by decoders that are the same object
 def _autoregressive(target: core.LanguageModel, sampler: core.Sampler, top_log_probs: int | None) -> core.Decoder:
-    followed_by = followers(sampler, target.vocab_size, top_log_probs)
+    followed_by = states.followers(sampler, target.vocab_size, top_log_probs)
 
     def init(
         weights: core.Weights,

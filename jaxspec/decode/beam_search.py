@@ -37,7 +37,8 @@ from jaxspec.core.token_rows import decoder_prompt
 from jaxspec.decode import beams as bookkeeping
 from jaxspec.decode import inputs, output, stopping
 from jaxspec.decode.beams import MODES, Beams, EarlyStopping, Goal
-from jaxspec.decode.request import Prepared, Prompts, devices, prepare, reported_tokens
+from jaxspec.decode.encoding import Prompts
+from jaxspec.decode.request import Prepared, prepare, reported_tokens
 from jaxspec.drafters.model import known
 from jaxspec.sampling.params import NAMES
 from jaxspec.structured import patterns
@@ -297,7 +298,7 @@ def _check_fits(search: SearchPlan, prepared: Prepared) -> None:
     beams = jax.eval_shape(lambda: bookkeeping.start(rows, search.beams, search.new, search.top))
     parts["beams and what is reported"] = inputs.size_of(beams)
     purpose = f"beams={search.beams} with max_new_tokens={search.new} for {rows} prompts of up to {width} tokens"
-    inputs.check_memory(parts, purpose, "one of these", devices(weights))
+    inputs.check_memory(parts, purpose, "one of these", inputs.devices(weights))
 
 
 @programs.jit(static_argnames=("search",))

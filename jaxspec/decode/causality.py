@@ -90,9 +90,9 @@ def is_narrow(params: Params) -> bool:
     return any(jnp.issubdtype(x, jnp.floating) and x.itemsize < 4 for x in dtypes)
 
 
-def called(model: Model) -> str:
+def called(model: Model, role: str = "the model") -> str:
     """Names a model in an error."""
-    return f"the model ({model.name})" if model.name else "the model"
+    return f"{role} ({model.name})" if model.name else role
 
 
 def difference(first: Float[np.ndarray, "*rows V"], second: Float[np.ndarray, "*rows V"]) -> float:

@@ -12,10 +12,10 @@ import jax
 import jax.numpy as jnp
 
 from jaxspec.core import BoundDrafter, Decoder, Drafter, Model, State, kv_cache, token_rows
-from jaxspec.decode import inputs, loop, stopping
+from jaxspec.decode import encoding, inputs, loop, stopping
 from jaxspec.decode.generate import pieces, prefix
 from jaxspec.decode.output import Piece
-from jaxspec.decode.request import Prepared, check_fits, prepare
+from jaxspec.decode.request import Prepared, prepare
 from jaxspec.decode.shared_prefix import common
 
 SMALLEST = 512  # tokens that the buffers of a chat have room for; they grow as the buckets of prompts do
@@ -57,7 +57,7 @@ class Chat:
             raise ValueError("got a prefix: a chat reads its own; what it begins with is given as system")
         if (rows := len(prepare(self.target, [[0]], **self._options).request.max_new_tokens)) != 1:
             raise ValueError(f"num_samples is {rows}: a chat has one answer to each message")
-        inputs.check_template(self.target)
+        encoding.check_template(self.target)
         stopping.checked(self._stop, self.target)
         if self.target.lm.limits.start_token is None:  # an encoder reads each conversation as a whole
             self._empty = prefix(self.target, [0], drafter=self._options["drafter"])
@@ -101,7 +101,7 @@ class Chat:
 
     def _answer_to(self, messages: list[dict[str, Any]], attempt: int) -> Generator[Piece, None, None]:
         """Begins an answer to a conversation, which takes the place of `messages` if it can be answered."""
-        ids = inputs.chat_ids(self.target, messages, template=self._template)
+        ids = encoding.chat_ids(self.target, messages, template=self._template)
         prepared, begin = self._prepared(ids, sum(message.get("role") == "user" for message in messages) - 1, attempt)
         self.messages[:], self._attempt = messages, attempt
         self._answering = self._answer(prepared, begin)
@@ -145,7 +145,7 @@ class Chat:
         self.prompt_tokens, self.reused_tokens = len(ids), 0
         if self._empty is None:
             self._note_shape(prepared.prompt.tokens.shape)
-            return prepared, loop.begin
+            return prepared, loop.prefill
         start, no_tokens = 0, self._empty.caches
         if self._state is not None:
             (row,) = token_rows.to_lists(self._state.tokens, self._state.length)
@@ -163,7 +163,7 @@ class Chat:
         # Buffers only grow: a turn in the same capacity runs the same program.
         capacity = self._capacity if needed <= self._capacity else token_rows.bucket(needed)
         prepared = prepared._replace(prompt=token_rows.pad([ids], capacity - headroom))
-        check_fits(prepared)
+        loop.check_fits(prepared)
         self._capacity, self.reused_tokens = capacity, start
         begins_anew = self._state is None or self._state.tokens.shape[1] < capacity
         self._note_shape((capacity, rest, begins_anew))

@@ -10,11 +10,11 @@ import numpy as np
 
 from jaxspec import core, sharding
 from jaxspec.core import token_rows, tree
-from jaxspec.decode import inputs, loop, output, shared_prefix, stopping
-from jaxspec.decode import log_probs as reported
+from jaxspec.decode import encoding, inputs, loop, output, shared_prefix, stopping
 from jaxspec.decode import state as states
+from jaxspec.decode.encoding import Prompts
 from jaxspec.decode.output import WIDE, Generation, Piece
-from jaxspec.decode.request import Prepared, Prompts, devices, prepare
+from jaxspec.decode.request import Prepared, prepare
 from jaxspec.decode.shared_prefix import SharedPrefix
 from jaxspec.sampling import SamplingOptions
 
@@ -117,27 +117,19 @@ def complete(prepared: Prepared, stop: Sequence[str] = (), begin: loop.Begin | N
     width = int(outcome.length.max())
     real = np.arange(width)[None, :] < outcome.length[:, None]
     tokens = np.where(real, outcome.tokens[:, :width], 0)
-    stops, rows = stopping.of_rows(stopper, prepared.request), zip(tokens, outcome.length, strict=True)
-    lists = [row[:n].tolist() for row, n in rows]
-    has_text = prepared.target.tokenizer is not None
-    texts = (
-        [stopping.text_of(stop_of_row, row) for stop_of_row, row in zip(stops, lists, strict=True)] if has_text else []
-    )
-    trace = output.ShownTrace.of(outcome.trace, tokens, outcome.length, prepared.target.tokenizer)
-    finish = [
-        stopping.finish(stop_of_row, reason, row)
-        for stop_of_row, reason, row in zip(stops, outcome.finish, lists, strict=True)
-    ]
+    rows = [row[:n].tolist() for row, n in zip(tokens, outcome.length, strict=True)]
+    stops, tokenizer = stopping.of_rows(stopper, prepared.request), prepared.target.tokenizer
+    texts = [] if tokenizer is None else list(map(stopping.text_of, stops, rows))
     return Generation(
         texts,
         tokens,
         outcome.length,
         outcome.stats,
-        trace,
+        output.ShownTrace.of(outcome.trace, tokens, outcome.length, tokenizer),
         prepared.decoder.exact,
-        finish,
-        reported.window(outcome.log_probs, 0, width),
-        prepared.target.tokenizer,
+        list(map(stopping.finish, stops, outcome.finish, rows)),
+        None if outcome.log_probs is None else outcome.log_probs.window(0, width),
+        tokenizer,
     )
 
 
@@ -177,8 +169,8 @@ def prefix(
         >>> bool((out.tokens == whole.tokens).all())
         True
     """
-    if (chats := inputs.chats_of(text)) is not None:
-        text = [shared_prefix.opening(target, chat, chat_template_kwargs) for chat in chats]
+    if (chats := encoding.chats_of(text)) is not None:
+        text = [encoding.opening(target, chat, chat_template_kwargs) for chat in chats]
     prepared = prepare(target, text, drafter=drafter, max_new_tokens=1)
     if target.lm.limits.start_token is not None:
         raise ValueError(
@@ -195,7 +187,7 @@ def prefix(
     if inputs.is_large(1, prompt.tokens.shape[1], 0):
         state, largest = inputs.sizes_of(lambda *read: shared_prefix.read(reader, functions, *read), weights, prompt)
         parts = {"weights": inputs.size_of(weights), "caches": state, "what reading makes": largest}
-        inputs.check_memory(parts, f"a prefix of {int(prompt.length[0])} tokens", "its length", devices(weights))
+        inputs.check_memory(parts, f"a prefix of {int(prompt.length[0])} tokens", "its length", inputs.devices(weights))
     caches = shared_prefix.read(reader, functions, weights, prompt)
     (tokens,) = token_rows.to_lists(prompt.tokens, prompt.length)
     return SharedPrefix(tokens, target, bound, caches)
@@ -231,7 +223,7 @@ def pieces(
     prepared: Prepared,
     stop: Sequence[str] = (),
     keep: Callable[[core.State], None] | None = None,
-    begin: loop.Begin = loop.begin,
+    begin: loop.Begin = loop.prefill,
 ) -> Iterator[Piece]:
     """Streams a generation of one prompt; see `stream`, which is `prepare` and this.
 
@@ -263,7 +255,7 @@ def _pieces(
         # A stop string may have cut the row, so what is new is counted from what was yielded.
         new = tokens[0, start[0] + len(committed) : length[0]].tolist()
         if log_probs is not None:
-            log_probs = core.LogProbs(*(x[0, len(committed) : len(committed) + len(new)] for x in log_probs))
+            log_probs = core.LogProbs(*(x[0] for x in log_probs.window(len(committed), len(committed) + len(new))))
         committed += new
         if stop.tokenizer is not None:
             # Until the end only text is shown that no later token can change.

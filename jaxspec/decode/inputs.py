@@ -16,7 +16,8 @@ from jax.core import Tracer
 from jax.extend.core import jaxprs_in_params
 from rich import filesize
 
-from jaxspec.core import LanguageModel, Model, Prompt, checks, chunks, token_ids, token_rows
+from jaxspec import sharding
+from jaxspec.core import LanguageModel, Model, checks, chunks
 from jaxspec.sampling.params import OPTIONS, as_list
 
 THEIR_NAMES = {  # of other libraries: ours
@@ -71,7 +72,6 @@ LOADED = ("target", "drafter")  # arguments that are models
 MOST = 2**29  # new tokens: what a row holds is counted in int32
 WIDE = 2**12  # tokens of a prompt, and
 LONG = 2**16  # tokens of all rows: above any of these it is asked whether memory can hold them
-CHAT = "expected a conversation, a list of messages, or a list of nothing but conversations"
 
 
 def check_untraced(*trees: Any) -> None:
@@ -104,15 +104,6 @@ def check_model(value: Any, name: str, expected: str = "a jaxspec.Model, as jaxs
         f"{name} is Model({type(lm).__name__}, ...), whose first argument is no LanguageModel. jaxspec.nets.adapters "
         f"makes one: {way}"
     )
-
-
-def check_reads_text(target: Model) -> None:
-    """Refuses a model whose encoder reads no ids, where prompts are text."""
-    if target.lm.prompt_vocab == 0:
-        raise ValueError(
-            f"{target.name or 'the target'} reads sound: call jaxspec.transcribe, or give jaxspec.generate a "
-            "jaxspec.Prompt(tokens, length, features)"
-        )
 
 
 def check_shared(options: Mapping[str, Any], advice: str) -> None:
@@ -191,184 +182,6 @@ def end_ids(eos_ids: Any, tokenizer: Any, name: str = "eos_ids") -> list[int]:
     return ids
 
 
-def arrays_of(prompt: Prompt) -> Prompt:
-    """Returns the same rows as arrays of JAX's."""
-    try:
-        tokens, length = (x if isinstance(x, jax.Array) else jnp.asarray(np.asarray(x)) for x in prompt[:2])
-        encoder = arrays_of(prompt.encoder) if isinstance(prompt.encoder, Prompt) else prompt.encoder
-        return Prompt(tokens, length, encoder)
-    except (ValueError, TypeError) as error:
-        raise ValueError(
-            "the tokens of a Prompt are padded rows of one length, [batch, prompt], and its lengths [batch]: "
-            f"give rows of several lengths as a list of lists ({error})"
-        ) from None
-
-
-def rows_of(prompts: Any) -> Prompt | list[Any]:
-    """Prompts as texts (see `check_text`), or as rows of ids.
-
-    Taken are one text or several; a `Prompt`, of arrays or of lists; one row of ids, or several, as lists or an array,
-    of any library.
-
-    >>> rows_of([[5, 6, 7], [8]]).length.tolist()
-    [3, 1]
-    """
-    if prompts is None:
-        raise TypeError("there are no prompts: give text, a list of texts, or token ids, as the second argument")
-    if isinstance(prompts, Prompt):
-        return arrays_of(prompts)
-    if isinstance(prompts, str):
-        return [prompts]
-    _check_kind(prompts, "prompts")
-    columns = getattr(prompts, "column_names", getattr(prompts, "columns", None))
-    if columns is not None:
-        names = ", ".join(map(repr, columns))
-        raise TypeError(f"the prompts are a {type(prompts).__name__} with the columns {names}: expected one of these")
-    rows = _as_python(prompts)
-    if isinstance(rows, numbers.Number) or not hasattr(rows, "__iter__"):
-        raise TypeError(
-            f"the prompts are of type {type(prompts).__name__}: expected text, a list of texts, or token ids"
-        )
-    rows = list(rows)
-    if rows and all(is_id(_as_python(x)) for x in rows):
-        rows = [rows]
-    if not rows or isinstance(rows[0], str):
-        return rows
-    return token_rows.pad([ids_of(row, index) for index, row in enumerate(rows)])
-
-
-def _as_python(values: Any) -> Any:
-    """The lists and numbers of an array of any library; other values as they are."""
-    return values.tolist() if hasattr(values, "tolist") else values
-
-
-def is_id(value: Any) -> bool:
-    """Says whether a value is an integer, of any library."""
-    return isinstance(value, numbers.Integral) and not isinstance(value, bool)
-
-
-def ids_of(row: Any, index: int) -> list[int]:
-    """Reads one prompt's ids."""
-    ids = _as_python(row)
-    if isinstance(row, Prompt):
-        raise TypeError(f"prompt {index} is a jaxspec.Prompt, which has rows itself: expected it without a list")
-    if not isinstance(ids, list | tuple):
-        check_text(ids, index)
-        raise TypeError(f"prompt {index} is text, and others are token ids: expected all of one kind")
-    ids = [_as_python(x) for x in ids]
-    for value in ids:
-        if isinstance(value, Mapping):
-            check_text(value, index)
-        if not is_id(value):
-            raise TypeError(f"prompt {index} is a list of more than integers, it has {value!r}: expected ids of tokens")
-    return ids
-
-
-def is_chat(prompt: Any) -> bool:
-    """Says whether a prompt is a conversation: a list of messages, each with a role.
-
-    >>> is_chat([{"role": "user", "content": "Hello"}]), is_chat("Hello"), is_chat([])
-    (True, False, False)
-    """
-    return isinstance(prompt, list | tuple) and bool(prompt) and isinstance(prompt[0], Mapping) and "role" in prompt[0]
-
-
-def chats_of(prompts: Any) -> list[Any] | None:
-    """Returns the conversations among prompts, one or a list of them; None if the prompts are others.
-
-    >>> chats_of([{"role": "user", "content": "Hello"}])
-    [[{'role': 'user', 'content': 'Hello'}]]
-    >>> chats_of(["Hello"])
-    """
-    if is_chat(prompts):
-        return [prompts]
-    return list(prompts) if isinstance(prompts, list | tuple) and prompts and all(map(is_chat, prompts)) else None
-
-
-def chat_ids(
-    target: Model,
-    messages: Sequence[Mapping[str, Any]],
-    *,
-    answer: bool = True,
-    template: Mapping[str, Any] | None = None,
-) -> list[int]:
-    """Writes a conversation in the chat template of the target's tokenizer, up to where an `answer` would begin.
-
-    `template`: values of the template's own, such as enable_thinking=False.
-    """
-    from jinja2 import TemplateError  # which transformers needs for templates, and for nothing else
-
-    check_template(target)
-    for number, message in enumerate(messages):  # of which a template would write the word None
-        if isinstance(message, Mapping) and message.get("content") is None and not message.get("tool_calls"):
-            raise ValueError(f"message {number} of the chat, of the role {message.get('role')!r}, has no content")
-        token_ids.check_unicode(message, f"message {number} of the chat")
-    token_ids.check_unicode(template or {}, "chat_template_kwargs")
-    if (template or {}).get("tools") and "tools" not in str(target.tokenizer.chat_template):
-        raise ValueError(f"the chat template of {target.name or 'this model'} does not read tools: leave them out")
-    messages = [_with_text(message, number) for number, message in enumerate(messages)]
-    write = target.tokenizer.apply_chat_template
-    try:
-        written = write(messages, add_generation_prompt=answer, return_dict=True, **(template or {}))
-    except TemplateError as error:
-        roles = ", ".join(str(message.get("role")) for message in messages)
-        name = target.name or "this model"
-        raise ValueError(f"the chat template of {name} refuses the conversation (of {roles}): {error}") from error
-    return list(written["input_ids"])
-
-
-def _with_text(message: Any, number: int) -> Any:
-    """Returns a message whose content is text; parts of it are joined.
-
-    >>> _with_text({"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}, 0)
-    {'role': 'user', 'content': 'ab'}
-    """
-    if not isinstance(message, Mapping) or not isinstance(message.get("content"), list | tuple):
-        return message
-    parts = message["content"]
-    for part in parts:
-        if not isinstance(part, Mapping) or part.get("type") != "text" or not isinstance(part.get("text"), str):
-            kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
-            raise ValueError(
-                f'message {number} of the chat has a part of type {kind!r}: expected {{"type": "text", "text": "..."}}'
-            )
-    return {**message, "content": "".join(part["text"] for part in parts)}
-
-
-def check_template(target: Model) -> None:
-    """Refuses a model without a chat template."""
-    check_model(target, "target")
-    if getattr(target.tokenizer, "chat_template", None) is None:
-        name = target.name or "this model"
-        raise ValueError(
-            f"{name} has no chat template: give text, or a model that is tuned to chat, or a template: "
-            'jaxspec.load(..., chat_template="FILE"), on the command line --chat-template FILE'
-        )
-
-
-def check_text(text: Any, index: int) -> None:
-    """Refuses what is no text that a tokenizer can read."""
-    _check_kind(text, f"prompt {index}")
-    if not isinstance(text, str):
-        raise TypeError(
-            f"prompt {index} is {text!r:.80}, of type {type(text).__name__}: expected text, or all as token ids"
-        )
-    token_ids.check_unicode(text, f"prompt {index}")
-
-
-def _check_kind(value: Any, name: str) -> None:
-    """Refuses bytes, a message without its conversation, and a row of a table or of a tokenizer's."""
-    if isinstance(value, bytes | bytearray):
-        raise TypeError(f"{name} is bytes: expected text, such as {name.split()[0]}.decode()")
-    if isinstance(value, Mapping) and "role" in value:
-        raise TypeError(f"{name} is a chat message: {CHAT}")
-    if isinstance(value, Mapping):
-        raise TypeError(
-            f"{name} is a {type(value).__name__} with {', '.join(map(repr, value))}: expected the text itself, or its "
-            'ids, which a tokenizer returns as ["input_ids"]'
-        )
-
-
 def size_of(state: Any) -> int:
     """Bytes of all arrays of a tree, or of their shapes.
 
@@ -410,6 +223,12 @@ def sizes_of(function: Callable[..., Any], *arguments: Any, **named: Any) -> tup
 def is_large(batch: int, width: int, more: int) -> bool:
     """Says whether rows of prompts `width` wide, with so many more tokens, may be too much for the memory."""
     return width > WIDE or batch * (width + more) > LONG
+
+
+def devices(weights: Any) -> int:
+    """Counts the devices that share parameters."""
+    mesh = sharding.mesh_of(weights)
+    return 1 if mesh is None else mesh.size
 
 
 class NotEnoughMemory(ValueError):

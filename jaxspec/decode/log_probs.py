@@ -80,16 +80,12 @@ def forget_cut(state: State) -> State:
 
 def cut(state: State, headroom: int) -> State:
     """Takes room for `headroom` new tokens from larger buffers, if there are any."""
-    return _remember(state, window(state.memory.log_probs, 0, headroom))
+    memory = state.memory.log_probs
+    return state if memory is None else _remember(state, memory.window(0, headroom))
 
 
-def _remember(state: State, log_probs: LogProbs | None) -> State:
+def _remember(state: State, log_probs: LogProbs) -> State:
     return state._replace(memory=state.memory._replace(log_probs=log_probs))
-
-
-def window(log_probs: LogProbs | None, start: int, end: int) -> LogProbs | None:
-    """Takes the log probabilities of the tokens from `start` to `end`, if there are any."""
-    return log_probs if log_probs is None else LogProbs(*(x[:, start:end] for x in log_probs))
 
 
 def _like(of_step: Shaped[Array, "B step"], values: Shaped[Array, "B T *k"]) -> Shaped[Array, "B step *1"]:

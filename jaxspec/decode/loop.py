@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Int
 
 from jaxspec import core
 from jaxspec.core import chunks, programs, token_rows
-from jaxspec.decode import log_probs
+from jaxspec.core.checks import are_shapes
+from jaxspec.decode import inputs
 from jaxspec.decode import state as states
-from jaxspec.decode.request import Prepared, check_fits
+from jaxspec.decode.request import Prepared
 
 
 class Trace(core.RoundInfo):
@@ -46,7 +49,7 @@ Begin = Callable[[Prepared], core.State]
 def run(prepared: Prepared, begin: Begin | None = None) -> Outcome:
     """Prefill to the last token of the longest row, in one dispatch; a ValueError if there is not enough memory.
 
-    `begin` makes the state after prefill, to time or to watch it, such as the function `begin`: in two dispatches.
+    `begin` makes the state after prefill, to time or to watch it, such as `prefill`: in two dispatches.
     """
     p = prepared
     if begin is None:
@@ -55,18 +58,55 @@ def run(prepared: Prepared, begin: Begin | None = None) -> Outcome:
     return finish(p.decoder, p.weights, begin(p), p.max_new_tokens)[1]
 
 
-def begin(prepared: Prepared) -> core.State:
+def check_fits(prepared: Prepared) -> None:
+    """Refuses a generation for which there is not enough memory, before any of it is allocated.
+
+    It is asked when a generation is run, not when it is prepared, since many are run in parts. Small ones are not asked
+    about, nor those of shapes, which are compiled for devices that are not here.
+    """
+    p, batch, width = prepared, prepared.request.max_new_tokens.shape[0], prepared.prompt.tokens.shape[1]
+    size, nodes, options = p.max_new_tokens, p.decoder.nodes, p.options
+    if are_shapes(p.weights) or not inputs.is_large(batch, width, size + nodes):
+        return
+    arrays = jax.eval_shape(lambda arrays: arrays, (p.weights, p.prompt, p.request, p.before))
+    shapes, structure = jax.tree.flatten(arrays)
+    state, prefill = _sizes_after_prefill(p.decoder, token_rows.headroom(size, nodes), structure, tuple(shapes))
+    history = 4 * size * batch * (5 + 3 * nodes)  # tokens, counts and drafts of each round, in int32
+    logits = 4 * (nodes + 1) * p.target.lm.vocab_size * batch
+    limit = int(np.max(options["max_new_tokens"]))
+    purpose, lower = f"max_new_tokens={limit} for {batch} prompts", "max_new_tokens"
+    if nodes >= max(size, inputs.LONG):
+        purpose, lower = f"gamma={options['gamma']!r} for {batch} prompts", "gamma"
+    elif options["num_samples"] > 1 and size <= inputs.LONG:
+        purpose, lower = f"num_samples={options['num_samples']}", "num_samples"
+    elif width > size:
+        purpose, lower = f"{batch} prompts of up to {width} tokens, padding included,", "their number or their length"
+    parts = {"weights": inputs.size_of(p.weights), "caches and rows": state}
+    parts |= {"what prefill makes": prefill, "what a round makes": history + logits}
+    inputs.check_memory(parts, purpose, lower, inputs.devices(p.weights))
+
+
+@functools.lru_cache
+def _sizes_after_prefill(
+    decoder: core.Decoder, headroom: int, structure: Any, shapes: tuple[jax.ShapeDtypeStruct, ...]
+) -> tuple[int, int]:
+    """Returns `inputs.sizes_of` prefill, which is traced: that takes as long as a short call of `generate`."""
+    weights, prompt, request, before = jax.tree.unflatten(structure, shapes)
+    return inputs.sizes_of(functools.partial(decoder.init, headroom=headroom), weights, prompt, request, before=before)
+
+
+def prefill(prepared: Prepared) -> core.State:
     """The state after prefill, in one dispatch; a ValueError if there is not enough memory for the generation."""
     p = prepared
     check_fits(p)
     return start(p.decoder, p.weights, p.prompt, p.request, p.max_new_tokens, p.before)
 
 
-def begin_in_chunks(prepared: Prepared, report: Callable[[int], object]) -> core.State:
+def prefill_in_chunks(prepared: Prepared, report: Callable[[int], object]) -> core.State:
     """The state after prefill, by the host's own loop over chunks of the prompts, so that it can be watched.
 
     Each chunk goes on from the caches of the one before, as a chat does from turn to turn: two programs, for any number
-    of chunks. Texts are those of `begin`, whose chunks may have other borders, to rounding.
+    of chunks. Texts are those of `prefill`, whose chunks may have other borders, to rounding.
 
     `goes_in_chunks` must be true, with one sample of each prompt. `report` is given the number of tokens of the longest
     prompt that have been read.
@@ -95,13 +135,13 @@ def begin_in_chunks(prepared: Prepared, report: Callable[[int], object]) -> core
 
 
 def goes_in_chunks(prepared: Prepared) -> bool:
-    """Says whether `begin_in_chunks` can read the prompts: no encoder does, and the drafter goes on from caches."""
+    """Says whether `prefill_in_chunks` can read the prompts: no encoder does, and the drafter goes on from caches."""
     p = prepared
     return p.target.lm.limits.start_token is None and (p.drafter is None or p.drafter.functions.resumes)
 
 
 def iterate_rounds(
-    prepared: Prepared, edit: Edit | None = None, begin: Begin = begin
+    prepared: Prepared, edit: Edit | None = None, begin: Begin = prefill
 ) -> Iterator[tuple[core.State, core.RoundInfo | None]]:
     """Yields the state after prefill (with None) and after each round, until all rows are done: the host's own loop.
 
@@ -129,7 +169,7 @@ def generation(
     before: core.Before | None = None,
 ) -> Outcome:
     """`run`, as a jitted function of arrays; decoder and max_new_tokens, the size of the output, are static."""
-    state = _start(decoder, weights, prompt, request, max_new_tokens, before)
+    state = start.function(decoder, weights, prompt, request, max_new_tokens, before)
     return _all_rounds(decoder, weights, state, max_new_tokens)[1]
 
 
@@ -166,12 +206,13 @@ def _all_rounds(
 def outcome(state: core.State, trace: Trace, max_new_tokens: int) -> Outcome:
     """Returns the tokens, counts and reasons of a finished state."""
     new = token_rows.window(state.tokens, state.start, max_new_tokens)
-    reported = log_probs.window(state.memory.log_probs, 0, max_new_tokens)
-    length = state.length - state.start
+    length, log_probs = state.length - state.start, state.memory.log_probs
+    reported = None if log_probs is None else log_probs.window(0, max_new_tokens)
     return Outcome(new, length, state.failed, state.stats, trace, states.finish(state), reported)
 
 
-def _start(
+@programs.jit(static_argnames=("decoder", "max_new_tokens"))
+def start(
     decoder: core.Decoder,
     weights: core.Weights,
     prompt: core.Prompt,
@@ -179,13 +220,12 @@ def _start(
     max_new_tokens: int,
     before: core.Before | None = None,
 ) -> core.State:
-    """The state after prefill."""
+    """`prefill`, as a jitted function of arrays."""
     return decoder.init(weights, prompt, request, token_rows.headroom(max_new_tokens, decoder.nodes), before)
 
 
-start = programs.jit(static_argnames=("decoder", "max_new_tokens"))(_start)
 # The caches given are consumed: their buffers become those of the state.
-go_on = programs.jit(static_argnames=("decoder", "max_new_tokens"), donate_argnames=("before",))(_start)
+go_on = programs.jit(static_argnames=("decoder", "max_new_tokens"), donate_argnames=("before",))(start.function)
 
 
 @programs.jit(static_argnames=("decoder",), donate_argnames=("state",))

@@ -6,14 +6,14 @@
 1. Names of options: `inputs.check_names`.
 2. The target is a model: `inputs.check_model`.
 3. Arrays have values: `inputs.check_untraced`.
-4. Prompts are text, chats or ids: `encode`, `check_prompt`.
+4. Prompts are text, chats or ids: `encoding.encode`.
 5. Options have their types and ranges.
 6. Each row has its values: `sampling_of`.
 7. The drafter fits the target: `bind`.
 8. Rows fit the models' positions: `check_positions`.
 9. Nothing depends on later tokens: `causality.check`.
 10. These models have read the prefix: `SharedPrefix.before`.
-11. The memory is large enough: `check_fits`, when the generation is run.
+11. The memory is large enough: `loop.check_fits`, when the generation is run.
 """
 
 from __future__ import annotations
@@ -31,24 +31,12 @@ from jaxspec.core import noise, round, token_ids, token_rows
 from jaxspec.core.checks import are_shapes, check_ids, in_range, integer, integers
 from jaxspec.decode import causality, inputs, shared_prefix
 from jaxspec.decode.autoregressive import autoregressive
+from jaxspec.decode.encoding import Prompts, encode
 from jaxspec.decode.shared_prefix import SharedPrefix
 from jaxspec.decode.speculative import speculative
 from jaxspec.drafters.common import with_taps_of
 from jaxspec.drafters.share_encoder import difference, with_shared_encoder
 from jaxspec.sampling.params import NAMES, SamplingOptions, per_row, sampling_of, values_per_row
-
-Message = Mapping[str, Any]
-Prompts = (
-    str
-    | Sequence[str]
-    | core.Prompt
-    | Sequence[int]
-    | Sequence[Sequence[int]]
-    | Sequence[Message]
-    | Sequence[Sequence[Message]]
-    | np.ndarray
-    | jax.Array
-)
 
 
 class Options(NamedTuple):
@@ -208,7 +196,7 @@ def _check_rows(target: core.Model, samples: int, batch: int) -> None:
     """Refuses so many samples that not even their rows of logits and tokens fit the memory."""
     if samples > 1 and not are_shapes(target.params):
         least = 4 * batch * (target.lm.vocab_size + 64)
-        inputs.check_memory({"rows": least}, f"num_samples={samples}", "num_samples", devices(target.params))
+        inputs.check_memory({"rows": least}, f"num_samples={samples}", "num_samples", inputs.devices(target.params))
 
 
 def _limits(value: Any, batch: int) -> np.ndarray:
@@ -224,43 +212,6 @@ def _key(key: Any, samples: int, *, is_sampled: bool) -> jax.Array:
     if key is None and is_sampled:
         raise ValueError("key is required when temperature is not 0: pass key=jax.random.key(0), for example")
     return inputs.key_of(jax.random.key(0) if key is None else key)  # nothing is drawn at temperature 0
-
-
-def check_fits(prepared: Prepared) -> None:
-    """Refuses a generation for which there is not enough memory, before any of it is allocated.
-
-    It is asked when a generation is run, not when it is prepared, since many are run in parts. Small ones are not asked
-    about, nor those of shapes, which are compiled for devices that are not here.
-    """
-    p, batch, width = prepared, prepared.request.max_new_tokens.shape[0], prepared.prompt.tokens.shape[1]
-    size, nodes, options = p.max_new_tokens, p.decoder.nodes, p.options
-    if are_shapes(p.weights) or not inputs.is_large(batch, width, size + nodes):
-        return
-    arrays = jax.eval_shape(lambda arrays: arrays, (p.weights, p.prompt, p.request, p.before))
-    shapes, structure = jax.tree.flatten(arrays)
-    state, prefill = _sizes_after_prefill(p.decoder, token_rows.headroom(size, nodes), structure, tuple(shapes))
-    history = 4 * size * batch * (5 + 3 * nodes)  # tokens, counts and drafts of each round, in int32
-    logits = 4 * (nodes + 1) * p.target.lm.vocab_size * batch
-    most = int(np.max(options["max_new_tokens"]))
-    purpose, lower = f"max_new_tokens={most} for {batch} prompts", "max_new_tokens"
-    if nodes >= max(size, inputs.LONG):
-        purpose, lower = f"gamma={options['gamma']!r} for {batch} prompts", "gamma"
-    elif options["num_samples"] > 1 and size <= inputs.LONG:
-        purpose, lower = f"num_samples={options['num_samples']}", "num_samples"
-    elif width > size:
-        purpose, lower = f"{batch} prompts of up to {width} tokens, padding included,", "their number or their length"
-    parts = {"weights": inputs.size_of(p.weights), "caches and rows": state}
-    parts |= {"what prefill makes": prefill, "what a round makes": history + logits}
-    inputs.check_memory(parts, purpose, lower, devices(p.weights))
-
-
-@functools.lru_cache
-def _sizes_after_prefill(
-    decoder: core.Decoder, headroom: int, structure: Any, shapes: tuple[jax.ShapeDtypeStruct, ...]
-) -> tuple[int, int]:
-    """Returns `inputs.sizes_of` prefill, which is traced: that takes as long as a short call of `generate`."""
-    weights, prompt, request, before = jax.tree.unflatten(structure, shapes)
-    return inputs.sizes_of(functools.partial(decoder.init, headroom=headroom), weights, prompt, request, before=before)
 
 
 def reported_tokens(log_probs: Any, top: Any, vocab: int) -> int | None:
@@ -283,132 +234,25 @@ def _check_names(options: Iterable[str]) -> None:
     inputs.check_names(options, [*Options._fields, "stop", *NAMES])
 
 
-def devices(weights: Any) -> int:
-    """Counts the devices that share parameters."""
-    mesh = sharding.mesh_of(weights)
-    return 1 if mesh is None else mesh.size
-
-
-def encode(
-    target: core.Model,
-    prompts: Prompts | None,
-    prefix: SharedPrefix | None = None,
-    chat_template_kwargs: Mapping[str, Any] | None = None,
-) -> core.Prompt:
-    """Strings, token ids or chats, as a checked Prompt in a bucket; with a `prefix` they follow it."""
-    if getattr(prompts, "encoder", None) is None:
-        inputs.check_reads_text(target)
-    kind, prompt = _encode(target, prompts, chat_template_kwargs)
-    if prefix is None:
-        return prompt
-    inputs.check_type(prefix, SharedPrefix, "prefix", "what jaxspec.prefix(target, text) returns", "jaxspec")
-    rows = token_rows.to_lists(prompt.tokens, prompt.length)
-    rows = [prefix.followed_by(row, kind, index) for index, row in enumerate(rows)]
-    return token_rows.pad(rows, shared_prefix.widths(len(prefix) - 1, max(map(len, rows)))[0])
-
-
-def _encode(target: core.Model, prompts: Prompts | None, template: Mapping[str, Any] | None) -> tuple[str, core.Prompt]:
-    """Returns what kind of prompts these are ("text", "ids" or "chat"), and their ids."""
-    if (chats := inputs.chats_of(prompts)) is not None:
-        prompt = token_rows.pad([inputs.chat_ids(target, chat, template=template) for chat in chats])
-        check_prompt(prompt, target.lm)
-        return "chat", prompt
-    prompts = inputs.rows_of(prompts)
-    if isinstance(prompts, core.Prompt):
-        check_prompt(prompts, target.lm)
-        if prompts.encoder is None:
-            return "ids", _in_bucket(prompts)
-        is_text = isinstance(prompts.encoder, core.Prompt)
-        source = _in_bucket(prompts.encoder) if is_text else jax.tree.map(jnp.asarray, prompts.encoder)
-        return "ids", core.Prompt(
-            jnp.asarray(prompts.tokens, jnp.int32), jnp.asarray(prompts.length, jnp.int32), source
-        )
-    texts = prompts
-    if target.tokenizer is None:
-        raise ValueError("this model has no tokenizer: give a jaxspec.Prompt of token ids instead of text")
-    for index, text in enumerate(texts):
-        inputs.check_text(text, index)
-    prompt = token_rows.pad(target.tokenizer(texts)["input_ids"] if texts else [])
-    check_prompt(prompt, target.lm)  # a tokenizer may have ids that a model was never given
-    return "text", prompt
-
-
-def _in_bucket(prompt: core.Prompt) -> core.Prompt:
-    """Pads rows of ids to the width of their bucket."""
-    tokens, width = jnp.asarray(prompt.tokens, jnp.int32), token_rows.bucket(prompt.tokens.shape[1])
-    return core.Prompt(jnp.pad(tokens, ((0, 0), (0, width - tokens.shape[1]))), jnp.asarray(prompt.length, jnp.int32))
-
-
-def check_prompt(prompt: core.Prompt, lm: core.LanguageModel) -> None:
-    """Refuses rows of token ids that cannot be read: their shapes and, where they are not traced, lengths and ids."""
-    shape, lengths = jnp.shape(prompt.tokens), jnp.shape(prompt.length)
-    if len(shape) != 2 or lengths != shape[:1]:
-        raise ValueError(f"prompt tokens have shape {shape}, lengths {lengths}: expected [batch, prompt] and [batch]")
-    if shape[0] == 0:
-        raise ValueError("got no prompts: expected at least one")
-    for name, array in zip(("tokens", "lengths"), prompt, strict=False):
-        if not jnp.issubdtype(jnp.result_type(array), jnp.integer):
-            raise ValueError(f"prompt {name} have dtype {jnp.result_type(array)}: expected integers")
-    if prompt.encoder is not None:
-        _check_source(prompt.encoder, lm, shape[0])
-    if not all(map(inputs.is_here, prompt[:2])):
-        return
-    for index, (row, n) in enumerate(zip(*map(np.asarray, prompt[:2]), strict=True)):
-        if n < 1:
-            raise ValueError(f"prompt {index} is empty: a prompt needs at least one token")
-        if n > len(row):
-            raise ValueError(f"prompt {index} has length {n}, but its row holds {len(row)} tokens")
-        vocab = lm.prompt_vocab if prompt.encoder is None else lm.vocab_size
-        outside = row[:n][(row[:n] < 0) | (row[:n] >= vocab)]
-        if outside.size:
-            raise ValueError(f"prompt {index} has token id {outside[0]}: expected ids from 0 to {vocab - 1}")
-
-
-def _check_source(source: Any, lm: core.LanguageModel, rows: int) -> None:
-    """Refuses what an encoder cannot read beside so many rows of the decoder."""
-    if lm.limits.start_token is None:
-        raise ValueError("the prompt has an encoder's part, and the target is decoder-only: leave `encoder` out")
-    if isinstance(source, core.Prompt) != (lm.prompt_vocab > 0):
-        got = "a Prompt of ids" if isinstance(source, core.Prompt) else f"of type {type(source).__name__}"
-        expected = "features of sound" if lm.prompt_vocab == 0 else "a jaxspec.Prompt of the ids that it reads"
-        raise ValueError(f"the encoder's part of the prompt is {got}: expected {expected}")
-    if any(jnp.shape(x)[:1] != (rows,) for x in jax.tree.leaves(source)):
-        shapes = ", ".join(str(jnp.shape(x)) for x in jax.tree.leaves(source))
-        raise ValueError(f"the encoder's part of the prompt has the shapes {shapes}: expected {rows} rows in each")
-    if isinstance(source, core.Prompt):
-        if source.encoder is not None:
-            raise ValueError("the encoder's part of the prompt has an encoder's part itself: leave that one out")
-        check_prompt(source, lm)
-
-
-def bind(
-    target: core.Model, drafter: Any, rule: core.Rule, gamma: int | None = None
-) -> tuple[core.Model, core.BoundDrafter | None]:
+def bind(target: core.Model, drafter: Any, rule: core.Rule, gamma: int) -> tuple[core.Model, core.BoundDrafter | None]:
     """Checks target and drafter against each other; returns the target with the taps that the drafter reads, and it.
 
     None: there is no drafter, or it drafts nothing with this gamma.
     """
-    bound = bound_drafter(target, drafter, rule)
-    if bound is None or (gamma is not None and not round.size_of(bound.functions, gamma).nodes):
-        return target, None
-    return target if bound.target is None else with_taps_of(target, bound.target), bound
-
-
-def bound_drafter(target: core.Model, drafter: Any, rule: core.Rule) -> core.BoundDrafter | None:
-    """The drafter, if there is one, checked against the target."""
     if drafter is None:
-        return None
+        return target, None
     if isinstance(drafter, core.Model):
         inputs.check_model(drafter, "drafter")
-        _check_pair(target, drafter)
-        return drafters.model(with_shared_encoder(drafter, target), coupled=rule.shares_noise)
-    if isinstance(drafter, core.Drafter):
+        drafter = drafters.model(with_shared_encoder(drafter, target), coupled=rule.shares_noise)
+    elif isinstance(drafter, core.Drafter):
         drafter = core.BoundDrafter(drafter)
     expected = "a jaxspec.Model, one of jaxspec.drafters, or None"
     inputs.check_type(drafter, core.BoundDrafter, "drafter", expected, "jaxspec.drafters")
     for model in drafter.models:
         _check_pair(target, model)
-    return drafter
+    if not round.size_of(drafter.functions, gamma).nodes:
+        return target, None
+    return target if drafter.target is None else with_taps_of(target, drafter.target), drafter
 
 
 def readers(target: core.Model, drafter: core.BoundDrafter | None) -> list[tuple[str, core.LanguageModel]]:
@@ -418,7 +262,7 @@ def readers(target: core.Model, drafter: core.BoundDrafter | None) -> list[tuple
 
 
 def _check_pair(target: core.Model, draft: core.Model) -> None:
-    target_name, draft_name = _called("the target", target), _called("the drafter", draft)
+    target_name, draft_name = causality.called(target, "the target"), causality.called(draft, "the drafter")
     starts = [model.lm.limits.start_token for model in (target, draft)]
     kinds = ["decoder-only" if start is None else "an encoder-decoder" for start in starts]
     if kinds[0] != kinds[1]:
@@ -441,10 +285,6 @@ def _check_pair(target: core.Model, draft: core.Model) -> None:
             f"{other!r} for the drafter. jaxspec.share_vocabulary(draft, target) lets it draft the tokens that both "
             "have"
         )
-
-
-def _called(role: str, model: core.Model) -> str:
-    return f"{role} ({model.name})" if model.name else role
 
 
 @functools.lru_cache(maxsize=16)  # a vocabulary of 256k takes a second, and every call of `generate` compares

@@ -9,8 +9,8 @@ import numpy as np
 from jaxtyping import Array, Key
 
 from jaxspec.core import Before, Keys, Prompt, Request, Weights, noise, token_rows
-from jaxspec.decode import inputs, loop
-from jaxspec.decode.request import Prepared, check_fits, check_positions, check_prompt
+from jaxspec.decode import encoding, inputs, loop
+from jaxspec.decode.request import Prepared, check_positions
 
 
 class Arguments(NamedTuple):
@@ -68,12 +68,12 @@ def rollout(
         >>> sample(jax.random.key(7)).tolist()
         [8]
     """
-    inputs = arguments(prepared, weights=weights, prompt=prompt, key=key)
-    check_fits(prepared)
+    begin = arguments(prepared, weights=weights, prompt=prompt, key=key)
+    loop.check_fits(prepared)
     # Sampling has no gradient; a training loop would otherwise store the whole loop for one.
-    constant = jax.lax.stop_gradient(inputs.weights)
+    constant = jax.lax.stop_gradient(begin.weights)
     return loop.generation(
-        prepared.decoder, constant, inputs.prompt, inputs.request, prepared.max_new_tokens, inputs.before
+        prepared.decoder, constant, begin.prompt, begin.request, prepared.max_new_tokens, begin.before
     )
 
 
@@ -94,10 +94,10 @@ def arguments(
             "without one to give others"
         )
     weights = prepared.weights if weights is None else weights
-    prompt = prepared.prompt if prompt is None else inputs.arrays_of(prompt)
+    prompt = prepared.prompt if prompt is None else encoding.arrays_of(prompt)
     request, rows = prepared.request, len(prepared.prompt.length)
     if prompt is not prepared.prompt:
-        check_prompt(prompt, prepared.target.lm)
+        encoding.check_prompt(prompt, prepared.target.lm)
         if len(prompt.length) != rows:
             shape = prompt.tokens.shape
             raise ValueError(f"got prompt tokens of shape {shape}: expected {rows} rows, as the generation has")

@@ -24,7 +24,7 @@ from jaxtyping import Array, Bool, Float, Int
 from jaxspec import core, sharding
 from jaxspec.core import chunks, noise, programs, token_ids, token_rows
 from jaxspec.core.checks import are_shapes, at_least, integer
-from jaxspec.decode import causality, inputs
+from jaxspec.decode import causality, encoding, inputs
 from jaxspec.decode.shared_prefix import common
 
 SORTED_BATCHES = 32  # rows of so many batches are sorted by their length before they are put into batches
@@ -145,7 +145,7 @@ def iterate(
 ) -> Iterator[Score]:
     """Yields the score of each text, in their order, while further ones are read; see `score`."""
     inputs.check_model(target, "target")
-    inputs.check_reads_text(target)
+    encoding.check_reads_text(target)
     batch_size = integer(batch_size, "batch_size", "an integer, 1 or more")
     at_least(1, batch_size=batch_size)
     inputs.check_untraced(target.params)
@@ -232,7 +232,7 @@ def _encoded(
     """Returns the ids of a prompt, none if there is none, and those of what is scored."""
     for part in (prompt, scored):
         if isinstance(part, str):
-            inputs.check_text(part, number)
+            encoding.check_text(part, number)
             if target.tokenizer is None:
                 raise ValueError("this model has no tokenizer: give ids of tokens instead of text")
     is_decoder = target.lm.limits.start_token is None
@@ -244,8 +244,8 @@ def _encoded(
     ids = [int(x) for x in scored] if not isinstance(scored, str) else _ids_of(target, scored, begins=prompt is None)
     if prompt is None:
         return [], ids
-    if not isinstance(prompt, str) and inputs.is_chat(prompt):
-        return inputs.chat_ids(target, prompt, template=template), ids
+    if not isinstance(prompt, str) and encoding.is_chat(prompt):
+        return encoding.chat_ids(target, prompt, template=template), ids
     if isinstance(prompt, str):
         return (_ids_of(target, prompt) if is_decoder else list(target.tokenizer(prompt)["input_ids"])), ids
     if not (_is_ids(prompt) or (hasattr(prompt, "__len__") and len(prompt) == 0)):
@@ -266,7 +266,7 @@ def _ids_of(target: core.Model, text: str, begins: bool = True) -> list[int]:
 
 def _is_ids(value: Any) -> bool:
     values = value.tolist() if hasattr(value, "tolist") else value
-    return isinstance(values, list | tuple) and bool(values) and all(map(inputs.is_id, values))
+    return isinstance(values, list | tuple) and bool(values) and all(map(encoding.is_id, values))
 
 
 def _of_batch(target: core.Model, rows: Sequence[_Row], batch: int) -> list[Score]:
@@ -283,7 +283,7 @@ def _of_batch(target: core.Model, rows: Sequence[_Row], batch: int) -> list[Scor
         parts = {"weights": inputs.size_of(weights)}
         parts["caches"] = inputs.size_of(jax.eval_shape(begin, target.params, prompt)[1])
         purpose = f"{batch} texts of up to {fed.tokens.shape[1]} tokens, padding included,"
-        inputs.check_memory(parts, purpose, "batch_size", 1 if (m := sharding.mesh_of(weights)) is None else m.size)
+        inputs.check_memory(parts, purpose, "batch_size", inputs.devices(weights))
     if (mesh := sharding.mesh_of(weights)) is not None:
         prompt, fed = sharding.place((prompt, fed), batch, mesh)
     # Two numbers a token leave the device; logits never do.

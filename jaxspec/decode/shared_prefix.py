@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -13,7 +12,6 @@ import jax.numpy as jnp
 
 from jaxspec import core
 from jaxspec.core import programs, token_rows
-from jaxspec.decode import inputs
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -39,13 +37,13 @@ class SharedPrefix:
         drafter = "" if self.drafter is None else f", drafter {self.drafter.name}"
         return f"SharedPrefix of {len(self)} tokens, target {self.target.name or 'without a name'}{drafter}"
 
-    def followed_by(self, row: Sequence[int], kind: str, index: int = 0) -> list[int]:
+    def followed_by(self, row: Sequence[int], form: str, index: int = 0) -> list[int]:
         """Returns the ids of the whole prompt number `index`, which is a "text", "ids" or a "chat".
 
         `row` has the ids of what follows, of a text with what its tokenizer puts in front; of a chat it has all ids.
         """
         row = list(row)
-        if kind == "chat":
+        if form == "chat":
             same = common(self.tokens, row)
             if same < len(self):
                 raise ValueError(
@@ -54,7 +52,7 @@ class SharedPrefix:
                 )
             return row
         first = getattr(self.target.tokenizer, "bos_token_id", None)
-        return self.tokens + row[1 if kind == "text" and row[:1] == [first] else 0 :]
+        return self.tokens + row[1 if form == "text" and row[:1] == [first] else 0 :]
 
     def before(self, target: core.Model, drafter: core.BoundDrafter | None, width: int) -> core.Before:
         """Returns what decoders take, for whole prompts that are `width` wide.
@@ -70,8 +68,8 @@ class SharedPrefix:
             )
         if drafter is not None and self.drafter is not None:
             check_same("drafter", self.drafter, drafter)
-        rest = width - token_rows.bucket(len(self) - 1)  # see `widths`
-        return self.caches.before(jnp.asarray([len(self)], jnp.int32), rest, drafts=drafter is not None)
+        after = width - token_rows.bucket(len(self) - 1)  # see `widths`
+        return self.caches.before(jnp.asarray([len(self)], jnp.int32), after, drafts=drafter is not None)
 
 
 def common(first: Sequence[Any], second: Sequence[Any]) -> int:
@@ -82,20 +80,6 @@ def common(first: Sequence[Any], second: Sequence[Any]) -> int:
     """
     pairs = enumerate(zip(first, second, strict=False))
     return next((index for index, (a, b) in pairs if a != b), min(len(first), len(second)))
-
-
-def opening(target: core.Model, messages: Sequence[Mapping[str, Any]], template: Mapping[str, Any] | None) -> list[int]:
-    """Writes messages that conversations begin with.
-
-    Templates without a system role write the system's message into the user's first one. So where messages end with
-    the system's, two conversations that go on differently are written, and their common beginning is taken. Its last
-    token is left out: a tokenizer may join that to what follows.
-    """
-    write = functools.partial(inputs.chat_ids, target, answer=False, template=template)
-    if messages[-1].get("role") != "system":
-        return write(messages)
-    first, second = (write([*messages, {"role": "user", "content": content}]) for content in ("a", "1"))
-    return first[: max(1, common(first, second) - 1)]
 
 
 def check_same(role: str, old: core.Model | core.BoundDrafter, new: core.Model | core.BoundDrafter) -> None:
@@ -116,8 +100,8 @@ def widths(start: int, length: int) -> tuple[int, int]:
     >>> widths(100, 130)
     (160, 32)
     """
-    rest = token_rows.bucket(max(1, length - start))
-    return token_rows.bucket(start) + rest, rest
+    after = token_rows.bucket(max(1, length - start))
+    return token_rows.bucket(start) + after, after
 
 
 @programs.jit(static_argnames=("lm", "drafter"))

@@ -11,7 +11,6 @@ from jaxspec.core import token_rows
 from jaxspec.core.round import bucket_widths, check_trees, committed_caches, run_round, size_of
 from jaxspec.decode import state as states
 from jaxspec.decode.autoregressive import autoregressive
-from jaxspec.decode.followers import followers
 
 
 @functools.lru_cache
@@ -68,7 +67,7 @@ def speculative(
             "the policy stops a draft token by token, and the drafter drafts trees: use a policy that "
             "sets a limit beforehand, such as policies.adaptive() or policies.constant(n)"
         )
-    followed_by = followers(sampler, target.vocab_size, top_log_probs, policy)
+    followed_by = states.followers(sampler, target.vocab_size, top_log_probs, policy)
     widths = bucket_widths(nodes, adaptive=policy is not None, may_be_empty=drafter.may_be_empty)
 
     def init(

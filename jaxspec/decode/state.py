@@ -1,10 +1,10 @@
-"""The work of every decoder around its passes: start rows, commit tokens, end rows, count."""
+"""The work of every decoder around its passes: start rows, commit tokens, end rows, count, tell followers."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
@@ -12,7 +12,7 @@ from jaxtyping import Array, Bool, Float, Int
 from jaxspec import core, sampling
 from jaxspec.core import chunks, noise, token_rows, tree
 from jaxspec.core.round import RoundResult, TargetPass, fed_on_path, unusable
-from jaxspec.decode.followers import Followers
+from jaxspec.decode import log_probs
 from jaxspec.sampling import samplers
 
 
@@ -267,3 +267,46 @@ def last_token(state: core.State) -> Int[Array, "B 1"]:
 def empty_draft(length: Int[Array, " B"]) -> core.Draft:
     """A draft of no tokens."""
     return core.Draft(jnp.zeros((length.shape[0], 0), jnp.int32), jnp.zeros_like(length))
+
+
+class Followers(NamedTuple):
+    """The followers whose memories are the entries of `core.Memory`; one that nobody asked for is None."""
+
+    policy: core.Follower | None = None
+    sampler: core.Follower | None = None
+    log_probs: core.Follower | None = None
+
+    def init(self, state: core.State, headroom: int) -> core.State:
+        """Returns the state with the memories of all followers, before the first new token."""
+        # Every leaf is batch-first, so rows refill, permute and resume with the state.
+        memories = (None if follower is None else follower.init(state, headroom) for follower in self)
+        return state._replace(memory=core.Memory(*memories))
+
+    def update(self, state: core.State, result: RoundResult, committed: Int[Array, " B"]) -> core.State:
+        """Tells all followers of a round, whose first `committed` tokens were committed."""
+        pairs = zip(self, state.memory, strict=True)
+        memories = (
+            old if follower is None else follower.update(state, old, result, committed) for follower, old in pairs
+        )
+        return state._replace(memory=core.Memory(*memories))
+
+
+def followers(
+    sampler: core.Sampler, vocab: int, top_log_probs: int | None = None, policy: core.Policy | None = None
+) -> Followers:
+    """Makes the followers of a decoder; the arguments are those of `speculative`."""
+    return Followers(
+        None if policy is None else _of_policy(policy),
+        samplers.follower(sampler, vocab),
+        None if top_log_probs is None else log_probs.follower(top_log_probs),
+    )
+
+
+def _of_policy(policy: core.Policy) -> core.Follower:
+    def init(state: core.State, headroom: int) -> Any:
+        return policy.init(state.request.policy, core.Prompt(state.tokens, state.length))
+
+    def update(state: core.State, memory: Any, result: RoundResult, committed: Int[Array, " B"]) -> Any:
+        return policy.update(state.request.policy, memory, result.draft, result.verdict, committed)
+
+    return core.Follower(init, update)

@@ -91,7 +91,7 @@ def of_rows(stop: Stop, request: Request) -> list[Stop]:
 def run(prepared: Prepared, stop: Stop, begin: loop.Begin | None = None) -> loop.Outcome:
     """`loop.run`, ending a row when its text holds a stop string."""
     infos = []
-    for state, info in loop.iterate_rounds(prepared, edit(of_rows(stop, prepared.request)), begin or loop.begin):
+    for state, info in loop.iterate_rounds(prepared, edit(of_rows(stop, prepared.request)), begin or loop.prefill):
         if info is not None:
             infos.append(info)
         last = state

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxspec.core.checks import integer
-from jaxspec.decode import inputs
+from jaxspec.decode import encoding, inputs
 from jaxspec.decode.request import Prepared
 from jaxspec.sampling.params import ALL, OPTIONS, is_set
 from jaxspec.structured import patterns
@@ -117,7 +117,7 @@ def read(fields: Mapping[str, Any], most: int | None = None) -> Settings:
         if not isinstance(values["tools"], list | tuple) or not all(isinstance(x, Mapping) for x in values["tools"]):
             raise ValueError(f"tools is {values['tools']!r:.80}: expected a list of objects")
         template = {**template, "tools": list(values["tools"])} if values["tools"] else template
-    if template and "messages" not in values and not inputs.is_chat(values.get("prompt")):
+    if template and "messages" not in values and not encoding.is_chat(values.get("prompt")):
         name = "tools" if "tools" in values else "chat_template_kwargs"
         raise ValueError(f"the field {name!r} is for the template of a chat: give messages with it")
     return Settings(

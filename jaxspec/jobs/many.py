@@ -16,7 +16,7 @@ from rich import filesize
 from jaxspec import sharding
 from jaxspec.core import Failure, Finish, LogProbs, Model, Prompt
 from jaxspec.core.checks import integer, integers, one_of
-from jaxspec.decode import inputs, output, stopping
+from jaxspec.decode import encoding, inputs, output, stopping
 from jaxspec.decode.request import Prepared, prepare
 from jaxspec.jobs import fields as job_fields
 from jaxspec.jobs.prompts import JobPrompt, PromptReader, limits_of
@@ -249,7 +249,7 @@ def generate_many(
         kind = type(prompts).__name__
         raise TypeError(f"the prompts are of type {kind}: expected an iterable of prompts, such as a list of dicts")
     inputs.check_shared(options, "give it in the dicts of the prompts")
-    inputs.check_reads_text(target)
+    encoding.check_reads_text(target)
     options["max_new_tokens"] = integer(max_new_tokens, "max_new_tokens", "an integer, 1 or more: dicts have their own")
     prepared = prepare(target, [[0]], **options)  # the prompts come later
     if num_samples > 1 and not prepared.is_sampled:

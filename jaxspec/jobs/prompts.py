@@ -14,7 +14,7 @@ import numpy as np
 
 from jaxspec.core import Model, token_ids
 from jaxspec.core.checks import integers, one_of
-from jaxspec.decode import inputs, stopping
+from jaxspec.decode import encoding, stopping
 from jaxspec.decode.request import Prepared, end_ids, readers
 from jaxspec.decode.shared_prefix import SharedPrefix
 from jaxspec.jobs import fields as job_fields
@@ -186,7 +186,7 @@ class PromptReader:
         if isinstance(value, Line):
             where, number, fields, others = value.where, value.number, value.fields, value.others
         # What is wrong with a prompt is the error of its own number, wherever among those read it stands.
-        is_number = inputs.is_id(number) and 0 <= number < 2**31
+        is_number = encoding.is_id(number) and 0 <= number < 2**31
         name = value.id if isinstance(value, Line) else fields.get("id")
         row = Row(int(number) if is_number else order, (), self.limits.new)
         request = JobPrompt(number if name is None else name, row, where=where)
@@ -251,20 +251,20 @@ class PromptReader:
 
     def _content(self, number: int, prompt: Any, messages: Any, template: Mapping[str, Any]) -> Any:
         """Returns text that is to be tokenised, with others, or the ids of a chat; ids as they are."""
-        if messages is None and inputs.is_chat(prompt):
+        if messages is None and encoding.is_chat(prompt):
             messages = prompt
         if messages is not None:
-            if not inputs.is_chat(messages) or not all(isinstance(message, Mapping) for message in messages):
+            if not encoding.is_chat(messages) or not all(isinstance(message, Mapping) for message in messages):
                 raise ValueError(f"the chat is {messages!r:.80}: expected a list of messages, each with a role")
             try:
-                ids = inputs.chat_ids(self._target, messages, template=template)
+                ids = encoding.chat_ids(self._target, messages, template=template)
             except ValueError:
                 raise
             except Exception as error:  # the template is a program, and may end in any way
                 raise ValueError(f"the chat cannot be written ({type(error).__name__}: {error})") from error
             return ids if self._prefix is None else self._prefix.followed_by(ids, "chat", number)[len(self._prefix) :]
         if isinstance(prompt, str):
-            inputs.check_text(prompt, number)
+            encoding.check_text(prompt, number)
             if self._target.tokenizer is None:
                 raise ValueError("this model has no tokenizer: give token ids instead of text")
         return prompt
@@ -272,7 +272,7 @@ class PromptReader:
     def _with_tokens(self, request: JobPrompt, content: Any, kind: str) -> JobPrompt | None:
         """Returns the prompt with its tokens, or with what is wrong with it; None if it is to be skipped."""
         try:
-            row, shared = inputs.ids_of(content, request.row.number), 0
+            row, shared = encoding.ids_of(content, request.row.number), 0
             if not row:
                 raise ValueError("the prompt is empty: it needs at least one token")
             if self._prefix is not None:

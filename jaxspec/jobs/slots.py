@@ -390,6 +390,6 @@ def run_rounds(
         states.finish(state),
         state.failed,
         history,
-        log_probs.window(state.memory.log_probs, 0, max_new_tokens),
+        None if (reported := state.memory.log_probs) is None else reported.window(0, max_new_tokens),
     )
     return _laid_out(state, layout), report

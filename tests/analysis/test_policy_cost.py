@@ -93,7 +93,7 @@ def test_rounds_have_as_many_draft_tokens_as_is_said(name):
     depth = prepared(bound, gamma).decoder.gamma
     for count in range(depth + 1):
         forced = prepared(full, gamma, policy=cost._always(count, depth), eos_ids=())
-        _, info = step(forced.decoder, forced.weights, loop.begin(forced))
+        _, info = step(forced.decoder, forced.weights, loop.prefill(forced))
         if bound.functions.tree is None:
             assert info.draft_length.tolist() == [count] * 2
         else:  # a tree's nodes: none, or those of so many levels
@@ -103,11 +103,11 @@ def test_rounds_have_as_many_draft_tokens_as_is_said(name):
 def test_rounds_never_end():
     """Rows that are full begin again; until then they go on as they do when they generate."""
     generation = prepared(DRAFT, 3, policy=cost._always(3, 3), eos_ids=())
-    policy, begun = generation.request.policy, loop.begin(generation)
+    policy, begun = generation.request.policy, loop.prefill(generation)
     place = jnp.copy(begun.tokens), jnp.copy(begun.length)
 
     def after(count):
-        arguments = generation.decoder, generation.weights, loop.begin(generation), place, policy
+        arguments = generation.decoder, generation.weights, loop.prefill(generation), place, policy
         return cost.rounds(*arguments, jnp.asarray(count, jnp.int32))
 
     expected, _ = step(generation.decoder, generation.weights, begun)

@@ -45,8 +45,8 @@ def test_texts_are_those_of_prompts_that_are_read_at_once(name):
     prepared = prepared_for(name, PROMPTS)
     assert loop.goes_in_chunks(prepared)
     seen = []
-    in_chunks = complete(prepared, begin=lambda p: loop.begin_in_chunks(p, seen.append))
-    same(in_chunks, complete(prepared, begin=loop.begin))
+    in_chunks = complete(prepared, begin=lambda p: loop.prefill_in_chunks(p, seen.append))
+    same(in_chunks, complete(prepared, begin=loop.prefill))
     assert seen == [16, 31, 46, 61]
 
 
@@ -58,8 +58,8 @@ def test_the_last_chunk_ends_with_the_buffer(name, size):
     prompts = [PROMPTS[0], RANDOM.integers(0, 3, size).tolist(), RANDOM.integers(0, 3, size - 1).tolist()]
     prepared = prepared_for(name, prompts)
     assert prepared.prompt.tokens.shape[1] == 64
-    in_chunks = complete(prepared, begin=lambda p: loop.begin_in_chunks(p, lambda read: None))
-    same(in_chunks, complete(prepared, begin=loop.begin))
+    in_chunks = complete(prepared, begin=lambda p: loop.prefill_in_chunks(p, lambda read: None))
+    same(in_chunks, complete(prepared, begin=loop.prefill))
 
 
 @pytest.mark.usefixtures("short_chunks")
@@ -69,7 +69,7 @@ def test_they_follow_a_prefix_and_are_streamed():
     prefix, seen = jaxspec.prefix(target, PROMPTS[2], drafter=drafter), []
     options = OPTIONS | dict(drafter=drafter, prefix=prefix, temperature=1.0)
     prepared = prepare(target, PROMPTS[1], **options)
-    streamed = pieces(prepared, begin=lambda p: loop.begin_in_chunks(p, seen.append))
+    streamed = pieces(prepared, begin=lambda p: loop.prefill_in_chunks(p, seen.append))
     (text,) = complete(prepared).tokens.tolist()
     assert [token for piece in streamed for token in piece.tokens] == text
     assert seen == [38, 53, 68, 81, 84]  # the last chunk is whole, and ends with the buffer of 96
@@ -79,10 +79,10 @@ def test_they_follow_a_prefix_and_are_streamed():
 def test_any_number_of_chunks_takes_two_programs():
     prepared = [prepare(TARGET, [[0] * size], max_new_tokens=4) for size in (100, 128, 200, 256)]
     for part in prepared[::2]:
-        loop.begin_in_chunks(part, lambda read: None)
+        loop.prefill_in_chunks(part, lambda read: None)
     programs = loop.start.num_programs(), loop.go_on.num_programs()
     for part in prepared[1::2]:
-        loop.begin_in_chunks(part, lambda read: None)
+        loop.prefill_in_chunks(part, lambda read: None)
     assert (loop.start.num_programs(), loop.go_on.num_programs()) == programs
 
 

@@ -70,7 +70,7 @@ def test_no_cache_is_copied(case, rows):
     target, drafter = models()
     prompts = [[3, 1, 4]] * rows
     prepared = prepare(target, prompts, drafter=drafter, policy=policy, gamma=3, max_new_tokens=8, eos_ids=())
-    state = jax.eval_shape(lambda: loop.begin(prepared))
+    state = jax.eval_shape(lambda: loop.prefill(prepared))
     lowered = loop.finish.lower(prepared.decoder, prepared.weights, state, prepared.max_new_tokens)
     text = lowered.compile().as_text()
     entry = text.index("ENTRY ")

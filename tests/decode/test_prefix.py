@@ -72,7 +72,7 @@ def both(target, drafter, shared=SHARED, rows=ROWS, **options):
     with_prefix = prepare(target, rows, prefix=prefix, drafter=drafter, **options)
     prompts = token_rows.pad([shared + row for row in rows], with_prefix.prompt.tokens.shape[1])
     whole = prepare(target, prompts, drafter=drafter, **options)
-    same(*(complete(prepared, begin=loop.begin) for prepared in (with_prefix, whole)))
+    same(*(complete(prepared, begin=loop.prefill) for prepared in (with_prefix, whole)))
 
 
 def same(left, right):

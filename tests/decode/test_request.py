@@ -15,7 +15,7 @@ import jaxspec
 from jaxspec.analysis import acceptance, aot
 from jaxspec.analysis.random_model import random_params
 from jaxspec.core import Model, Prompt, Rule, Verdict, token_rows
-from jaxspec.decode import batches, inputs, loop, request
+from jaxspec.decode import batches, encoding, inputs, loop, request
 from jaxspec.decode.request import prepare
 from jaxspec.nets import decoder
 from jaxspec.testing import table_model, table_model_from, word_tokenizer
@@ -102,7 +102,7 @@ def test_the_tokens_of_a_prompt_say_whether_it_is_empty(text):
     raw = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<end>"))
     raw.post_processor = processors.TemplateProcessing(single="<begin> $A", special_tokens=[("<begin>", 4)])
     tokens = PreTrainedTokenizerFast(tokenizer_object=raw, eos_token="<end>", bos_token="<begin>")
-    prompt = request.encode(model()._replace(tokenizer=tokens), [text])
+    prompt = encoding.encode(model()._replace(tokenizer=tokens), [text])
     row = prompt.tokens[0, : prompt.length[0]].tolist()
     assert row == [4, words.index(text)] if text else row == [4]
 
@@ -478,7 +478,7 @@ def test_tokenizers_are_compared_once_per_pair(monkeypatch):
 
 
 def test_prompts_are_read_once_by_a_generation_and_by_a_measurement(monkeypatch):
-    read, encode = [], request.encode
+    read, encode = [], encoding.encode
     monkeypatch.setattr(request, "encode", lambda *arguments: read.append(arguments) or encode(*arguments))
     options = dict(drafter=DRAFT, gamma=2, max_new_tokens=4)
     jaxspec.generate(TARGET, ["the cat"], **options)

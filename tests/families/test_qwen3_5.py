@@ -305,7 +305,7 @@ from tests.families.test_qwen3_5 import model
 mesh, axes = sharding.mesh("data=2"), axes_of(model().config)
 params = jax.device_put(model().params, sharding.parameters(model().params, axes, mesh))
 prepared = request.prepare(model()._replace(params=params), [[3, 1, 4, 1], [5, 9]], max_new_tokens=4)
-cache = loop.begin(prepared).caches.target
+cache = loop.prefill(prepared).caches.target
 places = sharding.cache(cache, axes, mesh)
 assert all(jax.tree.leaves(jax.tree.map(lambda x, place: x.sharding.is_equivalent_to(place, x.ndim), cache, places)))
 """

@@ -224,7 +224,7 @@ def test_a_model_of_another_vocabulary_drafts_in_its_rings(begin, model_with):
             shared, rows = ROWS[0, :9].tolist(), [ROWS[0, 9:].tolist(), ROWS[1, :9].tolist(), [4]]
             return jaxspec.generate(target, rows, prefix=jaxspec.prefix(target, shared, drafter=drafter), **options)
         prepared = prepare(target, Prompt(ROWS, LENGTH), **options)
-        return complete(prepared, begin=lambda p: loop.begin_in_chunks(p, lambda read: None))
+        return complete(prepared, begin=lambda p: loop.prefill_in_chunks(p, lambda read: None))
 
     got, expected = run(SLACK), run(FULL)
     assert got.tokens.tolist() == expected.tokens.tolist()

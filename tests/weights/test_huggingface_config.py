@@ -12,7 +12,7 @@ import transformers
 
 import jaxspec
 from jaxspec.core import token_ids
-from jaxspec.decode import inputs
+from jaxspec.decode import encoding
 from jaxspec.weights import hf_families, huggingface, tokenizers
 from jaxspec.weights.hf_families import common, gemma, gemma4
 from jaxspec.weights.orbax import CheckpointError
@@ -109,17 +109,17 @@ def test_a_template_of_ones_own_replaces_the_one_that_a_model_brings(folder, tmp
     chat = [{"role": "user", "content": " the dog "}]
     theirs = transformers.AutoTokenizer.from_pretrained(folder)
     expected = theirs.apply_chat_template(chat, chat_template=OTHER, add_generation_prompt=True)["input_ids"]
-    assert inputs.chat_ids(model, chat) == expected == [2, 3, 5, 2]
-    assert inputs.chat_ids(jaxspec.load(folder), chat) != expected
+    assert encoding.chat_ids(model, chat) == expected == [2, 3, 5, 2]
+    assert encoding.chat_ids(jaxspec.load(folder), chat) != expected
 
 
 def test_a_template_that_refuses_a_conversation_is_no_wrong_template(folder):
     """Its answer is the conversation's error, not the model's."""
     only_system = "{% if messages[0]['role'] != 'system' %}{{ raise_exception('system first') }}{% endif %}the dog"
     model = jaxspec.load(folder, chat_template=only_system)
-    assert inputs.chat_ids(model, [{"role": "system", "content": "old"}]) == [3, 5]
+    assert encoding.chat_ids(model, [{"role": "system", "content": "old"}]) == [3, 5]
     with pytest.raises(ValueError, match=r"refuses the conversation .*system first"):
-        inputs.chat_ids(model, [{"role": "user", "content": "old"}])
+        encoding.chat_ids(model, [{"role": "user", "content": "old"}])
 
 
 @pytest.mark.parametrize(

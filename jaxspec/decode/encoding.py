@@ -1,0 +1,323 @@
+"""Reads prompts: text, chats or token ids, as checked and padded rows."""
+
+from __future__ import annotations
+
+import functools
+import numbers
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxspec.core import LanguageModel, Model, Prompt, token_ids, token_rows
+from jaxspec.decode import shared_prefix
+from jaxspec.decode.inputs import check_model, check_type, is_here
+from jaxspec.decode.shared_prefix import SharedPrefix
+
+Message = Mapping[str, Any]
+Prompts = (
+    str
+    | Sequence[str]
+    | Prompt
+    | Sequence[int]
+    | Sequence[Sequence[int]]
+    | Sequence[Message]
+    | Sequence[Sequence[Message]]
+    | np.ndarray
+    | jax.Array
+)
+CHAT = "expected a conversation, a list of messages, or a list of nothing but conversations"
+
+
+def encode(
+    target: Model,
+    prompts: Prompts | None,
+    prefix: SharedPrefix | None = None,
+    chat_template_kwargs: Mapping[str, Any] | None = None,
+) -> Prompt:
+    """Strings, token ids or chats, as a checked Prompt in a bucket; with a `prefix` they follow it."""
+    if getattr(prompts, "encoder", None) is None:
+        check_reads_text(target)
+    form, prompt = _encode(target, prompts, chat_template_kwargs)
+    if prefix is None:
+        return prompt
+    check_type(prefix, SharedPrefix, "prefix", "what jaxspec.prefix(target, text) returns", "jaxspec")
+    rows = token_rows.to_lists(prompt.tokens, prompt.length)
+    rows = [prefix.followed_by(row, form, index) for index, row in enumerate(rows)]
+    return token_rows.pad(rows, shared_prefix.widths(len(prefix) - 1, max(map(len, rows)))[0])
+
+
+def _encode(target: Model, prompts: Prompts | None, template: Mapping[str, Any] | None) -> tuple[str, Prompt]:
+    """Returns the form of the prompts ("text", "ids" or "chat"), and their ids."""
+    chats = chats_of(prompts)
+    if chats is None and isinstance(rows := rows_of(prompts), Prompt):
+        check_prompt(rows, target.lm)
+        return "ids", _in_bucket(rows)
+    if chats is not None:
+        form, ids = "chat", [chat_ids(target, chat, template=template) for chat in chats]
+    else:
+        if target.tokenizer is None:
+            raise ValueError("this model has no tokenizer: give a jaxspec.Prompt of token ids instead of text")
+        for index, text in enumerate(rows):
+            check_text(text, index)
+        form, ids = "text", target.tokenizer(rows)["input_ids"] if rows else []
+    prompt = token_rows.pad(ids)
+    check_prompt(prompt, target.lm)  # a tokenizer may have ids that a model was never given
+    return form, prompt
+
+
+def _in_bucket(prompt: Prompt) -> Prompt:
+    """Pads rows of ids to the width of their bucket; beside an encoder's part only its ids are padded."""
+    tokens, length = jnp.asarray(prompt.tokens, jnp.int32), jnp.asarray(prompt.length, jnp.int32)
+    if isinstance(prompt.encoder, Prompt):
+        return Prompt(tokens, length, _in_bucket(prompt.encoder))
+    if prompt.encoder is not None:
+        return Prompt(tokens, length, jax.tree.map(jnp.asarray, prompt.encoder))
+    return Prompt(jnp.pad(tokens, ((0, 0), (0, token_rows.bucket(tokens.shape[1]) - tokens.shape[1]))), length)
+
+
+def check_prompt(prompt: Prompt, lm: LanguageModel) -> None:
+    """Refuses rows of token ids that cannot be read: their shapes and, where they are not traced, lengths and ids."""
+    shape, lengths = jnp.shape(prompt.tokens), jnp.shape(prompt.length)
+    if len(shape) != 2 or lengths != shape[:1]:
+        raise ValueError(f"prompt tokens have shape {shape}, lengths {lengths}: expected [batch, prompt] and [batch]")
+    if shape[0] == 0:
+        raise ValueError("got no prompts: expected at least one")
+    for name, array in zip(("tokens", "lengths"), prompt, strict=False):
+        if not jnp.issubdtype(jnp.result_type(array), jnp.integer):
+            raise ValueError(f"prompt {name} have dtype {jnp.result_type(array)}: expected integers")
+    if prompt.encoder is not None:
+        _check_source(prompt.encoder, lm, shape[0])
+    if not all(map(is_here, prompt[:2])):
+        return
+    for index, (row, n) in enumerate(zip(*map(np.asarray, prompt[:2]), strict=True)):
+        if n < 1:
+            raise ValueError(f"prompt {index} is empty: a prompt needs at least one token")
+        if n > len(row):
+            raise ValueError(f"prompt {index} has length {n}, but its row holds {len(row)} tokens")
+        vocab = lm.prompt_vocab if prompt.encoder is None else lm.vocab_size
+        outside = row[:n][(row[:n] < 0) | (row[:n] >= vocab)]
+        if outside.size:
+            raise ValueError(f"prompt {index} has token id {outside[0]}: expected ids from 0 to {vocab - 1}")
+
+
+def _check_source(source: Any, lm: LanguageModel, rows: int) -> None:
+    """Refuses what an encoder cannot read beside so many rows of the decoder."""
+    if lm.limits.start_token is None:
+        raise ValueError("the prompt has an encoder's part, and the target is decoder-only: leave `encoder` out")
+    if isinstance(source, Prompt) != (lm.prompt_vocab > 0):
+        got = "a Prompt of ids" if isinstance(source, Prompt) else f"of type {type(source).__name__}"
+        expected = "features of sound" if lm.prompt_vocab == 0 else "a jaxspec.Prompt of the ids that it reads"
+        raise ValueError(f"the encoder's part of the prompt is {got}: expected {expected}")
+    if any(jnp.shape(x)[:1] != (rows,) for x in jax.tree.leaves(source)):
+        shapes = ", ".join(str(jnp.shape(x)) for x in jax.tree.leaves(source))
+        raise ValueError(f"the encoder's part of the prompt has the shapes {shapes}: expected {rows} rows in each")
+    if isinstance(source, Prompt):
+        if source.encoder is not None:
+            raise ValueError("the encoder's part of the prompt has an encoder's part itself: leave that one out")
+        check_prompt(source, lm)
+
+
+def check_reads_text(target: Model) -> None:
+    """Refuses a model whose encoder reads no ids, where prompts are text."""
+    if target.lm.prompt_vocab == 0:
+        raise ValueError(
+            f"{target.name or 'the target'} reads sound: call jaxspec.transcribe, or give jaxspec.generate a "
+            "jaxspec.Prompt(tokens, length, features)"
+        )
+
+
+def arrays_of(prompt: Prompt) -> Prompt:
+    """Returns the same rows as arrays of JAX's."""
+    try:
+        tokens, length = (x if isinstance(x, jax.Array) else jnp.asarray(np.asarray(x)) for x in prompt[:2])
+        encoder = arrays_of(prompt.encoder) if isinstance(prompt.encoder, Prompt) else prompt.encoder
+        return Prompt(tokens, length, encoder)
+    except (ValueError, TypeError) as error:
+        raise ValueError(
+            "the tokens of a Prompt are padded rows of one length, [batch, prompt], and its lengths [batch]: "
+            f"give rows of several lengths as a list of lists ({error})"
+        ) from None
+
+
+def rows_of(prompts: Any) -> Prompt | list[Any]:
+    """Prompts as texts (see `check_text`), or as rows of ids.
+
+    Taken are one text or several; a `Prompt`, of arrays or of lists; one row of ids, or several, as lists or an array,
+    of any library.
+
+    >>> rows_of([[5, 6, 7], [8]]).length.tolist()
+    [3, 1]
+    """
+    if prompts is None:
+        raise TypeError("there are no prompts: give text, a list of texts, or token ids, as the second argument")
+    if isinstance(prompts, Prompt):
+        return arrays_of(prompts)
+    if isinstance(prompts, str):
+        return [prompts]
+    _check_kind(prompts, "prompts")
+    columns = getattr(prompts, "column_names", getattr(prompts, "columns", None))
+    if columns is not None:
+        names = ", ".join(map(repr, columns))
+        raise TypeError(f"the prompts are a {type(prompts).__name__} with the columns {names}: expected one of these")
+    rows = _as_python(prompts)
+    if isinstance(rows, numbers.Number) or not hasattr(rows, "__iter__"):
+        raise TypeError(
+            f"the prompts are of type {type(prompts).__name__}: expected text, a list of texts, or token ids"
+        )
+    rows = list(rows)
+    # A row of ids alone is one prompt; integers of any library count, and JAX's are arrays without axes.
+    if rows and all(is_id(_as_python(x)) for x in rows):
+        rows = [rows]
+    if not rows or isinstance(rows[0], str):
+        return rows
+    return token_rows.pad([ids_of(row, index) for index, row in enumerate(rows)])
+
+
+def _as_python(values: Any) -> Any:
+    """The lists and numbers of an array of any library; other values as they are."""
+    return values.tolist() if hasattr(values, "tolist") else values
+
+
+def is_id(value: Any) -> bool:
+    """Says whether a value is an integer, of any library."""
+    return isinstance(value, numbers.Integral) and not isinstance(value, bool)
+
+
+def ids_of(row: Any, index: int) -> list[int]:
+    """Reads one prompt's ids."""
+    ids = _as_python(row)
+    if isinstance(row, Prompt):
+        raise TypeError(f"prompt {index} is a jaxspec.Prompt, which has rows itself: expected it without a list")
+    if not isinstance(ids, list | tuple):
+        check_text(ids, index)
+        raise TypeError(f"prompt {index} is text, and others are token ids: expected all of one kind")
+    ids = [_as_python(x) for x in ids]
+    for value in ids:
+        if isinstance(value, Mapping):
+            check_text(value, index)
+        if not is_id(value):
+            raise TypeError(f"prompt {index} is a list of more than integers, it has {value!r}: expected ids of tokens")
+    return ids
+
+
+def is_chat(prompt: Any) -> bool:
+    """Says whether a prompt is a conversation: a list of messages, each with a role.
+
+    >>> is_chat([{"role": "user", "content": "Hello"}]), is_chat("Hello"), is_chat([])
+    (True, False, False)
+    """
+    return isinstance(prompt, list | tuple) and bool(prompt) and isinstance(prompt[0], Mapping) and "role" in prompt[0]
+
+
+def chats_of(prompts: Any) -> list[Any] | None:
+    """Returns the conversations among prompts, one or a list of them; None if the prompts are others.
+
+    >>> chats_of([{"role": "user", "content": "Hello"}])
+    [[{'role': 'user', 'content': 'Hello'}]]
+    >>> chats_of(["Hello"])
+    """
+    if is_chat(prompts):
+        return [prompts]
+    return list(prompts) if isinstance(prompts, list | tuple) and prompts and all(map(is_chat, prompts)) else None
+
+
+def chat_ids(
+    target: Model,
+    messages: Sequence[Mapping[str, Any]],
+    *,
+    answer: bool = True,
+    template: Mapping[str, Any] | None = None,
+) -> list[int]:
+    """Writes a conversation in the chat template of the target's tokenizer, up to where an `answer` would begin.
+
+    `template`: values of the template's own, such as enable_thinking=False.
+    """
+    from jinja2 import TemplateError  # which transformers needs for templates, and for nothing else
+
+    check_template(target)
+    template, name = template or {}, target.name or "this model"
+    for number, message in enumerate(messages):
+        # Of a message without content a template would write the word None.
+        if isinstance(message, Mapping) and message.get("content") is None and not message.get("tool_calls"):
+            raise ValueError(f"message {number} of the chat, of the role {message.get('role')!r}, has no content")
+        token_ids.check_unicode(message, f"message {number} of the chat")
+    token_ids.check_unicode(template, "chat_template_kwargs")
+    if template.get("tools") and "tools" not in str(target.tokenizer.chat_template):
+        raise ValueError(f"the chat template of {name} does not read tools: leave them out")
+    messages = [_with_text(message, number) for number, message in enumerate(messages)]
+    write = target.tokenizer.apply_chat_template
+    try:
+        written = write(messages, add_generation_prompt=answer, return_dict=True, **template)
+    except TemplateError as error:
+        roles = ", ".join(str(message.get("role")) for message in messages)
+        raise ValueError(f"the chat template of {name} refuses the conversation (of {roles}): {error}") from error
+    return list(written["input_ids"])
+
+
+def opening(target: Model, messages: Sequence[Mapping[str, Any]], template: Mapping[str, Any] | None) -> list[int]:
+    """Writes messages that conversations begin with.
+
+    Templates without a system role write the system's message into the user's first one. So where messages end with
+    the system's, two conversations that go on differently are written, and their common beginning is taken. Its last
+    token is left out: a tokenizer may join that to what follows.
+    """
+    write = functools.partial(chat_ids, target, answer=False, template=template)
+    if messages[-1].get("role") != "system":
+        return write(messages)
+    first, second = (write([*messages, {"role": "user", "content": content}]) for content in ("a", "1"))
+    return first[: max(1, shared_prefix.common(first, second) - 1)]
+
+
+def _with_text(message: Any, number: int) -> Any:
+    """Returns a message whose content is text; parts of it are joined.
+
+    >>> _with_text({"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}, 0)
+    {'role': 'user', 'content': 'ab'}
+    """
+    if not isinstance(message, Mapping) or not isinstance(message.get("content"), list | tuple):
+        return message
+    parts = message["content"]
+    for part in parts:
+        if not isinstance(part, Mapping) or part.get("type") != "text" or not isinstance(part.get("text"), str):
+            got = part.get("type") if isinstance(part, Mapping) else type(part).__name__
+            raise ValueError(
+                f'message {number} of the chat has a part of type {got!r}: expected {{"type": "text", "text": "..."}}'
+            )
+    return {**message, "content": "".join(part["text"] for part in parts)}
+
+
+def check_template(target: Model) -> None:
+    """Refuses a model without a chat template."""
+    check_model(target, "target")
+    if getattr(target.tokenizer, "chat_template", None) is None:
+        name = target.name or "this model"
+        raise ValueError(
+            f"{name} has no chat template: give text, or a model that is tuned to chat, or a template: "
+            'jaxspec.load(..., chat_template="FILE"), on the command line --chat-template FILE'
+        )
+
+
+def check_text(text: Any, index: int) -> None:
+    """Refuses what is no text that a tokenizer can read."""
+    _check_kind(text, f"prompt {index}")
+    if not isinstance(text, str):
+        raise TypeError(
+            f"prompt {index} is {text!r:.80}, of type {type(text).__name__}: expected text, or all as token ids"
+        )
+    token_ids.check_unicode(text, f"prompt {index}")
+
+
+def _check_kind(value: Any, name: str) -> None:
+    """Refuses bytes, a message without its conversation, and a row of a table or of a tokenizer's."""
+    if isinstance(value, bytes | bytearray):
+        raise TypeError(f"{name} is bytes: expected text, such as {name.split()[0]}.decode()")
+    if isinstance(value, Mapping) and "role" in value:
+        raise TypeError(f"{name} is a chat message: {CHAT}")
+    if isinstance(value, Mapping):
+        raise TypeError(
+            f"{name} is a {type(value).__name__} with {', '.join(map(repr, value))}: expected the text itself, or its "
+            'ids, which a tokenizer returns as ["input_ids"]'
+        )
