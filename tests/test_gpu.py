@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from jaxspec.analysis import chips
+from jaxspec.nets import on_gpu
 from tests.conftest import compiled_cases
 
 SCRIPT = Path(__file__).parent / "scripts" / "gpu_programs.py"
@@ -90,6 +91,17 @@ def test_a_round_is_passes_and_little_else(programs):
     parts = programs["Llama, chain"]["programs"]["speculative"]["parts"]
     assert all(parts[name]["kernels"] < 45 for name in ("draft", "draft step", "target"))
     assert sum(parts[name]["kernels"] for name in ("accept", "commit", "rest")) < 30
+
+
+def test_kernels_of_our_own_are_fewer(programs, monkeypatch: pytest.MonkeyPatch):
+    """A norm is one kernel, not two, and Llama's attention one, not three; no byte more is read."""
+    monkeypatch.setenv(on_gpu.SWITCH, "1")
+    chain = compiled_cases(SCRIPT, "Llama, chain")["Llama, chain"]["programs"]
+    for name, before in programs["Llama, chain"]["programs"].items():
+        for part in {"target", "draft step"} & before["parts"].keys():
+            fewer, more = chain[name]["parts"][part], before["parts"][part]
+            assert fewer["kernels"] <= more["kernels"] - 3, (name, part)  # three norms; other kernels moved
+            assert fewer["bytes_read"] < 1.01 * more["bytes_read"], (name, part)
 
 
 def test_the_command_keeps_programs(tmp_path: Path):

@@ -1,0 +1,196 @@
+"""Kernels for passes over few tokens on one GPU, where a layer's small kernels take as long as their launches.
+
+XLA makes a norm of one row two kernels, and attention three: scores, softmax and mixing. Here either is one, written
+for Triton. They compile for an H100, and in Pallas' interpreter they compute what XLA's compute. **They have not been
+timed on a card**, so they are off unless the environment variable JAXSPEC_GPU_KERNELS is 1 when a program is traced.
+On a mesh they must stay off: XLA cannot split them.
+
+Shapes: B batch, T step, S keys, H query heads, K key-value heads, D head dimension, M model dimension; R = H / K * T
+rows of queries that read the same keys; N spans of keys.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+SWITCH = "JAXSPEC_GPU_KERNELS"
+KEYS, SPAN = 64, 256  # keys of one product, and of one program: 2,048 keys of 8 heads are read by 64 programs
+ROWS, WIDEST = 64, 256  # rows of queries, and entries of a head, that a program has registers for
+LONGEST = 1 << 15  # entries of a row that a norm's program has registers for
+MASKED = -1e30  # as in `nets.attention`
+
+
+def is_on() -> bool:
+    """Tells whether these kernels are to be used."""
+    return os.environ.get(SWITCH) == "1"
+
+
+def choose(fits: bool, kernel: Callable[..., Array], plain: Callable[..., Array], *arrays: Any) -> Array:
+    """Computes `plain(*arrays)`; on a GPU by the kernel, if it is on and fits. Gradients are those of `plain`."""
+    if not (fits and is_on()):
+        return plain(*arrays)
+    run = jax.custom_vjp(kernel)
+    run.defvjp(lambda *xs: (kernel(*xs), xs), lambda xs, gradient: jax.vjp(plain, *xs)[1](gradient))
+    return jax.lax.platform_dependent(*arrays, cuda=run, default=plain)
+
+
+def has_few_rows(x: Float[Array, "*batch M"]) -> bool:
+    """Tells whether a norm has few rows: XLA makes many one kernel, too."""
+    return math.prod(x.shape[:-1]) <= ROWS and x.shape[-1] <= LONGEST
+
+
+def _indices(size: int, least: int = 1) -> Array:
+    """Counts up to `size`, and on to a power of two: Triton's arrays have no other lengths."""
+    return jax.lax.broadcasted_iota(jnp.int32, (max(least, 1 << (size - 1).bit_length()),), 0)
+
+
+def norm(
+    x: Float[Array, "*batch M"],
+    scale: Float[Array, " M"],
+    bias: None = None,
+    *,
+    epsilon: float,
+    dtype: Any = None,
+    interpret: bool = False,
+) -> Float[Array, "*batch M"]:
+    """Computes an RMS norm in float32, each row by a program of its own.
+
+    >>> norm(jnp.array([[2.0, 0.0, 0.0, 0.0]]), jnp.full(4, 3.0), epsilon=0.0, interpret=True).tolist()
+    [[6.0, 0.0, 0.0, 0.0]]
+    """
+    from jax.experimental import pallas as pl  # half a second, which only they pay who use it
+    from jax.experimental.pallas import triton
+
+    width = x.shape[-1]
+
+    def kernel(x_ref, scale_ref, y_ref):
+        column = _indices(width)
+        within = column < width
+        wide = triton.load(x_ref.at[0, column], mask=within, other=0.0).astype(jnp.float32)
+        wide = wide * jax.lax.rsqrt(jnp.sum(jnp.square(wide)) / width + epsilon)
+        scaled = wide * triton.load(scale_ref.at[column], mask=within, other=0.0).astype(jnp.float32)
+        triton.store(y_ref.at[0, column], scaled.astype(y_ref.dtype), mask=within)
+
+    rows, row = x.reshape(-1, width), pl.BlockSpec((1, width), lambda i: (i, 0))
+    y = pl.pallas_call(
+        kernel,
+        jax.ShapeDtypeStruct(rows.shape, dtype or x.dtype),
+        grid=(len(rows),),
+        in_specs=[row, pl.BlockSpec((width,), lambda i: (0,))],
+        out_specs=row,
+        compiler_params=triton.CompilerParams(num_warps=8),
+        interpret=interpret,
+        name="norm",
+    )(rows, scale)
+    return y.reshape(x.shape)
+
+
+def takes(query: Float[Array, "B H T D"], keys: Float[Array, "B K S D"]) -> bool:
+    """Tells whether a program has registers for all queries that read the same keys."""
+    _, heads, step, width = query.shape
+    return heads // keys.shape[1] * step <= ROWS and width <= WIDEST
+
+
+def attention(
+    query: Float[Array, "B H T D"],
+    keys: Float[Array, "B K S D"],
+    values: Float[Array, "B K S D"],
+    mask: Bool[Array, "#B 1 #T S"],
+    bias: Float[Array, "#B #H T S"] | None,
+    sinks: Float[Array, " H"] | None,
+    *,
+    scale: float,
+    cap: float | None,
+    interpret: bool = False,
+) -> Float[Array, "B H T D"]:
+    """Computes `nets.attention.attend`: each program mixes the values of a span of keys, for one key-value head.
+
+    Blocks of keys that no query may read are not read. Spans are put together by the logarithms of their sums, as in
+    Flash-Decoding (Dao et al., 2023).
+    """
+    from jax.experimental import pallas as pl
+    from jax.experimental.pallas import triton
+
+    B, H, T, D = query.shape
+    K, S = keys.shape[1:3]
+    R, N = H // K * T, pl.cdiv(S, SPAN)
+    exact = jax.lax.Precision.HIGHEST if query.dtype == jnp.float32 else None
+
+    def kernel(query_ref, keys_ref, values_ref, mask_ref, *refs):
+        *bias_ref, mixed_ref, sums_ref = refs
+        group, first = pl.program_id(1) * (H // K), pl.program_id(2) * SPAN
+        row, column = _indices(R, least=16), _indices(D, least=16)  # a tensor core's product has 16 rows
+        is_row, is_column = (row < R)[:, None], (column < D)[None, :]
+        queries = triton.load(query_ref.at[0, 0, row[:, None], column[None, :]], mask=is_row & is_column, other=0.0)
+        # Row r is query r % T of head r // T of the group; the mask, and some biases, are one for all queries or heads.
+        of_step = lambda ref: (row % T if ref.shape[2] > 1 else 0 * row)[:, None]  # noqa: E731
+
+        def read(i, carry):
+            key = (first + i * KEYS + _indices(KEYS))[None, :]
+            within = is_row & (key < S)
+            allowed = triton.load(mask_ref.at[0, 0, of_step(mask_ref), key], mask=within, other=False)
+
+            def add(carry):
+                top, total, mixed = carry
+                at = key[0][:, None], column[None, :]
+                of_key = (at[0] < S) & is_column
+                block = triton.load(keys_ref.at[0, 0, *at], mask=of_key, other=0.0)
+                scores = triton.dot(queries, block, trans_b=True, precision=exact) * scale
+                if cap is not None:
+                    scores = cap * jnp.tanh(scores / cap)
+                for ref in bias_ref:
+                    head = (group + row // T if ref.shape[1] > 1 else 0 * row)[:, None]
+                    scores += triton.load(ref.at[0, head, of_step(ref), key], mask=within, other=0.0)
+                scores = jnp.where(allowed, scores, MASKED)
+                higher = jnp.maximum(top, jnp.max(scores, axis=1))
+                kept, weights = jnp.exp(top - higher), jnp.exp(scores - higher[:, None])
+                block = triton.load(values_ref.at[0, 0, *at], mask=of_key, other=0.0)
+                added = triton.dot(weights.astype(block.dtype), block, precision=exact)
+                return higher, total * kept + jnp.sum(weights, axis=1), mixed * kept[:, None] + added
+
+            return jax.lax.cond(jnp.max(allowed.astype(jnp.int32)) > 0, add, lambda carry: carry, carry)
+
+        zeros = jnp.zeros((len(row),), jnp.float32)
+        start = zeros + MASKED, zeros, jnp.zeros((len(row), len(column)), jnp.float32)
+        top, total, mixed = jax.lax.fori_loop(0, pl.cdiv(min(S, SPAN), KEYS), read, start)
+        total = jnp.where(total > 0, total, 1.0)  # of a span that no query reads
+        at = 0, 0, 0, row[:, None], column[None, :]
+        triton.store(mixed_ref.at[*at], (mixed / total[:, None]).astype(mixed_ref.dtype), mask=is_row & is_column)
+        triton.store(sums_ref.at[0, 0, 0, row], top + jnp.log(total), mask=row < R)
+
+    def whole(x: Array, by_head: bool) -> pl.BlockSpec:
+        """Gives each program the part of its row, and of its head."""
+        shape = (1, 1 if by_head else x.shape[1], *x.shape[2:])
+        return pl.BlockSpec(shape, lambda b, k, n: (b if x.shape[0] > 1 else 0, k if by_head else 0, 0, 0))
+
+    inputs = [query.reshape(B, K, R, D), keys, values, mask, *([] if bias is None else [bias])]
+    mixed, sums = pl.pallas_call(
+        kernel,
+        [
+            jax.ShapeDtypeStruct((B, K, N, R, D), query.dtype if N == 1 and sinks is None else jnp.float32),
+            jax.ShapeDtypeStruct((B, K, N, R), jnp.float32),
+        ],
+        grid=(B, K, N),
+        in_specs=[whole(x, by_head=i < 3) for i, x in enumerate(inputs)],
+        out_specs=[
+            pl.BlockSpec((1, 1, 1, R, D), lambda b, k, n: (b, k, n, 0, 0)),
+            pl.BlockSpec((1, 1, 1, R), lambda b, k, n: (b, k, n, 0)),
+        ],
+        compiler_params=triton.CompilerParams(num_warps=4, num_stages=2),
+        interpret=interpret,
+        name="attention",
+    )(*inputs)
+    if N == 1 and sinks is None:
+        return mixed.reshape(B, H, T, D)
+    if sinks is not None:  # a span of one key, whose value is zeros
+        of_none = jnp.repeat(sinks.astype(jnp.float32).reshape(K, H // K), T, axis=1)[None, :, None]
+        sums = jnp.concatenate([sums, jnp.broadcast_to(of_none, (B, K, 1, R))], axis=2)
+    weights = jax.nn.softmax(sums, axis=2)[:, :, :N, :, None]
+    return jnp.sum(weights * mixed, axis=2).astype(query.dtype).reshape(B, H, T, D)
