@@ -100,7 +100,7 @@ def test_kernels_of_our_own_are_fewer(programs, monkeypatch: pytest.MonkeyPatch)
     for name, before in programs["Llama, chain"]["programs"].items():
         for part in {"target", "draft step"} & before["parts"].keys():
             fewer, more = chain[name]["parts"][part], before["parts"][part]
-            assert fewer["kernels"] <= more["kernels"] - 3, (name, part)  # three norms; other kernels moved
+            assert fewer["kernels"] <= more["kernels"] - 2, (name, part)  # of one layer, with the embedding
             assert fewer["bytes_read"] < 1.01 * more["bytes_read"], (name, part)
 
 
