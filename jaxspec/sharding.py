@@ -103,18 +103,17 @@ def mesh(axes: str | Mesh, devices: Sequence[Any] | None = None) -> Mesh:
     names = [name for name, _, _ in parts]
     are_axes = set(names) <= set(sizes) and len(set(names)) == len(names)
     if not are_axes or not all(size.isdecimal() and int(size) for _, _, size in parts):
-        raise ValueError(
-            f"the mesh is {axes!r}: expected sizes, 1 or more, of the axes data and model, such as data=2,model=4"
-        )
+        expected = "sizes, 1 or more, of the axes data and model, such as data=2,model=4"
+        raise ValueError(f"the mesh is {axes!r}: expected {expected}")
     sizes |= {name: int(size) for name, _, size in parts}
     needed = math.prod(sizes.values())
     if devices is not None and needed > len(devices):
         raise ValueError(f"the mesh {axes} has {needed} devices, and the topology {len(devices)}: choose a larger one")
     devices = jax.devices() if devices is None else devices
     if needed > len(devices):
+        simulated = f"on a CPU, XLA_FLAGS=--xla_force_host_platform_device_count={needed} simulates them"
         raise ValueError(
-            f"the mesh {axes} has {needed} devices, but jax sees {len(devices)} (jax.devices()); on a CPU, "
-            f"XLA_FLAGS=--xla_force_host_platform_device_count={needed} simulates them"
+            f"the mesh {axes} has {needed} devices, but jax sees {len(devices)} (jax.devices()); {simulated}"
         )
     kinds = (AxisType.Auto,) * len(sizes)
     try:

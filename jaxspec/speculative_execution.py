@@ -9,8 +9,7 @@ Shapes: V outcomes of f, K candidates.
 from __future__ import annotations
 
 import concurrent.futures
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Generic, NamedTuple, TypeVar
 
 import jax
@@ -89,8 +88,9 @@ def speculate(
     SpecInfer, arXiv 2305.09781.
     """
     at_least(1, candidates=candidates)
+    pool = concurrent.futures.ThreadPoolExecutor(candidates + 1) if executor is None else executor
     submitted: list[concurrent.futures.Future] = []
-    with _threads(executor, candidates + 1, submitted) as pool:
+    try:
         logits = pool.submit(f, x)  # first, since it takes longest; the approximation runs here
         submitted.append(logits)
         q_logits = _checked(approximation(x), "approximation")
@@ -110,6 +110,11 @@ def speculate(
             return Speculated(accepted.result(), tokens[started.index(accepted)], True, len(tokens))
         token = int(verdict.next_token[0])
         return Speculated(pool.submit(g, token).result(), token, False, len(tokens) + 1)
+    finally:  # what runs for nothing is cancelled, and not waited for
+        for future in submitted:
+            future.cancel()
+        if executor is None:
+            pool.shutdown(wait=False, cancel_futures=True)
 
 
 def propose(key: Key[Array, ""], logits: Float[Array, " V"], count: int) -> Draft:
@@ -150,22 +155,3 @@ def _checked(logits: ArrayLike, owner: str) -> Float[np.ndarray, " V"]:
     if np.isnan(values).any() or np.isposinf(values).any() or np.isneginf(values).all():
         raise FloatingPointError(f"{owner} returned logits that make no distribution: NaN, +inf, or -inf everywhere")
     return values
-
-
-@contextlib.contextmanager
-def _threads(
-    executor: concurrent.futures.Executor | None, count: int, submitted: list[concurrent.futures.Future]
-) -> Iterator[concurrent.futures.Executor]:
-    """Yields the caller's executor, or threads for one call; what runs for nothing is cancelled, and not waited for."""
-    if executor is not None:
-        try:
-            yield executor
-        finally:
-            for future in submitted:
-                future.cancel()
-        return
-    threads = concurrent.futures.ThreadPoolExecutor(count)
-    try:
-        yield threads
-    finally:
-        threads.shutdown(wait=False, cancel_futures=True)

@@ -54,10 +54,12 @@ TESTED_BY = {
     "training/top_tokens.py": "training/test_online.py",
     "vocab/": "vocab/test_remap.py",
     "weights/": "weights/test_loading.py",
+    "weights/generation_config.py": "weights/test_huggingface_config.py",
     "weights/gguf_header.py": "weights/test_gguf.py",
     "weights/hf_families/": "weights/test_families.py",
     "weights/hf_families/llama_cpp.py": "weights/test_gguf.py",
     "weights/hf_families/t5.py": "weights/test_t5x.py",
+    "weights/hub.py": "weights/test_huggingface.py",
     "weights/orbax_arrays.py": "weights/test_orbax.py",
 }
 OF_NO_MODULE = {  # tests at the top that are of the project, or need a machine, a browser, another library

@@ -7,7 +7,7 @@ training. The file ends in an entry of this table. Kinds share:
     target       what heads take of their target: its embedding, its head, its vocabulary; their drafters
     training     how heads are unrolled over whole texts
     recurrent    heads that are fed what they made (EAGLE, MTP)
-    block_*      the shape and the files of block drafters (DFlash, DSpark, DFlash 2)
+    block_*      the shape, the network and the files of block drafters (DFlash, DSpark, DFlash 2)
     formats      what published files have in common
     load, save   a folder in and out, by the table
 """

@@ -75,10 +75,8 @@ class AssistantConfig:
         if len(self.sources) != len(self.layer.layers):
             raise ValueError(f"sources has {len(self.sources)} layers of the target: expected {len(self.layer.layers)}")
         if self.centroids and (self.layer.vocab_size % self.centroids or self.nearest > self.centroids):
-            raise ValueError(
-                f"{self.centroids} centroids, of which the {self.nearest} nearest are looked at, order "
-                f"{self.layer.vocab_size} tokens: expected as many tokens for each, and no more nearest ones"
-            )
+            ordered = f"{self.centroids} centroids order {self.layer.vocab_size} tokens, and {self.nearest} are nearest"
+            raise ValueError(f"{ordered}: expected as many tokens for each, and no more nearest ones than there are")
         if not self.layer.tied_head:
             raise ValueError("tied_head is False: expected an assistant whose head is its embedding")
 
@@ -238,29 +236,22 @@ def assistant(
     inside, layers = target.lm.inside, max(head.network.sources)
     assert inside is not None, "bind"
     if inside.keys_values is None or inside.layers is None or inside.layers.count <= layers:
-        raise ValueError(
-            f"an assistant reads the keys of layer {layers}, and {target.name or 'the target'} has none to read "
-            "(Inside.keys_values): expected the target that it was made for"
-        )
+        lacks = f"{target.name or 'the target'} has none to read (Inside.keys_values)"
+        raise ValueError(f"an assistant reads the keys of layer {layers}, and {lacks}: expected its own target")
     return drafter
 
 
 def read_keys(head: AssistantHead, inside: core.Inside, cache: core.Cache) -> tuple[TargetKeys, ...]:
-    """Reads the keys and values of the target's layers that an assistant attends to.
-
-    Raises:
-        ValueError: they have other sizes than those that it was made for.
-    """
+    """Reads the keys and values of the target's layers that an assistant attends to."""
     assert inside.keys_values is not None, "assistant"
     memory = tuple(TargetKeys(*inside.keys_values(cache, layer)) for layer in head.sources)
     for layer, (source, expected, read) in enumerate(zip(head.sources, head.key_sizes, memory, strict=True)):
         heads, size = read.keys.shape[1], read.keys.shape[3]
         if (heads, size) != expected:
-            raise ValueError(
-                f"layer {layer} of the assistant reads {expected[0]} key-value heads of size {expected[1]}, and layer "
-                f"{source} of the target has {heads} of size {size}: expected the target that it was made for, or "
-                "other sources"
-            )
+            made_for = "{} key-value heads of size {}".format(*expected)
+            of_target = f"layer {source} of the target has {heads} of size {size}"
+            advice = "expected the target that it was made for, or other sources"
+            raise ValueError(f"layer {layer} of the assistant reads {made_for}, and {of_target}: {advice}")
     return memory
 
 

@@ -193,21 +193,11 @@ def write(config: BlockConfig, verifier: dict, tokens: int) -> dict:
 
 def _zlabs(config: BlockConfig, verifier: dict) -> dict:
     """Writes the config.json as z-lab's code and SGLang read it."""
-    only_speculators = {
-        "markov_rank": config.markov_rank > 0,
-        "confidence": config.confidence,
-        "from_anchor": config.from_anchor,
-        "draft_vocab": config.draft_vocab is not None,
-        "own_embedding": config.own_embedding,
-        "own_head": config.own_head,
-        "windows_from_anchor": bool(config.layer.windows) and config.windows_from_anchor,
-        "causal_windows": config.causal_full and not config.causal_windows,
-    }
-    if lacking := [name for name, is_set in only_speculators.items() if is_set]:
-        raise formats.FamilyError(
-            f"z-lab's format, which has scales, caps and is_causal, cannot store {', '.join(lacking)}: expected one of "
-            "both kinds of options"
-        )
+    stored: dict[str, Any] = {"markov_rank": 0, "draft_vocab": None, "own_embedding": False, "own_head": False}
+    stored |= {"confidence": False, "from_anchor": False}
+    stored |= {"windows_from_anchor": False} if config.layer.windows else {}
+    stored |= {"causal_windows": True} if config.causal_full else {}
+    formats.check_stored("z-lab's format, which has scales, caps and is_causal,", config, **stored)
     table: dict[str, Any] = {
         "block_size": config.block,
         "mask_token_id": config.mask_token,

@@ -19,17 +19,17 @@ from typing import Any, NamedTuple
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, Key
+from jaxtyping import Array, Float, Int
 
 from jaxspec import core
 from jaxspec.core.checks import in_range
 from jaxspec.draft_heads import block, block_files, formats
-from jaxspec.draft_heads.block import BlockDrafter, BlockHead
 from jaxspec.draft_heads.block_config import BlockConfig
+from jaxspec.draft_heads.block_network import BlockDrafter
 from jaxspec.draft_heads.formats import Format, Shapes, TargetShape
 from jaxspec.draft_heads.kind import Kind, WindowedSizes, sizes_of
 from jaxspec.draft_heads.target import SharedWithTarget
-from jaxspec.draft_heads.training import DraftStarts, DraftStep, Training
+from jaxspec.draft_heads.training import DraftStep, Training
 from jaxspec.nets import stack
 from jaxspec.nets.attention import LayerInputs
 from jaxspec.nets.decoder import DecoderLayer, layer_of
@@ -61,10 +61,8 @@ class DFlash2Config(BlockConfig):
         if self.layer.dim % self.group:
             raise ValueError(f"group is {self.group}: expected a divisor of the layers' width, {self.layer.dim}")
         if self.markov_rank or self.draft_vocab is not None:
-            raise ValueError(
-                f"markov_rank is {self.markov_rank} and draft_vocab {self.draft_vocab}: expected 0 and None, since "
-                "candidates are tokens of the target's vocabulary, scored by the selector"
-            )
+            options = f"markov_rank is {self.markov_rank} and draft_vocab {self.draft_vocab}: expected 0 and None"
+            raise ValueError(f"{options}, since the selector scores tokens of the target's vocabulary")
 
     @property
     def is_sequential(self) -> bool:
@@ -176,22 +174,12 @@ class DFlash2(BlockDrafter):
         return super().logits(shared, features)
 
 
-def head(config: DFlash2Config) -> BlockHead:
-    """Makes the drafter's pure functions, for `drafters.block`."""
-    return block.head(config, DFlash2)
-
-
-def init(config: DFlash2Config, key: Key[Array, ""]) -> core.Params:
-    """Draws random parameters; convolutions change nothing at first."""
-    return block.init(config, key, DFlash2)
+# The functions of any block drafter, of this network.
+head = functools.partial(block.head, network=DFlash2)
+init = functools.partial(block.init, network=DFlash2)
 
 
 # --- in training
-
-
-def draft_states(config: DFlash2Config, params: core.Params, shared: SharedWithTarget, starts: DraftStarts):
-    """Makes the features of the blocks that begin at the places."""
-    return block.draft_states(config, params, shared, starts, DFlash2)
 
 
 def draft_logits(
@@ -306,7 +294,7 @@ KIND = Kind(
     drafter=block.block,
     format=Format("DFlash 2 drafter", canonical, matches, read, modules, write),
     training=Training(
-        *(draft_states, draft_logits),
+        *(functools.partial(block.draft_states, network=DFlash2), draft_logits),
         longest=lambda config: config.count,
         learned=learned_logits,
         own=walk_lesson,

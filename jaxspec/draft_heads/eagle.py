@@ -72,10 +72,8 @@ class EagleConfig:
         if c.positions != "rotary" or any(x != LayerShape(x.attention, x.ff) for x in c.layers):
             raise ValueError("expected an EAGLE head with Llama's kind of layers: rotary positions, pre-norms alone")
         if not self.taps and (c.dim != self.hidden_size or self.draft_vocab is not None):
-            raise ValueError(
-                f"without taps this is EAGLE-1, with the target's width ({self.hidden_size}) and the target's "
-                f"vocabulary: got width {c.dim} and draft_vocab {self.draft_vocab}"
-            )
+            eagle_1 = f"without taps this is EAGLE-1, with the target's width ({self.hidden_size}) and vocabulary"
+            raise ValueError(f"{eagle_1}: got width {c.dim} and draft_vocab {self.draft_vocab}")
         formats.check_own_parts(self, c.dim, self.hidden_size)
         if self.norm_before_fc and self.norm_each_tap:
             raise ValueError("got norm_before_fc and norm_each_tap: expected one of them at most")
@@ -316,8 +314,7 @@ def write(config: EagleConfig, verifier: dict, tokens: int) -> dict:
     """Writes the config.json of EAGLE-3 and P-EAGLE, as `speculators` has it; of EAGLE-1, as its authors have it."""
     if not config.taps:
         return {**formats.written_layer(config.layer), "architectures": ["LlamaForCausalLM"], "bias": config.fc_bias}
-    if config.fc_bias:
-        raise formats.FamilyError("the format of speculators cannot store the bias of the input projection (fc_bias)")
+    formats.check_stored("the format of speculators", config, fc_bias=False)
     table = {
         "draft_vocab_size": config.draft_vocab or config.layer.vocab_size,
         "eagle_aux_hidden_state_layer_ids": [tap + 1 for tap in config.taps],

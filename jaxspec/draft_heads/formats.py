@@ -154,10 +154,9 @@ def taps_of(ids: list[int], offset: int, target: TargetShape) -> tuple[int, ...]
         return target.taps
     taps = tuple(int(i) + offset for i in ids)
     if missing := [i for i, tap in zip(ids, taps, strict=True) if not 0 <= tap < target.layers - 1]:
-        raise FamilyError(
-            f"it reads layers {list(ids)} of its target, which has {target.layers}: the output of {missing[0]} "
-            "cannot be read. It was made for another target; or pass taps= to load_drafter"
-        )
+        layers = f"it reads layers {list(ids)} of its target, which has {target.layers}"
+        advice = "It was made for another target; or pass taps= to load_drafter"
+        raise FamilyError(f"{layers}: the output of {missing[0]} cannot be read. {advice}")
     return taps
 
 
@@ -215,13 +214,25 @@ def written_layer(layer: DecoderConfig, types: Collection[str] = ()) -> dict[str
     return table | {"sliding_window": windows[0], "layer_types": kinds, "use_sliding_window": True}
 
 
+def check_stored(form: str, config: Any, **stored: Any) -> None:
+    """Refuses the fields of a configuration that a format has no place for: it stores these values alone.
+
+    >>> import types
+    >>> check_stored("the format", types.SimpleNamespace(fc_bias=True, own_head=False), fc_bias=False, own_head=False)
+    Traceback (most recent call last):
+    jaxspec.weights.hf_families.common.FamilyError: the format cannot store fc_bias True (expected False)
+    """
+    fields = vars(config)
+    if lacking := [f"{name} {fields[name]!r} (expected {x!r})" for name, x in stored.items() if fields[name] != x]:
+        raise FamilyError(f"{form} cannot store {', '.join(lacking)}")
+
+
 def check_head_norms(layer: DecoderConfig, drafters: str) -> None:
     """Refuses to write layers without head norms: readers build Qwen 3's, and make norms that the files lack."""
     if not all(x.attention.head_norms for x in layer.layers):
-        raise FamilyError(
-            f"the format has only {drafters} with Qwen 3's layer, which normalises queries and keys. This one has "
-            "head_norms=False: train it with head_norms = true (the default of a recipe's [head])"
-        )
+        qwen = f"the format has only {drafters} with Qwen 3's layer, which normalises queries and keys"
+        advice = "train it with head_norms = true (the default of a recipe's [head])"
+        raise FamilyError(f"{qwen}. This one has head_norms=False: {advice}")
 
 
 def speculators(kind: str, architecture: str, layer: dict, table: dict, verifier: dict, tokens: int) -> dict:

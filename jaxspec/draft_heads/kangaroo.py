@@ -143,10 +143,8 @@ def read(table: dict, shapes: Shapes, target: TargetShape) -> ExitAdapterConfig:
         ("number of target layers", table.get(LAYERS), target.layers),
     )
     if EXIT not in table and target.taps is None:
-        raise formats.FamilyError(
-            f"its config.json has no {EXIT}: pass taps=[1] to load_drafter if it reads the output of the second layer, "
-            "as Kangaroo's for 7B models do"
-        )
+        advice = "if it reads the output of the second layer, as Kangaroo's for 7B models do"
+        raise formats.FamilyError(f"its config.json has no {EXIT}: pass taps=[1] to load_drafter {advice}")
     tap, *more = formats.taps_of([table.get(EXIT, 0)], -1, target)
     if more:
         raise formats.FamilyError(f"taps is {[tap, *more]}: an adapter reads the output of one layer")

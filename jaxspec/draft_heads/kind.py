@@ -73,10 +73,8 @@ class LayerSizes:
         """Returns the configuration of the layers."""
         dim = self.dim or inside_of(target).width
         if (head_dim := self.head_dim or dim // self.heads) % 2 or head_dim == 0:
-            raise ValueError(
-                f"heads is {self.heads} for layers of width {dim}, which makes head_dim {head_dim}: expected an even "
-                "one, for rotary positions. Choose other heads, or a head_dim"
-            )
+            sizes = f"heads is {self.heads} for layers of width {dim}, which makes head_dim {head_dim}"
+            raise ValueError(f"{sizes}: expected an even one, for rotary positions. Choose other heads, or a head_dim")
         return decoder_config(
             vocab_size=target.lm.vocab_size,
             dim=dim,

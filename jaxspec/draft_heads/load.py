@@ -24,7 +24,7 @@ from jaxspec.draft_heads.kind import in_dtype, shape_of
 from jaxspec.draft_heads.training import VOCABULARY
 from jaxspec.drafters.parallel import parallel
 from jaxspec.nets import decoder_layers, stack
-from jaxspec.weights import huggingface, orbax, parameters, quantised_files, tensors, tokenizers
+from jaxspec.weights import hub, orbax, parameters, quantised_files, tensors, tokenizers
 from jaxspec.weights import loading as models
 from jaxspec.weights.hf_families import common
 from jaxspec.weights.huggingface import CONFIG
@@ -84,7 +84,7 @@ def load_drafter(
         UserWarning: the folder names another model than this target, one of the same shapes.
     """
     folder = _folder_of(source, target, revision)
-    if (mask_token := _mask_token(folder)) is not None:
+    if (mask_token := _mask_token(folder, _table(folder))) is not None:
         for option, value in (("taps", taps), ("head", head)):
             if value is not None:
                 raise ValueError(f"{option} is of draft heads, and {folder} is a whole model: leave it out")
@@ -116,12 +116,9 @@ def read_head(
     tokenizer = tokenizers.load(folder)
     both = tokenizer is not None and target.tokenizer is not None
     if both and (first := first_difference(target.tokenizer, tokenizer)) is not None:
-        index, word, other = first
-        raise CheckpointError(
-            f"{folder} has another tokenizer than the target: id {index} is {word!r} for the target and {other!r} "
-            "there. It was made for another target"
-        )
-    _check_name(folder, target)
+        differs = "id {} is {!r} for the target and {!r} there".format(*first)
+        raise CheckpointError(f"{folder} has another tokenizer than the target: {differs}. It is another target's")
+    _check_name(folder, _table(folder), target)
     config, params = restore(folder, target, None if taps is None else tuple(taps))
     if taps is not None and not kind_of(config).head(config).requirements.taps:
         raise ValueError(f"taps is {list(taps)}, and {folder} reads the last layer's output only: leave it out")
@@ -135,12 +132,16 @@ def _folder_of(source: str | Path, target: Model, revision: str | None) -> Path:
     return find(source, revision)
 
 
-def _mask_token(folder: Path) -> int | None:
-    """Returns the mask token of a whole model that drafts in parallel (PARD's); None of other drafters."""
+def _table(folder: Path) -> dict[str, Any]:
+    """Reads a folder's config.json; of one that cannot be read, `describe` says so."""
     try:
-        table = common.read_object(folder / CONFIG)
-    except (OSError, ValueError):  # `describe` says so
-        return None
+        return common.read_object(folder / CONFIG)
+    except (OSError, ValueError):
+        return {}
+
+
+def _mask_token(folder: Path, table: dict[str, Any]) -> int | None:
+    """Returns the mask token of a whole model that drafts in parallel (PARD's); None of other drafters."""
     mask_token = table.get(PARD)
     if mask_token is None:
         return None
@@ -152,35 +153,29 @@ def _mask_token(folder: Path) -> int | None:
     return mask_token
 
 
-def _check_name(folder: Path, target: Model) -> None:
+def _check_name(folder: Path, table: dict[str, Any], target: Model) -> None:
     """Compares the name of the target with that of the model that a folder says it was made for.
 
     Only names that mean one model are compared: the hub's ids, and those of shipped models. A folder may be called
     anything, and a name that holds the other is a copy's, as a rule: quantised, or fine-tuned.
     """
     try:
-        table = common.read_object(folder / CONFIG)
         verifier = (table.get("speculators_config") or {}).get("verifier") or {}
-    except (OSError, ValueError, AttributeError):  # `restore` says so
+        named = table.get("base_model_name_or_path") or verifier.get("name_or_path")
+    except AttributeError:  # `restore` says so
         return
-    named = table.get("base_model_name_or_path") or verifier.get("name_or_path")
     shipped_models = models.shipped()
-    if not isinstance(named, str):
+    if not isinstance(named, str) or not all(models.is_hub_id(x) or x in shipped_models for x in (named, target.name)):
         return
-    names = named, target.name
-    if not all(models.is_hub_id(name) or name in shipped_models for name in names):
-        return
-    file_name, target_name = (re.sub(r"[^a-z0-9]", "", name.rpartition("/")[2].lower()) for name in names)
+    file_name, target_name = (re.sub(r"[^a-z0-9]", "", x.rpartition("/")[2].lower()) for x in (named, target.name))
     if not file_name or not target_name or file_name in target_name or target_name in file_name:
         return
     if named in shipped_models:
         layers = decoder_layers(orbax.read_manifest(shipped_models[named]).model)
         target_layers = decoder_layers(target.config)
         if target_layers and layers != target_layers:
-            raise CheckpointError(
-                f"{folder} was made for {named}, a model of {layers} layers, and {target.name} has {target_layers}: "
-                f"load it with target=jaxspec.load({named!r})"
-            )
+            others = f"{folder} was made for {named}, a model of {layers} layers, and {target.name} has {target_layers}"
+            raise CheckpointError(f"{others}: load it with target=jaxspec.load({named!r})")
     warnings.warn(
         f"{folder} was made for {named}, and the target is {target.name}: the text stays exact, but few draft tokens "
         "may be accepted; check=True measures how many",
@@ -195,10 +190,7 @@ def shipped() -> dict[str, Path]:
 
 def find(source: str | Path, revision: str | None = None) -> Path:
     """Returns the folder of a drafter that reads hidden states; one of the hub is downloaded first."""
-    path = models.local(source, shipped())
-    if path is not None and revision is not None:
-        raise ValueError(f"revision is {revision!r}, but {source} is a folder: only models of the hub have revisions")
-    if path is not None:
+    if (path := models.local(source, shipped(), revision)) is not None:
         return path
     if Path(source).name in models.shipped():
         raise CheckpointError(f"{source} is a model: load it by jaxspec.load, and pass it as the drafter")
@@ -206,7 +198,7 @@ def find(source: str | Path, revision: str | None = None) -> Path:
         names = ", ".join(shipped()) or "none in this installation"
         expected = f"a folder, the name of a shipped one ({names}), or a hub id (owner/name)"
         raise CheckpointError(f"no drafter at {source}: expected {expected}")
-    return huggingface.download(str(source), revision, huggingface.DRAFTER_FILES)
+    return hub.download(str(source), revision, hub.DRAFTER_FILES)
 
 
 class FileTensor(NamedTuple):
@@ -306,8 +298,6 @@ def _ids(x: np.ndarray, form: Format, vocab: int, where: str) -> np.ndarray:
     # EAGLE's files hold offsets: d2t[i] = id - i.
     ids = x if form.stores_ids else x + np.arange(len(x))
     if ids.min() < 0 or ids.max() >= vocab or len(np.unique(ids)) != len(ids):
-        raise CheckpointError(
-            f"{where} gives ids from {ids.min()} to {ids.max()}, {len(np.unique(ids))} different ones of "
-            f"{len(ids)}: expected different ids from 0 to {vocab - 1}"
-        )
+        got = f"{len(ids)} ids from {ids.min()} to {ids.max()}, {len(np.unique(ids))} of them different"
+        raise CheckpointError(f"{where} gives {got}: expected different ids from 0 to {vocab - 1}")
     return ids.astype(np.int32)

@@ -236,9 +236,8 @@ def read(table: dict, shapes: Shapes, target: TargetShape) -> MTPConfig:
     elif nets.find(target.config) == decoder.NETWORK and target.config.positions == "rotary":
         layer = target.config
     else:
-        raise formats.FamilyError(
-            "its layer has the target's shape, which has no rotary positions: expected a target like Llama or Qwen"
-        )
+        without = "its layer has the target's shape, which has no rotary positions"
+        raise formats.FamilyError(f"{without}: expected a target like Llama or Qwen")
     nextn = root.startswith(NEXTN)
     # A module attends to the whole row, though most layers of its model may have windows, or be recurrent.
     with_attention = [x for x in layer.layers if isinstance(x.attention, AttentionShape)]
@@ -263,12 +262,9 @@ def modules(config: MTPConfig) -> dict[str, str]:
 
 def write(config: MTPConfig, verifier: dict, tokens: int) -> dict:
     """Writes the config.json, as `speculators` has it."""
-    if (config.hidden_first, config.feeds_normed, config.zero_first) != (False, True, False):
-        raise formats.FamilyError(
-            "the format of speculators stores modules like Qwen's: hidden_first, zero_first false, feeds_normed"
-        )
-    if config.own_embedding or config.own_head:
-        raise formats.FamilyError("in the format of speculators a module uses its target's embedding and head")
+    # Modules like Qwen's, which use their target's embedding and head.
+    of_qwen = {"hidden_first": False, "feeds_normed": True, "zero_first": False}
+    formats.check_stored("the format of speculators", config, **of_qwen, own_embedding=False, own_head=False)
     formats.check_head_norms(config.layer, "modules")
     table, layer = {"num_nextn_predict_layers": 1}, formats.written_layer(config.layer)
     return formats.speculators("mtp", "MTPDraftModel", layer, table, verifier, tokens)

@@ -62,7 +62,7 @@ def config_json(config: Any, target: Model, tokens: int = 5) -> dict[str, Any]:
     """
     try:
         table = kind_of(config).format.write(config, _verifier(target), tokens)
-    except FamilyError as error:
+    except ValueError as error:
         raise CheckpointError(f"the drafter cannot be written: {error}") from error
     return table | {"torch_dtype": shape_of(config).dtype}
 

@@ -29,7 +29,7 @@ from jaxspec.draft_heads import kind_of
 from jaxspec.draft_heads.target import shared_with
 from jaxspec.draft_heads.training import VOCABULARY, DraftStarts, DraftStep, Training
 from jaxspec.training.data import TrainingBatch
-from jaxspec.training.divergences import DIVERGENCES, Divergence
+from jaxspec.training.divergences import Divergence
 from jaxspec.training.losses import LossFunction
 from jaxspec.training.recipes import Learn
 
@@ -289,11 +289,6 @@ def head_loss(task: HeadTask, divergence: Divergence) -> LossFunction:
         return total + task.learn.regression * drafted.distance, jnp.sum(weights * drafted.count)
 
     return loss
-
-
-def losses(task: HeadTask) -> tuple[LossFunction, LossFunction]:
-    """Returns the loss of a run's beginning, forward KL, and that of the rest."""
-    return head_loss(task, DIVERGENCES["kl"]), head_loss(task, DIVERGENCES[task.learn.divergence])
 
 
 def held_out_acceptance(task: HeadTask) -> Callable[[Params, Iterable[Lesson]], HeldOutAcceptance]:

@@ -20,7 +20,8 @@ from jaxspec.draft_heads.save import config_json, save
 from jaxspec.draft_heads.training import VOCABULARY
 from jaxspec.training.data import Tasks, TrainingBatch, batches, counts, examples, few
 from jaxspec.training.distil import own_texts
-from jaxspec.training.head_loss import HeadTask, HeldOutAcceptance, Lesson, held_out_acceptance, losses
+from jaxspec.training.divergences import DIVERGENCES
+from jaxspec.training.head_loss import HeadTask, HeldOutAcceptance, Lesson, head_loss, held_out_acceptance
 from jaxspec.training.loop import Destination, Objective, TrainingRun
 from jaxspec.training.recipes import HeadRecipe, RecipeError
 from jaxspec.weights import tokenizers
@@ -45,7 +46,9 @@ def prepare(recipe: HeadRecipe, folder: Path, work: Path, progress: bool) -> Tra
     config_of(recipe, target)  # a wrong recipe is refused before its texts are made
     tasks, heldout_tasks = (texts(recipe, target, folder, split, work, progress) for split in ("train", "heldout"))
     head = start(recipe, target, counts(tasks, target.lm.vocab_size))
-    (first, rest), acceptance = losses(head.task), held_out_acceptance(head.task)
+    # A run begins with the forward KL.
+    first, rest = (head_loss(head.task, DIVERGENCES[name]) for name in ("kl", recipe.learn.divergence))
+    acceptance = held_out_acceptance(head.task)
 
     def lesson(batch: TrainingBatch, step: int) -> Lesson:
         return Lesson(batch, target.params)
@@ -78,11 +81,7 @@ def texts(recipe: HeadRecipe, target: Model, folder: Path, split: str, work: Pat
 
 
 def config_of(recipe: HeadRecipe, target: Model) -> Any:
-    """Returns the configuration of the drafter that a recipe makes for its target.
-
-    Raises:
-        RecipeError: the sizes make no drafter of this target, or one that no format can store.
-    """
+    """Returns the configuration of the drafter that a recipe makes for its target, if a format can store one."""
     try:
         config = in_dtype(recipe.head.config(target), recipe.train.dtype)
         config_json(config, target)  # what cannot be written in the end is not trained
@@ -109,9 +108,8 @@ def start(recipe: HeadRecipe, target: Model, frequencies: Int[np.ndarray, " V"])
     if recipe.train.start:
         trained_config, params = read_head(recipe.train.start, target=target)
         if trained_config != config:
-            raise ValueError(
-                f"{recipe.train.start} holds {trained_config}: expected {config}, of {recipe.name}; start from another"
-            )
+            trained = f"{recipe.train.start} holds {trained_config}"
+            raise ValueError(f"{trained}: expected {config}, of {recipe.name}; start from another")
     else:
         params = kind.init(config, jax.random.key(recipe.train.seed))
         params = kind.training.begin(config, params, target, frequencies)

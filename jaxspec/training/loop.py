@@ -247,10 +247,8 @@ def _save(manager: ocp.CheckpointManager, step: int, state: TrainState, folder: 
 def _check_state(stored: Any, params: Any, folder: Path) -> None:
     """Refuses parameters of another model; a restore that fails inside Orbax leaves its threads behind."""
     if wrong := differences(params, stored):
-        raise ValueError(
-            f"{folder} holds the state of another model's training ({folders.some(wrong)}): choose another folder for "
-            "the state, or remove this one"
-        )
+        state = f"{folder} holds the state of another model's training ({folders.some(wrong)})"
+        raise ValueError(f"{state}: choose another folder for the state, or remove this one")
 
 
 def _check_room(state: TrainState, folder: Path, stays: str) -> None:

@@ -82,10 +82,8 @@ def fixed_parameters(recipe: Recipe) -> dict[str, Any]:
         return {}
     teacher = trim.untrimmed(load(recipe.distil.teacher))
     if teacher.lm.encoder is None or not encoder_decoder.same_encoder(teacher.config, recipe.model):
-        raise RecipeError(
-            f"{recipe.name}: distil.share_encoder, and the teacher {recipe.distil.teacher} is {teacher.config}: "
-            "expected a T5 of the recipe's shape, but for the number of decoder_layers and the head"
-        )
+        got = f"{recipe.name}: distil.share_encoder, and the teacher {recipe.distil.teacher} is {teacher.config}"
+        raise RecipeError(f"{got}: expected a T5 of the recipe's shape, but for its decoder_layers and its head")
     return teacher.lm.encoder.params(teacher.params)
 
 

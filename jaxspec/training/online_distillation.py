@@ -229,10 +229,9 @@ def _texts(buffer: Buffer, prompt: Prompt, out: Texts, positions: str) -> NewTex
     prompt = token_rows.repeat_rows(prompt, batch // len(prompt.length))
     longest = int(prompt.length.max())
     if longest > max_prompt or tokens.shape[1] > max_new_tokens or batch > size:
-        raise ValueError(
-            f"the longest of {batch} prompts has {longest} tokens, and the longest text {tokens.shape[1]}: expected at "
-            f"most max_prompt={max_prompt}, max_new_tokens={max_new_tokens} and size={size} rows"
-        )
+        got = f"the longest of {batch} prompts has {longest} tokens, and the longest text {tokens.shape[1]}"
+        limits = f"max_prompt={max_prompt}, max_new_tokens={max_new_tokens} and size={size} rows"
+        raise ValueError(f"{got}: expected at most {limits}")
     prompt = prompt._replace(tokens=_to_width(prompt.tokens, max_prompt))
     return NewTexts(prompt, *(_to_width(rows, max_new_tokens) for rows in (tokens, learn.astype(np.float32))))
 
@@ -264,10 +263,8 @@ def to_learn(out: Generation, positions: str) -> Bool[np.ndarray, "B T"]:
 def _all_of(rows: Sequence[Sequence[int]], positions: str) -> tuple[Int[np.ndarray, "B T"], Bool[np.ndarray, "B T"]]:
     """Returns rows of new tokens, padded, and marks all of them to be learnt."""
     if positions != "all":
-        raise ValueError(
-            "got rows of tokens, which do not tell where a draft token was rejected: expected what jaxspec.generate "
-            "returns, or a learner with positions='all'"
-        )
+        untold = "got rows of tokens, which do not tell where a draft token was rejected"
+        raise ValueError(f"{untold}: expected what jaxspec.generate returns, or a learner with positions='all'")
     tokens, length = map(np.asarray, token_rows.pad(rows)[:2])
     tokens = tokens[:, : length.max()]
     return tokens, np.arange(tokens.shape[1])[None, :] < length[:, None]
@@ -319,7 +316,5 @@ def _check_room(lm: LanguageModel, name: str, prompt: int, new: int) -> None:
     """Refuses rows of the buffer that have more positions than a model."""
     needed = new + (prompt if lm.limits.start_token is None else 1)
     if lm.limits.max_positions is not None and needed > lm.limits.max_positions:
-        raise ValueError(
-            f"max_prompt={prompt} and max_new_tokens={new} make rows of {needed} tokens: expected at most the "
-            f"{lm.limits.max_positions} positions of {name}"
-        )
+        wide = f"max_prompt={prompt} and max_new_tokens={new} make rows of {needed} tokens"
+        raise ValueError(f"{wide}: expected at most the {lm.limits.max_positions} positions of {name}")

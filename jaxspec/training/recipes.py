@@ -41,7 +41,7 @@ def check_data(data: Data, encoder: bool) -> None:
         raise RecipeError("data.tasks is empty: an encoder-decoder learns tasks; expected some of the file's")
     if not encoder and data.tasks:
         raise RecipeError(
-            f"data.tasks is {list(data.tasks)}: a decoder-only model learns texts, which have no tasks; leave it out"
+            f"data.tasks is {list(data.tasks)}: a decoder-only model learns texts without tasks; leave it out"
         )
     if data.repeat and len(data.repeat) != max(1, len(data.tasks)):
         raise RecipeError(f"data.repeat is {list(data.repeat)}: expected a number for each of {list(data.tasks)}")
@@ -121,9 +121,8 @@ class Distil(Answers):
         in_range(0, 1, weight=self.weight, own=self.own)
         at_least(1, draft_vocab=1 if self.draft_vocab is None else self.draft_vocab)
         if self.own and self.weight < 1:
-            raise ValueError(
-                f"own is {self.own}: expected a weight of 1, not {self.weight}: own texts have no likelihood"
-            )
+            reason = "own texts have no likelihood"
+            raise ValueError(f"own is {self.own}: expected a weight of 1, not {self.weight}: {reason}")
 
 
 CURRICULA = ("rotating", "gradual")
@@ -170,19 +169,15 @@ class Recipe:
             raise RecipeError(f"{self.name}: data lacks the key 'tokenizer'")
         check_data(self.data, self.has_sources)
         if self.distil is not None and self.distil.weight and self.train.dropout:
-            raise RecipeError(
-                f"{self.name}: train.dropout is {self.train.dropout}, which would drop what the teacher computes, too: "
-                "expected 0 where a distribution is distilled"
-            )
+            dropped = f"train.dropout is {self.train.dropout}, which would drop what the teacher computes, too"
+            raise RecipeError(f"{self.name}: {dropped}: expected 0 where a distribution is distilled")
         if self.early_exit is None:
             return
         if (layers := decoder_layers(self.model)) < 3:
             raise RecipeError(f"{self.name}: early_exit in a model of {layers} layers: expected at least 3")
         if self.distil is not None and self.distil.weight:
-            raise RecipeError(
-                f"{self.name}: early_exit learns from texts, and distil.weight is {self.distil.weight}: expected 0 "
-                "(the teacher's answers may be the texts)"
-            )
+            weight = f"early_exit learns from texts, and distil.weight is {self.distil.weight}"
+            raise RecipeError(f"{self.name}: {weight}: expected 0 (the teacher's answers may be the texts)")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -230,10 +225,8 @@ class HeadRecipe:
     def __post_init__(self):
         for name in ("dropout", "stored"):
             if value := getattr(self.train, name):
-                raise RecipeError(
-                    f"{self.name}: train.{name} is {value!r}, which would change what the target computes, too: "
-                    "leave it out where a drafter on hidden states learns"
-                )
+                changed = f"train.{name} is {value!r}, which would change what the target computes, too"
+                raise RecipeError(f"{self.name}: {changed}: leave it out where a drafter on hidden states learns")
 
 
 @dataclasses.dataclass(frozen=True)

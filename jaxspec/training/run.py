@@ -37,10 +37,9 @@ def train(
         The run with what was learnt; and its held-out negative log likelihood per token in nats, or for a drafter on
         hidden states its held-out acceptance (`head_loss.HeldOutAcceptance`).
     """
-    if is_head := isinstance(recipe, HeadRecipe):
-        run = heads.prepare(recipe, folder, work, progress)
-    else:
-        run = networks.prepare(recipe, folder, work, progress)
+    is_head = isinstance(recipe, HeadRecipe)
+    prepare: Any = heads.prepare if is_head else networks.prepare
+    run = prepare(recipe, folder, work, progress)
     objective, size = run.objective, sum(leaf.size for leaf in jax.tree.leaves(run.params))
     log(f"{recipe.name}: {size:,} parameters to learn; {objective.batches.per_epoch} steps an epoch")
     if is_head:
@@ -67,9 +66,8 @@ def check_run(recipe: Recipe | HeadRecipe, work: Path) -> None:
         earlier = {name: json.dumps(value, default=str) for name, value in defaults.items()} | recorded
         if differ := [name for name in sorted(fields | recorded) if _meaning(name, fields) != _meaning(name, earlier)]:
             named = [f"{name} is {earlier.get(name)} there and {fields.get(name)} here" for name in differ]
-            raise ValueError(
-                f"{work} holds the run of another recipe ({folders.some(named)}): give another --work, or remove it"
-            )
+            other_run = f"{work} holds the run of another recipe ({folders.some(named)})"
+            raise ValueError(f"{other_run}: give another --work, or remove it")
     elif not (work / "state").exists():  # else it was begun before this was written down, by whatever recipe
         files.write_text(record, [json.dumps(fields), "\n"])
 
@@ -122,10 +120,8 @@ def checkpoint(
         needed += [f"{recipe.data.tokenizer}/tokenizer.json"] if recipe.data.tokenizer else []
         needed += recipe.data.also
     if missing := [file for file in needed if not (folder / file).is_file()]:
-        raise FileNotFoundError(
-            f"{folder} lacks {', '.join(missing)}: in a checkout `python -m data_prep.debian --data {folder}` makes "
-            "the data of the recipes that come with jaxspec"
-        )
+        advice = f"in a checkout `python -m data_prep.debian --data {folder}` makes the data of jaxspec's own recipes"
+        raise FileNotFoundError(f"{folder} lacks {', '.join(missing)}: {advice}")
     if out.exists() and not overwrite:
         raise ValueError(f"{out} is there already: choose another --out, or --overwrite it")
     _check_dtype(recipe, dtype)

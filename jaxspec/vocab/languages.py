@@ -37,10 +37,10 @@ def with_languages(model: Model, source: str | None = None, target: str | None =
     if target is not None:
         names = [field.name for field in dataclasses.fields(config)] if find(config) else []
         if "begin_tokens" not in names or lm != _network_of(model, config):
-            raise ValueError(
-                f"{_name(model)} cannot be given a target language: expected a network with a beginning of its rows, "
-                "such as NLLB's, before its vocabulary is trimmed or mapped"
+            expected = (
+                "a network with a beginning of its rows, such as NLLB's, before its vocabulary is trimmed or mapped"
             )
+            raise ValueError(f"{_name(model)} cannot be given a target language: expected {expected}")
         token = language_id(model, target)
         starts = config.start_token in languages(tokenizer).values()
         config = dataclasses.replace(config, **({"start_token": token} if starts else {"begin_tokens": (token,)}))
@@ -49,11 +49,7 @@ def with_languages(model: Model, source: str | None = None, target: str | None =
 
 
 def language_id(model: Model, name: str) -> int:
-    """Returns the token of a language.
-
-    Raises:
-        ValueError: there is none; those that are spelled nearly so are listed.
-    """
+    """Returns the token of a language; the error where there is none lists those that are spelled nearly so."""
     tokens = languages(model.tokenizer)
     if name in tokens:
         return tokens[name]

@@ -274,10 +274,8 @@ class _Ragged(NamedTuple):
 
     def prefill(self, params: MappedParams, prompt: core.Prompt, room: core.Room) -> tuple[core.Forward, MappedCache]:
         if prompt.encoder is not None or self.lm.limits.begin:
-            raise ValueError(
-                "the row begins with more than a start token, such as a language, and the drafter has another "
-                "tokenizer: expected a drafter with the target's tokenizer"
-            )
+            begins = "the row begins with more than a start token, such as a language"
+            raise ValueError(f"{begins}: expected a drafter with the target's tokenizer, and this one has another")
         width, lead, encoder = prompt.tokens.shape[1], self.lead, self.lm.limits.start_token is not None
         tokens, ends = self.spell(params, prompt.tokens, _is_real(prompt.tokens, prompt.length))
         if params.first is not None:

@@ -129,9 +129,8 @@ def _experts(path: Path, header: Header, named: Iterable[str]) -> tuple[dict[str
         parts = [_stored(x, header.tensors[x]) for x in names if x in header.tensors]
         used += names
         if not parts:
-            raise CheckpointError(
-                f"{path} lacks {' and '.join(names)}, the experts of layer {layer}. Download it again"
-            )
+            experts = f"{' and '.join(names)}, the experts of layer {layer}"
+            raise CheckpointError(f"{path} lacks {experts}. Download it again")
         if len({x.shape for x in parts}) != 1 or len(parts) != len(names):
             pair, shapes = f"blk.{layer}.ffn_(gate|up)_exps.{leaf}", [list(x.shape) for x in parts]
             raise CheckpointError(f"{path}: {pair} have the shapes {shapes}: expected two alike. Download it again")

@@ -13,7 +13,7 @@ import json
 import logging
 import re
 import types
-from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -26,82 +26,31 @@ from jaxspec import sharding
 from jaxspec.core import Model, Params
 from jaxspec.files import digests, folders
 from jaxspec.nets import dtype_of, net_of
-from jaxspec.weights import hf_families, lora, parameters, quantisation, quantised_files, stacks, tensors, tokenizers
+from jaxspec.weights import (
+    generation_config,
+    hf_families,
+    lora,
+    parameters,
+    quantisation,
+    quantised_files,
+    stacks,
+    tensors,
+    tokenizers,
+)
 from jaxspec.weights.hf_families import Family, FamilyError, Tensor
-from jaxspec.weights.hf_families.common import EMBEDDING, FORCED, LARGEST, check_id, decoder_vocab, read_object
+from jaxspec.weights.hf_families.common import EMBEDDING, read_object
 from jaxspec.weights.parameters import Shape
 from jaxspec.weights.reader import ModelFormat, Reader
 from jaxspec.weights.tensors import CheckpointError, Stored
 
 CONFIG = "config.json"
-GENERATION = "generation_config.json"  # which tokens begin and end a text, and options of transformers' `generate`
-FORCED_END = "forced_eos_token_id"
-NOT_READ = {  # keys that change the text of transformers' `generate` at temperature 0, and the value that does not
-    **dict.fromkeys(("repetition_penalty", "encoder_repetition_penalty"), 1),
-    **dict.fromkeys(("no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "min_length", "min_new_tokens"), 0),
-    **dict.fromkeys((FORCED, FORCED_END, "suppress_tokens", "begin_suppress_tokens")),
-    **dict.fromkeys(("bad_words_ids", "sequence_bias", "stop_strings")),
-    "exponential_decay_length_penalty": None,
-    "num_beams": 1,
-}
-OF_BEAMS = {"length_penalty": 1, "early_stopping": False}  # keys that change it where there are beams
 SHARD_BYTES = 5 * 10**9  # of the files that `save` writes, as transformers has it
-SMALL_FILES = ("*.json", "*.jinja", "*.txt", "*.model")  # configuration and tokenizer
-WEIGHT_FILES = ("model*.safetensors", "flax_model*.msgpack", "pytorch_model*.bin")
-ADAPTER_FILES = ("adapter_model*.safetensors", "adapter_model*.bin")
-DRAFTER_FILES = (*WEIGHT_FILES, "medusa_lm_head*.safetensors", "medusa_lm_head*.pt")
-IN_FOLDERS = "*/*"  # where repositories keep other formats of the same weights
 T = TypeVar("T")
 
 
 def is_folder(folder: Path) -> bool:
     """Tells whether there is a Hugging Face model: a folder with a config.json."""
     return (folder / CONFIG).is_file()
-
-
-def refuse_adapter(folder: Path, name: str | Path) -> None:
-    """Refuses the changes to a model that an adapter is, which are no model by themselves."""
-    if not (folder / lora.CONFIG).is_file():
-        return
-    try:
-        table = read_object(folder / lora.CONFIG)
-    except (FamilyError, ValueError):
-        table = {}
-    kind, base = table.get("peft_type", "LoRA"), table.get("base_model_name_or_path", "another model")
-    raise CheckpointError(
-        f"{name} is an adapter ({kind}, by its {lora.CONFIG}) of {base}, not a model: load that with "
-        f"adapter={str(name)!r} (--adapter); what is no LoRA is merged with peft: "
-        "merge_and_unload().save_pretrained(FOLDER)"
-    )
-
-
-def download(
-    name: str, revision: str | None = None, files: tuple[str, ...] = WEIGHT_FILES, is_adapter: bool = False
-) -> Path:
-    """Downloads the folder of a hub id, unless it is in the cache; tokens and offline mode are huggingface_hub's.
-
-    Args:
-        name: owner/name.
-        revision: a branch, a tag or a commit; None for the main branch.
-        files: patterns of what may hold weights. The first that is there is taken.
-        is_adapter: whether it is an adapter that is wanted; if not, one is refused.
-    """
-    from huggingface_hub import snapshot_download
-
-    try:
-        # Patterns are tried one by one, so that a repository with several formats is downloaded once.
-        for weights in files:
-            patterns: dict[str, Any] = dict(allow_patterns=[*SMALL_FILES, weights], ignore_patterns=IN_FOLDERS)
-            folder = Path(snapshot_download(name, revision=revision, **patterns))
-            if not is_adapter:
-                refuse_adapter(folder, name)
-            if list(folder.glob(weights)):
-                return folder
-    except (OSError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        settings = "HF_TOKEN, HF_HUB_OFFLINE and HF_HOME work as they do in huggingface_hub"
-        raise CheckpointError(f"{name} cannot be had from the Hugging Face hub: {reason} ({settings})") from error
-    raise CheckpointError(f"{name} has no weights on the Hugging Face hub: expected one of {', '.join(files)}")
 
 
 def restore(
@@ -200,20 +149,21 @@ def _of_model(shard: tensors.Shard, config: Any) -> tensors.Shard:
 def read_config(folder: Path) -> tuple[Family, Any]:
     """Reads the family that config.json names, and the network's configuration as it has it (see `_without_copies`).
 
-    Which tokens begin and end a text is taken from where transformers takes it: see `_generation`.
+    Which tokens begin and end a text is taken from where transformers takes it (`generation_config`).
     """
     path = folder / CONFIG
     try:
         table = read_object(path)
         family = hf_families.of(table)
-        source, start, ends, named = _generation(folder, table, family.generation_keys)
-        config = dataclasses.replace(family.read(table | start), end_tokens=ends)
-        path = source  # the file that errors are of from here on
-        config = family.read_generation(config, named)
+        generation = generation_config.read(folder, table, family.generation_keys)
+        config = dataclasses.replace(family.read(table | generation.starts), end_tokens=generation.ends)
+        path = generation.path  # the file that errors are of from here on
+        config = family.read_generation(config, generation.table)
     except CheckpointError:
         raise
     except (OSError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError) as error:
         raise CheckpointError(f"{path} describes no model that can be loaded: {_reason(error)}") from error
+    ends = config.end_tokens
     if ends and not any(0 <= token < config.vocab_size for token in ends):
         text = "%s: eos_token_id is %s, and the model has ids from 0 to %d: texts go on to max_new_tokens"
         logging.getLogger(__name__).warning(text, folder, list(ends), config.vocab_size - 1)
@@ -222,54 +172,7 @@ def read_config(folder: Path) -> tuple[Family, Any]:
 
 def _reason(error: Exception) -> str:
     """Puts an error of ours in its words; any other with its kind, which says more than its words alone."""
-    return str(error) if type(error) in (FamilyError, OSError) else f"{type(error).__name__}: {error}"
-
-
-def _generation(
-    folder: Path, table: dict[str, Any], keys: Collection[str]
-) -> tuple[Path, dict[str, Any], tuple[int, ...], dict[str, Any]]:
-    """Reads the keys of config.json that say which token a decoder's row begins with, and the ids that end a text.
-
-    The file that has them comes first in what is returned, and its table last, whose `keys` the family reads.
-
-    As in transformers, generation_config.json alone says so where there is one. Without it config.json does, before its
-    text_config. An id that the model lacks stays among the ends: it never occurs.
-    """
-    path = folder / GENERATION
-    if path.is_file():
-        try:
-            named = read_object(path)
-        except (OSError, ValueError, RecursionError) as error:
-            raise CheckpointError(f"{path} cannot be used: {error}. Download it again, or remove it") from error
-    else:
-        path = folder / CONFIG
-        named = (table.get("text_config") or {}) | {key: value for key, value in table.items() if value is not None}
-    plain = NOT_READ | (OF_BEAMS if named.get("num_beams") not in (None, 1) else {})
-    unread = {key: named[key] for key, none in plain.items() if named.get(key) not in (None, none, [], {})}
-    unread = {key: value for key, value in unread.items() if key not in keys}
-    if unread:
-        text = "%s asks for %s, which jaxspec does not read from there: %s"
-        advice = {
-            "pass what `generate` has to it as options": unread.keys() - {"num_beams", *OF_BEAMS, FORCED_END},
-            "pass `beam_search` beams, length_penalty and early_stopping": unread.keys() & {"num_beams"},
-            "no end is forced, texts end by themselves or are cut; see sampling.forced_end": unread.keys()
-            & {FORCED_END},
-        }
-        options = ", ".join(f"{key}={value!r}" for key, value in unread.items())
-        logging.getLogger(__name__).warning(text, path, options, "; ".join(x for x in advice if advice[x]))
-    ends = named.get("eos_token_id")
-    ends = ends if isinstance(ends, list) else [] if ends is None else [ends]
-    if others := [x for x in ends if type(x) is not int]:
-        raise CheckpointError(f"{path}: eos_token_id has {others[0]!r}: expected an id, or a list of ids")
-    start = named.get("decoder_start_token_id")
-    if start is not None:
-        try:
-            check_id("decoder_start_token_id", start, decoder_vocab(table) or LARGEST)
-        except FamilyError as error:
-            raise CheckpointError(f"{path}: {error}") from error
-    # config.json may lack them, and `family.read` then has its own default.
-    starts = {"decoder_start_token_id": start, "bos_token_id": named.get("bos_token_id")}
-    return path, (starts if any(x is not None for x in starts.values()) else {}), tuple(ends), named
+    return str(error) if type(error) in (FamilyError, ValueError, OSError) else f"{type(error).__name__}: {error}"
 
 
 def save(
@@ -298,16 +201,15 @@ def save(
     complaint = folders.occupied(folder, "Hugging Face model", overwrite, marker=CONFIG)
     if complaint := complaint or folders.no_room(folder, needed):
         raise CheckpointError(complaint)
+    refused = f"{model.name or 'the model'} cannot be saved for transformers"
     try:
         family, table = hf_families.describe(model.config)
         options = family.write_generation(model.config)
     except FamilyError as error:
-        raise CheckpointError(f"{model.name or 'the model'} cannot be saved for transformers: {error}") from error
+        raise CheckpointError(f"{refused}: {error}") from error
     if absent := family.names(model.config).keys() - parameters.flat(model.params, quantisation.is_quantised).keys():
-        raise CheckpointError(
-            f"{model.name or 'the model'} cannot be saved for transformers: its parameters lack {min(absent)!r}, as "
-            "those of a model with a trimmed or mapped vocabulary do. Save the model that it was made of"
-        )
+        lacking = f"its parameters lack {min(absent)!r}, as those of a trimmed or mapped vocabulary do"
+        raise CheckpointError(f"{refused}: {lacking}. Save the model that it was made of")
     # transformers takes these from config.json, and the tokenizer knows them.
     ids = {name: getattr(model.tokenizer, name, None) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
     table |= {name: value for name, value in ids.items() if value is not None} | {"torch_dtype": dtype, **keys}
@@ -316,7 +218,7 @@ def save(
         # transformers then reads no config.json.
         kept = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
         named = {key: table[key] for key in kept if key in table} | options
-        tables[GENERATION] = named | ({"eos_token_id": list(ends)} if ends else {})
+        tables[generation_config.FILE] = named | ({"eos_token_id": list(ends)} if ends else {})
     return write_folder(folder, tables, _theirs(model, family), model.tokenizer)
 
 
@@ -452,20 +354,19 @@ def _without_copies(
     copies = {copy: original for copy, original in copies.items() if copy in by_name and original in by_name}
     # Digests, not arrays, are compared: two embeddings of a large model would not fit.
     names = {by_name[name] for pair in copies.items() for name in pair}
-    digests = {name: _digest(x) for shard in files for name, x in shard.read(names)} if names else {}
+    contents = {
+        name: (x.dtype.name, x.shape, digests.of_arrays(x[part] for part in tensors.chunks(x)))
+        for shard in (files if names else ())
+        for name, x in shard.read(names)
+    }
     for copy, original in copies.items():
-        if digests[by_name[copy]] == digests[by_name[original]]:
+        if contents[by_name[copy]] == contents[by_name[original]]:
             continue
         if copy != family.head:
             differs = f"{by_name[copy]} differs from {by_name[original]}, which it should repeat"
             raise CheckpointError(f"{folder}: {differs} (in umT5 biases do). Convert or download the model again")
         config = dataclasses.replace(config, tied_head=False)
     return config, frozenset(copies) - ({family.head} if not config.tied_head else set())
-
-
-def _digest(x: np.ndarray | Stored) -> tuple[str, Shape, str]:
-    """Returns values that are equal for tensors that are equal bit for bit."""
-    return x.dtype.name, x.shape, digests.of_arrays(x[part] for part in tensors.chunks(x))
 
 
 def _check(

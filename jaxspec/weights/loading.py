@@ -24,7 +24,7 @@ from jaxspec.files import folders
 from jaxspec.nets import axes_of, net_of
 from jaxspec.vocab.languages import with_languages
 from jaxspec.vocab.trim import draft_tokens, trim_vocabulary, untrimmed
-from jaxspec.weights import gguf, huggingface, lora, orbax, quantisation, t5x, tokenizers
+from jaxspec.weights import gguf, hub, huggingface, lora, orbax, quantisation, t5x, tokenizers
 from jaxspec.weights.orbax import MANIFEST
 from jaxspec.weights.reader import ModelFormat, Reader
 from jaxspec.weights.tensors import CheckpointError
@@ -137,7 +137,7 @@ def load(
     if mesh is not None:
         mesh = sharding.mesh(mesh)
     folder = find(source, revision)
-    huggingface.refuse_adapter(folder, source)
+    hub.refuse_adapter(folder, source)
     reader = format_of(folder).open(folder)
     tokenizer = None
     if chat_template is not None:  # a wrong one is refused before any weights are read
@@ -180,7 +180,7 @@ def find_adapter(adapter: str | Path) -> Path:
         return path
     if not is_hub_id(adapter):
         raise CheckpointError(f"adapter is {adapter!s}: expected a folder with an {lora.CONFIG}, or a hub id")
-    return huggingface.download(str(adapter), files=huggingface.ADAPTER_FILES, is_adapter=True)
+    return hub.download(str(adapter), files=hub.ADAPTER_FILES, is_adapter=True)
 
 
 def dtype_name(dtype: Any, option: str = "dtype", names: tuple[str, ...] = DTYPES) -> str:
@@ -299,11 +299,19 @@ def shipped(marker: str = MANIFEST) -> dict[str, Path]:
     return by_name
 
 
-def local(source: str | Path, shipped: Mapping[str, Path]) -> Path | None:
-    """Returns the path that `source` is, or the shipped folder that it names, bare or after "checkpoints/"."""
+def local(source: str | Path, shipped: Mapping[str, Path], revision: str | None = None) -> Path | None:
+    """Returns the path that `source` is, or the shipped folder that it names, bare or after "checkpoints/".
+
+    A `revision` is refused then: ignored, it would be a model that was not asked for.
+    """
+    if not isinstance(source, str | os.PathLike):
+        raise TypeError(f"source is of type {type(source).__name__}: expected a folder, a file, or the name of a model")
     path = Path(source).expanduser()
     folders.recover(path)  # a checkpoint whose replacement was killed
-    return path if path.exists() else shipped.get(path.name) if _is_bare(path) else None
+    path = path if path.exists() else shipped.get(path.name) if _is_bare(path) else None
+    if path is not None and revision is not None:
+        raise ValueError(f"revision is {revision!r}, but {source} is {path}: only models of the hub have revisions")
+    return path
 
 
 def _is_bare(path: Path) -> bool:
@@ -312,16 +320,11 @@ def _is_bare(path: Path) -> bool:
 
 def find(source: str | Path, revision: str | None = None) -> Path:
     """Finds the folder that `source` means; a model of the hub is downloaded first."""
-    if not isinstance(source, str | os.PathLike):
-        raise TypeError(f"source is of type {type(source).__name__}: expected a folder, a file, or the name of a model")
-    names, path = shipped(), Path(source)
+    names = shipped()
     # What is here goes before what is shipped, and both before the hub.
-    existing = local(source, names)
-    # A revision that is ignored would be a model that was not asked for.
-    if existing is not None and revision is not None:
-        raise ValueError(f"revision is {revision!r}, but {source} is {existing}: only models of the hub have revisions")
-    if existing is not None:
+    if (existing := local(source, names, revision)) is not None:
         return existing
+    path = Path(source)
     if _is_bare(path) and path.name in shipped(huggingface.CONFIG):
         ways = "jaxspec.load_drafter(..., target=...), or as head:NAME on the command line"
         raise CheckpointError(f"{source} is a drafter, which reads its target's hidden states: load it by {ways}")
@@ -330,7 +333,7 @@ def find(source: str | Path, revision: str | None = None) -> Path:
     if not is_hub_id(source):
         raise CheckpointError(f"{missing} {_choices()}")
     try:
-        return huggingface.download(str(source), revision)
+        return hub.download(str(source), revision)
     except CheckpointError as error:
         raise CheckpointError(f"{missing} {_choices()}. As a hub id: {error}") from error
 
@@ -349,5 +352,4 @@ def is_hub_id(source: str | Path) -> bool:
 def _choices() -> str:
     names = ", ".join(sorted(shipped())) or "none in this installation"
     paths = f"a folder with a {MANIFEST}, a {huggingface.CONFIG} or a checkpoint of T5X's, a GGUF file"
-    hub = "the id of a model of the Hugging Face hub (owner/name)"
-    return f"Expected {paths}, the name of a shipped checkpoint ({names}), or {hub}"
+    return f"Expected {paths}, the name of a shipped checkpoint ({names}), or the id of a model of the hub (owner/name)"

@@ -260,7 +260,7 @@ def read_manifest(folder: str | Path) -> Manifest:
         model = nets.from_table(table["family"], table.get("model", {}), "[model]")
         manifest = build(Manifest, {**table, "model": model}, "it")
         _check_manifest(manifest)
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecipeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # TOML's, Unicode's and recipes' are such
         older = "'interleaved'" in str(error)  # of experts whose gates did not lie beside their partners
         advice = "It is of an older jaxspec: convert the model again" if older else "Copy or build the checkpoint again"
         raise CheckpointError(f"the manifest {path} cannot be used: {error}. {advice}") from error

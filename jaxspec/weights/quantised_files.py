@@ -119,10 +119,10 @@ def scheme_of(table: Mapping[str, Any]) -> Scheme | None:
     version = str(form or {"gptq": "gptq", "awq": "gemm"}.get(method, "")).lower()
     width = config.get("group_size", -1)
     if method == "gptq" and bits in (4, 8) and version in ("gptq", "gptq_v2") and isinstance(width, int):
-        return _gptq(bits, width, 1 if version == "gptq" else 0)
+        return _integers(GPTQ, bits, width, less=int(version == "gptq"))
     bits = bits if bits is not None else config.get("w_bit")
     if method == "awq" and bits == 4 and version == "gemm":
-        return _awq(config.get("group_size", config.get("q_group_size", -1)))
+        return _integers(AWQ, 4, config.get("group_size", config.get("q_group_size", -1)))
     # DeepSeek and Qwen: blocks of rows and columns, each with a scale.
     block = config.get("weight_block_size")
     if method == "fp8" and config.get("fmt", "e4m3") == "e4m3":
@@ -160,7 +160,7 @@ def _of_compressed_tensors(config: Mapping[str, Any]) -> Scheme:
 
     for bits in (4, 8):
         if form == "pack-quantized" and are(rf"int, {bits} bits, (channel|group)(, asymmetric)?"):
-            return _packed(bits)
+            return _integers(PACKED, bits)
     blocks = {tuple((table.get("weights") or {}).get("block_structure") or ()) for table in tables}
     of_floats = "float, 8 bits, (tensor|channel|block)(, asymmetric)?(, activations, too)?"
     if form == "float-quantized" and len(blocks) == 1 and are(of_floats):
@@ -181,99 +181,67 @@ def _kind(group: dict) -> str:
 # --- the formats
 
 
-def _gptq(bits: int, group_size: int, less: int) -> Scheme:
-    in_word = WORD // bits
-    # The makers subtracted from whole words, so a field of all ones carries into the next.
-    ones = np.uint32(less * sum(1 << i for i in range(0, WORD, bits)))
+class Layout(NamedTuple):
+    """The way in which a format stores integers [out, in] in words, and scales and zero points [out, G]."""
 
-    def sizes(parts: Mapping[str, Array]) -> tuple[int, int, int]:
-        groups, rows = parts[".scales"].shape
-        return rows, parts[".qweight"].shape[0] * in_word, groups
-
-    def shapes(rows: int, columns: int, groups: int) -> dict[str, Shape]:
-        zeros = groups, -(-rows // in_word)
-        return {".qweight": (columns // in_word, rows), ".qzeros": zeros, ".g_idx": (columns,)}
-
-    def scale_and_zero(parts: Mapping[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-        zeros = (parts[".qzeros"].astype(np.uint32) + ones).view(np.int32)
-        return parts[".scales"].T, _fields(zeros, bits).T
-
-    # Words run down the columns of [in, out], so a row of ours is a column of words.
-    names = (".qweight", ".qzeros", ".scales"), (".g_idx",)
-    return _integers(
-        bits, group_size, *names, sizes, shapes, lambda words, a, b: _fields(words[:, a:b].T, bits), scale_and_zero
-    )
+    # these three: the ends of their tensors' names
+    words: str
+    scales: str
+    zeros: str  # always in words of outputs, or not packed (int8)
+    more: tuple[str, ...] = ()  # further tensors that there must be
+    perhaps: tuple[str, ...] = ()  # and those that may be there
+    is_turned: bool = True  # whether all of them are stored [in, out] and [G, out]
+    of_outputs: bool = False  # whether a word holds neighbouring outputs, not neighbouring columns
+    order: tuple[int, ...] | None = None  # where each of the entries of a word lies in it; None: one after the other
 
 
-def _awq(group_size: int) -> Scheme:
-    def ordered(words: np.ndarray) -> np.ndarray:
-        """[n, out / 8] -> [n, out]."""
-        return _fields(words, 4).reshape(len(words), -1, 8)[:, :, AWQ_ORDER].reshape(len(words), -1)
-
-    def sizes(parts: Mapping[str, Array]) -> tuple[int, int, int]:
-        groups, rows = parts[".scales"].shape
-        return rows, parts[".qweight"].shape[0], groups
-
-    def shapes(rows: int, columns: int, groups: int) -> dict[str, Shape]:
-        return {".qweight": (columns, rows // 8), ".qzeros": (groups, rows // 8)}
-
-    def entries(words: np.ndarray, start: int, stop: int) -> np.ndarray:
-        # Eight rows share a word: whole words are unpacked, and the rows before `start` are cut off.
-        first = start // 8
-        return ordered(words[:, first : -(-stop // 8)]).T[start - 8 * first : stop - 8 * first]
-
-    def scale_and_zero(parts: Mapping[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-        return parts[".scales"].T, ordered(parts[".qzeros"]).T
-
-    return _integers(4, group_size, (".qweight", ".qzeros", ".scales"), (), sizes, shapes, entries, scale_and_zero)
+GPTQ = Layout(".qweight", ".scales", ".qzeros", (".qzeros",), (".g_idx",))
+AWQ = Layout(".qweight", ".scales", ".qzeros", (".qzeros",), of_outputs=True, order=AWQ_ORDER)
+PACKED = Layout(".weight_packed", ".weight_scale", ".weight_zero_point", (".weight_shape",), is_turned=False)
+PACKED = PACKED._replace(perhaps=(PACKED.zeros,))
 
 
-def _packed(bits: int) -> Scheme:
-    in_word = WORD // bits
-
-    def sizes(parts: Mapping[str, Array]) -> tuple[int, int, int]:
-        rows, columns = map(int, np.asarray(parts[".weight_shape"]).reshape(-1))
-        return rows, columns, parts[".weight_scale"].shape[-1]
-
-    def shapes(rows: int, columns: int, groups: int) -> dict[str, Shape]:
-        return {".weight_packed": (rows, -(-columns // in_word)), ".weight_scale": (rows, groups)}
-
-    def scale_and_zero(parts: Mapping[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-        scale, half = parts[".weight_scale"], 2 ** (bits - 1)
-        zero = parts.get(".weight_zero_point", np.zeros(scale.shape, np.int8))
-        # Packed ones are unsigned already; their words run down the outputs, [out b / 32, G].
-        return scale, _fields(zero.T, bits).T if zero.dtype == np.int32 else zero.astype(np.int64) + half
-
-    names = (".weight_packed", ".weight_scale", ".weight_shape"), (".weight_zero_point",)
-    return _integers(bits, None, *names, sizes, shapes, lambda words, a, b: _fields(words[a:b], bits), scale_and_zero)
-
-
-def _integers(
-    bits: int,
-    group_size: int | None,
-    needed: tuple[str, ...],
-    perhaps: tuple[str, ...],
-    sizes: Callable[[Mapping[str, Array]], tuple[int, int, int]],
-    shapes: Callable[[int, int, int], dict[str, Shape]],
-    entries: Callable[[np.ndarray, int, int], np.ndarray],
-    scale_and_zero: Callable[[Mapping[str, np.ndarray]], tuple[np.ndarray, np.ndarray]],
-) -> Scheme:
-    """Makes the scheme of integers [out, in] in words, of what a format's layout is.
+def _integers(layout: Layout, bits: int, group_size: int | None = None, less: int = 0) -> Scheme:
+    """Makes the scheme of integers in words.
 
     Args:
         bits: 4 or 8.
         group_size: columns of a group; -1 for all of a row, None where only the scales say it.
-        needed, perhaps: the fields of `Scheme`; the words are the first of those needed.
-        sizes: parts -> out, in, G.
-        shapes: out, in, G -> the shapes that the parts must have.
-        entries: words, start, stop -> these rows, unsigned [n, in or more].
-        scale_and_zero: parts -> scales [out, G] and unsigned zero points [out or more, G].
+        less: a number that the makers subtracted from each zero point.
     """
-    main, half = needed[0], 2 ** (bits - 1)
+    in_word, half = WORD // bits, 2 ** (bits - 1)
+    # They subtracted from whole words, so a field of all ones carries into the next.
+    ones = np.uint32(less * sum(1 << i for i in range(0, WORD, bits)))
+    row_axis = int(layout.is_turned)
+    word_axis, per_word = (row_axis, in_word) if layout.of_outputs else (1 - row_axis, 1)
+
+    def turned(x: np.ndarray) -> np.ndarray:
+        return x.T if layout.is_turned else x
+
+    def unpacked(words: np.ndarray, axis: int) -> np.ndarray:
+        """Unpacks the words along an axis of a file's matrix."""
+        fields = _fields(words if axis else words.T, bits)
+        if layout.order is not None:
+            fields = fields.reshape(len(fields), -1, in_word)[:, :, layout.order].reshape(len(fields), -1)
+        return fields if axis else fields.T
 
     def shape(parts: Mapping[str, Array]) -> tuple[int, int]:
-        rows, columns, groups = sizes(parts)
-        for name, expected in shapes(rows, columns, groups).items():
+        words, scales, zeros = (parts.get(name) for name in (layout.words, layout.scales, layout.zeros))
+        assert words is not None and scales is not None
+        if layout.is_turned:
+            (groups, rows), columns = scales.shape, words.shape[0] * in_word // per_word
+        else:
+            (rows, columns), groups = map(int, np.asarray(parts[".weight_shape"]).reshape(-1)), scales.shape[-1]
+        # The last word of an output or a column may be filled in part.
+        packed_rows = -(-rows // in_word)
+        zero_rows = rows if zeros is not None and zeros.dtype == np.int8 else packed_rows
+        sizes = {
+            layout.words: (packed_rows, columns) if layout.of_outputs else (rows, -(-columns // in_word)),
+            layout.scales: (rows, groups),
+            layout.zeros: (zero_rows, groups),
+        }
+        sizes = {name: size[::-1] if layout.is_turned else size for name, size in sizes.items()}
+        for name, expected in {**sizes, ".g_idx": (columns,)}.items():
             if name in parts and tuple(parts[name].shape) != expected:
                 raise ValueError(f"{name[1:]} is {list(parts[name].shape)}: expected {list(expected)}")
         width = columns // groups if group_size is None else group_size if group_size > 0 else columns
@@ -281,19 +249,31 @@ def _integers(
             raise ValueError(f"{groups} groups of {width} for {columns} columns")
         return rows, columns
 
+    def zero_points(zeros: np.ndarray | None, scale: np.ndarray) -> np.ndarray:
+        """Returns zero points [out, G], signed; int8 unless a file's are out of its range."""
+        if zeros is None:
+            return np.zeros(scale.shape, np.int8)
+        if zeros.dtype == np.int8:
+            return turned(zeros)
+        unsigned = unpacked((zeros.astype(np.uint32) + ones).view(np.int32), row_axis)
+        return turned(unsigned)[: len(scale)].astype(np.int64) - half
+
     def matrix(parts: Mapping[str, Array], shape: tuple[int, int]) -> Stored:
         arrays = {name: np.asarray(x) for name, x in parts.items()}
-        scale, unsigned = scale_and_zero(arrays)
+        words, scale = arrays[layout.words], np.ascontiguousarray(turned(arrays[layout.scales]), np.float32)
         # Fields are unsigned, our entries and zero points signed: w = s (q - z) is the same where both lose `half`.
-        wide = unsigned[: shape[0]].astype(np.int64) - half
-        zero, scale = np.ascontiguousarray(wide, np.int8), np.ascontiguousarray(scale, np.float32)
+        wide = zero_points(arrays.get(layout.zeros), scale)
+        zero = np.ascontiguousarray(wide, np.int8)
         if (zero != wide).any():
             raise ValueError(f"zero points are {wide.min()} to {wide.max()}: expected -128 to 127")
         neighbours = np.arange(shape[1]) * scale.shape[1] // shape[1]  # [in], the group of each column
         columns = np.asarray(arrays.get(".g_idx", neighbours), np.int64)
 
         def signed(start: int, stop: int) -> np.ndarray:
-            return (entries(arrays[main], start, stop)[:, : shape[1]].astype(np.int16) - half).astype(np.int8)
+            # Whole words are unpacked; the rows before `start` that share one with it are cut off.
+            first, in_words = start // per_word * per_word, slice(start // per_word, -(-stop // per_word))
+            fields = turned(unpacked(words[:, in_words] if layout.is_turned else words[in_words], word_axis))
+            return (fields[start - first : stop - first, : shape[1]].astype(np.int16) - half).astype(np.int8)
 
         def rows(start: int, stop: int) -> np.ndarray:
             # [n, G] -> [n, in]: every column gets the scale and the zero point of its group.
@@ -304,7 +284,7 @@ def _integers(
         stored, points = Stored(shape, np.dtype(np.int8), signed), zero if zero.any() else None
         return Quantised(shape, FLOAT32, rows, stored, scale, points, bits, columns if moved else None)
 
-    return Scheme(f"int{bits}", main, needed[1:], perhaps, shape, matrix)
+    return Scheme(f"int{bits}", layout.words, (layout.scales, *layout.more), layout.perhaps, shape, matrix)
 
 
 def _fp8(block: tuple[int, ...] | None) -> Scheme:

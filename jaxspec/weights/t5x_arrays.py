@@ -64,10 +64,9 @@ def find(folder: Path) -> Path:
     if steps:
         return max(steps, key=lambda step: int(step.name.rpartition("_")[2]))
     names = sorted(child.name for child in folder.iterdir())
-    raise CheckpointError(
-        f"{folder} has no complete T5X checkpoint: expected a file {MSGPACK} or {STATE}/{METADATA}, or a checkpoint_N "
-        f"with either, which is written last; there is {some(names) or 'nothing'}"
-    )
+    expected = f"a file {MSGPACK} or {STATE}/{METADATA}, which is written last, or a checkpoint_N with either"
+    listing = f"there is {some(names) or 'nothing'}"
+    raise CheckpointError(f"{folder} has no complete T5X checkpoint: expected {expected}; {listing}")
 
 
 def arrays(checkpoint: Path) -> dict[str, Stored]:

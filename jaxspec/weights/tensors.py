@@ -219,10 +219,9 @@ def _pickle(path: Path) -> Shard:
         install = "which is not installed: pip install torch, or get the model as model.safetensors"
         raise CheckpointError(f"{path} can only be read with PyTorch, {install}") from error
     if torch.__version__ < SAFE_TORCH:  # a TorchVersion: numbers are compared, not letters
-        raise CheckpointError(
-            f"{path} is not read with PyTorch {torch.__version__}, in which a pickle can run code (CVE-2025-32434): "
-            f"expected {SAFE_TORCH} or newer. pip install -U torch, or get the model as model.safetensors"
-        )
+        unsafe = f"{path} is not read with PyTorch {torch.__version__}, in which a pickle can run code (CVE-2025-32434)"
+        advice = "pip install -U torch, or get the model as model.safetensors"
+        raise CheckpointError(f"{unsafe}: expected {SAFE_TORCH} or newer. {advice}")
 
     def load() -> dict[str, Any]:
         # Files written before 2020 are no zip files, and cannot be mapped.

@@ -322,8 +322,8 @@ def test_layers_of_another_kind_are_not_written_as_gemmas(tmp_path):
         ({"hidden_size_per_layer_input": 8}, "hidden_size_per_layer_input is 8: only 0 is supported"),
         ({"tie_word_embeddings": False}, "tie_word_embeddings is False: only True is supported"),
         ({"use_double_wide_mlp": True}, "use_double_wide_mlp is True: only False is supported"),
-        ({"num_centroids": 7}, "7 centroids, of which the 3 nearest .* order 60 tokens: expected as many"),
-        ({"centroid_intermediate_top_k": 13}, "12 centroids, of which the 13 nearest"),
+        ({"num_centroids": 7}, "7 centroids order 60 tokens, and 3 are nearest: expected as many"),
+        ({"centroid_intermediate_top_k": 13}, "12 centroids order 60 tokens, and 13 are nearest"),
         ({"centroid_intermediate_top_k": -1}, "nearest is -1: expected"),
     ],
 )

@@ -22,7 +22,7 @@ from jaxspec.draft_heads.check import TOO_LOW, check_acceptance
 from jaxspec.draft_heads.save import config_json, save
 from jaxspec.nets import decoder
 from jaxspec.testing import word_tokenizer
-from jaxspec.training import data, head_loss, heads, recipes, run
+from jaxspec.training import data, divergences, head_loss, heads, recipes, run
 from jaxspec.weights.hf_families import gemma
 from jaxspec.weights.orbax import CheckpointError
 from tests.marks import marked
@@ -174,7 +174,7 @@ def test_logits_and_their_gradients_are_made_in_parts(promotion):
     head = heads.start(
         recipe_of("medusa"), jaxspec.Model(decoder.language_model(shape), params, None, shape), np.ones(vocab)
     )
-    loss, _ = head_loss.losses(head.task)
+    loss = head_loss.head_loss(head.task, divergences.DIVERGENCES["kl"])
 
     def temporaries(rows):
         examples = [data.Example(np.zeros(0, np.int32), np.arange(33, dtype=np.int32))] * rows

@@ -18,7 +18,7 @@ from jaxspec import nets, sharding
 from jaxspec.draft_heads.save import save_parallel
 from jaxspec.nets import axes_of, decoder, t5
 from jaxspec.nets.t5 import T5Config
-from jaxspec.weights import hf_families, huggingface, quantisation
+from jaxspec.weights import hf_families, hub, huggingface, quantisation
 from jaxspec.weights.orbax import CheckpointError
 from tests.weights.folders import GPT, LLAMA, T5, assert_same, model_of
 
@@ -126,10 +126,10 @@ def test_older_formats_are_asked_for_where_there_is_no_other(monkeypatch, tmp_pa
     monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
     available = ""
     with pytest.raises(CheckpointError, match="google/t5-v1_1-small has no weights on the Hugging Face hub"):
-        huggingface.download("google/t5-v1_1-small")
+        hub.download("google/t5-v1_1-small")
     assert patterns == ["model*.safetensors", "flax_model*.msgpack", "pytorch_model*.bin"]
     patterns, available = [], "flax_model*.msgpack"
-    assert huggingface.download("google/t5-v1_1-small") == tmp_path
+    assert hub.download("google/t5-v1_1-small") == tmp_path
     assert patterns == ["model*.safetensors", "flax_model*.msgpack"]
 
 

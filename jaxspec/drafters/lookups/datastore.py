@@ -21,7 +21,7 @@ from jaxtyping import Int
 
 from jaxspec import optional_imports
 from jaxspec.core import token_ids
-from jaxspec.files import folders
+from jaxspec.files import folders, strict_tables
 from jaxspec.files.folders import MANIFEST
 
 FORMAT = 1
@@ -175,19 +175,13 @@ def read_manifest(folder: str | Path) -> DatastoreManifest:
     path = Path(folder) / MANIFEST
     if not path.is_file():
         raise DatastoreError(f"no datastore at {folder}: expected a folder that `jaxspec datastore` wrote")
-    fields = [field.name for field in dataclasses.fields(DatastoreManifest)]
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
         if "family" in table:
             raise ValueError("it is a checkpoint's, and not a datastore's")
-        if sorted(table) != sorted(fields):
-            raise ValueError(f"it has {sorted(table)}, expected {sorted(fields)}")
-        manifest = DatastoreManifest(**table)
+        manifest = strict_tables.build(DatastoreManifest, table, "it")
         if manifest.format != FORMAT:
             raise ValueError(f"format is {manifest.format!r}, this version of jaxspec reads format {FORMAT}")
-        for name, kind in (("vocab_size", int), ("documents", int), ("tokens", int), ("files", dict)):
-            if type(getattr(manifest, name)) is not kind:
-                raise ValueError(f"{name} is {getattr(manifest, name)!r}, expected {kind.__name__}")
         if complaint := folders.ill_formed(manifest.files):
             raise ValueError(complaint)
         if sorted(manifest.files) != sorted(FILES):

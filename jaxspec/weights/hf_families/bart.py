@@ -57,15 +57,12 @@ def read(options: dict[str, Any], activation: str, table: dict) -> BartConfig:
     if scaled and (pad := table.get("pad_token_id")) is not None:
         options = options | {"offset": pad + 1}
     fields = common.read_keys(table, KEYS, max_positions=1024, scale_embedding=scaled, tied_head=True, start_token=2)
-    try:
-        return BartConfig(
-            **fields,
-            **options,
-            source_vocab=source,
-            activation=common.activation(table.get("activation_function") or activation),
-        )
-    except (ValueError, TypeError) as error:
-        raise FamilyError(str(error)) from error
+    return BartConfig(
+        **fields,
+        **options,
+        source_vocab=source,
+        activation=common.activation(table.get("activation_function") or activation),
+    )
 
 
 def read_generation(config: BartConfig, table: dict[str, Any]) -> BartConfig:

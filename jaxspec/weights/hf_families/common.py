@@ -74,7 +74,7 @@ class Family(NamedTuple):
     Attributes:
         title: for people.
         model_types: the values of "model_type" in config.json.
-        read: config.json -> configuration of the network. Raises FamilyError where the network would compute
+        read: config.json -> configuration of the network. Raises ValueError where the network would compute
             something else.
         write: configuration -> config.json; of a configuration that the family cannot express, anything.
         names: configuration -> {path of our parameter: where it lies}.

@@ -62,10 +62,7 @@ def read(table: dict, changed: Change | None = None, **options: Any) -> DecoderC
     shape["head_dim"] = int(shape["head_dim"])
     shape["activation"] = common.activation(table.get("hidden_activation") or table.get("hidden_act") or "silu")
     rotary = {} if "rope_base" in options else rope(_with_first_context(table))
-    try:
-        return with_layers(decoder_config(**{**shape, **rotary, **options}), changed)
-    except ValueError as error:
-        raise FamilyError(str(error)) from error
+    return with_layers(decoder_config(**{**shape, **rotary, **options}), changed)
 
 
 def sizes(

@@ -78,20 +78,17 @@ def read(table: dict) -> DecoderConfig:
         ff: Any = FeedForwardShape(width, activation) if experts is None else DenseAndExpertsShape(width, experts)
         return LayerShape(attention, ff, True, LayerEndShape(side, activation), ff_norm=experts is None)
 
-    try:
-        return DecoderConfig(
-            table["vocab_size"],
-            table["hidden_size"],
-            tuple(map(layer, range(len(kinds)))),
-            NormShape(epsilon=float(table["rms_norm_eps"])),
-            tied_head=bool(table["tie_word_embeddings"]),
-            scale_embedding=True,
-            logits_cap=table.get("final_logit_softcapping") or None,
-            max_positions=table["max_position_embeddings"],
-            side=PerLayerShape(side, table["vocab_size_per_layer_input"]) if side else None,
-        )
-    except ValueError as error:
-        raise FamilyError(str(error)) from error
+    return DecoderConfig(
+        table["vocab_size"],
+        table["hidden_size"],
+        tuple(map(layer, range(len(kinds)))),
+        NormShape(epsilon=float(table["rms_norm_eps"])),
+        tied_head=bool(table["tie_word_embeddings"]),
+        scale_embedding=True,
+        logits_cap=table.get("final_logit_softcapping") or None,
+        max_positions=table["max_position_embeddings"],
+        side=PerLayerShape(side, table["vocab_size_per_layer_input"]) if side else None,
+    )
 
 
 def _side(table: dict) -> int:
@@ -261,33 +258,21 @@ def unused(config: DecoderConfig) -> set[str]:
     return {f"model.layers.{i}.self_attn.{part}" for i in without for part in parts}
 
 
-def _size(dim: int, ff: int, layers: int, heads: int, kv: int, of_global: int | None = None, **keys: Any):
-    """Makes a published size; `of_global` are the key-value heads of global layers where their keys are values."""
-    table = {"hidden_size": dim, "intermediate_size": ff, "num_hidden_layers": layers, "num_attention_heads": heads}
-    table |= {"num_key_value_heads": kv, "final_logit_softcapping": 30.0, "model_type": "gemma4_text"}
-    if of_global is not None:
-        table |= {"attention_k_eq_v": True, "num_global_key_value_heads": of_global, "sliding_window": 1024}
-        table |= {"hidden_size_per_layer_input": 0, "max_position_embeddings": 262_144}
-    return read(table | keys)
-
-
-SIZES = {
-    "gemma-4-e2b": _size(
-        *(1536, 6144, 35, 8, 1),
-        layer_types=([LOCAL] * 4 + [GLOBAL]) * 7,
-        num_kv_shared_layers=20,
-        use_double_wide_mlp=True,
-    ),
-    "gemma-4-e4b": _size(2560, 10_240, 42, 8, 2, num_kv_shared_layers=18),
-    "gemma-4-12b": _size(3840, 15_360, 48, 16, 8, 1),
-    "gemma-4-31b": _size(5376, 21_504, 60, 32, 16, 4),
-    "gemma-4-26b-a4b": _size(
-        *(2816, 2112, 30, 16, 8, 2),
-        enable_moe_block=True,
-        num_experts=128,
-        top_k_experts=8,
-        moe_intermediate_size=704,
-    ),
-}
+_E2B = {"layer_types": ([LOCAL] * 4 + [GLOBAL]) * 7, "num_kv_shared_layers": 20, "use_double_wide_mlp": True}
+_LARGE = {"attention_k_eq_v": True, "sliding_window": 1024, "hidden_size_per_layer_input": 0}
+_EXPERTS = {"enable_moe_block": True, "num_experts": 128, "top_k_experts": 8, "moe_intermediate_size": 704}
+_HEADS = "num_global_key_value_heads"
+SIZES = decoders.sizes(
+    read,
+    {
+        "gemma-4-e2b": (262_144, 1536, 6144, 35, 8, 1, 131_072, _E2B),
+        "gemma-4-e4b": (262_144, 2560, 10_240, 42, 8, 2, 131_072, {"num_kv_shared_layers": 18}),
+        "gemma-4-12b": (262_144, 3840, 15_360, 48, 16, 8, 262_144, _LARGE | {_HEADS: 1}),
+        "gemma-4-31b": (262_144, 5376, 21_504, 60, 32, 16, 262_144, _LARGE | {_HEADS: 4}),
+        "gemma-4-26b-a4b": (262_144, 2816, 2112, 30, 16, 8, 262_144, _LARGE | _EXPERTS | {_HEADS: 2}),
+    },
+    final_logit_softcapping=30.0,
+    model_type="gemma4_text",
+)
 TYPES = ("gemma4_text", "gemma4", "gemma4_unified_text", "gemma4_unified")
 GEMMA4 = Family("Gemma 4, text", TYPES, read, write, names, decoders.canonical_text, SIZES, unused=unused)

@@ -12,7 +12,7 @@ from jaxspec.nets.rotary import Rotary
 from jaxspec.nets.shapes import AttentionShape, LayerShape
 from jaxspec.nets.uniform import nearest
 from jaxspec.weights.hf_families import common, decoders
-from jaxspec.weights.hf_families.common import Family, FamilyError, Tensor, only
+from jaxspec.weights.hf_families.common import Family, Tensor, only
 
 TYPES = ("qwen3_5_text", "qwen3_5")
 KINDS = {"linear_attention": True, "full_attention": False}
@@ -52,10 +52,7 @@ def read(table: dict) -> DecoderConfig:
     table, share = decoders.partial_rotary(table, SHARE)
     only(table, hidden_act="silu", attn_output_gate=True, output_gate_type="swish", mamba_ssm_dtype="float32")
     only(table, num_experts=0)
-    try:
-        delta = DeltaShape(**{field: int(table[key]) for field, key in DELTA.items()})
-    except ValueError as error:
-        raise FamilyError(str(error)) from error
+    delta = DeltaShape(**{field: int(table[key]) for field, key in DELTA.items()})
     # A list of layers, where there is one, goes before the interval.
     count, interval = int(table["num_hidden_layers"]), int(table["full_attention_interval"])
     usual = ["full_attention" if (i + 1) % interval == 0 else "linear_attention" for i in range(count)]
@@ -113,19 +110,16 @@ def _names(config: DecoderConfig) -> dict[str, Tensor]:
     return others | common.named((path for path in paths if path.startswith(recurrent)), modules | _DELTA)
 
 
-def _size(dim: int, ff_dim: int, layers: int, heads: int, value_heads: int, *, tied: bool) -> DecoderConfig:
-    sizes = {"hidden_size": dim, "intermediate_size": ff_dim, "num_hidden_layers": layers}
-    heads_of = {"num_attention_heads": heads, "num_key_value_heads": 2 if heads == 8 else 4}
-    rotation = {"rope_theta": 1e7, "rope_type": "default"}
-    options = {"linear_num_value_heads": value_heads, "tie_word_embeddings": tied, "rope_parameters": rotation}
-    return read(sizes | heads_of | options | {"max_position_embeddings": 262_144})
-
-
-SIZES = {
-    "qwen3.5-0.8b": _size(1024, 3584, 24, 8, 16, tied=True),
-    "qwen3.5-2b": _size(2048, 6144, 24, 8, 16, tied=True),
-    "qwen3.5-4b": _size(2560, 9216, 32, 16, 32, tied=True),
-    "qwen3.5-9b": _size(4096, 12_288, 32, 16, 32, tied=False),
-    "qwen3.5-27b": _size(5120, 17_408, 64, 24, 48, tied=False),
-}
+_TIED, _NARROW = {"tie_word_embeddings": True}, {"linear_num_value_heads": 16}
+SIZES = decoders.sizes(
+    read,
+    {
+        "qwen3.5-0.8b": (248_320, 1024, 3584, 24, 8, 2, 262_144, _TIED | _NARROW),
+        "qwen3.5-2b": (248_320, 2048, 6144, 24, 8, 2, 262_144, _TIED | _NARROW),
+        "qwen3.5-4b": (248_320, 2560, 9216, 32, 16, 4, 262_144, _TIED),
+        "qwen3.5-9b": (248_320, 4096, 12_288, 32, 16, 4, 262_144),
+        "qwen3.5-27b": (248_320, 5120, 17_408, 64, 24, 4, 262_144, {"linear_num_value_heads": 48}),
+    },
+    rope_parameters={"rope_theta": 1e7, "rope_type": "default"},
+)
 QWEN3_5 = Family("Qwen 3.5, 3.6 and 3.8, text", TYPES, read, _write, _names, decoders.canonical_text, SIZES)

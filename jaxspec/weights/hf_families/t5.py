@@ -50,10 +50,7 @@ def read(table: dict) -> T5Config:
     table = common.with_start(table | {"pad_token_id": table.get("pad_token_id", 0)})
     usual = dict(decoder_layers=table.get("num_layers"), buckets=32, max_distance=128, epsilon=1e-6)
     fields = common.read_keys(table, KEYS, **usual)
-    try:
-        return T5Config(**fields, activation=activation, gated=gated, tied_head=tied, scaled_head=scaled)
-    except ValueError as error:
-        raise FamilyError(str(error)) from error
+    return T5Config(**fields, activation=activation, gated=gated, tied_head=tied, scaled_head=scaled)
 
 
 def read_mt5(table: dict) -> T5Config:

@@ -62,10 +62,7 @@ def _joined(table: dict, encoder: DecoderConfig, decoder: DecoderConfig, **optio
     encoder = _as_encoder(encoder, decoder)
     tables, keys = (table, table["decoder"]), ("decoder_start_token_id", "bos_token_id")
     starts = (x[key] for x in tables for key in keys if x.get(key) is not None)
-    try:
-        return t5gemma_config(encoder, decoder, start_token=next(starts, 2), **options)
-    except ValueError as error:
-        raise FamilyError(str(error)) from error
+    return t5gemma_config(encoder, decoder, start_token=next(starts, 2), **options)
 
 
 def _as_encoder(encoder: DecoderConfig, decoder: DecoderConfig) -> DecoderConfig:

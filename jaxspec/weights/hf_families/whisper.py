@@ -35,10 +35,7 @@ def read(table: dict) -> WhisperConfig:
     only(table, scale_embedding=False, tie_word_embeddings=True)
     fields = common.read_keys(table, KEYS, mels=80, source_positions=1500, max_positions=448)
     only(table, **{key: fields[field] for field, key in DECODER.items()})
-    try:
-        return WhisperConfig(**fields, activation=common.activation(table.get("activation_function", "gelu")))
-    except ValueError as error:
-        raise FamilyError(str(error)) from error
+    return WhisperConfig(**fields, activation=common.activation(table.get("activation_function", "gelu")))
 
 
 def write(config: WhisperConfig) -> dict[str, Any]:

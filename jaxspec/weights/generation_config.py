@@ -1,0 +1,83 @@
+"""generation_config.json, which lies beside a config.json: tokens that begin and end a text, and further options.
+
+transformers reads what a text begins and ends with from there alone, if there is such a file.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from jaxspec.weights.hf_families import FamilyError
+from jaxspec.weights.hf_families.common import FORCED, LARGEST, check_id, decoder_vocab, read_object
+from jaxspec.weights.tensors import CheckpointError
+
+FILE = "generation_config.json"
+FORCED_END = "forced_eos_token_id"
+NOT_READ = {  # keys that change the text of transformers' `generate` at temperature 0, and the value that does not
+    **dict.fromkeys(("repetition_penalty", "encoder_repetition_penalty"), 1),
+    **dict.fromkeys(("no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "min_length", "min_new_tokens"), 0),
+    **dict.fromkeys((FORCED, FORCED_END, "suppress_tokens", "begin_suppress_tokens")),
+    **dict.fromkeys(("bad_words_ids", "sequence_bias", "stop_strings")),
+    "exponential_decay_length_penalty": None,
+    "num_beams": 1,
+}
+OF_BEAMS = {"length_penalty": 1, "early_stopping": False}  # keys that change it where there are beams
+
+
+class GenerationConfig(NamedTuple):
+    """The content of the file, or of config.json where there is none."""
+
+    path: Path  # of the file that was read
+    table: dict[str, Any]
+    starts: dict[str, Any]  # the keys of config.json that say which token a decoder's row begins with
+    ends: tuple[int, ...]  # the ids that end a text; one that the model lacks never occurs
+
+
+def read(folder: Path, table: dict[str, Any], keys: Collection[str]) -> GenerationConfig:
+    """Reads a folder's file, given its config.json; options that nobody reads are named in a warning.
+
+    Args:
+        keys: the keys of the file that the model's family reads.
+    """
+    path = folder / FILE
+    if path.is_file():
+        try:
+            named = read_object(path)
+        except (OSError, ValueError, RecursionError) as error:
+            raise CheckpointError(f"{path} cannot be used: {error}. Download it again, or remove it") from error
+    else:
+        path = folder / "config.json"
+        named = (table.get("text_config") or {}) | {key: value for key, value in table.items() if value is not None}
+    _tell_of_unread(path, named, keys)
+    ends = named.get("eos_token_id")
+    ends = ends if isinstance(ends, list) else [] if ends is None else [ends]
+    if others := [x for x in ends if type(x) is not int]:
+        raise CheckpointError(f"{path}: eos_token_id has {others[0]!r}: expected an id, or a list of ids")
+    starts = {key: named.get(key) for key in ("decoder_start_token_id", "bos_token_id")}
+    if (start := starts["decoder_start_token_id"]) is not None:
+        try:
+            check_id("decoder_start_token_id", start, decoder_vocab(table) or LARGEST)
+        except FamilyError as error:
+            raise CheckpointError(f"{path}: {error}") from error
+    # config.json may lack them, and `family.read` then has its own default.
+    starts = starts if any(x is not None for x in starts.values()) else {}
+    return GenerationConfig(path, named, starts, tuple(ends))
+
+
+def _tell_of_unread(path: Path, named: Mapping[str, Any], keys: Collection[str]) -> None:
+    plain = NOT_READ | (OF_BEAMS if named.get("num_beams") not in (None, 1) else {})
+    unread = {key: named[key] for key, neutral in plain.items() if named.get(key) not in (None, neutral, [], {})}
+    unread = {key: value for key, value in unread.items() if key not in keys}
+    if not unread:
+        return
+    advice = {
+        "pass what `generate` has to it as options": unread.keys() - {"num_beams", *OF_BEAMS, FORCED_END},
+        "pass `beam_search` beams, length_penalty and early_stopping": unread.keys() & {"num_beams"},
+        "no end is forced, texts end by themselves or are cut; see sampling.forced_end": unread.keys() & {FORCED_END},
+    }
+    text = "%s asks for %s, which jaxspec does not read from there: %s"
+    options = ", ".join(f"{key}={value!r}" for key, value in unread.items())
+    logging.getLogger(__name__).warning(text, path, options, "; ".join(x for x in advice if advice[x]))
