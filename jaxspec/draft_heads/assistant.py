@@ -242,7 +242,11 @@ def assistant(
 
 
 def read_keys(head: AssistantHead, inside: core.Inside, cache: core.Cache) -> tuple[TargetKeys, ...]:
-    """Reads the keys and values of the target's layers that an assistant attends to."""
+    """Reads the keys and values of the target's layers that an assistant attends to.
+
+    Raises:
+        ValueError: they have other sizes than those that it was made for.
+    """
     assert inside.keys_values is not None, "assistant"
     memory = tuple(TargetKeys(*inside.keys_values(cache, layer)) for layer in head.sources)
     for layer, (source, expected, read) in enumerate(zip(head.sources, head.key_sizes, memory, strict=True)):

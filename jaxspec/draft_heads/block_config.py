@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from jaxspec.core.checks import in_range, one_of
+from jaxspec.core.checks import at_least, in_range, one_of
 from jaxspec.draft_heads import formats
 from jaxspec.nets.decoder import DecoderConfig
 
@@ -71,8 +71,7 @@ class BlockConfig:
         if not self.taps:
             raise ValueError("taps is empty: a block drafter reads hidden states of at least one layer")
         one_of(self.markov, "markov", MARKOV)
-        if self.count < 1:
-            raise ValueError(f"block is {self.block}: expected at least {1 if self.from_anchor else 2} tokens")
+        at_least(1 if self.from_anchor else 2, block=self.block)
         formats.check_own_parts(self, c.dim, self.hidden_size)
         if self.confidence and self.confidence_reads_token and not self.markov_rank:
             raise ValueError("confidence_reads_token is True, and markov_rank is 0: expected vectors of tokens")

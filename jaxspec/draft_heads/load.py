@@ -298,6 +298,6 @@ def _ids(x: np.ndarray, form: Format, vocab: int, where: str) -> np.ndarray:
     # EAGLE's files hold offsets: d2t[i] = id - i.
     ids = x if form.stores_ids else x + np.arange(len(x))
     if ids.min() < 0 or ids.max() >= vocab or len(np.unique(ids)) != len(ids):
-        got = f"{len(ids)} ids from {ids.min()} to {ids.max()}, {len(np.unique(ids))} of them different"
+        got = f"ids from {ids.min()} to {ids.max()}, {len(np.unique(ids))} different ones of {len(ids)}"
         raise CheckpointError(f"{where} gives {got}: expected different ids from 0 to {vocab - 1}")
     return ids.astype(np.int32)

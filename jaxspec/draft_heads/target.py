@@ -126,6 +126,10 @@ def bind(
         trimmed: `jaxspec.trim_vocabulary(target, size=...)`, or None.
         title: the network's name in errors.
 
+    Raises:
+        ValueError: the network is for another target. Or it has a head of its own, or the trimmed model's reads
+            features of another width or writes another vocabulary.
+
     Reference: Zhao et al., FR-Spec, arXiv 2502.14856.
     """
     requirements = head.network.requirements

@@ -81,7 +81,11 @@ def texts(recipe: HeadRecipe, target: Model, folder: Path, split: str, work: Pat
 
 
 def config_of(recipe: HeadRecipe, target: Model) -> Any:
-    """Returns the configuration of the drafter that a recipe makes for its target, if a format can store one."""
+    """Returns the configuration of the drafter that a recipe makes for its target.
+
+    Raises:
+        RecipeError: the sizes make no drafter of this target, or one that no format can store.
+    """
     try:
         config = in_dtype(recipe.head.config(target), recipe.train.dtype)
         config_json(config, target)  # what cannot be written in the end is not trained

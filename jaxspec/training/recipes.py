@@ -7,7 +7,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-from jaxspec.core.checks import at_least, in_range, one_of, suggest
+from jaxspec.core.checks import at_least, in_range, number, one_of, suggest
 from jaxspec.draft_heads import KINDS
 from jaxspec.files import read_text
 from jaxspec.files.strict_tables import RecipeError, build
@@ -143,8 +143,7 @@ class EarlyExit:
         one_of(self.curriculum, "curriculum", CURRICULA)
         in_range(0, 1, below=True, dropout=self.dropout)
         at_least(1, every=self.every)
-        if self.scale <= 0:
-            raise ValueError(f"scale is {self.scale}: expected a number above 0")
+        number(self.scale, "scale", "a number above 0", above=0)
 
 
 @dataclasses.dataclass(frozen=True)

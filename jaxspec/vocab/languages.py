@@ -49,7 +49,11 @@ def with_languages(model: Model, source: str | None = None, target: str | None =
 
 
 def language_id(model: Model, name: str) -> int:
-    """Returns the token of a language; the error where there is none lists those that are spelled nearly so."""
+    """Returns the token of a language.
+
+    Raises:
+        ValueError: there is none; those that are spelled nearly so are listed.
+    """
     tokens = languages(model.tokenizer)
     if name in tokens:
         return tokens[name]

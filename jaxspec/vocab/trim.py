@@ -12,7 +12,7 @@ from jaxtyping import Float, Int
 
 from jaxspec import nets
 from jaxspec.core import Model, Params, token_ids
-from jaxspec.core.checks import are_shapes, integer
+from jaxspec.core.checks import are_shapes, in_range, integer
 from jaxspec.nets import quantised
 from jaxspec.vocab.remap import MappedParams, check_ids, check_model, with_head
 
@@ -113,9 +113,7 @@ def frequent_ids(model: Model, size: int | None, counts: Any, ids: Any = None) -
         return np.union1d(chosen, ends).astype(np.int32)
     often = _counts(counts, vocab)
     most = int(np.count_nonzero(often)) if size is None else size
-    expected = f"a number of tokens from 1 to {vocab}"
-    if not 1 <= integer(most, "size", expected) <= vocab:
-        raise ValueError(f"size is {most}: expected {expected}")
+    in_range(1, vocab, size=integer(most, "size", f"a number of tokens from 1 to {vocab}"))
     often[ends] = np.inf
     order = np.argsort(-often, kind="stable")  # of equals the lowest ids
     return np.sort(order[:most]).astype(np.int32)

@@ -78,7 +78,11 @@ class Adapter(NamedTuple):
 
 
 def open_folder(folder: Path) -> Adapter:
-    """Opens a LoRA folder, one whose options can be merged into the model's matrices."""
+    """Opens a LoRA folder.
+
+    Raises:
+        CheckpointError: it has no LoRA, is damaged, or has options that cannot be merged into the model's matrices.
+    """
     try:
         table = {key: value for key, value in read_object(folder / CONFIG).items() if value != []}
         only(table, **NOT_MERGED)
@@ -139,6 +143,9 @@ def merge(
         canonical: a tensor's name -> the name that all spellings of it have in common; None for one that is not read.
         is_transposed: whether a tensor of that name is stored [in, out], as GPT-2's are.
         tied: names of embedding and head where these are one matrix, of which files may hold a copy; None if not.
+
+    Raises:
+        CheckpointError: the adapter is another model's, or the model's files are quantised.
     """
     # Both sides by the name that all spellings of a tensor have in common.
     names = {name: canonical(name) for name in (*adapter.changes, *adapter.replaced)}

@@ -25,6 +25,9 @@ def stacked(shards: list[Shard], names: tuple[str, ...], alternate: bool = False
         names: "gate_proj", "up_proj" and "down_proj", or other names for these; empty where no file is like that. For
             norms of heads one name, "".
         alternate: whether files hold both projections as [experts, in, 2 out], whose columns belong to either in turn.
+
+    Raises:
+        CheckpointError: a matrix is absent, or of another shape than those beside it.
     """
     shards = [_in_pairs(shard, alternate) for shard in shards]
     members: dict[str, dict[tuple[int, int], tuple[int, str]]] = {}  # stack -> (expert, part) -> (file, name)

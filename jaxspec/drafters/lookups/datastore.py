@@ -43,8 +43,8 @@ class DatastoreManifest:
     documents: int
     tokens: int
     vocabulary: str  # SHA-256 of the tokenizer's tokens in the order of their ids; empty if there was no tokenizer
-    files: dict[str, Any]  # [size in bytes, SHA-256] of the other files
-    about: dict[str, Any]  # where the texts come from; plain values
+    files: dict  # [size in bytes, SHA-256] of the other files
+    about: dict  # where the texts come from; plain values
 
 
 class Datastore(NamedTuple):
