@@ -194,6 +194,38 @@ class Layout(NamedTuple):
     of_outputs: bool = False  # whether a word holds neighbouring outputs, not neighbouring columns
     order: tuple[int, ...] | None = None  # where each of the entries of a word lies in it; None: one after the other
 
+    def turned(self, x: np.ndarray) -> np.ndarray:
+        """Turns a matrix as it is in a file into ours, or back."""
+        return x.T if self.is_turned else x
+
+    def unpacked(self, words: np.ndarray, bits: int, axis: int) -> np.ndarray:
+        """Unpacks the words along an axis of a file's matrix."""
+        fields = _fields(words if axis else words.T, bits)
+        if self.order is not None:
+            fields = fields.reshape(len(fields), -1, len(self.order))[:, :, self.order].reshape(len(fields), -1)
+        return fields if axis else fields.T
+
+    def sizes(self, parts: Mapping[str, Array], in_word: int) -> tuple[int, int, int]:
+        """Returns how many outputs, columns and groups there are, once the parts have the shapes for these."""
+        words, scales, zeros = parts[self.words], parts[self.scales], parts.get(self.zeros)
+        if self.is_turned:
+            (groups, rows), columns = scales.shape, words.shape[0] * (1 if self.of_outputs else in_word)
+        else:
+            (rows, columns), groups = map(int, np.asarray(parts[".weight_shape"]).reshape(-1)), scales.shape[-1]
+        # The last word of an output or a column may be filled in part.
+        packed_rows = -(-rows // in_word)
+        zero_rows = rows if zeros is not None and zeros.dtype == np.int8 else packed_rows
+        sizes = {
+            self.words: (packed_rows, columns) if self.of_outputs else (rows, -(-columns // in_word)),
+            self.scales: (rows, groups),
+            self.zeros: (zero_rows, groups),
+        }
+        sizes = {name: size[::-1] if self.is_turned else size for name, size in sizes.items()}
+        for name, expected in {**sizes, ".g_idx": (columns,)}.items():
+            if name in parts and tuple(parts[name].shape) != expected:
+                raise ValueError(f"{name[1:]} is {list(parts[name].shape)}: expected {list(expected)}")
+        return rows, columns, groups
+
 
 GPTQ = Layout(".qweight", ".scales", ".qzeros", (".qzeros",), (".g_idx",))
 AWQ = Layout(".qweight", ".scales", ".qzeros", (".qzeros",), of_outputs=True, order=AWQ_ORDER)
@@ -215,35 +247,8 @@ def _integers(layout: Layout, bits: int, group_size: int | None = None, less: in
     row_axis = int(layout.is_turned)
     word_axis, per_word = (row_axis, in_word) if layout.of_outputs else (1 - row_axis, 1)
 
-    def turned(x: np.ndarray) -> np.ndarray:
-        return x.T if layout.is_turned else x
-
-    def unpacked(words: np.ndarray, axis: int) -> np.ndarray:
-        """Unpacks the words along an axis of a file's matrix."""
-        fields = _fields(words if axis else words.T, bits)
-        if layout.order is not None:
-            fields = fields.reshape(len(fields), -1, in_word)[:, :, layout.order].reshape(len(fields), -1)
-        return fields if axis else fields.T
-
     def shape(parts: Mapping[str, Array]) -> tuple[int, int]:
-        words, scales, zeros = (parts.get(name) for name in (layout.words, layout.scales, layout.zeros))
-        assert words is not None and scales is not None
-        if layout.is_turned:
-            (groups, rows), columns = scales.shape, words.shape[0] * in_word // per_word
-        else:
-            (rows, columns), groups = map(int, np.asarray(parts[".weight_shape"]).reshape(-1)), scales.shape[-1]
-        # The last word of an output or a column may be filled in part.
-        packed_rows = -(-rows // in_word)
-        zero_rows = rows if zeros is not None and zeros.dtype == np.int8 else packed_rows
-        sizes = {
-            layout.words: (packed_rows, columns) if layout.of_outputs else (rows, -(-columns // in_word)),
-            layout.scales: (rows, groups),
-            layout.zeros: (zero_rows, groups),
-        }
-        sizes = {name: size[::-1] if layout.is_turned else size for name, size in sizes.items()}
-        for name, expected in {**sizes, ".g_idx": (columns,)}.items():
-            if name in parts and tuple(parts[name].shape) != expected:
-                raise ValueError(f"{name[1:]} is {list(parts[name].shape)}: expected {list(expected)}")
+        rows, columns, groups = layout.sizes(parts, in_word)
         width = columns // groups if group_size is None else group_size if group_size > 0 else columns
         if groups * width != columns:
             raise ValueError(f"{groups} groups of {width} for {columns} columns")
@@ -254,13 +259,13 @@ def _integers(layout: Layout, bits: int, group_size: int | None = None, less: in
         if zeros is None:
             return np.zeros(scale.shape, np.int8)
         if zeros.dtype == np.int8:
-            return turned(zeros)
-        unsigned = unpacked((zeros.astype(np.uint32) + ones).view(np.int32), row_axis)
-        return turned(unsigned)[: len(scale)].astype(np.int64) - half
+            return layout.turned(zeros)
+        unsigned = layout.unpacked((zeros.astype(np.uint32) + ones).view(np.int32), bits, row_axis)
+        return layout.turned(unsigned)[: len(scale)].astype(np.int64) - half
 
     def matrix(parts: Mapping[str, Array], shape: tuple[int, int]) -> Stored:
         arrays = {name: np.asarray(x) for name, x in parts.items()}
-        words, scale = arrays[layout.words], np.ascontiguousarray(turned(arrays[layout.scales]), np.float32)
+        words, scale = arrays[layout.words], np.ascontiguousarray(layout.turned(arrays[layout.scales]), np.float32)
         # Fields are unsigned, our entries and zero points signed: w = s (q - z) is the same where both lose `half`.
         wide = zero_points(arrays.get(layout.zeros), scale)
         zero = np.ascontiguousarray(wide, np.int8)
@@ -272,7 +277,8 @@ def _integers(layout: Layout, bits: int, group_size: int | None = None, less: in
         def signed(start: int, stop: int) -> np.ndarray:
             # Whole words are unpacked; the rows before `start` that share one with it are cut off.
             first, in_words = start // per_word * per_word, slice(start // per_word, -(-stop // per_word))
-            fields = turned(unpacked(words[:, in_words] if layout.is_turned else words[in_words], word_axis))
+            fields = layout.unpacked(words[:, in_words] if layout.is_turned else words[in_words], bits, word_axis)
+            fields = layout.turned(fields)
             return (fields[start - first : stop - first, : shape[1]].astype(np.int16) - half).astype(np.int8)
 
         def rows(start: int, stop: int) -> np.ndarray:
