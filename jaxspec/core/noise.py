@@ -8,6 +8,7 @@ batch, nor padding, nor the device changes it.
 from __future__ import annotations
 
 import enum
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -39,11 +40,16 @@ def row_keys(key: Key[Array, ""] | Keys, batch: int) -> Keys:
     (3,)
     """
     if key.ndim == 0:
-        # Not `split`, whose keys would depend on the number of rows.
-        return jax.vmap(lambda row: jax.random.fold_in(key, row))(jnp.arange(batch))
+        return _keys_of_rows(key, batch)
     if key.shape != (batch,):
         raise ValueError(f"got keys of shape {key.shape} for {batch} rows: give one key, or one for each row")
     return key
+
+
+@functools.partial(jax.jit, static_argnums=1)  # one program, not one an operation
+def _keys_of_rows(key: Key[Array, ""], batch: int) -> Keys:
+    # Not `split`, whose keys would depend on the number of rows.
+    return jax.vmap(lambda row: jax.random.fold_in(key, row))(jnp.arange(batch))
 
 
 def at(keys: Keys, position: Int[Array, " batch"], purpose: Purpose) -> Keys:

@@ -162,7 +162,7 @@ def pad(rows: Sequence[Sequence[int]], width: int | None = None) -> Prompt:
     tokens = np.zeros((len(rows), width or bucket(longest)), np.int32)
     for index, row in enumerate(rows):
         tokens[index, : len(row)] = row
-    return Prompt(jnp.asarray(tokens), jnp.asarray([len(row) for row in rows], jnp.int32))
+    return Prompt(*jax.device_put((tokens, np.array([len(row) for row in rows], np.int32))))  # compiles nothing
 
 
 def to_lists(tokens: Int[Array, "batch width"], length: Int[Array, " batch"]) -> list[list[int]]:

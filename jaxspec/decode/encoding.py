@@ -70,12 +70,11 @@ def _encode(target: Model, prompts: Prompts | None, template: Mapping[str, Any] 
 
 def _in_bucket(prompt: Prompt) -> Prompt:
     """Pads rows of ids to the width of their bucket; beside an encoder's part only its ids are padded."""
-    tokens, length = jnp.asarray(prompt.tokens, jnp.int32), jnp.asarray(prompt.length, jnp.int32)
-    if isinstance(prompt.encoder, Prompt):
-        return Prompt(tokens, length, _in_bucket(prompt.encoder))
-    if prompt.encoder is not None:
-        return Prompt(tokens, length, jax.tree.map(jnp.asarray, prompt.encoder))
-    return Prompt(jnp.pad(tokens, ((0, 0), (0, token_rows.bucket(tokens.shape[1]) - tokens.shape[1]))), length)
+    tokens, length = np.asarray(prompt.tokens, np.int32), np.asarray(prompt.length, np.int32)
+    encoder = _in_bucket(prompt.encoder) if isinstance(prompt.encoder, Prompt) else prompt.encoder
+    if encoder is None:
+        tokens = np.pad(tokens, ((0, 0), (0, token_rows.bucket(tokens.shape[1]) - tokens.shape[1])))
+    return Prompt(*jax.device_put((tokens, length, encoder)))
 
 
 def check_prompt(prompt: Prompt, lm: LanguageModel) -> None:
@@ -132,7 +131,7 @@ def check_reads_text(target: Model) -> None:
 def arrays_of(prompt: Prompt) -> Prompt:
     """Returns the same rows as arrays of JAX's."""
     try:
-        tokens, length = (x if isinstance(x, jax.Array) else jnp.asarray(np.asarray(x)) for x in prompt[:2])
+        tokens, length = (x if isinstance(x, jax.Array) else jax.device_put(np.asarray(x)) for x in prompt[:2])
         encoder = arrays_of(prompt.encoder) if isinstance(prompt.encoder, Prompt) else prompt.encoder
         return Prompt(tokens, length, encoder)
     except (ValueError, TypeError) as error:

@@ -23,7 +23,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Unpack
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jaxspec import core, drafters, rules, sharding
@@ -180,8 +179,9 @@ def _prepared(target: core.Model, prompt: core.Prompt, options: Mapping[str, Any
     request = core.Request(
         keys=noise.row_keys(key, batch),
         sampling_params=params,
-        max_new_tokens=jnp.asarray(limit),
-        eos=jnp.tile(jnp.asarray(ends or [-1], jnp.int32), (batch, 1)),
+        # jnp.asarray would compile a program for each new shape.
+        max_new_tokens=jax.device_put(limit),
+        eos=jax.device_put(np.tile(np.array(ends or [-1], np.int32), (batch, 1))),
         draft_sampling_params=draft_params,
         policy=None if policy is None else values_per_row(policy.params, batch, "the policy"),
     )

@@ -67,7 +67,7 @@ def values_per_row(values: Any, batch: int, owner: str) -> Any:
         array = np.asarray(value)
         if array.ndim and array.shape[0] not in (1, batch):
             raise ValueError(f"{owner} has a value for each of {array.shape[0]} rows, but there are {batch} prompts")
-        return jnp.asarray(np.broadcast_to(array, (batch, *array.shape[1:])))
+        return jax.device_put(np.broadcast_to(array, (batch, *array.shape[1:])))
 
     return jax.tree.map(rows, values)
 
@@ -302,12 +302,12 @@ def sampling_of(
     structured = None
     if any(options.get(name) is not None for name in patterns.NAMES):
         rows = pattern_rows(patterns.patterns_of(options, batch), values.get("bias"), limit)
-        structured = jax.tree.map(jnp.asarray, tables.values(pool_of(target, ends), rows))
+        structured = jax.device_put(tables.values(pool_of(target, ends), rows))
     processors = dict.fromkeys(OPTIONS[name].processor for name in OPTIONS if name in set_options)  # each once
     draft_params = values.pop("draft", None)
     temperature = values.setdefault("temperature", np.zeros(batch, np.float32))
     own_values = tuple(bound.params for bound in added) or None
-    params = SamplingParams(**jax.tree.map(jnp.asarray, values), processors=own_values, structured=structured)
+    params = SamplingParams(**jax.device_put(values), processors=own_values, structured=structured)
     is_greedy = np.ndim(set_options.get("temperature", 0.0)) == 0 and temperature[0] == 0
     bound = _top_k_bound(values, sizes.vocab)
     end = greedy() if is_greedy else at_temperature(bound, "top_p" in values, "min_p" in values)
@@ -319,7 +319,9 @@ def sampling_of(
     if draft_params is None or is_greedy:
         return Sampling(sampler, params, None)
     return Sampling(
-        sampler, params, params._replace(temperature=jnp.asarray(np.where(temperature > 0, draft_params, temperature)))
+        sampler,
+        params,
+        params._replace(temperature=jax.device_put(np.where(temperature > 0, draft_params, temperature))),
     )
 
 

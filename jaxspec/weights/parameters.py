@@ -130,7 +130,7 @@ def put(path: str, x: np.ndarray | jax.Array, axes: Axes, mesh: Mesh | None) -> 
     """
     if mesh is not None:
         return jax.block_until_ready(sharding.put(x, sharding.of(path, x.shape, axes, mesh)))
-    return x if isinstance(x, jax.Array) else jax.block_until_ready(jnp.array(x))
+    return x if isinstance(x, jax.Array) else jax.block_until_ready(jax.device_put(x, may_alias=False))
 
 
 def apart(x: Any) -> jax.Array:

@@ -517,3 +517,15 @@ def test_what_does_not_fit_is_refused_only_where_it_would_run(monkeypatch):
     with pytest.raises(ValueError, match=r"beams=8 with max_new_tokens=512 for 20 prompts .*caches "):
         jaxspec.beam_search(here, jax.tree.map(lambda x: x[:20], many), beams=8, max_new_tokens=512)
     assert jaxspec.generate(here, [[1]], max_new_tokens=2).lengths.tolist() == [2]
+
+
+def test_preparing_other_shapes_compiles_only_the_keys(caplog):
+    """Each eager operation at a new shape is a program: some 0.02 s on a CPU, and more on a TPU."""
+    prepare(TARGET, [[1, 2]], eos_ids=3)
+    with jax.log_compiles(), caplog.at_level("WARNING"):
+        prepare(TARGET, [[1] * 41] * 7, drafter=DRAFT, temperature=0.5, top_k=3, eos_ids=[1, 2], key=jax.random.key(0))
+    compiled = [record.message.split()[1] for record in caplog.records if record.message.startswith("Compiling ")]
+    assert (
+        set(compiled) <= {"jit(_keys_of_rows)", "jit(_threefry_seed)", "jit(stage)"}
+        and compiled.count("jit(stage)") <= 1
+    )
