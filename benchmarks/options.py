@@ -10,8 +10,8 @@ from typing import Any
 
 import typer
 
-from jaxspec.cli import workload as workloads
-from jaxspec.cli.workload import Workload
+from jaxspec.cli import bench
+from jaxspec.cli.bench import Workload
 
 
 def parser_of(doc: str | None) -> argparse.ArgumentParser:
@@ -43,8 +43,8 @@ def grouped(
 
 
 def run(*arguments: Any, **options: Any) -> list[Any]:
-    """Measures and prints as `jaxspec bench` does (`workload.run`); ends the process with 1 where a setting failed."""
+    """Measures and prints as `jaxspec bench` does (`cli.bench.run`); ends the process with 1 where a setting failed."""
     try:
-        return workloads.run(*arguments, **options)
+        return bench.run(*arguments, **options)
     except typer.Exit as end:
         raise SystemExit(end.exit_code) from None

@@ -27,7 +27,7 @@ from benchmarks.options import parser_of, run, workload
 from jaxspec import drafters
 from jaxspec.analysis import environment, table
 from jaxspec.analysis.result import Backend, BenchResult, Setting, dtype_of, over
-from jaxspec.cli.workload import settings_of
+from jaxspec.cli.bench import settings_of
 from jaxspec.core import BoundDrafter, Model, Prompt
 from jaxspec.decode import batches
 from jaxspec.decode.request import Prepared

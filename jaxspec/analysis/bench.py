@@ -169,24 +169,18 @@ def groups(settings: Sequence[Setting]) -> list[list[Setting]]:
 
 
 class Run(NamedTuple):
-    """A setting that was prepared and decoded, and how long it took."""
+    """A setting that is measured."""
 
     setting: Setting
+    result: BenchResult  # what is known so far
     prepared: Prepared  # all of its prompts, with the gamma and the policy that are used
     parts: Sequence[Prepared]  # the batches that are decoded
     real: Sequence[int]  # how many rows of each part count; the others fill its shape
-    pays: bool = True  # the plan's advice, where gamma is the plan's choice
     calls: Sequence[Callable[[], object]] = ()  # one for each part, which decodes it and waits for it
     texts: Sequence[list[int]] = ()  # the new tokens of all rows
-    passes: int = 0  # passes of the target, prefill's included
     outcomes: Sequence[Outcome] = ()  # of each part, from the compiled program; empty for another backend
-    first_call: float | None = None  # seconds of the first call, which compiles; None of another backend
-    seconds: np.ndarray = np.zeros(0)  # of each repeat, all parts together [repeats]
-    prefill: float = float("nan")  # seconds of all prefills in a repeat, the median; NaN of another backend
 
     is_compiled = property(lambda self: self.setting.backend is None, doc="True if no other backend runs it.")
-    tokens = property(lambda self: sum(map(len, self.texts)), doc="The number of new tokens of all rows.")
-    later_tokens = property(lambda self: self.tokens - len(self.texts), doc="The same but for prefill's, one a row.")
     pair = property(lambda self: (id(self.setting.target), id(self.setting.drafter)), doc="Tells pairs apart.")
 
     def plain_of(self, runs: Sequence[Run], backend: str = "") -> Run:
@@ -226,18 +220,16 @@ def _measure(target: Model, settings: Sequence[Setting], config: Config, step: S
             runs = _time(runs, list(timers.values()), config.repeats, step)
         latencies = _latencies(runs, config.repeats) if "latency" in quantities else [None] * len(runs)
         for run, latency in zip(runs, latencies, strict=True):
-            numbers: dict[str, Any] = shared | {"latency": latency} | _texts(run, run.plain_of(runs))
-            numbers |= _speeds(run, run.plain_of(runs, run.setting.backend_name))
-            if "compile" in quantities:
-                numbers["first_call"] = run.first_call
+            plain = run.plain_of(runs)
+            result = _with_speeds(_with_texts(run, plain), run.plain_of(runs, run.setting.backend_name).result)
+            if "compile" not in quantities:
+                result = result._replace(first_call=None)
             if "memory" in quantities and run.is_compiled:
-                numbers["memory"] = memory.account(run.parts[0])
+                result = result._replace(memory=memory.account(run.parts[0]))
             if not run.setting.is_plain and quantities & {"alpha", "costs"}:
                 timer = timers.get(run.pair) if run.is_compiled else None
-                numbers |= _promises(run, run.plain_of(runs), predictor, timer, "alpha" in quantities)
-            gamma = 0 if run.setting.is_plain else run.prepared.decoder.gamma
-            described = records.summary(run.setting, run.prepared.target)._replace(pays=run.pays, gamma=gamma)
-            results.append(BenchResult(described, **numbers))
+                result = result._replace(**_promises(run, plain, predictor, timer, "alpha" in quantities))
+            results.append(result._replace(latency=latency, **shared))
     first = results[0]
     # A result with the dtype, mesh and backend of the first is compared with its plain decoding anyhow.
     where = operator.attrgetter("setting.dtype", "setting.mesh", "setting.backend")
@@ -262,36 +254,35 @@ def _prepare(target: Model, setting: Setting, config: Config, predictor: Predict
             gamma, pays = plan.chain.gamma, plan.gamma > 0
         (example,) = batches.whole_batches(prepared.replace(gamma=gamma), setting.batch, setting.batch)
         prepared = prepared.replace(gamma=gamma, policy=predictor.policy(setting, example))
+    gamma = 0 if setting.is_plain else prepared.decoder.gamma
+    described = records.summary(setting, prepared.target)._replace(pays=pays, gamma=gamma)
     if "speed" in config.quantities:
         parts = batches.whole_batches(prepared, setting.batch, config.num_prompts)
-        return Run(setting, prepared, parts, [setting.batch] * len(parts), pays)
+        return Run(setting, BenchResult(described), prepared, parts, [setting.batch] * len(parts))
     parts = list(batches.in_batches(prepared, acceptance.BATCH))
-    return Run(setting, prepared, [part.prepared for part in parts], [part.real for part in parts], pays)
+    prepared_parts, real = [part.prepared for part in parts], [part.real for part in parts]
+    return Run(setting, BenchResult(described), prepared, prepared_parts, real)
 
 
 def _decode(run: Run, folder: Path, step: Step) -> Run:
     """Compiles what a prepared run needs, and decodes its parts once."""
-    setting = run.setting
+    setting, outcomes, first_call = run.setting, list[Outcome](), None
     step(f"compiling {setting.drafter_name or 'plain decoding'}")
     if setting.backend is not None:
         calls, texts, passes = setting.backend.decode(setting, run.parts, folder)
-        return run._replace(calls=calls, texts=texts, passes=passes)
-    started = time.perf_counter()
-    first = jax.block_until_ready(batches.run(run.parts[0]))
-    first_call = time.perf_counter() - started
-    outcomes = [
-        jax.tree.map(lambda rows, real=real: rows[:real], outcome)
-        for outcome, real in zip([first, *map(batches.run, run.parts[1:])], run.real, strict=True)
-    ]
-    if any(outcome.failed.any() for outcome in outcomes):
-        raise FloatingPointError(f"the logits of {run.prepared.target.name or 'the target'} were not finite")
-    return run._replace(
-        calls=[functools.partial(cost.run_all, (part,)) for part in run.parts],
-        texts=batches.texts(outcomes),
-        passes=sum(1 + int(outcome.stats.rounds.max()) for outcome in outcomes),
-        outcomes=outcomes,
-        first_call=first_call,
-    )
+    else:
+        started = time.perf_counter()
+        first = jax.block_until_ready(batches.run(run.parts[0]))
+        first_call = time.perf_counter() - started
+        for outcome, real in zip([first, *map(batches.run, run.parts[1:])], run.real, strict=True):
+            outcomes.append(jax.tree.map(lambda rows, real=real: rows[:real], outcome))
+        if any(outcome.failed.any() for outcome in outcomes):
+            raise FloatingPointError(f"the logits of {run.prepared.target.name or 'the target'} were not finite")
+        calls = [functools.partial(cost.run_all, (part,)) for part in run.parts]
+        texts, passes = batches.texts(outcomes), sum(1 + int(outcome.stats.rounds.max()) for outcome in outcomes)
+    counts = {"texts": len(texts), "tokens": sum(map(len, texts)), "passes": passes}
+    result = run.result._replace(first_call=first_call, **counts)
+    return run._replace(result=result, calls=calls, texts=texts, outcomes=outcomes)
 
 
 def _pass_timers(runs: Sequence[Run]) -> dict[tuple[int, int], PassTimer]:
@@ -318,8 +309,11 @@ def _time(runs: Sequence[Run], timers: Sequence[PassTimer], repeats: int, step: 
         prefill[compiled, repeat] = cost.interleave(prefills, 1)[:, 0] * len(by_part)
         for timer in timers:
             timer.time()
-    medians = np.median(prefill, axis=1)
-    return [run._replace(seconds=seconds[i], prefill=float(medians[i])) for i, run in enumerate(runs)]
+    timed = list[Run]()
+    for run, times, median in zip(runs, seconds.tolist(), np.median(prefill, axis=1).tolist(), strict=True):
+        result = run.result._replace(seconds=tuple(times), prefill_seconds=median if run.is_compiled else None)
+        timed.append(run._replace(result=result))
+    return timed
 
 
 def _latencies(runs: Sequence[Run], repeats: int) -> list[records.Latency | None]:
@@ -352,32 +346,34 @@ def _latencies(runs: Sequence[Run], repeats: int) -> list[records.Latency | None
     return [next(latencies) if run.is_compiled else None for run in runs]
 
 
-def _speeds(run: Run, plain: Run) -> dict[str, Any]:
-    """Computes the speeds of a run that was timed, by itself and over plain decoding on the same backend."""
-    if not len(run.seconds):
-        return {}
-    numbers: dict[str, Any] = {"seconds": tuple(run.seconds.tolist())}
-    numbers["prefill_seconds"] = None if np.isnan(run.prefill) else run.prefill
-    numbers["tokens_per_second"] = Spread.of(run.tokens / run.seconds)
-    if not run.setting.is_plain:
-        numbers["speed"] = records.ratio(plain.seconds, run.seconds, run.tokens / max(plain.tokens, 1))
-        later = run.later_tokens / max(plain.later_tokens, 1)
-        numbers["speed_after_prefill"] = records.ratio(plain.seconds - plain.prefill, run.seconds - run.prefill, later)
-    return numbers
+def _with_speeds(result: BenchResult, plain: BenchResult) -> BenchResult:
+    """Adds the speeds of a run that was timed, by itself and over plain decoding on the same backend."""
+    if not result.seconds:
+        return result
+    seconds = np.array(result.seconds)
+    result = result._replace(tokens_per_second=Spread.of(result.tokens / seconds))
+    if result.setting.is_plain:
+        return result
+    result = result._replace(speed=records.over(result, plain))
+    if result.prefill_seconds is None or plain.prefill_seconds is None:
+        return result
+    later = result.later_tokens / max(plain.later_tokens, 1)
+    plain_seconds = np.array(plain.seconds) - plain.prefill_seconds
+    return result._replace(speed_after_prefill=records.ratio(plain_seconds, seconds - result.prefill_seconds, later))
 
 
-def _texts(run: Run, plain: Run) -> dict[str, Any]:
-    """Counts the texts of a run, compares them with plain decoding's, and says what became of the draft tokens."""
-    numbers: dict[str, Any] = {"texts": len(run.texts), "tokens": run.tokens, "passes": run.passes}
+def _with_texts(run: Run, plain: Run) -> BenchResult:
+    """Compares the texts of a run with plain decoding's, and says what became of the draft tokens."""
+    result = run.result
     if not run.setting.temperature and (run.setting.is_plain or run.setting.rule.exact):
         pairs = list(zip(run.texts, plain.texts, strict=True))
         places = [numerics.first_difference(*pair) for pair in pairs]
-        numbers["same_text"] = places.count(None)
+        result = result._replace(same_text=places.count(None))
         for text, index in [(text, index) for text, index in enumerate(places) if index is not None][:1]:
             endings = tuple(tuple(tokens[max(0, index - LONGEST) : index + 1]) for tokens in pairs[text])
-            numbers["difference"] = records.Difference(text, index, *endings)
+            result = result._replace(difference=records.Difference(text, index, *endings))
     if run.setting.is_plain or not run.outcomes:
-        return numbers
+        return result
     count = len(run.prepared.prompt.length)  # beyond, prompts are the same, and intervals want independent texts
     stats, traces = [outcome.stats for outcome in run.outcomes], [outcome.trace for outcome in run.outcomes]
     rounds = np.concatenate([part.rounds for part in stats])
@@ -393,7 +389,7 @@ def _texts(run: Run, plain: Run) -> dict[str, Any]:
     if not run.prepared.decoder.trees:
         tested = acceptance.conditional(*traces).first(count)
         drafts = drafts._replace(conditional=tested.overall, conditional_by_draft_token=tuple(tested.by_draft_token))
-    return numbers | {"tokens_per_round": Rate.of(emitted - 1, rounds[:count]), "drafts": drafts}
+    return result._replace(tokens_per_round=Rate.of(emitted - 1, rounds[:count]), drafts=drafts)
 
 
 def _promises(run: Run, plain: Run, predictor: Predictor, timer: PassTimer | None, with_alpha: bool) -> dict[str, Any]:
@@ -408,8 +404,8 @@ def _promises(run: Run, plain: Run, predictor: Predictor, timer: PassTimer | Non
         predicted = predicted._replace(theorem=float(speed))
     passes = timer.passes(prepared, run.outcomes, has_policy) if timer is not None and chains else None
     if passes and plain.outcomes:
-        plain_passes = plain.passes - len(plain.parts)
-        saved = run.later_tokens / max(plain.later_tokens, 1) * plain_passes / passes
+        plain_passes = plain.result.passes - len(plain.parts)
+        saved = run.result.later_tokens / max(plain.result.later_tokens, 1) * plain_passes / passes
         predicted = predicted._replace(rounds=saved)
     return {"alpha": alpha, "costs": costs, "predicted": None if predicted == records.Predicted() else predicted}
 

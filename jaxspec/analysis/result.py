@@ -303,6 +303,8 @@ class BenchResult(NamedTuple):
     environment: Environment | None = None  # machine, versions, command
     error: str | None = None  # why there are no numbers
 
+    later_tokens = property(lambda self: self.tokens - self.texts, doc="New tokens but for prefill's, one a text.")
+
 
 def ratio(plain: np.ndarray, other: np.ndarray, tokens: float = 1.0) -> Spread | None:
     """Divides plain decoding's time by another, repeat by repeat; None if noise leaves no time at all.

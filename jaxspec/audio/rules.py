@@ -14,18 +14,13 @@ from jaxspec.nets.whisper import Speech
 
 
 class TextState(NamedTuple):
-    """The memory of a row.
+    """The memory of a row."""
 
-    Attributes:
-        count: number of its new tokens.
-        last, before: whether its last new token is a timestamp, and the one before it; True where there is none before.
-        latest: its last timestamp; the token below all of them if it has none.
-    """
-
-    count: Int[Array, " *rows"]
+    count: Int[Array, " *rows"]  # number of its new tokens
+    # these two: whether its last new token is a timestamp, and the one before it; True where there is none before
     last: Bool[Array, " *rows"]
     before: Bool[Array, " *rows"]
-    latest: Int[Array, " *rows"]
+    latest: Int[Array, " *rows"]  # its last timestamp; the token below all of them if it has none
 
 
 @functools.lru_cache

@@ -3,6 +3,6 @@
 - `options`: option types that commands share, lists of values, groups of options. `signals`: Ctrl-C and kill.
 - `names`: models, policies and rules by their names; `drafter_names`: drafters; `prompts`: where prompts come from.
 - `pair`: a target with its drafter, and the options of commands that generate. `entries`: what is typed into `chat`.
-- `show`, `compare`: what `generate` prints. `workload`: the options of `bench` and `measure`, as settings that are run.
+- `show`: what `generate` prints, and how it compares with plain decoding.
 - `console`: tables, JSON, large numbers, progress.
 """

@@ -2,17 +2,61 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+import functools
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
-from jaxspec.cli import options, workload
-from jaxspec.cli.options import flag, group_of, text
-from jaxspec.cli.workload import Workload
+import typer
+from rich.text import Text
+
+from jaxspec.cli import console, drafter_names, names, options
+from jaxspec.cli.options import TARGET, Batches, Json, NewTokens, Prompts, Seed, flag, group_of, number, text
+from jaxspec.cli.prompts import by_task, heldout, references
 
 if TYPE_CHECKING:
-    from jaxspec.analysis.result import BenchResult
+    from jaxspec.analysis.result import BenchResult, Setting, Task
+    from jaxspec.analysis.table import Groups
+    from jaxspec.core import Model
+
+PLANNED, NONE = "plan", "none"
+GAMMA = 3  # where no gamma can be planned
+RANDOM_PROMPT = 64  # tokens of a random prompt
+
+
+class Workload(NamedTuple):
+    """The shared options; lists are separated by commas, and every combination is measured."""
+
+    target: Annotated[str, text("MODEL", "Model to decode from, or random:SHAPE.")] = TARGET
+    draft: Annotated[str, text("NAMES", "Drafters, as in generate; unigram to 4-gram; none.", "--draft", "-d")] = ""
+    gamma: Annotated[str, text("N,N", "Draft tokens a round, or plan.", "--gamma", "-g")] = "3"
+    policy: Annotated[str, text("NAMES", "Draft-length policies to add, at the largest gamma.")] = ""
+    rule: Annotated[str, text("NAMES", "Acceptance rules: block, lenient=0.3; all.")] = "rejection"
+    temperature: Annotated[str, text("T,T", "Sampling temperature; 0 is greedy.", "--temperature", "-t")] = "0"
+    batch: Batches = "1"
+    dtype: Annotated[str, text("NAMES", "float32, bfloat16, int8, int4, int8/bfloat16.")] = "float32"
+    task: Annotated[str, text("NAMES", "Held-out translation, synopsis, edit, text.")] = ""
+    prompts: Prompts = None
+    count: Annotated[int, number("Prompts of a task to measure α on.")] = 8
+    rows: Annotated[int, number("Prompts that a timed run decodes.")] = 8
+    max_new_tokens: NewTokens = 64
+    full_length: Annotated[bool, flag("Ignore end tokens: all texts have --max-new-tokens.", "--full-length")] = False
+    repeats: Annotated[int, number("Timed runs, interleaved.")] = 5
+    seed: Seed = 0
+    mesh: Annotated[str | None, text("MESH", "Devices, as data=2,model=4.")] = None
+    resume: Annotated[Path | None, text("FILE", "Finished rows (JSONL): not measured again, new ones added.")] = None
+    minutes: Annotated[
+        float | None, typer.Option(metavar="M", help="Begin no new group of settings after M minutes.", min=0)
+    ] = None
+    csv: Annotated[Path | None, text("FILE", "Also write all rows there.")] = None
+    markdown: Annotated[bool, flag("Print tables for a document.", "--markdown")] = False
+    as_json: Json = False
+
 
 BENCH = Workload(gamma="1,4,7")  # the defaults of both commands
-MEASURE = Workload(temperature="0,1", gamma=workload.PLANNED, count=16, repeats=3)
+MEASURE = Workload(temperature="0,1", gamma=PLANNED, count=16, repeats=3)
 
 
 @group_of("work", Workload, **BENCH._asdict())
@@ -32,9 +76,9 @@ def bench(
     from jaxspec.analysis import memory, table
 
     extra = tuple(part for part in options.values(also, "--also") if part != "none")
-    workload.check_files(work)
+    check_files(work)
     before = memory.process_bytes()
-    target, settings = workload.settings_of(work)
+    target, settings = settings_of(work)
 
     def lines(results: list[BenchResult]) -> list[str]:
         peaks = {"process": memory.process_bytes(), "before the models": before, "device": memory.device_bytes()}
@@ -42,7 +86,7 @@ def bench(
         measured_now = "memory" in extra and work.resume is None  # not by the process that wrote the file
         return [*table.of_policies(results), *([peak] if measured_now else [])]
 
-    workload.run(target, settings, work, ("speed", "alpha", "costs", *extra), table.BENCH, more=lines)
+    run(target, settings, work, ("speed", "alpha", "costs", *extra), table.BENCH, more=lines)
 
 
 @group_of("work", Workload, **MEASURE._asdict())
@@ -63,16 +107,212 @@ def measure(
     from jaxspec.analysis import table
 
     work = _untimed(work) if no_speed else work
-    workload.check_files(work)
-    target, settings = workload.settings_of(work)
+    check_files(work)
+    target, settings = settings_of(work)
     quantities = ("alpha",) if no_speed else ("speed", "alpha", "costs")
     columns = (table.DRAFTS,) if no_speed else (table.THEORY, table.MEASURED)
-    workload.run(target, settings, work, quantities, columns, plain=False)
+    run(target, settings, work, quantities, columns, plain=False)
 
 
 def _untimed(work: Workload) -> Workload:
     """Leaves out what rests on costs: the plan's gamma, and the policy that takes them."""
     if any(name.strip() == "adaptive" for name in work.policy.split(",")):
         raise ValueError("--policy adaptive goes by costs, and with --no-speed nothing is timed: leave one of them out")
-    numbers = [part for part in options.values(work.gamma, "--gamma") if part != workload.PLANNED]
-    return work._replace(gamma=",".join(numbers) or str(workload.GAMMA))
+    numbers = [part for part in options.values(work.gamma, "--gamma") if part != PLANNED]
+    return work._replace(gamma=",".join(numbers) or str(GAMMA))
+
+
+def settings_of(work: Workload) -> tuple[Model, list[Setting]]:
+    """Loads the target, and makes every combination of the options; the first dtype is what others are compared with.
+
+    Combinations that cannot be are left out, and a line on standard error says so: see `fitting`.
+    """
+    from jaxspec.analysis.result import product
+    from jaxspec.rules import catalogue
+
+    gammas = options.values(work.gamma, "--gamma", _gamma, f"positive integers, or {PLANNED},")
+    chosen = work.draft or drafter_names.default(work.target)
+    drafts = [name for name in options.values(chosen, "--draft") if name != NONE]
+    policies = {
+        name: name if name == "adaptive" else names.policy(name)  # which gets what is measured
+        for name in (options.values(work.policy, "--policy") if work.policy else ())
+        if name != NONE
+    }
+    most = max((gamma for gamma in gammas if gamma != PLANNED), default=0)
+    if drafts and policies and not most:
+        raise ValueError("--policy needs the most draft tokens of a round: give a number with --gamma, too")
+    rules = catalogue.RULES if work.rule == "all" else options.values(work.rule, "--rule")
+    dtypes, tasks = options.values(work.dtype, "--dtype"), _chosen_tasks(work)
+    heats = options.temperatures(work.temperature, "--temperature")
+    shared: dict[str, Any] = {
+        "sampling": [{"temperature": temperature} for temperature in heats],
+        "batch": list(options.integers(work.batch, "--batch")),
+        "rule": [names.rule(name) for name in rules],
+    }
+    for dtype in dtypes:  # all that can be known is, before the first model is loaded
+        names.check_model(work.target, dtype)
+        for name in drafts:
+            drafter_names.check(name, dtype)
+    targets = {dtype: names.model(work.target, dtype, work.mesh, seed=work.seed) for dtype in dtypes}
+    first = targets[dtypes[0]]
+    shared["task"] = tasks or _tasks_for(first, work)
+    # Trees have a size of their own, and policies the largest gamma: neither is combined with all gammas.
+    settings: list[Setting] = []
+    for dtype, target in targets.items():
+        load = functools.partial(names.model, dtype=dtype, mesh=work.mesh, seed=work.seed + 1)
+        counted_on = functools.partial(references, target, max(work.count, work.rows))
+        drafters = {name: drafter_names.drafter(name, load, target, counted_on) for name in drafts}
+        axes = shared | {"target": None if target is first else target}
+        trees = {name: drafter for name, drafter in drafters.items() if _drafts_trees(drafter)}  # of their own size
+        chains = {name: drafter for name, drafter in drafters.items() if name not in trees}
+        if chains:
+            settings += product(**axes, drafter=chains, gamma=gammas)
+        if trees:
+            settings += product(**axes, drafter=trees, gamma=next((g for g in gammas if g != PLANNED), 1))
+        if drafters and policies:
+            settings += product(**axes, drafter=drafters, gamma=most, policy=policies)
+        if not drafters:
+            settings += product(**axes, drafter=[None], gamma=0)
+    order = {id(task): i for i, task in enumerate(shared["task"])}
+    return first, sorted(fitting(settings), key=lambda setting: order[id(setting.task)])
+
+
+def fitting(settings: list[Setting]) -> list[Setting]:
+    """Returns the settings that can be, with a line on standard error for each kind that cannot.
+
+    Trees are refused by rules that judge chains, and by policies that stop a draft token by token. A plan needs an
+    acceptance rate, which is known beforehand of models: other drafters have the other gammas, or `GAMMA`.
+    """
+    from jaxspec.analysis.bench import has_alpha
+    from jaxspec.core import Model
+
+    fit: list[Setting] = []
+    notes, numbered = dict[str, None](), {setting.drafter_name for setting in settings if setting.gamma != PLANNED}
+    for setting in settings:
+        name, rule = setting.drafter_name, setting.rule
+        stops = getattr(getattr(setting.policy, "functions", setting.policy), "should_continue", None) is not None
+        if setting.drafter is not None and _drafts_trees(setting.drafter) and (stops or not rule.trees):
+            reason = f"the rule {rule.name} takes chains of draft tokens only"
+            if stops:
+                reason = f"the policy {setting.policy_label} stops a draft token by token"
+            notes[f"{name} drafts trees, and {reason}: left out"] = None
+        elif setting.gamma != PLANNED or has_alpha(setting):
+            fit.append(setting)
+        else:
+            instead = "left out" if name in numbered else f"γ = {GAMMA} in its place"
+            why = f"the rule {rule.name} has no α" if isinstance(setting.drafter, Model) else "it is no model"
+            notes[f"no γ can be planned for {name}, for {why}: {instead}"] = None
+            fit += [] if name in numbered else [setting._replace(gamma=GAMMA)]
+    if not fit and settings:
+        raise ValueError(f"nothing is left to measure: {'; '.join(notes)}")
+    for line in notes:
+        print(line, file=sys.stderr)
+    return fit
+
+
+def check_files(work: Workload) -> None:
+    """Refuses files that could not be written, or gone on with, when all is measured."""
+    from jaxspec import files
+    from jaxspec.analysis.result import ResultStore
+
+    if work.csv is not None and not work.csv.resolve().parent.is_dir():
+        raise ValueError(f"--csv is {work.csv}: there is no folder {work.csv.parent}")
+    for name, file in (("--csv", work.csv), ("--resume", work.resume)):
+        if file is not None and file.is_dir():
+            raise ValueError(f"{name} is {file}: expected a file, and this is a folder")
+        if file is not None:
+            files.check_writable(file)
+    ResultStore(work.resume)
+
+
+def _chosen_tasks(work: Workload) -> list[Task]:
+    """Makes tasks of a file, or of the tasks that are named; none, if the target is to say which it is for."""
+    from jaxspec.analysis.result import Task
+
+    count, ends = max(work.count, work.rows), not work.full_length
+    if work.task and work.prompts is not None:
+        raise ValueError("got --task and --prompts: expected one of them")
+    if work.target.startswith(names.RANDOM):
+        return []
+    if work.prompts is not None:
+        prompts = by_task(work.prompts, count)
+    else:
+        tasks = options.values(work.task, "--task") if work.task else ()
+        prompts = {name: heldout(name, count) for name in tasks}
+    return [Task(name, inputs, work.max_new_tokens, ends) for name, inputs in prompts.items()]
+
+
+def _tasks_for(target: Model, work: Workload) -> list[Task]:
+    """Makes tasks where none are named: held-out ones, or, for a published shape, random prompts."""
+    from jaxspec.analysis.random_model import random_prompt
+    from jaxspec.analysis.result import Task
+    from jaxspec.files import corpus
+
+    if work.target.startswith(names.RANDOM):
+        prompt = random_prompt(target, max(work.count, work.rows), RANDOM_PROMPT)
+        return [Task("random prompts", prompt, work.max_new_tokens, ends=False)]
+    return _chosen_tasks(work._replace(task=",".join(corpus.tasks_of(target))))
+
+
+def _drafts_trees(drafter: Any) -> bool:
+    return getattr(getattr(drafter, "functions", None), "tree", None) is not None
+
+
+def _gamma(part: str) -> int | str:
+    return PLANNED if part == PLANNED else options.positive(part)
+
+
+def run(
+    target: Model,  # with the settings the result of `settings_of`
+    settings: Sequence[Setting],
+    work: Workload,  # how often to measure, and how to print
+    quantities: Sequence[str],  # names of quantities to measure; see `bench.Config`
+    columns: Groups,  # the tables' columns, in groups
+    *,
+    plain: bool = True,  # whether they show plain decoding, too
+    more: Callable[[list[BenchResult]], Sequence[str]] = lambda results: (),  # sentences about all results
+) -> list[BenchResult]:
+    """Measures settings and prints their results, group by group, as JSON and as CSV; exits with 1 if any failed."""
+    from jaxspec.analysis import bench, environment, table
+
+    config = bench.Config(work.rows, work.repeats, work.seed, tuple(quantities))
+    store = None if work.resume is None else bench.ResultStore(work.resume)
+    until = float("inf") if work.minutes is None else time.monotonic() + 60 * work.minutes
+    out, results = console.printer(work.markdown), []
+
+    def heading(machine: environment.Environment) -> None:
+        out.print(Text(f"{environment.line(machine)}, load {machine.load}, {machine.date[:10]}", "bold"))
+
+    def show(group: list[BenchResult]) -> None:
+        if work.markdown and group[0] is results[0] and group[0].environment:
+            heading(group[0].environment)  # of the day when it was measured
+        shown = [result for result in group if plain or not result.setting.is_plain]
+        for view in table.tables(shown, columns, None if work.markdown else out.width):
+            console.show(out, view, work.markdown)
+
+    if not (work.as_json or work.markdown):
+        heading(environment.current())
+    with console.sharing("starting") as (bar, advance):
+        total = len(bench.groups(settings))
+        for number, group in enumerate(bench.run_groups(target, settings, store, config, doing=advance), start=1):
+            results += group
+            if not work.as_json:
+                bar.stop()  # makes room for the tables
+                show(group)
+                bar.start()
+            if time.monotonic() > until and number < total:
+                goes_on = "goes on where this ended" if store else "begins anew: --resume FILE keeps what is measured"
+                print(f"Time is over: the same command {goes_on}.", file=bar.console.file)
+                break
+    if work.csv is not None:
+        from jaxspec.files import write_text
+
+        write_text(work.csv, [table.as_csv(results)])
+    if work.as_json:
+        console.print_measured(rows=results)
+    else:
+        for line in [*more(results), *table.notes(results)]:
+            out.print(*[""] * work.markdown, Text(line), sep="\n", soft_wrap=work.markdown)
+    if any(result.error for result in results):
+        raise typer.Exit(1)
+    return results

@@ -12,7 +12,6 @@ from rich.console import Console
 from rich.text import Text
 
 from jaxspec import trace as tracing
-from jaxspec.cli import compare as comparing
 from jaxspec.cli import console, names, options, show
 from jaxspec.cli import pair as pairs
 from jaxspec.cli import prompts as prompting
@@ -115,18 +114,18 @@ def generate(
         records = _printed(texts, decoded, prepared, pair, shown, out)
     if is_timed and is_example and not as_json:
         with err.status("timing plain decoding beside it"):
-            sentence = comparing.in_a_sentence(prepared, pair, settings.batch)
+            sentence = show.in_a_sentence(prepared, pair, settings.batch)
         out.print("", Text(sentence, "bold"), "", Text(NEXT, "dim"), sep="\n")
     results = None
     if shown.compare:
         with err.status("comparing with plain decoding"):
-            results = comparing.compare(prepared, pair, settings.batch)
+            results = show.compare(prepared, pair, settings.batch)
     if as_json:
         described = options.flat(settings) | {"temperature": 0.0} | sampling
         totals = show.totals_report(prepared, described, records, results)
         console.print_json(totals if as_lines else show.whole_report(reports, totals))
     elif results is not None:
-        comparing.show(*results, prepared, out)
+        show.show_comparison(*results, prepared, out)
 
 
 def _refuse(

@@ -37,19 +37,13 @@ VERSION = 1  # of what is kept on disk
 
 
 class Automaton(NamedTuple):
-    """An automaton that reads tokens. State 0 is the first; class 0 may stand nowhere.
+    """An automaton that reads tokens. State 0 is the first; class 0 may stand nowhere."""
 
-    Attributes:
-        classes: the class of each token.
-        step: the next state after a token of each class; -1: it may not stand there.
-        accepting: states in which a text may end.
-        likely: the token that a draft goes on with after each state, because the text does not branch there: names,
-            quotes and brackets. -1: there is none.
-    """
-
-    classes: Int[np.ndarray, " vocab"]
-    step: Int[np.ndarray, "states classes"]
-    accepting: Bool[np.ndarray, " states"]
+    classes: Int[np.ndarray, " vocab"]  # the class of each token
+    step: Int[np.ndarray, "states classes"]  # the next state after a token of each class; -1: it may not stand there
+    accepting: Bool[np.ndarray, " states"]  # states in which a text may end
+    # the token that a draft goes on with after each state, because the text does not branch there: names, quotes and
+    # brackets. -1: there is none
     likely: Int[np.ndarray, " states"]
 
     def without(self, ids: tuple[int, ...]) -> Automaton:

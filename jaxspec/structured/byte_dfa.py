@@ -31,15 +31,10 @@ class TooManyStates(ValueError):
 
 
 class ByteDfa(NamedTuple):
-    """An automaton that reads a text's UTF-8 bytes. State 0 is the first.
+    """An automaton that reads a text's UTF-8 bytes. State 0 is the first."""
 
-    Attributes:
-        step: the next state after each byte; -1: the byte may not stand there.
-        accepting: states in which a text may end.
-    """
-
-    step: Int[np.ndarray, "states 256"]
-    accepting: Bool[np.ndarray, " states"]
+    step: Int[np.ndarray, "states 256"]  # the next state after each byte; -1: the byte may not stand there
+    accepting: Bool[np.ndarray, " states"]  # states in which a text may end
 
 
 @functools.lru_cache(maxsize=64)
@@ -253,28 +248,33 @@ def _bytes_of(low: int, high: int) -> Iterator[tuple[tuple[int, int], ...]]:
     """
     for first, last in ((0, 0x7F), (0x80, 0x7FF), (0x800, 0xD7FF), (0xE000, 0xFFFF), (0x10000, LAST)):
         if max(low, first) <= min(high, last):
-            yield from _between(chr(max(low, first)).encode(), chr(min(high, last)).encode())
+            yield from between(chr(max(low, first)).encode(), chr(min(high, last)).encode())
 
 
-def _between(low: bytes, high: bytes) -> Iterator[tuple[tuple[int, int], ...]]:
-    """Yields ranges of bytes between two of the same length, all but the first of which go from 0x80 to 0xBF."""
+def between(
+    low: bytes, high: bytes, least: bytes = b"\x80", most: bytes = b"\xbf"
+) -> Iterator[tuple[tuple[int, int], ...]]:
+    """Yields ranges of bytes between two of the same length, all but the first of which go from `least` to `most`.
+
+    >>> list(between(b"17", b"99", b"0", b"9"))  # 1[7-9] and [2-9][0-9]
+    [((49, 49), (55, 57)), ((50, 57), (48, 57))]
+    """
     rest = len(low) - 1
     if not rest:
         yield ((low[0], high[0]),)
         return
     if low[0] == high[0]:
-        yield from (((low[0], low[0]), *steps) for steps in _between(low[1:], high[1:]))
+        yield from (((low[0], low[0]), *steps) for steps in between(low[1:], high[1:], least, most))
         return
-    least, most = b"\x80" * rest, b"\xbf" * rest
     first, last = low[0], high[0]
-    if low[1:] != least:
-        yield from (((first, first), *steps) for steps in _between(low[1:], most))
+    if low[1:] != least * rest:
+        yield from (((first, first), *steps) for steps in between(low[1:], most * rest, least, most))
         first += 1
-    above = [((last, last), *steps) for steps in _between(least, high[1:])] if high[1:] != most else []
-    last -= bool(above)
+    above = between(least * rest, high[1:], least, most) if high[1:] != most * rest else ()
+    last -= high[1:] != most * rest
     if first <= last:
-        yield ((first, last), *[(0x80, 0xBF)] * rest)
-    yield from above
+        yield ((first, last), *[(least[0], most[0])] * rest)
+    yield from (((high[0], high[0]), *steps) for steps in above)
 
 
 def mixed(values: Int[np.ndarray, "*shape"], salt: Any) -> UInt[np.ndarray, "*shape"]:

@@ -12,16 +12,11 @@ NAMES = ("choices", "regex", "json_schema")
 
 
 class Pattern(NamedTuple):
-    """A pattern, hashable: the same pattern is compiled once.
+    """A pattern, hashable: the same pattern is compiled once."""
 
-    Attributes:
-        choices: the strings that are allowed; None: `regex` says what is.
-        regex: a regular expression that the whole text matches, in Python's syntax.
-        schema: the JSON text of the schema that the expression was made of; None: it was given as it is.
-    """
-
-    choices: tuple[str, ...] | None = None
-    regex: str | None = None
+    choices: tuple[str, ...] | None = None  # the strings that are allowed; None: `regex` says what is
+    regex: str | None = None  # a regular expression that the whole text matches, in Python's syntax
+    # the JSON text of the schema that the expression was made of; None: it was given as it is
     schema: str | None = None
 
     def __str__(self) -> str:

@@ -22,43 +22,27 @@ from jaxspec.core.token_rows import AllRows
 
 
 class Automata(NamedTuple):
-    """The automata of a batch.
+    """The automata of a batch."""
 
-    Attributes:
-        edges: the state after each class of tokens, automaton by automaton, state by state.
-        offset: the first of each state's edges.
-        owner: the automaton of each state.
-        classes: the class of each token, by automaton.
-        bound: the distances to an end that the tokens of each state lead to, ascending; `FAR` fills the row.
-        mask: the mask of the tokens that lead no farther than each of these distances.
-        words: the masks. Bit j of word w is the token j W + w, so that unpacking moves no entry past another.
-        certain: the only token of each mask; -1 where there are several.
-        likely: the token that drafts go on with after each state; -1 where there is none.
-    """
-
-    edges: Int[Any, " E"]
-    offset: Int[Any, " S"]
-    owner: Int[Any, " S"]
-    classes: Int[Any, "automata V"]
+    edges: Int[Any, " E"]  # the state after each class of tokens, automaton by automaton, state by state
+    offset: Int[Any, " S"]  # the first of each state's edges
+    owner: Int[Any, " S"]  # the automaton of each state
+    classes: Int[Any, "automata V"]  # the class of each token, by automaton
+    # the distances to an end that the tokens of each state lead to, ascending; `FAR` fills the row
     bound: Int[Any, "S L"]
-    mask: Int[Any, "S L"]
+    mask: Int[Any, "S L"]  # the mask of the tokens that lead no farther than each of these distances
+    # the masks. Bit j of word w is the token j W + w, so that unpacking moves no entry past another
     words: UInt[Any, "M W"]
-    certain: Int[Any, " M"]
-    likely: Int[Any, " S"]
+    certain: Int[Any, " M"]  # the only token of each mask; -1 where there are several
+    likely: Int[Any, " S"]  # the token that drafts go on with after each state; -1 where there is none
 
 
 class Values(NamedTuple):
-    """The values of the processor.
+    """The values of the processor."""
 
-    Attributes:
-        tables: `Automata`, for all rows.
-        state: the first state of each row.
-        limit: most new tokens of each row.
-    """
-
-    tables: AllRows
-    state: Int[Any, " B"]
-    limit: Int[Any, " B"]
+    tables: AllRows  # `Automata`, for all rows
+    state: Int[Any, " B"]  # the first state of each row
+    limit: Int[Any, " B"]  # most new tokens of each row
 
 
 class RowState(NamedTuple):

@@ -7,10 +7,13 @@ schema, and only those that it names. Whole numbers have at most 19 digits, unle
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+from jaxspec.structured import byte_dfa
 
 NOTES = {  # keywords that allow and forbid nothing
     *("title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly", "discriminator"),
@@ -327,8 +330,6 @@ def _literal(value: Any) -> str:
 
 def _pattern(pattern: Any, at: str) -> str:
     """Returns the inside of a string's pattern, in which no character stands that JSON would escape."""
-    from jaxspec.structured.byte_dfa import from_regex
-
     is_whole = isinstance(pattern, str) and pattern.startswith("^") and pattern.endswith("$")
     if not is_whole or pattern.endswith("\\$"):
         raise ValueError(f"json_schema has the pattern {pattern!r} at {at}: expected ^...$, for the whole string")
@@ -336,7 +337,7 @@ def _pattern(pattern: Any, at: str) -> str:
     inside = f"(?a:{pattern[1:-1]})"
     if "(?P" in pattern:
         raise ValueError(f"json_schema has the pattern {pattern!r} at {at}, with a named group: leave out its name")
-    reads = from_regex(inside).step[:, [*range(32), ord('"'), ord("\\")]] >= 0
+    reads = byte_dfa.from_regex(inside).step[:, [*range(32), ord('"'), ord("\\")]] >= 0
     if reads.any():
         raise ValueError(
             f"json_schema has the pattern {pattern!r} at {at}, which allows a quotation mark, a backslash or a control "
@@ -362,34 +363,23 @@ def integers(least: int | None, most: int | None) -> str:
 
 
 def _between(least: int, most: int) -> str:
-    """Returns the expression of the numbers from one to another, neither of which is negative."""
-    parts, low = [], least
+    """Returns the expression of the numbers from one to another, neither of which is negative.
+
+    >>> _between(7, 120)
+    '(?:[7-9]|[1-9][0-9]|1[0-1][0-9]|120)'
+    """
+    parts, low = list[str](), least
     while low <= most:  # numbers of one length after the other
         high = min(most, 10 ** len(str(low)) - 1)
-        parts.append(_same_length(str(low), str(high)))
+        for steps in byte_dfa.between(str(low).encode(), str(high).encode(), b"0", b"9"):
+            parts.append("".join(_digits(*digits, len([*same])) for digits, same in itertools.groupby(steps)))
         low = high + 1
     return _any_of(parts)
 
 
-def _same_length(low: str, high: str) -> str:
-    """Returns the expression of the numbers between two of the same length."""
-    if low == high:
-        return low
-    if low[0] == high[0]:
-        return low[0] + _same_length(low[1:], high[1:])
-    rest = len(low) - 1
-    any_rest = f"[0-9]{{{rest}}}" if rest else ""
-    first, last = int(low[0]), int(high[0])
-    parts = []
-    if low[1:].strip("0"):  # the first digit as it is, and a rest that is not less
-        parts.append(low[0] + _same_length(low[1:], "9" * rest))
-        first += 1
-    if high[1:].strip("9"):
-        parts.append(high[0] + _same_length("0" * rest, high[1:]))
-        last -= 1
-    if first <= last:
-        parts.append(f"[{first}-{last}]{any_rest}")
-    return _any_of(parts)
+def _digits(first: int, last: int, count: int) -> str:
+    digit = chr(first) if first == last else f"[{first:c}-{last:c}]"
+    return digit if count == 1 else f"{digit}{{{count}}}"
 
 
 def _largest(text: str) -> str:

@@ -14,14 +14,10 @@ TRIALS = 50  # short texts with which a spelling is compared with the tokenizer'
 
 
 class Spelling(NamedTuple):
-    """The bytes of each token, by id; None for one that no text may have: special tokens, holes, empty texts.
+    """The bytes of each token, by id; None for one that no text may have: special tokens, holes, empty texts."""
 
-    Attributes:
-        inside: the bytes that the token adds after others.
-        first: the bytes that it adds as the first token of a text, which may lack a space in front.
-    """
-
-    inside: tuple[bytes | None, ...]
+    inside: tuple[bytes | None, ...]  # the bytes that the token adds after others
+    # the bytes that it adds as the first token of a text, which may lack a space in front
     first: tuple[bytes | None, ...]
 
 

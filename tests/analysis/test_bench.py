@@ -284,15 +284,23 @@ def test_texts_that_differ_are_noticed_where():
     outcome, other = _outcome([[1, 2, 3], [4, 5, 0]], [3, 2]), _outcome([[1, 2, 3], [4, 6, 0]], [3, 2])
     settings = [Setting(TASK, None, 0), Setting(TASK, DRAFT, 2)]
     texts = [[[1, 2, 3], [4, 5]], [[1, 2, 3], [4, 6]]]
-    seconds = np.array([2.0, 4.0]), np.array([1.0, 2.0])
+    seconds = (2.0, 4.0), (1.0, 2.0)
     runs = [
-        bench.Run(setting, None, [None], [2], texts=text, passes=5, outcomes=[out], seconds=times)
+        bench.Run(
+            setting,
+            bench.BenchResult(result.summary(setting, TARGET), texts=2, tokens=5, passes=5, seconds=times),
+            None,
+            [None],
+            [2],
+            texts=text,
+            outcomes=[out],
+        )
         for setting, text, out, times in zip(settings, texts, (outcome, other), seconds, strict=True)
     ]
     plain = runs[1].plain_of(runs)
-    numbers = bench._texts(runs[1]._replace(outcomes=()), plain) | bench._speeds(runs[1], plain)
-    assert numbers["same_text"] == 1 and numbers["difference"] == (1, 1, (4, 6), (4, 5))
-    assert numbers["speed"] == Spread(2.0, 2.0, 2.0) and numbers["speed_after_prefill"] is None
+    row = bench._with_speeds(bench._with_texts(runs[1]._replace(outcomes=()), plain), plain.result)
+    assert row.same_text == 1 and row.difference == (1, 1, (4, 6), (4, 5))
+    assert row.speed == Spread(2.0, 2.0, 2.0) and row.speed_after_prefill is None
 
 
 def test_unknown_quantities_and_gammas_are_refused():

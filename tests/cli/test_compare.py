@@ -4,7 +4,7 @@ import pytest
 
 from jaxspec.analysis import environment
 from jaxspec.analysis.result import BenchResult, Costs, Difference, Predicted, Rate, SettingSummary, Spread
-from jaxspec.cli import compare, generate
+from jaxspec.cli import generate, show
 
 ONE = Spread(1.0, 1.0, 1.0)
 PLAIN = BenchResult(SettingSummary("big", "prompts"), tokens_per_second=Spread(100.0, 99.0, 101.0), texts=2)
@@ -31,7 +31,7 @@ def ours(**changed):
 
 @pytest.mark.slow
 def test_a_comparison_really_measures(report, monkeypatch):
-    monkeypatch.setattr(compare, "REPEATS", 2)
+    monkeypatch.setattr(show, "REPEATS", 2)
     results = report("--compare", "--policy", "heuristic", "--batch", "2")["compare"]
     plain, speculative = results["plain"], results["speculative"]
     assert speculative["same_text"] == speculative["texts"] == plain["texts"] == 2
@@ -46,7 +46,7 @@ def test_a_comparison_really_measures(report, monkeypatch):
 
 def test_a_comparison_is_printed(run, monkeypatch):
     machine = environment.current()
-    monkeypatch.setattr(compare, "compare", lambda *_: (PLAIN, ours(speed=spread(1.8), environment=machine)))
+    monkeypatch.setattr(show, "compare", lambda *_: (PLAIN, ours(speed=spread(1.8), environment=machine)))
     monkeypatch.delattr(generate, "pieces")  # the texts come from the program that is timed: no others are compiled
     shown = run("--compare")
     for part in ("100.0", "80.0", "1.80", "1.70..1.90", "0.95", "0.70", "identical", environment.line(machine)):
@@ -54,32 +54,32 @@ def test_a_comparison_is_printed(run, monkeypatch):
 
 
 def test_a_speed_up_is_stated():
-    assert "1.80 times as fast" in compare.conclusion(ours(speed=spread(1.8)), cached=True)
-    said = compare.conclusion(ours(speed=spread(1.1)._replace(min=0.7, max=1.4)), cached=True)
+    assert "1.80 times as fast" in show.conclusion(ours(speed=spread(1.8)), cached=True)
+    said = show.conclusion(ours(speed=spread(1.1)._replace(min=0.7, max=1.4)), cached=True)
     assert "0.70 to 1.40" in said and "no difference" in said
 
 
 def test_a_slow_down_is_owned_up_to_with_its_cost():
-    said = compare.conclusion(ours(), cached=True)
+    said = show.conclusion(ours(), cached=True)
     for part in ("slower", "time of 3.10 one", "2.10 to check 6 tokens (v)", "1.00 to draft 5 (γc)", "CPU's cache"):
         assert part in said
-    against = compare.conclusion(ours(predicted=Predicted(rounds=1.2)), cached=True)
+    against = show.conclusion(ours(predicted=Predicted(rounds=1.2)), cached=True)
     assert "slower" in against and "though a round yields" in against
-    assert compare.conclusion(ours(costs=None), cached=True) == "Speculative decoding is slower here."
-    assert compare.conclusion(ours(policy="adaptive"), cached=True) == "Speculative decoding is slower here."
+    assert show.conclusion(ours(costs=None), cached=True) == "Speculative decoding is slower here."
+    assert show.conclusion(ours(policy="adaptive"), cached=True) == "Speculative decoding is slower here."
 
 
 @pytest.mark.parametrize(("cached", "v"), [(False, 2.1), (True, 1.1)])
 def test_the_cache_is_blamed_only_where_it_is_to_blame(cached, v):
     costs = Costs(spread(0.5), spread(v), 0.0, ONE, ONE, ONE)
-    assert "cache" not in compare.conclusion(ours(costs=costs), cached)
+    assert "cache" not in show.conclusion(ours(costs=costs), cached)
 
 
 def test_whether_the_texts_agree_is_stated(zoo):
     tokenizer = zoo["debian-t5-large"].tokenizer
 
     def text(**changed):
-        return compare.agreement(ours(**changed), tokenizer).plain
+        return show.agreement(ours(**changed), tokenizer).plain
 
     assert "identical" in text()
     assert "samples" in text(same_text=None) and "inexact" in text(same_text=None, exact=False)

@@ -7,9 +7,9 @@ from jaxspec import drafters, rules
 from jaxspec.analysis import random_model
 from jaxspec.analysis.result import BenchResult, SettingSummary, Task, product
 from jaxspec.analysis.table import Column
-from jaxspec.cli import drafter_names, names, prompts, workload
+from jaxspec.cli import bench, drafter_names, names, prompts
+from jaxspec.cli.bench import Workload, settings_of
 from jaxspec.cli.main import app
-from jaxspec.cli.workload import Workload, settings_of
 from jaxspec.drafters.lookups import datastore
 from jaxspec.rules import catalogue
 
@@ -199,15 +199,15 @@ def test_groups_are_printed_as_they_end_until_the_time_is_over(monkeypatch, zoo,
 
     monkeypatch.setattr("jaxspec.analysis.bench.run_groups", run_groups)
     columns = [[Column("tokens", "tokens")]]
-    assert workload.run(zoo["debian-t5-large"], settings, Workload(), (), columns) == results == measured
+    assert bench.run(zoo["debian-t5-large"], settings, Workload(), (), columns) == results == measured
     assert capsys.readouterr().out.count(", T = 0") == 1
     measured.clear()
     hasty = Workload(minutes=0.0)
-    assert workload.run(zoo["debian-t5-large"], settings, hasty, (), columns) == results[:1] == measured
+    assert bench.run(zoo["debian-t5-large"], settings, hasty, (), columns) == results[:1] == measured
     assert "the same command begins anew: --resume FILE keeps" in capsys.readouterr().err
     kept = hasty._replace(resume=tmp_path / "rows.jsonl")
     measured.clear()
-    assert workload.run(zoo["debian-t5-large"], settings, kept, (), columns) == results[:1]
+    assert bench.run(zoo["debian-t5-large"], settings, kept, (), columns) == results[:1]
     assert "the same command goes on where this ended" in capsys.readouterr().err
 
 
