@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import jax
 
 from benchmarks.options import parser_of
-from jaxspec.analysis import cost
+from jaxspec.analysis import timed_loops
 from jaxspec.cli import drafter_names
 from jaxspec.cli.options import TARGET
 from jaxspec.cli.prompts import prepared_pair
@@ -82,7 +82,7 @@ def passes(prepared: Prepared, folder: Path | None = None) -> Profile | str:
     """Profiles one-token passes of a generation's target."""
     headroom = token_rows.headroom(prepared.max_new_tokens, 1)
     try:
-        timed = cost.timed_loops(prepared.target, prepared.prompt, headroom, INNER, prepared.is_sampled)(1)
+        timed = timed_loops.timed_loops(prepared.target, prepared.prompt, headroom, INNER, prepared.is_sampled)(1)
         return summary(profiled(timed.call, folder), INNER)
     except Exception as error:  # a profiler fails in its own ways, and is no reason to end a benchmark
         return f"{type(error).__name__}: {error}"

@@ -14,7 +14,7 @@ import pytest
 
 import jaxspec
 from jaxspec import rules
-from jaxspec.analysis import cost
+from jaxspec.analysis import timed_loops
 from jaxspec.core import Rule, noise, token_rows
 from jaxspec.decode import loop
 from jaxspec.decode.request import prepare
@@ -200,7 +200,7 @@ def loading(zoo, monkeypatch):
     monkeypatch.setattr(jaxspec, "load", load)  # first: asking for it keeps the real one in the module
     monkeypatch.setattr(model_loading, "load", load)
     monkeypatch.setattr(jax, "clear_caches", lambda: None)  # the zoo's programs are few, and serve other tests, too
-    monkeypatch.setattr(cost, "MIN_SECONDS", 0.0)  # of what a table model's passes cost nothing is expected
+    monkeypatch.setattr(timed_loops, "MIN_SECONDS", 0.0)  # of what a table model's passes cost nothing is expected
     by_marker = {orbax.MANIFEST: {name: Path(name) for name in zoo}}
     monkeypatch.setattr(model_loading, "shipped", lambda marker=orbax.MANIFEST: by_marker.get(marker, {}))
     monkeypatch.delenv("JAXSPEC_DEBUG", raising=False)

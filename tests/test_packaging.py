@@ -76,15 +76,15 @@ IMPORTS = {  # package: what it may import besides itself. A new one needs a row
 MOST = {  # lines of each package's Python, blank ones and docstrings included; "top": the modules beside the packages.
     # Whoever cuts lowers a number; whoever needs more raises it in the same commit and says why. Comments count: core,
     # decode, rules, draft_heads and nets have some 200 more since a test holds their share.
-    "analysis": 4_781,  # costs of recurrent layers by the draft; published acceptance, times of kernels; hub ids
-    "audio": 784,  # features, files, Whisper's rules and windows
+    "analysis": 4_839,  # costs of recurrent layers by the draft; published acceptance, times of kernels; hub ids
+    "audio": 771,  # features, files, Whisper's rules and windows
     "cli": 4_248,  # transcribe; times of a plan
     "core": 4_040,  # checks of who takes token trees, and of rewinds; kinds of caches are classes; room to read
     "decode": 4_467,
     "draft_heads": 4_665,  # block drafters of both writers, DFlash 2, P-EAGLE, assistants, PARD, windows; readers
     "drafters": 4_463,  # PARD
     "files": 649,
-    "jobs": 1_985,
+    "jobs": 1_972,
     "nets": 5_770,  # BART, Whisper, T5Gemma, encoder-decoders; forms for a CPU, kernels for a GPU
     "policies": 579,
     "rules": 1_390,
@@ -92,7 +92,7 @@ MOST = {  # lines of each package's Python, blank ones and docstrings included; 
     "structured": 1_576,
     "testing": 2_051,
     "top": 771,
-    "trace": 440,
+    "trace": 426,
     "training": 2_658,  # a lesson of a kind's own; recipes that cannot be written
     "vocab": 718,
     "weights": 7_912,  # T5Gemma; stacks of experts and pairs, mxfp4; Apertus; GGUF of 18 architectures; 30 shapes

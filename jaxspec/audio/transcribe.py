@@ -42,21 +42,13 @@ Sound = str | os.PathLike[str] | Float[np.ndarray, " N"]
 
 
 class Transcript(NamedTuple):
-    """The text of a sound.
+    """The text of a sound."""
 
-    Attributes:
-        text: the whole; empty where the model has no tokenizer.
-        language: a code such as "en"; None of an English-only model.
-        segments: its parts, with their times.
-        seconds: length of the sound.
-        rounds: passes of the target that it took, the first one of each window aside.
-    """
-
-    text: str
-    language: str | None
-    segments: list[Segment]
-    seconds: float
-    rounds: int
+    text: str  # the whole; empty where the model has no tokenizer
+    language: str | None  # a code such as "en"; None of an English-only model
+    segments: list[Segment]  # its parts, with their times
+    seconds: float  # length of the sound
+    rounds: int  # passes of the target that it took, the first one of each window aside
 
     @property
     def tokens(self) -> list[int]:

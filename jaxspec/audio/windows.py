@@ -19,18 +19,13 @@ STRIDE = round(STEP * RATE) // HOP  # frames
 
 
 class Segment(NamedTuple):
-    """A part of a transcript.
+    """A part of a transcript."""
 
-    Attributes:
-        start, end: seconds from the beginning of the sound.
-        text: its words; empty where the model has no tokenizer.
-        tokens: ids, timestamps included.
-    """
-
+    # these two: seconds from the beginning of the sound
     start: float
     end: float
-    text: str
-    tokens: list[int]
+    text: str  # its words; empty where the model has no tokenizer
+    tokens: list[int]  # ids, timestamps included
 
 
 def window(features: Float[np.ndarray, "C F"], first: int, frames: int) -> Float[np.ndarray, "C frames"]:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
-import itertools
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,10 +13,11 @@ from rich import filesize
 from jaxspec import sharding
 from jaxspec.core import Failure, Finish, LogProbs, Model, Prompt
 from jaxspec.core.checks import integer, integers, one_of
-from jaxspec.decode import encoding, inputs, output, stopping
+from jaxspec.decode import encoding, inputs, stopping
 from jaxspec.decode.request import Prepared, prepare
 from jaxspec.jobs import fields as job_fields
 from jaxspec.jobs.prompts import JobPrompt, PromptReader, limits_of
+from jaxspec.jobs.results import Completion, Progress
 from jaxspec.jobs.slots import Report, Rounds, Slots
 from jaxspec.sampling.params import is_set
 
@@ -35,131 +33,6 @@ FAILURES = {
     Failure.LOGITS: "the target's logits are not finite, or all tokens are ruled out",
     Failure.RULE: "the acceptance rule accepted more than was drafted, or chose what is no token",
 }
-
-
-@dataclasses.dataclass(frozen=True)
-class Completion:
-    """One text of a prompt.
-
-    Attributes:
-        id: the prompt's id: what the caller gave, or its number.
-        number: the prompt's number in the job; its random key is folded from it.
-        text: the text without the prompt, cut before a stop string; None if the target has no tokenizer.
-        tokens: the new tokens.
-        finish: "eos" (an end token, the last of `tokens`), "stop" (a stop string), "length" (the limit), or "failure".
-        prompt_tokens: how many the prompt has; 0 if it was not decoded.
-        rounds, drafted, accepted: passes of the target after prefill, their draft tokens, and those emitted.
-        acceptance_histogram: at n how many of the rounds emitted n draft tokens; empty where nothing is drafted.
-        error: the row's error; None if there is none.
-        log_probs: the log probabilities of the tokens, if they were asked for; see `core.LogProbs`.
-        truncated: how many more the prompt had before it was cut, with too_long="truncate"; 0 if it was not.
-        sample: the number of this text among the prompt's, from 0.
-        samples: how many texts the prompt gets.
-        fields: the caller's own fields of the prompt.
-    """
-
-    id: Any
-    number: int
-    text: str | None
-    tokens: list[int]
-    finish: str
-    prompt_tokens: int
-    rounds: int = 0
-    drafted: int = 0
-    accepted: int = 0
-    acceptance_histogram: tuple[int, ...] = ()
-    error: str | None = None
-    log_probs: LogProbs | None = None
-    truncated: int = 0
-    sample: int = 0
-    samples: int = 1
-    fields: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Everything as plain values, for JSON, and for a table: `pandas.DataFrame(row.to_dict() for row in rows)`.
-
-        Log probabilities are columns, named as in `Generation.records`, with a list for each row: `raw_log_probs`,
-        `sampled_log_probs`, and with `top_log_probs` also `top_tokens` and `top_log_probs`. Values of NumPy become
-        Python's.
-        """
-        columns = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        log_probs, histogram = columns.pop("log_probs"), columns.pop("acceptance_histogram")
-        columns |= {"id": plain(self.id), "fields": plain(self.fields), "new_tokens": len(self.tokens)}
-        for name in (("sample", "samples") if self.samples == 1 else ()) + (() if self.fields else ("fields",)):
-            del columns[name]
-        columns |= {"acceptance_histogram": list(histogram)} if histogram else {}
-        return columns | ({} if log_probs is None else output.log_probs(log_probs))
-
-
-def plain(value: Any) -> Any:
-    """Returns a value with Python's lists and numbers in place of NumPy's and JAX's.
-
-    >>> plain({"id": np.int64(3), "scores": (np.float32(0.5), np.ones(2))})
-    {'id': 3, 'scores': [0.5, [1.0, 1.0]]}
-    """
-    if isinstance(value, Mapping):
-        return {plain(name): plain(entry) for name, entry in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(entry) for entry in value]
-    return value.tolist() if hasattr(value, "tolist") else value
-
-
-class Progress(NamedTuple):
-    """Counts of a job's results, wherever it stands; also those of a whole job that was stopped and resumed.
-
-    Attributes:
-        done, failed, truncated: texts that are done, those of them that are errors, and those of prompts that were cut.
-        prompt_tokens, new_tokens: tokens of the prompts, and of the texts.
-        rounds, drafted, accepted: the rounds that made them, draft tokens in these, and those that were emitted.
-        prompts: how many prompts the texts belong to.
-        finish: how many texts ended for each reason.
-        acceptance_histogram: at n how many of the rounds emitted n draft tokens.
-        live: rows that are being decoded.
-        idle: rounds of slots in which they had no row to decode.
-        first_error: the number of the first prompt that has an error, and the error; None if none has.
-    """
-
-    done: int = 0
-    failed: int = 0
-    prompts: int = 0
-    truncated: int = 0
-    prompt_tokens: int = 0
-    new_tokens: int = 0
-    rounds: int = 0
-    drafted: int = 0
-    accepted: int = 0
-    finish: Mapping[str, int] = MappingProxyType(dict.fromkeys((reason.name.lower() for reason in Finish), 0))
-    acceptance_histogram: tuple[int, ...] = ()
-    live: int = 0
-    idle: int = 0
-    first_error: tuple[int, str] | None = None
-
-    def plus(self, row: Mapping[str, Any]) -> Progress:
-        """Returns the counts with one more result, a line of a job's files."""
-        sums = ("prompt_tokens", "new_tokens", "rounds", "drafted", "accepted")
-        pairs = itertools.zip_longest(self.acceptance_histogram, row.get("acceptance_histogram", ()), fillvalue=0)
-        errors = [(row["number"], row["error"])] if row["error"] is not None else []
-        return self._replace(
-            done=self.done + 1,
-            failed=self.failed + len(errors),
-            prompts=self.prompts + (row.get("sample", 0) == 0),
-            first_error=min(filter(None, (self.first_error, *errors)), default=None),
-            truncated=self.truncated + bool(row.get("truncated")),
-            finish={**self.finish, row["finish"]: self.finish[row["finish"]] + 1},
-            acceptance_histogram=tuple(map(sum, pairs)),
-            **{name: getattr(self, name) + row[name] for name in sums},
-        )
-
-    def to_dict(self) -> dict[str, Any]:
-        """Everything as plain values, for JSON, with the `metrics` of `Generation.to_dict` in place of the histogram.
-
-        >>> progress = Progress(done=1, new_tokens=6, rounds=2, drafted=6, acceptance_histogram=(1, 0, 0, 1))
-        >>> progress.to_dict()["metrics"]["speculative_decoding"]["mean_acceptance_length"]
-        2.5
-        """
-        counts = {name: value for name, value in self._asdict().items() if name != "acceptance_histogram"}
-        metrics = output.metrics_of(self.acceptance_histogram, self.drafted)
-        return counts | {"finish": dict(self.finish), "metrics": metrics}
 
 
 def generate_many(

@@ -39,21 +39,13 @@ class TokensView(Sequence[int]):
 
 
 class TracedRound(NamedTuple):
-    """One round of one prompt, in token ids.
+    """One round of one prompt, in token ids."""
 
-    Attributes:
-        before: new tokens committed by earlier rounds.
-        new: tokens that this round committed.
-        draft: its draft tokens; none for the first token, which the target reads off the prompt.
-        num_accepted: how many of them the rule accepted.
-        parent, path: a tree's `core.Draft.parent` and `core.Verdict.path`, the path cut to its length; None for a
-            chain.
-    """
-
-    before: Sequence[int]
-    new: list[int]
-    draft: list[int]
-    num_accepted: int
+    before: Sequence[int]  # new tokens committed by earlier rounds
+    new: list[int]  # tokens that this round committed
+    draft: list[int]  # its draft tokens; none for the first token, which the target reads off the prompt
+    num_accepted: int  # how many of them the rule accepted
+    # these two: a tree's `core.Draft.parent` and `core.Verdict.path`, the path cut to its length; None for a chain
     parent: list[int] | None = None
     path: list[int] | None = None
 
@@ -131,18 +123,12 @@ def judge(step: TracedRound) -> TokenFates:
 
 
 class Branch(NamedTuple):
-    """A line of a tree: nodes that follow each other without a sibling.
+    """A line of a tree: nodes that follow each other without a sibling."""
 
-    Attributes:
-        lead: the lines that lead to it, drawn.
-        tokens: with the fate of each: "accepted", "rejected", "untried" (not tested), or "own", which is the target's
-            token after the accepted ones.
-        before: the last of the tokens that precede them.
-    """
-
-    lead: str
+    lead: str  # the lines that lead to it, drawn
+    # each with its fate: "accepted", "rejected", "untried" (not tested), or "own", the target's token after the others
     tokens: list[tuple[int, str]]
-    before: list[int]
+    before: list[int]  # the last of the tokens that precede them
 
 
 def branches(step: TracedRound) -> list[Branch]:

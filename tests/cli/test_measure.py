@@ -6,7 +6,7 @@ import math
 import pytest
 from typer.testing import CliRunner
 
-from jaxspec.analysis import bench, cost
+from jaxspec.analysis import bench, cost, promises, timed_loops
 from jaxspec.analysis.result import from_json
 from jaxspec.cli.main import app
 
@@ -15,7 +15,7 @@ FEW = ["--count", "2", "--rows", "1", "--max-new-tokens", "12", "--repeats", "1"
 
 @pytest.fixture
 def run(loading, monkeypatch, tmp_path):
-    monkeypatch.setattr(bench, "MOST", 2)
+    monkeypatch.setattr(promises, "MOST", 2)
     monkeypatch.setattr(bench, "PLANNING", 1)
     file = tmp_path / "prompts.txt"
     file.write_text("der Hund\ndie Katze sah\n", encoding="utf-8")
@@ -55,7 +55,8 @@ def test_one_prompt_has_no_interval(run, tmp_path):
 
 @pytest.mark.slow
 def test_without_speed_nothing_is_timed(run, monkeypatch):
-    monkeypatch.setattr(cost, "interleave", lambda *_: pytest.fail("timed"))
+    for module in (cost, timed_loops):
+        monkeypatch.setattr(module, "interleave", lambda *_: pytest.fail("timed"))
     result = run("--no-speed", "--draft", "bigram,prompt_lookup", "--markdown", few=[*FEW[:-1], "plan"])
     assert result.exit_code == 0, result.output
     assert "| bigram " in result.stdout

@@ -1,0 +1,113 @@
+"""The results of a job: a text of a prompt, and counts of all texts."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from jaxspec.core import Finish, LogProbs
+from jaxspec.decode import output
+
+
+@dataclasses.dataclass(frozen=True)
+class Completion:
+    """One text of a prompt."""
+
+    id: Any  # the prompt's id: what the caller gave, or its number
+    number: int  # the prompt's number in the job; its random key is folded from it
+    text: str | None  # the text without the prompt, cut before a stop string; None if the target has no tokenizer
+    tokens: list[int]  # the new tokens
+    finish: str  # "eos" (an end token, the last of `tokens`), "stop" (a stop string), "length" (the limit) or "failure"
+    prompt_tokens: int  # how many the prompt has; 0 if it was not decoded
+    # these three: passes of the target after prefill, their draft tokens, and those emitted
+    rounds: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    acceptance_histogram: tuple[int, ...] = ()  # at n how many rounds emitted n draft tokens; empty: nothing is drafted
+    error: str | None = None  # the row's error; None if there is none
+    log_probs: LogProbs | None = None  # the tokens' log probabilities, if they were asked for; see `core.LogProbs`
+    truncated: int = 0  # how many more the prompt had before it was cut, with too_long="truncate"; 0 if it was not
+    sample: int = 0  # the number of this text among the prompt's, from 0
+    samples: int = 1  # how many texts the prompt gets
+    fields: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # the caller's own fields of the prompt
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as plain values, for JSON, and for a table: `pandas.DataFrame(row.to_dict() for row in rows)`.
+
+        Log probabilities are columns, named as in `Generation.records`, with a list for each row: `raw_log_probs`,
+        `sampled_log_probs`, and with `top_log_probs` also `top_tokens` and `top_log_probs`. Values of NumPy become
+        Python's.
+        """
+        columns = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        log_probs, histogram = columns.pop("log_probs"), columns.pop("acceptance_histogram")
+        columns |= {"id": plain(self.id), "fields": plain(self.fields), "new_tokens": len(self.tokens)}
+        for name in (("sample", "samples") if self.samples == 1 else ()) + (() if self.fields else ("fields",)):
+            del columns[name]
+        columns |= {"acceptance_histogram": list(histogram)} if histogram else {}
+        return columns | ({} if log_probs is None else output.log_probs(log_probs))
+
+
+def plain(value: Any) -> Any:
+    """Returns a value with Python's lists and numbers in place of NumPy's and JAX's.
+
+    >>> import numpy as np
+    >>> plain({"id": np.int64(3), "scores": (np.float32(0.5), np.ones(2))})
+    {'id': 3, 'scores': [0.5, [1.0, 1.0]]}
+    """
+    if isinstance(value, Mapping):
+        return {plain(name): plain(entry) for name, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(entry) for entry in value]
+    return value.tolist() if hasattr(value, "tolist") else value
+
+
+class Progress(NamedTuple):
+    """Counts of a job's results, wherever it stands; also those of a whole job that was stopped and resumed."""
+
+    done: int = 0  # texts that are done
+    failed: int = 0  # those of them that are errors
+    prompts: int = 0  # how many prompts the texts belong to
+    truncated: int = 0  # texts of prompts that were cut
+    # these two: tokens of the prompts, and of the texts
+    prompt_tokens: int = 0
+    new_tokens: int = 0
+    # these three: the rounds that made them, draft tokens in these, and those that were emitted
+    rounds: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    # how many texts ended for each reason
+    finish: Mapping[str, int] = MappingProxyType(dict.fromkeys((reason.name.lower() for reason in Finish), 0))
+    acceptance_histogram: tuple[int, ...] = ()  # at n how many of the rounds emitted n draft tokens
+    live: int = 0  # rows that are being decoded
+    idle: int = 0  # rounds of slots in which they had no row to decode
+    first_error: tuple[int, str] | None = None  # the number of the first prompt with an error, and the error
+
+    def plus(self, row: Mapping[str, Any]) -> Progress:
+        """Returns the counts with one more result, a line of a job's files."""
+        sums = ("prompt_tokens", "new_tokens", "rounds", "drafted", "accepted")
+        pairs = itertools.zip_longest(self.acceptance_histogram, row.get("acceptance_histogram", ()), fillvalue=0)
+        errors = [(row["number"], row["error"])] if row["error"] is not None else []
+        return self._replace(
+            done=self.done + 1,
+            failed=self.failed + len(errors),
+            prompts=self.prompts + (row.get("sample", 0) == 0),
+            first_error=min(filter(None, (self.first_error, *errors)), default=None),
+            truncated=self.truncated + bool(row.get("truncated")),
+            finish={**self.finish, row["finish"]: self.finish[row["finish"]] + 1},
+            acceptance_histogram=tuple(map(sum, pairs)),
+            **{name: getattr(self, name) + row[name] for name in sums},
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as plain values, for JSON, with the `metrics` of `Generation.to_dict` in place of the histogram.
+
+        >>> progress = Progress(done=1, new_tokens=6, rounds=2, drafted=6, acceptance_histogram=(1, 0, 0, 1))
+        >>> progress.to_dict()["metrics"]["speculative_decoding"]["mean_acceptance_length"]
+        2.5
+        """
+        counts = {name: value for name, value in self._asdict().items() if name != "acceptance_histogram"}
+        metrics = output.metrics_of(self.acceptance_histogram, self.drafted)
+        return counts | {"finish": dict(self.finish), "metrics": metrics}
