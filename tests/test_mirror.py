@@ -14,7 +14,6 @@ TESTED_BY = {
     "analysis/chips.py": "analysis/test_aot.py",
     "analysis/memory.py": "analysis/test_table.py",
     "analysis/optimal_tree.py": "analysis/test_tree.py",
-    "analysis/promises.py": "analysis/test_bench.py",
     "analysis/published.py": "cli/test_plan.py",
     "analysis/random_model.py": "analysis/test_aot.py",
     "analysis/timed_loops.py": "analysis/test_cost.py",

@@ -76,7 +76,7 @@ IMPORTS = {  # package: what it may import besides itself. A new one needs a row
 MOST = {  # lines of each package's Python, blank ones and docstrings included; "top": the modules beside the packages.
     # Whoever cuts lowers a number; whoever needs more raises it in the same commit and says why. Comments count: core,
     # decode, rules, draft_heads and nets have some 200 more since a test holds their share.
-    "analysis": 4_839,  # costs of recurrent layers by the draft; published acceptance, times of kernels; hub ids
+    "analysis": 4_820,  # costs of recurrent layers by the draft; published acceptance, times of kernels; hub ids
     "audio": 771,  # features, files, Whisper's rules and windows
     "cli": 4_248,  # transcribe; times of a plan
     "core": 4_040,  # checks of who takes token trees, and of rewinds; kinds of caches are classes; room to read
@@ -89,7 +89,7 @@ MOST = {  # lines of each package's Python, blank ones and docstrings included; 
     "policies": 579,
     "rules": 1_390,
     "sampling": 994,
-    "structured": 1_576,
+    "structured": 1_580,
     "testing": 2_051,
     "top": 771,
     "trace": 426,

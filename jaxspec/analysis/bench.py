@@ -22,12 +22,14 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from jaxspec import policies
 from jaxspec.analysis import acceptance, cost, environment, formulas, memory, numerics
+from jaxspec.analysis import plan as planning
 from jaxspec.analysis import result as records
-from jaxspec.analysis.promises import PassTimer, Predictor, draft_lengths, has_alpha, longest_drafts
-from jaxspec.analysis.result import PLANNED, BenchResult, ResultStore, Setting
+from jaxspec.analysis.cost import PassTimer, draft_lengths, longest_drafts
+from jaxspec.analysis.result import ADAPTIVE, PLANNED, BenchResult, ResultStore, Setting
 from jaxspec.analysis.statistics import Rate, Spread
-from jaxspec.core import Model
+from jaxspec.core import BoundPolicy, Model
 from jaxspec.decode import batches
 from jaxspec.decode.loop import Outcome
 from jaxspec.decode.request import Prepared, prepare
@@ -45,6 +47,7 @@ PLANNING = 9  # timings, at least, of each pass that a plan or a policy is made 
 SCHEMA = 14  # of a result: changes when what it means does, so that a store's older ones are measured again
 MACHINE = ("device", "devices", "cpu", "cpus", "jax", "jaxlib", "jaxspec", "cuda_plugin", "xla_flags")
 LONGEST = 16  # tokens of a text that are kept from where it differs
+MOST = 16  # the largest gamma that a plan considers
 
 
 class Config(NamedTuple):
@@ -255,10 +258,10 @@ def _prepare(target: Model, setting: Setting, config: Config, predictor: Predict
     described = records.summary(setting, prepared.target)._replace(pays=pays, gamma=gamma)
     if "speed" in config.quantities:
         parts = batches.whole_batches(prepared, setting.batch, config.num_prompts)
-        return Run(setting, BenchResult(described), prepared, parts, [setting.batch] * len(parts))
-    parts = list(batches.in_batches(prepared, acceptance.BATCH))
-    prepared_parts, real = [part.prepared for part in parts], [part.real for part in parts]
-    return Run(setting, BenchResult(described), prepared, prepared_parts, real)
+        real = [setting.batch] * len(parts)
+    else:
+        parts, _, real = zip(*batches.in_batches(prepared, acceptance.BATCH), strict=True)
+    return Run(setting, BenchResult(described), prepared, parts, real)
 
 
 def _decode(run: Run, folder: Path, step: Step) -> Run:
@@ -335,9 +338,8 @@ def _latencies(runs: Sequence[Run], repeats: int) -> list[records.Latency | None
 
     def latency(i: int) -> records.Latency:
         percentiles = np.array([np.percentile(ms, (50, 95)) for ms in later[i] if ms]).T
-        return records.Latency(
-            Spread.of(first[i]), *(map(Spread.of, percentiles) if len(percentiles) else (None, None))
-        )
+        spreads = map(Spread.of, percentiles) if len(percentiles) else (None, None)
+        return records.Latency(Spread.of(first[i]), *spreads)
 
     latencies = map(latency, range(len(compiled)))
     return [next(latencies) if run.is_compiled else None for run in runs]
@@ -405,3 +407,44 @@ def _promises(run: Run, plain: Run, predictor: Predictor, timer: PassTimer | Non
         saved = run.result.later_tokens / max(plain.result.later_tokens, 1) * plain_passes / passes
         predicted = predicted._replace(rounds=saved)
     return {"alpha": alpha, "costs": costs, "predicted": None if predicted == records.Predicted() else predicted}
+
+
+def has_alpha(setting: Setting) -> bool:
+    """Tells whether a setting has an acceptance rate: its drafter is a model, its rule exact or of a known lenience."""
+    return isinstance(setting.drafter, Model) and (setting.rule.exact or setting.rule.lenience is not None)
+
+
+class Predictor:
+    """Measures rates, plans and costs of a group's settings, each once for all settings that it serves."""
+
+    def __init__(self, repeats: int):
+        self._repeats = repeats
+        self._measured: dict[tuple[Any, ...], Any] = {}
+
+    def alpha(self, setting: Setting, prepared: Prepared) -> Rate | None:
+        """Measures the acceptance rate, over all positions of the target's own text; None if there is none."""
+        if not has_alpha(setting):
+            return None
+        key = "alpha", setting.rule.lenience or 1.0
+        return self._once(key, setting, lambda: acceptance.measure(prepared).rate)
+
+    def plan(self, setting: Setting, prepared: Prepared) -> planning.Plan:
+        """Plans gamma for a setting that has an acceptance rate."""
+        options = {"batches": (setting.batch,), "most": MOST, "repeats": self._repeats}
+        key = "plan", setting.rule.lenience or 1.0
+        return self._once(key, setting, lambda: next(planning.of_pair(prepared, **options)))
+
+    def policy(self, setting: Setting, part: Prepared) -> BoundPolicy | None:
+        """Returns the setting's policy; in the place of `ADAPTIVE` one with c and v as measured, searches included."""
+        if setting.policy != ADAPTIVE:
+            return setting.policy  # type: ignore[return-value]
+        key = "policy", part.decoder.gamma
+        costs = self._once(key, setting, lambda: cost.policy_costs(part, repeats=self._repeats))
+        rows = len(part.request.max_new_tokens)
+        return policies.adaptive(*costs, together=cost.agreement("batch", rows, part.is_sampled, part.options["rule"]))
+
+    def _once(self, key: Any, setting: Setting, measure: Callable[[], Any]) -> Any:
+        key = (key, id(setting.target), id(setting.drafter))
+        if key not in self._measured:
+            self._measured[key] = measure()
+        return self._measured[key]

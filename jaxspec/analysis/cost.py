@@ -1,6 +1,6 @@
 """The costs of passes, in one-token passes of the target: c is the drafter's one-token pass, v the verify pass.
 
-Calls are timed interleaved, so that other load falls on all of them alike. `policy_costs` times whole rounds of a
+Passes are timed interleaved, so that other load falls on all of them alike. `policy_costs` times whole rounds of a
 policy's own program instead: drafting, the pass of the width that so many tokens need, the verdict and the commit.
 
 Shapes: B batch, T step.
@@ -20,6 +20,8 @@ from jaxtyping import Array, Int
 
 from jaxspec import core, nets, policies
 from jaxspec.analysis import acceptance
+from jaxspec.analysis.result import Costs
+from jaxspec.analysis.statistics import Spread
 from jaxspec.analysis.timed_loops import TimedLoop, draft_loop, seconds_per_pass, timed_loop, timed_loops
 from jaxspec.analysis.timed_loops import interleave as interleave
 from jaxspec.core import programs, token_rows
@@ -27,6 +29,7 @@ from jaxspec.core.checks import at_least
 from jaxspec.core.round import bucket_widths
 from jaxspec.decode import loop
 from jaxspec.decode import state as states
+from jaxspec.decode.loop import Outcome
 from jaxspec.decode.request import Prepared
 from jaxspec.drafters.common import as_drafter
 from jaxspec.policies.adaptive import Together
@@ -39,6 +42,7 @@ TIMED = (1, 2, 3, 4, 5, 7, 8, 11, 15, 16, 23, 31, 47, 63)
 ROUNDS_SECONDS = (
     0.15  # of each timed loop of rounds: a call of a program with many arguments takes some of a millisecond itself
 )
+AT_A_TIME = 3  # timings of each pass between two timed runs
 FAR = 1e6  # a cost, or a weight of a belief, that nothing outweighs
 
 
@@ -238,6 +242,78 @@ def _weights(model: core.Model) -> float:
     return network.load(model.config).per_token  # 0 of tables, which look up
 
 
+class PassTimer:
+    """The costs of a drafter's passes, timed a little at a time, between the runs that they explain.
+
+    Args:
+        prepared: one batch, with the drafter.
+        drafts: numbers of draft tokens that its passes judge.
+
+    c is that of the model that drafts; of several, layers of the target and heads, a whole draft's over its tokens. A
+    look-up has no c, and a whole draft is a round's search.
+    """
+
+    def __init__(self, prepared: Prepared, drafts: Sequence[int]):
+        self._prepared, self._model = prepared, paid_model(prepared)
+        self._pair = prepared.replace(drafter=self._model or prepared.target, policy=None, gamma=1, rule=None)
+        self._drafts, self._repeats, self._whole = sorted(set(drafts)), [], list[float]()
+
+    def time(self) -> None:
+        """Times each pass a few times."""
+        self._repeats.append(measure_all(self._pair, self._drafts, repeats=AT_A_TIME))
+        if self._model is None:
+            self._whole.append(draft_cost(self._prepared, AT_A_TIME))
+
+    def costs(self, drafts: int) -> Costs:
+        """Summarises the timings, for rounds with `drafts` draft tokens."""
+        repeats = [costs[self._drafts.index(drafts)] for costs in self._repeats]
+
+        def spread(name: str) -> Spread:
+            return Spread.of(np.array([getattr(repeat, name) for repeat in repeats]))
+
+        # What is no single model's is timed as whole drafts: a cost of each draft token, or of a round's look-up.
+        c, search, draft, passes = Spread(0.0, 0.0, 0.0), 0.0, None, np.array(self._whole)
+        if self._model is not None:
+            c, draft = spread("c"), spread("draft_ms")
+        elif drafts_as_a_whole(self._prepared):
+            c = Spread.of(passes / self._prepared.decoder.gamma)
+        else:
+            search = float(np.median(passes))
+        return Costs(c, spread("v"), search, spread("target_ms"), spread("verify_ms"), draft)
+
+    def passes(self, prepared: Prepared, outcomes: Sequence[Outcome], policy: bool) -> float:
+        """Sums the costs of the rounds of some generations of chains, in one-token passes.
+
+        A policy's draft has the length that it chose. Without one it is drawn whole, though what a row can no longer
+        emit is cut; or not at all, by a drafter without a draft (of `fallback`, this charges the model where a look-up
+        answered). In a batch a round is as long as its longest draft.
+        """
+        assert prepared.drafter is not None
+        gamma, may_be_empty = prepared.decoder.gamma, prepared.drafter.functions.may_be_empty
+        longest = np.concatenate([longest_drafts(outcome) for outcome in outcomes])
+        if policy:
+            v = monotone_costs(gamma, {n: self.costs(n).v.median for n in measured_drafts(gamma)})
+        else:
+            v = np.full(gamma + 1, self.costs(gamma).v.median)
+            v[0] = 1.0 if may_be_empty else v[0]
+            longest = np.where(longest > 0, gamma, 0 if may_be_empty else gamma)
+        costs = self.costs(self._drafts[0])
+        return float(v[longest].sum() + costs.c.median * longest.sum() + costs.search * len(longest))
+
+
+def draft_lengths(prepared: Prepared, policy: bool) -> tuple[int, ...]:
+    """Lists the numbers of draft tokens that the passes of a decoder judge."""
+    return measured_drafts(prepared.decoder.gamma) if policy else (prepared.decoder.nodes,)
+
+
+def longest_drafts(outcome: Outcome) -> np.ndarray:
+    """Finds the longest draft of each round of a batch, over the rows that are not finished."""
+    rounds = np.asarray(outcome.stats.rounds)
+    drafted = np.asarray(outcome.trace.draft_length)
+    live = np.arange(drafted.shape[1])[None, :] < rounds[:, None]
+    return np.where(live, drafted, 0).max(axis=0)[: rounds.max()]
+
+
 class PolicyCosts(NamedTuple):
     """The first two arguments of `policies.adaptive`, in rounds without a draft."""
 
@@ -285,9 +361,8 @@ def policy_costs(
     plain, *drafted = seconds_per_pass([loop_of(n) for n in timed], repeats)
     # What else the machine does makes a round longer, never shorter: the shortest is the one that is compared.
     ratio = dict(zip(timed[1:], (float(seconds.min() / plain.min()) for seconds in drafted), strict=True))
-    slopes = [
-        (ratio[end] - ratio[begin]) / (end - begin) for begin, end in zip(begins, ends, strict=True) if end > begin
-    ]
+    widths = [(first, last) for first, last in zip(begins, ends, strict=True) if last > first]
+    slopes = [(ratio[last] - ratio[first]) / (last - first) for first, last in widths]
     c = max(0.0, float(np.median(slopes))) if slopes else 0.0
     return PolicyCosts(c, monotone_costs(gamma, {end: ratio[end] - c * end for end in ends}))
 
@@ -367,10 +442,9 @@ def rounds(
     def one_round(_: Int[Array, ""], state: core.State) -> core.State:
         # A round of all draft tokens has to fit, and one more token.
         is_full = jnp.any(states.tokens_left(state) < decoder.gamma + 2)
-        tokens_now, length_now = (
-            jnp.where(is_full, before, now) for before, now in ((tokens, state.tokens), (length, state.length))
+        state = state._replace(
+            tokens=jnp.where(is_full, tokens, state.tokens), length=jnp.where(is_full, length, state.length)
         )
-        live = state._replace(tokens=tokens_now, length=length_now, done=zeros > 0, failed=zeros)
-        return decoder.step(weights, live)[0]
+        return decoder.step(weights, state._replace(done=zeros > 0, failed=zeros))[0]
 
     return jax.lax.fori_loop(0, count, one_round, state)

@@ -249,11 +249,9 @@ def of_sizes(
     best = best._replace(chains=chains, plain_seconds=float(roofline.pass_time(chip, target_load, batch)))
     if chip.memory is None:
         return best
-    target_bytes, draft_bytes = (
-        _weight_bytes(size, load) + batch * load.cache_bytes
-        for size, load in ((target, target_load), (draft, draft_load))
-    )
-    best = best._replace(memory=PairMemory(target_bytes, draft_bytes, chip.memory))
+    pair = (target, target_load), (draft, draft_load)
+    needed = [_weight_bytes(size, load) + batch * load.cache_bytes for size, load in pair]
+    best = best._replace(memory=PairMemory(*needed, chip.memory))
     return best if best.fits else best._replace(obstacles=("memory", *best.obstacles))
 
 

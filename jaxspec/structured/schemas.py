@@ -93,127 +93,131 @@ class _Reader:
     def __init__(self, root: Mapping[str, Any]):
         self._root = root
 
-    def read(self, schema: Any, at: str, seen: tuple[str, ...]) -> str:
+    def read(self, schema: Any, path: str, seen: tuple[str, ...]) -> str:
         """Returns the expression of a part at a place in the whole, for errors; `seen` references lead to it."""
         if schema is True:
             schema = {}
         if not isinstance(schema, Mapping):
-            raise ValueError(f"json_schema has {schema!r:.40} at {at}: expected an object of keywords")
+            raise ValueError(f"json_schema has {schema!r:.40} at {path}: expected an object of keywords")
         # Each reader takes out what it obeys; what is left in the end is not supported.
-        left = {name: value for name, value in schema.items() if name not in NOTES}
-        expression = self._expression(left, at, seen)
-        if left:
-            raise ValueError(
-                f"json_schema has {min(left)} at {at}, which is not supported there: leave it out, or use regex"
-            )
+        unread = {name: value for name, value in schema.items() if name not in NOTES}
+        expression = self._expression(unread, path, seen)
+        if unread:
+            unsupported = f"json_schema has {min(unread)} at {path}, which is not supported there"
+            raise ValueError(f"{unsupported}: leave it out, or use regex")
         return expression
 
-    def _expression(self, left: dict[str, Any], at: str, seen: tuple[str, ...]) -> str:
-        if "$ref" in left:
-            if (name := left.pop("$ref")) in seen:
-                raise ValueError(f"json_schema refers to itself at {at} ({name}): its texts are no regular language")
-            return self.read(self._referred(name, at), name, (*seen, name))
-        if "const" in left or "enum" in left:
-            values = [left.pop("const")] if "const" in left else left.pop("enum")
+    def _expression(self, unread: dict[str, Any], path: str, seen: tuple[str, ...]) -> str:
+        if "$ref" in unread:
+            if (name := unread.pop("$ref")) in seen:
+                raise ValueError(f"json_schema refers to itself at {path} ({name}): its texts are no regular language")
+            return self.read(self._referred(name, path), name, (*seen, name))
+        if "const" in unread or "enum" in unread:
+            values = [unread.pop("const")] if "const" in unread else unread.pop("enum")
             if not isinstance(values, list):
-                raise ValueError(f"json_schema has enum {values!r:.40} at {at}: expected a list of values")
-            types = _types(left, at)
+                raise ValueError(f"json_schema has enum {values!r:.40} at {path}: expected a list of values")
+            types = _types(unread, path)
             fitting = [value for value in values if not types or any(_is_a(value, name) for name in types)]
             if not fitting:
-                raise ValueError(f"json_schema allows no value at {at}: none is of the type that it asks for")
+                raise ValueError(f"json_schema allows no value at {path}: none is of the type that it asks for")
             return _any_of(map(_literal, fitting))
         for name in ("anyOf", "oneOf", "allOf"):
-            if name in left:
-                parts = left.pop(name)
+            if name in unread:
+                parts = unread.pop(name)
                 if not isinstance(parts, list) or not parts:
-                    raise ValueError(f"json_schema has {name} {parts!r:.40} at {at}: expected a list of schemas")
+                    raise ValueError(f"json_schema has {name} {parts!r:.40} at {path}: expected a list of schemas")
                 if name == "allOf" and len(parts) != 1:
-                    raise ValueError(f"json_schema has allOf of {len(parts)} schemas at {at}: merge them into one")
-                if name == "oneOf" and not self._are_disjoint(parts, at):
-                    raise ValueError(f"json_schema has oneOf at {at}, of which two may hold for one text: use anyOf")
-                return _any_of(self.read(part, f"{at}/{name}/{n}", seen) for n, part in enumerate(parts))
-        implied = ["object"] if "properties" in left else ["array"] if "items" in left or "prefixItems" in left else []
-        types = _types(left, at) or implied
+                    raise ValueError(f"json_schema has allOf of {len(parts)} schemas at {path}: merge them into one")
+                if name == "oneOf" and not self._are_disjoint(parts, path):
+                    raise ValueError(f"json_schema has oneOf at {path}, of which two may hold for one text: use anyOf")
+                return _any_of(self.read(part, f"{path}/{name}/{n}", seen) for n, part in enumerate(parts))
+        implied = (
+            ["object"] if "properties" in unread else ["array"] if "items" in unread or "prefixItems" in unread else []
+        )
+        types = _types(unread, path) or implied
         if not types:
             return _any(SCALAR)
         constant = {"null": "null", "boolean": "(?:true|false)"}
-        return _any_of(constant.get(name) or getattr(self, f"_{name}")(left, at, seen) for name in types)
+        return _any_of(constant.get(name) or getattr(self, f"_{name}")(unread, path, seen) for name in types)
 
-    def _string(self, left: dict[str, Any], at: str, seen: tuple[str, ...]) -> str:
-        if "pattern" in left:
-            return f'"(?:{_pattern(left.pop("pattern"), at)})"'
-        if "format" in left:
-            if (name := left.pop("format")) not in FORMATS:
+    def _string(self, unread: dict[str, Any], path: str, seen: tuple[str, ...]) -> str:
+        if "pattern" in unread:
+            return f'"(?:{_pattern(unread.pop("pattern"), path)})"'
+        if "format" in unread:
+            if (name := unread.pop("format")) not in FORMATS:
+                formats = ", ".join(FORMATS)
                 raise ValueError(
-                    f"json_schema has the format {name!r} at {at}: expected one of {', '.join(FORMATS)}; or use pattern"
+                    f"json_schema has the format {name!r} at {path}: expected one of {formats}; or use pattern"
                 )
             return f'"{FORMATS[name]}"'
-        return f'"{CHARACTER}{_times(left.pop("minLength", 0), left.pop("maxLength", None), at)}"'
+        return f'"{CHARACTER}{_times(unread.pop("minLength", 0), unread.pop("maxLength", None), path)}"'
 
-    def _integer(self, left: dict[str, Any], at: str, seen: tuple[str, ...]) -> str:
-        least, most = left.pop("minimum", None), left.pop("maximum", None)
-        if "exclusiveMinimum" in left:
-            least = max(_whole(left.pop("exclusiveMinimum"), at) + 1, -(2**63) if least is None else least)
-        if "exclusiveMaximum" in left:
-            most = min(_whole(left.pop("exclusiveMaximum"), at) - 1, 2**63 if most is None else most)
-        least, most = (None if bound is None else _whole(bound, at) for bound in (least, most))
+    def _integer(self, unread: dict[str, Any], path: str, seen: tuple[str, ...]) -> str:
+        least, most = unread.pop("minimum", None), unread.pop("maximum", None)
+        if "exclusiveMinimum" in unread:
+            least = max(_whole(unread.pop("exclusiveMinimum"), path) + 1, -(2**63) if least is None else least)
+        if "exclusiveMaximum" in unread:
+            most = min(_whole(unread.pop("exclusiveMaximum"), path) - 1, 2**63 if most is None else most)
+        least, most = (None if bound is None else _whole(bound, path) for bound in (least, most))
         if least is not None and most is not None and least > most:
-            raise ValueError(f"json_schema allows no integer at {at}: from {least} to {most}")
+            raise ValueError(f"json_schema allows no integer at {path}: from {least} to {most}")
         return integers(least, most)
 
-    def _number(self, left: dict[str, Any], at: str, seen: tuple[str, ...]) -> str:
-        least = left.get("minimum")
+    def _number(self, unread: dict[str, Any], path: str, seen: tuple[str, ...]) -> str:
+        least = unread.get("minimum")
         positive = least == 0 and not isinstance(least, bool)
         if positive:  # other bounds are refused
-            del left["minimum"]
+            del unread["minimum"]
         return f"{'' if positive else '-?'}{WHOLE}{FRACTION}"
 
-    def _array(self, left: dict[str, Any], at: str, seen: tuple[str, ...]) -> str:
-        least, most = left.pop("minItems", 0), left.pop("maxItems", None)
-        if left.get("uniqueItems") is False:
-            del left["uniqueItems"]
-        items = left.pop("items", True)
-        if "prefixItems" in left:
-            parts = left.pop("prefixItems")
+    def _array(self, unread: dict[str, Any], path: str, seen: tuple[str, ...]) -> str:
+        least, most = unread.pop("minItems", 0), unread.pop("maxItems", None)
+        if unread.get("uniqueItems") is False:
+            del unread["uniqueItems"]
+        items = unread.pop("items", True)
+        if "prefixItems" in unread:
+            parts = unread.pop("prefixItems")
             if least > len(parts) or (most is not None and most < len(parts)):
-                raise ValueError(f"json_schema has {len(parts)} prefixItems at {at}: expected as many items")
-            read = [self.read(part, f"{at}/prefixItems/{n}", seen) for n, part in enumerate(parts)]
+                raise ValueError(f"json_schema has {len(parts)} prefixItems at {path}: expected as many items")
+            read = [self.read(part, f"{path}/prefixItems/{n}", seen) for n, part in enumerate(parts)]
             return rf"\[{f',{SPACE}'.join(read)}\]"
         return _listed(
-            r"\[", SCALAR if items is True else self.read(items, f"{at}/items", seen), r"\]", least, most, at
+            r"\[", SCALAR if items is True else self.read(items, f"{path}/items", seen), r"\]", least, most, path
         )
 
-    def _object(self, left: dict[str, Any], at: str, seen: tuple[str, ...]) -> str:
-        rest = left.pop("additionalProperties", True)
-        properties, required = left.pop("properties", {}), list(left.pop("required", ()))
+    def _object(self, unread: dict[str, Any], path: str, seen: tuple[str, ...]) -> str:
+        rest = unread.pop("additionalProperties", True)
+        properties, required = unread.pop("properties", {}), list(unread.pop("required", ()))
         if missing := [name for name in required if name not in properties]:
-            raise ValueError(f"json_schema requires {missing[0]!r} at {at} and does not describe it: add a property")
+            raise ValueError(f"json_schema requires {missing[0]!r} at {path} and does not describe it: add a property")
         if properties:
             pairs = [
-                (f"{_literal(name)}:{SPACE}{self.read(part, f'{at}/properties/{name}', seen)}", name in required)
+                (f"{_literal(name)}:{SPACE}{self.read(part, f'{path}/properties/{name}', seen)}", name in required)
                 for name, part in properties.items()
             ]
             return rf"\{{{_first(pairs)}\}}"
         if rest is False:
             return r"\{\}"
-        least = left.pop("minProperties", 0)
+        least = unread.pop("minProperties", 0)
         if least > 1:  # the same name might come twice
-            raise ValueError(f"json_schema has minProperties {least} at {at}: expected at most 1, or named properties")
-        value = SCALAR if rest is True else self.read(rest, f"{at}/additionalProperties", seen)
-        return _listed(r"\{", f"{STRING}:{SPACE}{value}", r"\}", least, left.pop("maxProperties", None), at)
+            raise ValueError(
+                f"json_schema has minProperties {least} at {path}: expected at most 1, or named properties"
+            )
+        value = SCALAR if rest is True else self.read(rest, f"{path}/additionalProperties", seen)
+        return _listed(r"\{", f"{STRING}:{SPACE}{value}", r"\}", least, unread.pop("maxProperties", None), path)
 
-    def _referred(self, name: str, at: str) -> Any:
+    def _referred(self, name: str, path: str) -> Any:
         part: Any = self._root
         for step in name.removeprefix("#").split("/")[1:] if name.startswith("#") else [name]:
             step = step.replace("~1", "/").replace("~0", "~")
             if not isinstance(part, Mapping) or step not in part:
-                raise ValueError(f"json_schema refers to {name!r} at {at}: expected a place in it, such as #/$defs/x")
+                raise ValueError(f"json_schema refers to {name!r} at {path}: expected a place in it, such as #/$defs/x")
             part = part[step]
         return part
 
-    def _are_disjoint(self, parts: Sequence[Any], at: str) -> bool:
+    def _are_disjoint(self, parts: Sequence[Any], path: str) -> bool:
         """Says whether at most one schema can hold: their types differ, or a constant that all of them require."""
-        resolved = [self._referred(part["$ref"], at) if "$ref" in part else part for part in parts]
+        resolved = [self._referred(part["$ref"], path) if "$ref" in part else part for part in parts]
         types = [part.get("type") for part in resolved]
         kinds = {"number" if name == "integer" else name for name in types if isinstance(name, str)}
         if len(kinds) == len(parts):
@@ -241,16 +245,16 @@ def _comparable(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-def _types(left: dict[str, Any], at: str) -> list[str]:
+def _types(unread: dict[str, Any], path: str) -> list[str]:
     """Takes out the types that a schema allows."""
-    if (types := left.pop("type", None)) is None:
+    if (types := unread.pop("type", None)) is None:
         return []
     types = [types] if isinstance(types, str) else list(types)
     if not types:
-        raise ValueError(f"json_schema allows no type at {at}: expected at least one")
+        raise ValueError(f"json_schema allows no type at {path}: expected at least one")
     json_types = ("null", "boolean", "string", "integer", "number", "array", "object")
     if unknown := [name for name in types if name not in json_types]:
-        raise ValueError(f"json_schema has the type {unknown[0]!r} at {at}: expected one of {', '.join(json_types)}")
+        raise ValueError(f"json_schema has the type {unknown[0]!r} at {path}: expected one of {', '.join(json_types)}")
     # An integer is a number; a bound must hold for both, and is read once.
     return [name for name in types if not (name == "integer" and "number" in types)]
 
@@ -273,17 +277,17 @@ def _any(scalar: str) -> str:
     return _any_of([scalar, lists, _listed(r"\{", f"{STRING}:{SPACE}{scalar}", r"\}", 0, None, "#")])
 
 
-def _listed(opening: str, entry: str, closing: str, least: Any, most: Any, at: str) -> str:
+def _listed(opening: str, entry: str, closing: str, least: Any, most: Any, path: str) -> str:
     """Returns the expression of a list of so many entries."""
-    _times(least, most, at)
+    _times(least, most, path)
     if most == 0:
         return opening + closing
-    further = _times(max(least - 1, 0), None if most is None else most - 1, at)
+    further = _times(max(least - 1, 0), None if most is None else most - 1, path)
     entries = f"{entry}(?:,{SPACE}{entry}){further}"
     return f"{opening}{entries if least else f'(?:{entries})?'}{closing}"
 
 
-def _times(least: Any, most: Any, at: str) -> str:
+def _times(least: Any, most: Any, path: str) -> str:
     """Returns a quantifier.
 
     >>> _times(0, None, "#"), _times(2, 5, "#")
@@ -291,15 +295,15 @@ def _times(least: Any, most: Any, at: str) -> str:
     """
     for bound in (least, most):
         if bound is not None and (isinstance(bound, bool) or not isinstance(bound, int) or bound < 0):
-            raise ValueError(f"json_schema has a bound of {bound!r} at {at}: expected a whole number, 0 or more")
+            raise ValueError(f"json_schema has a bound of {bound!r} at {path}: expected a whole number, 0 or more")
     if most is not None and most < least:
-        raise ValueError(f"json_schema has bounds of {least} and {most} at {at}: expected the second to be no less")
+        raise ValueError(f"json_schema has bounds of {least} and {most} at {path}: expected the second to be no less")
     return "*" if (least, most) == (0, None) else f"{{{least},{'' if most is None else most}}}"
 
 
-def _whole(bound: Any, at: str) -> int:
+def _whole(bound: Any, path: str) -> int:
     if isinstance(bound, bool) or not isinstance(bound, int | float) or bound != int(bound):
-        raise ValueError(f"json_schema has a bound of {bound!r} for an integer at {at}: expected a whole number")
+        raise ValueError(f"json_schema has a bound of {bound!r} for an integer at {path}: expected a whole number")
     return int(bound)
 
 
@@ -328,20 +332,20 @@ def _literal(value: Any) -> str:
         raise ValueError(f"json_schema has the constant {value}, which JSON cannot write") from None
 
 
-def _pattern(pattern: Any, at: str) -> str:
+def _pattern(pattern: Any, path: str) -> str:
     """Returns the inside of a string's pattern, in which no character stands that JSON would escape."""
     is_whole = isinstance(pattern, str) and pattern.startswith("^") and pattern.endswith("$")
     if not is_whole or pattern.endswith("\\$"):
-        raise ValueError(f"json_schema has the pattern {pattern!r} at {at}: expected ^...$, for the whole string")
+        raise ValueError(f"json_schema has the pattern {pattern!r} at {path}: expected ^...$, for the whole string")
     # JSON schemas are of ECMA 262, whose \\d and \\w are ASCII's.
     inside = f"(?a:{pattern[1:-1]})"
     if "(?P" in pattern:
-        raise ValueError(f"json_schema has the pattern {pattern!r} at {at}, with a named group: leave out its name")
+        raise ValueError(f"json_schema has the pattern {pattern!r} at {path}, with a named group: leave out its name")
     reads = byte_dfa.from_regex(inside).step[:, [*range(32), ord('"'), ord("\\")]] >= 0
     if reads.any():
         raise ValueError(
-            f"json_schema has the pattern {pattern!r} at {at}, which allows a quotation mark, a backslash or a control "
-            r'character. Leave them out: [^"\\\x00-\x1f] in place of .'
+            f"json_schema has the pattern {pattern!r} at {path}, which allows a quotation mark, a backslash or a "
+            r'control character. Leave them out: [^"\\\x00-\x1f] in place of .'
         )
     return inside
 

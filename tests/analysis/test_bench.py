@@ -10,7 +10,7 @@ import pytest
 
 import jaxspec
 from jaxspec import drafters, policies, rules
-from jaxspec.analysis import acceptance, bench, cost, promises, result, timed_loops
+from jaxspec.analysis import acceptance, bench, cost, result, timed_loops
 from jaxspec.analysis.bench import Config, run
 from jaxspec.analysis.result import Backend, Costs, ResultStore, Setting, Spread, Task, from_json, product, to_json
 from jaxspec.core import Prompt, Stats
@@ -341,7 +341,7 @@ def test_what_rounds_take(drafted, rounds, policy, may_be_empty, expected, monke
     drafter = drafters.model(DRAFT)
     drafter = drafter._replace(functions=drafter.functions._replace(may_be_empty=may_be_empty))
     prepared = prepare(TARGET, PROMPT, drafter=drafter, gamma=2, policy=policies.heuristic() if policy else None)
-    passes = object.__new__(promises.PassTimer)
+    passes = object.__new__(cost.PassTimer)
     passes._drafts = [1, 2]
     unit = Spread(1.0, 1.0, 1.0)
 

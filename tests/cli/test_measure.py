@@ -6,7 +6,7 @@ import math
 import pytest
 from typer.testing import CliRunner
 
-from jaxspec.analysis import bench, cost, promises, timed_loops
+from jaxspec.analysis import bench, cost, timed_loops
 from jaxspec.analysis.result import from_json
 from jaxspec.cli.main import app
 
@@ -15,7 +15,7 @@ FEW = ["--count", "2", "--rows", "1", "--max-new-tokens", "12", "--repeats", "1"
 
 @pytest.fixture
 def run(loading, monkeypatch, tmp_path):
-    monkeypatch.setattr(promises, "MOST", 2)
+    monkeypatch.setattr(bench, "MOST", 2)
     monkeypatch.setattr(bench, "PLANNING", 1)
     file = tmp_path / "prompts.txt"
     file.write_text("der Hund\ndie Katze sah\n", encoding="utf-8")
