@@ -54,11 +54,12 @@ class BeamOptions(NamedTuple):
 
 
 class Shown(NamedTuple):
-    """Options that print more than the texts."""
+    """Options of what is printed."""
 
     trace: Annotated[bool, flag("Show each round and its draft tokens.", "--trace")] = False
     compare: Annotated[bool, flag("Decode plainly, too; compare texts and speeds.", "--compare")] = False
     stats: Annotated[bool, flag("Show prefill and decode apart.", "--stats")] = False
+    as_json: Annotated[bool, flag("Print JSON; of a file, a line a prompt.", "--json")] = False
 
 
 @group_of("settings", GenerateSettings)
@@ -73,7 +74,6 @@ def generate(
     prompts: Annotated[str | None, text("FILE", "Prompts, one a line, or .jsonl with prompts.")] = None,
     count: Annotated[int | None, number("Held-out prompts, if none are given; by default 3 short ones.")] = None,
     check: Annotated[bool, flag("First measure how often a draft head is right.", "--check")] = False,
-    as_json: Annotated[bool, flag("Print JSON; of a file, a line a prompt.", "--json")] = False,
     *,
     sampling: dict[str, Any],
     context: typer.Context,
@@ -92,8 +92,9 @@ def generate(
     pair = pairs.with_drafter(settings.pair, default=pairs.NONE if search.beams else None)
     prefix = None if settings.prefix is None else pairs.prefix_text(settings.prefix)
     settings = settings._replace(pair=pair, prefix=prefix)
-    _refuse(settings, search, shown, as_json, sampling, context)
-    texts, as_lines = prompting.from_arguments(prompt, prompts), as_json and (prompts is not None or prompt == "-")
+    _refuse(settings, search, shown, sampling, context)
+    texts, as_json = prompting.from_arguments(prompt, prompts), shown.as_json
+    as_lines = as_json and (prompts is not None or prompt == "-")
     is_example = not (texts or shown.compare or pair.stop)
     generation = pairs.checked_options(pair, sampling)
     out, err = Console(highlight=False), Console(stderr=True, highlight=False)
@@ -129,12 +130,7 @@ def generate(
 
 
 def _refuse(
-    settings: GenerateSettings,
-    search: BeamOptions,
-    shown: Shown,
-    as_json: bool,
-    sampling: dict[str, Any],
-    context: typer.Context,
+    settings: GenerateSettings, search: BeamOptions, shown: Shown, sampling: dict[str, Any], context: typer.Context
 ) -> None:
     """Refuses options that would be ignored, or contradict each other."""
     pair = settings.pair
@@ -142,7 +138,7 @@ def _refuse(
         raise ValueError("--compare compares drafted with plain decoding: it needs a --draft, and a --gamma above 0")
     if shown.compare and pair.stop:
         raise ValueError("--compare times texts to their end tokens, and a --stop would not end them: leave one out")
-    if (settings.log_probs or settings.top_log_probs is not None) and not as_json:
+    if (settings.log_probs or settings.top_log_probs is not None) and not shown.as_json:
         raise ValueError("--log-probs and --top-log-probs are reported as JSON only: add --json")
     if settings.num_samples > 1 and not sampling.get("temperature") and not search.beams:
         raise ValueError(f"--num-samples is {settings.num_samples} at temperature 0, where all texts are one: set -t")
@@ -150,7 +146,7 @@ def _refuse(
         raise ValueError("--chat-template is for prompts that are messages: add --chat")
     if not search.beams:
         return options.refuse(options.typed(context, BeamOptions._fields), "generate without --beams")
-    others = ("policy", "rule", "stop", "prefix", "ban", "num_samples", *Shown._fields, *sampling)
+    others = ("policy", "rule", "stop", "prefix", "ban", "num_samples", "trace", "compare", "stats", *sampling)
     options.refuse(options.typed(context, others), "--beams, which does not sample, and shows no rounds,")
     one_of(search.early_stopping, "--early-stopping", STOPS)
 

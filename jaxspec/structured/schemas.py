@@ -79,7 +79,7 @@ def regex_of(text: str) -> str:
     """
     root = json.loads(text)
     try:
-        expression = _Reader(root).read(root, "#", ())
+        expression = _Part(root, root).expression()
     except (AttributeError, TypeError, KeyError, OverflowError, RecursionError) as error:
         raise ValueError(f"json_schema is {text:.80}, which is no JSON schema ({error}): check its keywords") from None
     if len(expression) > LONGEST:
@@ -87,90 +87,97 @@ def regex_of(text: str) -> str:
     return expression
 
 
-class _Reader:
-    """Reads the parts of one schema."""
+class _Part:
+    """A part of a schema: its keywords, its path in the whole for errors, and the references that lead to it."""
 
-    def __init__(self, root: Mapping[str, Any]):
-        self._root = root
-
-    def read(self, schema: Any, path: str, seen: tuple[str, ...]) -> str:
-        """Returns the expression of a part at a place in the whole, for errors; `seen` references lead to it."""
-        if schema is True:
-            schema = {}
+    def __init__(self, root: Any, schema: Any, path: str = "#", seen: tuple[str, ...] = ()):
+        self._root, self._path, self._seen = root, path, seen
+        schema = {} if schema is True else schema
         if not isinstance(schema, Mapping):
-            raise ValueError(f"json_schema has {schema!r:.40} at {path}: expected an object of keywords")
-        # Each reader takes out what it obeys; what is left in the end is not supported.
-        unread = {name: value for name, value in schema.items() if name not in NOTES}
-        expression = self._expression(unread, path, seen)
-        if unread:
-            unsupported = f"json_schema has {min(unread)} at {path}, which is not supported there"
-            raise ValueError(f"{unsupported}: leave it out, or use regex")
+            raise self._refused(f"has {schema!r:.40}", ": expected an object of keywords")
+        self._unread = {name: value for name, value in schema.items() if name not in NOTES}
+
+    def expression(self) -> str:
+        """Returns the expression of the part's texts. Readers take out the keywords that they obey."""
+        expression = self._read()
+        if self._unread:
+            supported = ", which is not supported there: leave it out, or use regex"
+            raise self._refused(f"has {min(self._unread)}", supported)
         return expression
 
-    def _expression(self, unread: dict[str, Any], path: str, seen: tuple[str, ...]) -> str:
+    def _refused(self, fault: str, advice: str) -> ValueError:
+        return ValueError(f"json_schema {fault} at {self._path}{advice}")
+
+    def _inner(self, schema: Any, *steps: Any) -> str:
+        """Reads a part of this part."""
+        path = "/".join([self._path, *map(str, steps)])
+        return _Part(self._root, schema, path, self._seen).expression()
+
+    def _read(self) -> str:
+        unread = self._unread
         if "$ref" in unread:
-            if (name := unread.pop("$ref")) in seen:
-                raise ValueError(f"json_schema refers to itself at {path} ({name}): its texts are no regular language")
-            return self.read(self._referred(name, path), name, (*seen, name))
+            if (name := unread.pop("$ref")) in self._seen:
+                raise self._refused("refers to itself", f" ({name}): its texts are no regular language")
+            return _Part(self._root, self._referred(name), name, (*self._seen, name)).expression()
         if "const" in unread or "enum" in unread:
             values = [unread.pop("const")] if "const" in unread else unread.pop("enum")
             if not isinstance(values, list):
-                raise ValueError(f"json_schema has enum {values!r:.40} at {path}: expected a list of values")
-            types = _types(unread, path)
+                raise self._refused(f"has enum {values!r:.40}", ": expected a list of values")
+            types = self._types()
             fitting = [value for value in values if not types or any(_is_a(value, name) for name in types)]
             if not fitting:
-                raise ValueError(f"json_schema allows no value at {path}: none is of the type that it asks for")
+                raise self._refused("allows no value", ": none is of the type that it asks for")
             return _any_of(map(_literal, fitting))
         for name in ("anyOf", "oneOf", "allOf"):
             if name in unread:
                 parts = unread.pop(name)
                 if not isinstance(parts, list) or not parts:
-                    raise ValueError(f"json_schema has {name} {parts!r:.40} at {path}: expected a list of schemas")
+                    raise self._refused(f"has {name} {parts!r:.40}", ": expected a list of schemas")
                 if name == "allOf" and len(parts) != 1:
-                    raise ValueError(f"json_schema has allOf of {len(parts)} schemas at {path}: merge them into one")
-                if name == "oneOf" and not self._are_disjoint(parts, path):
-                    raise ValueError(f"json_schema has oneOf at {path}, of which two may hold for one text: use anyOf")
-                return _any_of(self.read(part, f"{path}/{name}/{n}", seen) for n, part in enumerate(parts))
-        implied = (
-            ["object"] if "properties" in unread else ["array"] if "items" in unread or "prefixItems" in unread else []
-        )
-        types = _types(unread, path) or implied
+                    raise self._refused(f"has allOf of {len(parts)} schemas", ": merge them into one")
+                if name == "oneOf" and not self._are_disjoint(parts):
+                    raise self._refused("has oneOf", ", of which two may hold for one text: use anyOf")
+                return _any_of(self._inner(part, name, n) for n, part in enumerate(parts))
+        implied = {"properties": "object", "items": "array", "prefixItems": "array"}
+        types = self._types() or [implied[name] for name in implied if name in unread][:1]
         if not types:
-            return _any(SCALAR)
+            lists = self._listed(r"\[", SCALAR, r"\]", 0, None)
+            return _any_of([SCALAR, lists, self._listed(r"\{", f"{STRING}:{SPACE}{SCALAR}", r"\}", 0, None)])
         constant = {"null": "null", "boolean": "(?:true|false)"}
-        return _any_of(constant.get(name) or getattr(self, f"_{name}")(unread, path, seen) for name in types)
+        return _any_of(constant.get(name) or getattr(self, f"_{name}")() for name in types)
 
-    def _string(self, unread: dict[str, Any], path: str, seen: tuple[str, ...]) -> str:
+    def _string(self) -> str:
+        unread = self._unread
         if "pattern" in unread:
-            return f'"(?:{_pattern(unread.pop("pattern"), path)})"'
+            return f'"(?:{self._pattern(unread.pop("pattern"))})"'
         if "format" in unread:
             if (name := unread.pop("format")) not in FORMATS:
-                formats = ", ".join(FORMATS)
-                raise ValueError(
-                    f"json_schema has the format {name!r} at {path}: expected one of {formats}; or use pattern"
-                )
+                formats = f": expected one of {', '.join(FORMATS)}; or use pattern"
+                raise self._refused(f"has the format {name!r}", formats)
             return f'"{FORMATS[name]}"'
-        return f'"{CHARACTER}{_times(unread.pop("minLength", 0), unread.pop("maxLength", None), path)}"'
+        return f'"{CHARACTER}{self._times(unread.pop("minLength", 0), unread.pop("maxLength", None))}"'
 
-    def _integer(self, unread: dict[str, Any], path: str, seen: tuple[str, ...]) -> str:
+    def _integer(self) -> str:
+        unread = self._unread
         least, most = unread.pop("minimum", None), unread.pop("maximum", None)
         if "exclusiveMinimum" in unread:
-            least = max(_whole(unread.pop("exclusiveMinimum"), path) + 1, -(2**63) if least is None else least)
+            least = max(self._whole(unread.pop("exclusiveMinimum")) + 1, -(2**63) if least is None else least)
         if "exclusiveMaximum" in unread:
-            most = min(_whole(unread.pop("exclusiveMaximum"), path) - 1, 2**63 if most is None else most)
-        least, most = (None if bound is None else _whole(bound, path) for bound in (least, most))
+            most = min(self._whole(unread.pop("exclusiveMaximum")) - 1, 2**63 if most is None else most)
+        least, most = (None if bound is None else self._whole(bound) for bound in (least, most))
         if least is not None and most is not None and least > most:
-            raise ValueError(f"json_schema allows no integer at {path}: from {least} to {most}")
+            raise self._refused("allows no integer", f": from {least} to {most}")
         return integers(least, most)
 
-    def _number(self, unread: dict[str, Any], path: str, seen: tuple[str, ...]) -> str:
-        least = unread.get("minimum")
+    def _number(self) -> str:
+        least = self._unread.get("minimum")
         positive = least == 0 and not isinstance(least, bool)
         if positive:  # other bounds are refused
-            del unread["minimum"]
+            del self._unread["minimum"]
         return f"{'' if positive else '-?'}{WHOLE}{FRACTION}"
 
-    def _array(self, unread: dict[str, Any], path: str, seen: tuple[str, ...]) -> str:
+    def _array(self) -> str:
+        unread = self._unread
         least, most = unread.pop("minItems", 0), unread.pop("maxItems", None)
         if unread.get("uniqueItems") is False:
             del unread["uniqueItems"]
@@ -178,21 +185,20 @@ class _Reader:
         if "prefixItems" in unread:
             parts = unread.pop("prefixItems")
             if least > len(parts) or (most is not None and most < len(parts)):
-                raise ValueError(f"json_schema has {len(parts)} prefixItems at {path}: expected as many items")
-            read = [self.read(part, f"{path}/prefixItems/{n}", seen) for n, part in enumerate(parts)]
-            return rf"\[{f',{SPACE}'.join(read)}\]"
-        return _listed(
-            r"\[", SCALAR if items is True else self.read(items, f"{path}/items", seen), r"\]", least, most, path
-        )
+                raise self._refused(f"has {len(parts)} prefixItems", ": expected as many items")
+            expressions = [self._inner(part, "prefixItems", n) for n, part in enumerate(parts)]
+            return rf"\[{f',{SPACE}'.join(expressions)}\]"
+        return self._listed(r"\[", SCALAR if items is True else self._inner(items, "items"), r"\]", least, most)
 
-    def _object(self, unread: dict[str, Any], path: str, seen: tuple[str, ...]) -> str:
+    def _object(self) -> str:
+        unread = self._unread
         rest = unread.pop("additionalProperties", True)
         properties, required = unread.pop("properties", {}), list(unread.pop("required", ()))
         if missing := [name for name in required if name not in properties]:
-            raise ValueError(f"json_schema requires {missing[0]!r} at {path} and does not describe it: add a property")
+            raise self._refused(f"requires {missing[0]!r}", " and does not describe it: add a property")
         if properties:
             pairs = [
-                (f"{_literal(name)}:{SPACE}{self.read(part, f'{path}/properties/{name}', seen)}", name in required)
+                (f"{_literal(name)}:{SPACE}{self._inner(part, 'properties', name)}", name in required)
                 for name, part in properties.items()
             ]
             return rf"\{{{_first(pairs)}\}}"
@@ -200,24 +206,22 @@ class _Reader:
             return r"\{\}"
         least = unread.pop("minProperties", 0)
         if least > 1:  # the same name might come twice
-            raise ValueError(
-                f"json_schema has minProperties {least} at {path}: expected at most 1, or named properties"
-            )
-        value = SCALAR if rest is True else self.read(rest, f"{path}/additionalProperties", seen)
-        return _listed(r"\{", f"{STRING}:{SPACE}{value}", r"\}", least, unread.pop("maxProperties", None), path)
+            raise self._refused(f"has minProperties {least}", ": expected at most 1, or named properties")
+        value = SCALAR if rest is True else self._inner(rest, "additionalProperties")
+        return self._listed(r"\{", f"{STRING}:{SPACE}{value}", r"\}", least, unread.pop("maxProperties", None))
 
-    def _referred(self, name: str, path: str) -> Any:
+    def _referred(self, name: str) -> Any:
         part: Any = self._root
         for step in name.removeprefix("#").split("/")[1:] if name.startswith("#") else [name]:
             step = step.replace("~1", "/").replace("~0", "~")
             if not isinstance(part, Mapping) or step not in part:
-                raise ValueError(f"json_schema refers to {name!r} at {path}: expected a place in it, such as #/$defs/x")
+                raise self._refused(f"refers to {name!r}", ": expected a place in it, such as #/$defs/x")
             part = part[step]
         return part
 
-    def _are_disjoint(self, parts: Sequence[Any], path: str) -> bool:
+    def _are_disjoint(self, parts: Sequence[Any]) -> bool:
         """Says whether at most one schema can hold: their types differ, or a constant that all of them require."""
-        resolved = [self._referred(part["$ref"], path) if "$ref" in part else part for part in parts]
+        resolved = [self._referred(part["$ref"]) if "$ref" in part else part for part in parts]
         types = [part.get("type") for part in resolved]
         kinds = {"number" if name == "integer" else name for name in types if isinstance(name, str)}
         if len(kinds) == len(parts):
@@ -230,6 +234,61 @@ class _Reader:
                 if len(values) == 1:
                     constants.setdefault(name, set()).add(json.dumps(_comparable(values[0]), sort_keys=True))
         return any(len(values) == len(parts) for values in constants.values())
+
+    def _types(self) -> list[str]:
+        """Takes out the types that a schema allows."""
+        if (types := self._unread.pop("type", None)) is None:
+            return []
+        types = [types] if isinstance(types, str) else list(types)
+        if not types:
+            raise self._refused("allows no type", ": expected at least one")
+        json_types = ("null", "boolean", "string", "integer", "number", "array", "object")
+        if unknown := [name for name in types if name not in json_types]:
+            raise self._refused(f"has the type {unknown[0]!r}", f": expected one of {', '.join(json_types)}")
+        # An integer is a number; a bound must hold for both, and is read once.
+        return [name for name in types if not (name == "integer" and "number" in types)]
+
+    def _listed(self, opening: str, entry: str, closing: str, least: Any, most: Any) -> str:
+        """Returns the expression of a list of so many entries."""
+        self._times(least, most)
+        if most == 0:
+            return opening + closing
+        further = self._times(max(least - 1, 0), None if most is None else most - 1)
+        entries = f"{entry}(?:,{SPACE}{entry}){further}"
+        return f"{opening}{entries if least else f'(?:{entries})?'}{closing}"
+
+    def _times(self, least: Any, most: Any) -> str:
+        """Returns a quantifier.
+
+        >>> _Part({}, {})._times(0, None), _Part({}, {})._times(2, 5)
+        ('*', '{2,5}')
+        """
+        for bound in (least, most):
+            if bound is not None and (isinstance(bound, bool) or not isinstance(bound, int) or bound < 0):
+                raise self._refused(f"has a bound of {bound!r}", ": expected a whole number, 0 or more")
+        if most is not None and most < least:
+            raise self._refused(f"has bounds of {least} and {most}", ": expected the second to be no less")
+        return "*" if (least, most) == (0, None) else f"{{{least},{'' if most is None else most}}}"
+
+    def _whole(self, bound: Any) -> int:
+        if isinstance(bound, bool) or not isinstance(bound, int | float) or bound != int(bound):
+            raise self._refused(f"has a bound of {bound!r} for an integer", ": expected a whole number")
+        return int(bound)
+
+    def _pattern(self, pattern: Any) -> str:
+        """Returns the inside of a string's pattern, in which no character stands that JSON would escape."""
+        is_whole = isinstance(pattern, str) and pattern.startswith("^") and pattern.endswith("$")
+        if not is_whole or pattern.endswith("\\$"):
+            raise self._refused(f"has the pattern {pattern!r}", ": expected ^...$, for the whole string")
+        # JSON schemas are of ECMA 262, whose \\d and \\w are ASCII's.
+        inside = f"(?a:{pattern[1:-1]})"
+        if "(?P" in pattern:
+            raise self._refused(f"has the pattern {pattern!r}", ", with a named group: leave out its name")
+        reads = byte_dfa.from_regex(inside).step[:, [*range(32), ord('"'), ord("\\")]] >= 0
+        if reads.any():
+            allowed = ", which allows a quotation mark, a backslash or a control character. Leave them out: "
+            raise self._refused(f"has the pattern {pattern!r}", allowed + r'[^"\\\x00-\x1f] in place of .')
+        return inside
 
 
 def _comparable(value: Any) -> Any:
@@ -245,20 +304,6 @@ def _comparable(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-def _types(unread: dict[str, Any], path: str) -> list[str]:
-    """Takes out the types that a schema allows."""
-    if (types := unread.pop("type", None)) is None:
-        return []
-    types = [types] if isinstance(types, str) else list(types)
-    if not types:
-        raise ValueError(f"json_schema allows no type at {path}: expected at least one")
-    json_types = ("null", "boolean", "string", "integer", "number", "array", "object")
-    if unknown := [name for name in types if name not in json_types]:
-        raise ValueError(f"json_schema has the type {unknown[0]!r} at {path}: expected one of {', '.join(json_types)}")
-    # An integer is a number; a bound must hold for both, and is read once.
-    return [name for name in types if not (name == "integer" and "number" in types)]
-
-
 def _is_a(value: Any, name: str) -> bool:
     """Says whether a value is of a type of JSON's."""
     if isinstance(value, bool) or value is None:
@@ -269,42 +314,6 @@ def _is_a(value: Any, name: str) -> bool:
 
 def _any_of(expressions: Any) -> str:
     return f"(?:{'|'.join(expressions)})"
-
-
-def _any(scalar: str) -> str:
-    """Returns the expression of any value: a scalar, or a list or an object of scalars."""
-    lists = _listed(r"\[", scalar, r"\]", 0, None, "#")
-    return _any_of([scalar, lists, _listed(r"\{", f"{STRING}:{SPACE}{scalar}", r"\}", 0, None, "#")])
-
-
-def _listed(opening: str, entry: str, closing: str, least: Any, most: Any, path: str) -> str:
-    """Returns the expression of a list of so many entries."""
-    _times(least, most, path)
-    if most == 0:
-        return opening + closing
-    further = _times(max(least - 1, 0), None if most is None else most - 1, path)
-    entries = f"{entry}(?:,{SPACE}{entry}){further}"
-    return f"{opening}{entries if least else f'(?:{entries})?'}{closing}"
-
-
-def _times(least: Any, most: Any, path: str) -> str:
-    """Returns a quantifier.
-
-    >>> _times(0, None, "#"), _times(2, 5, "#")
-    ('*', '{2,5}')
-    """
-    for bound in (least, most):
-        if bound is not None and (isinstance(bound, bool) or not isinstance(bound, int) or bound < 0):
-            raise ValueError(f"json_schema has a bound of {bound!r} at {path}: expected a whole number, 0 or more")
-    if most is not None and most < least:
-        raise ValueError(f"json_schema has bounds of {least} and {most} at {path}: expected the second to be no less")
-    return "*" if (least, most) == (0, None) else f"{{{least},{'' if most is None else most}}}"
-
-
-def _whole(bound: Any, path: str) -> int:
-    if isinstance(bound, bool) or not isinstance(bound, int | float) or bound != int(bound):
-        raise ValueError(f"json_schema has a bound of {bound!r} for an integer at {path}: expected a whole number")
-    return int(bound)
 
 
 def _first(pairs: Sequence[tuple[str, bool]]) -> str:
@@ -330,24 +339,6 @@ def _literal(value: Any) -> str:
         return re.escape(json.dumps(value, ensure_ascii=False, allow_nan=False))
     except ValueError:
         raise ValueError(f"json_schema has the constant {value}, which JSON cannot write") from None
-
-
-def _pattern(pattern: Any, path: str) -> str:
-    """Returns the inside of a string's pattern, in which no character stands that JSON would escape."""
-    is_whole = isinstance(pattern, str) and pattern.startswith("^") and pattern.endswith("$")
-    if not is_whole or pattern.endswith("\\$"):
-        raise ValueError(f"json_schema has the pattern {pattern!r} at {path}: expected ^...$, for the whole string")
-    # JSON schemas are of ECMA 262, whose \\d and \\w are ASCII's.
-    inside = f"(?a:{pattern[1:-1]})"
-    if "(?P" in pattern:
-        raise ValueError(f"json_schema has the pattern {pattern!r} at {path}, with a named group: leave out its name")
-    reads = byte_dfa.from_regex(inside).step[:, [*range(32), ord('"'), ord("\\")]] >= 0
-    if reads.any():
-        raise ValueError(
-            f"json_schema has the pattern {pattern!r} at {path}, which allows a quotation mark, a backslash or a "
-            r'control character. Leave them out: [^"\\\x00-\x1f] in place of .'
-        )
-    return inside
 
 
 def integers(least: int | None, most: int | None) -> str:
