@@ -60,7 +60,9 @@ def run(inputs: CompileInputs, alpha: float | None, plans: bool) -> None:
         ValueError, OSError: options that cannot be used together, or name nothing.
         ImportError: the compiler is not installed.
     """
-    prepared = compiling.start(inputs, head_of(inputs.draft))
+    head = head_of(inputs.draft)
+    prepared = compiling.start(inputs if head is None else inputs._replace(draft="none"))
+    prepared = prepared if head is None else prepared.replace(drafter=head(prepared.target))
     if alpha is not None and prepared.decoder.trees:
         raise ValueError(f"--alpha is of a chain, and {inputs.draft} drafts trees: leave it out")
     if plans and alpha is not None:

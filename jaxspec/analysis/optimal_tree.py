@@ -12,8 +12,9 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Float
 
+from jaxspec.drafters.trees.shape import Choices
+
 DEEPEST = 16  # levels that are tried
-Choices = tuple[tuple[int, ...], ...]  # the ranks on the way to each node
 
 
 def best_trees(

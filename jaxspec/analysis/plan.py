@@ -22,12 +22,13 @@ from rich import filesize
 from jaxspec import rules
 from jaxspec.analysis import acceptance, cost, formulas, memory, replay, roofline, table
 from jaxspec.analysis.memory import PairMemory
-from jaxspec.analysis.optimal_tree import Choices, best_trees, by_count
+from jaxspec.analysis.optimal_tree import best_trees, by_count
 from jaxspec.analysis.statistics import Rate, Spread
 from jaxspec.core.checks import at_least
 from jaxspec.decode import batches as batching
 from jaxspec.decode.request import Prepared, prepare
 from jaxspec.drafters.trees.children import DrawName
+from jaxspec.drafters.trees.shape import Choices
 
 TOLERANCE = 0.03  # a speed is near the best if no more than this part is missing; a chain is preferred to such a tree
 SHARE = (0.8, 1.0)  # speeds of whole texts over a measured pair's promise: the least and the largest median in docs/
@@ -250,8 +251,8 @@ def of_sizes(
     if chip.memory is None:
         return best
     pair = (target, target_load), (draft, draft_load)
-    needed = [_weight_bytes(size, load) + batch * load.cache_bytes for size, load in pair]
-    best = best._replace(memory=PairMemory(*needed, chip.memory))
+    target_bytes, draft_bytes = (_weight_bytes(size, load) + batch * load.cache_bytes for size, load in pair)
+    best = best._replace(memory=PairMemory(target_bytes, draft_bytes, chip.memory))
     return best if best.fits else best._replace(obstacles=("memory", *best.obstacles))
 
 

@@ -166,6 +166,7 @@ class SettingSummary(NamedTuple):
     backend: str = JAXSPEC
 
     is_plain = property(lambda self: not self.drafter, doc="True for plain decoding.")
+    label = property(lambda self: f"{self.task}, T = {self.temperature:g}, {self.drafter}", doc="For a sentence.")
 
 
 def summary(setting: Setting, target: Model) -> SettingSummary:

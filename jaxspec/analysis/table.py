@@ -235,10 +235,8 @@ def of_policies(results: Sequence[BenchResult]) -> list[str]:
         )
         best = max((r.speed.median for r in same if r.speed), default=None)
         if setting.policy and result.speed and best:
-            lines.append(
-                f"{setting.task}, T = {setting.temperature:g}, {setting.drafter}: {setting.policy} has "
-                f"{result.speed.median / best:.2f} of the speed of the best γ."
-            )
+            share = result.speed.median / best
+            lines.append(f"{setting.label}: {setting.policy} has {share:.2f} of the speed of the best γ.")
     return lines
 
 
@@ -255,10 +253,8 @@ def notes(results: Sequence[BenchResult]) -> list[str]:
     for result in results:
         setting = result.setting
         if not setting.pays and result.speed:
-            lines.append(
-                f"{setting.task}, T = {setting.temperature:g}, {setting.drafter}: the plan is not to speculate; its "
-                f"best γ, {setting.gamma}, has {result.speed.median:.2f} times the speed of plain decoding."
-            )
+            speed = f"{result.speed.median:.2f} times the speed of plain decoding"
+            lines.append(f"{setting.label}: the plan is not to speculate; its best γ, {setting.gamma}, has {speed}.")
     for result in results:
         if result.same_text is not None and result.same_text < result.texts:
             setting = result.setting
@@ -271,10 +267,8 @@ def notes(results: Sequence[BenchResult]) -> list[str]:
     lines += [f"FAILED: {x.setting.task}, {x.setting.drafter or 'plain'}: {x.error}" for x in failed]
     machine = results[0].environment if results else None
     if machine is not None and (machine.load or 0) > BUSY * (machine.cpus or 1):
-        lines.append(
-            f"The load was {machine.load} on {machine.cpus} CPUs when this began: other programs ran, and speeds are "
-            "rough."
-        )
+        load = f"The load was {machine.load} on {machine.cpus} CPUs when this began"
+        lines.append(f"{load}: other programs ran, and speeds are rough.")
     return lines
 
 

@@ -195,7 +195,8 @@ def iterate(
     extra = extra if isinstance(extra, list | tuple) else (extra,)
     key = options.pop("key", None)
     # Ids that a tokenizer lacks are taken for padding of the vocabulary, and older tokenizers lack the timestamps.
-    writer = target if target.tokenizer is None or _has_all_ids(target) else target._replace(tokenizer=None)
+    has_all_ids = target.tokenizer is None or token_ids.size(target.tokenizer) >= target.lm.vocab_size
+    writer = target if has_all_ids else target._replace(tokenizer=None)
     waiting, active = iter(recordings), list[_Sound]()
     while True:
         while len(active) < batch_size and (recording := next(waiting, None)) is not None:
@@ -254,10 +255,6 @@ def checked(target: Model, shared: Transcribing) -> tuple[WhisperConfig, Speech,
     language = shared.language or (speech.language if speech.languages else None)
     language = None if language is None else _language(target, speech, language)
     return target.config, speech, language, _task(target, speech, shared)
-
-
-def _has_all_ids(target: Model) -> bool:
-    return token_ids.size(target.tokenizer) >= target.lm.vocab_size
 
 
 def _opened(recording: Recording, config: WhisperConfig, language: str | None, timestamps: bool) -> _Sound:

@@ -165,12 +165,10 @@ def settings_of(work: Workload) -> tuple[Model, list[Setting]]:
         axes = shared | {"target": None if target is first else target}
         trees = {name: drafter for name, drafter in drafters.items() if _drafts_trees(drafter)}  # of their own size
         chains = {name: drafter for name, drafter in drafters.items() if name not in trees}
-        if chains:
-            settings += product(**axes, drafter=chains, gamma=gammas)
-        if trees:
-            settings += product(**axes, drafter=trees, gamma=next((g for g in gammas if g != PLANNED), 1))
-        if drafters and policies:
-            settings += product(**axes, drafter=drafters, gamma=most, policy=policies)
+        # Of no drafters, or no policies, there is no combination.
+        settings += product(**axes, drafter=chains, gamma=gammas)
+        settings += product(**axes, drafter=trees, gamma=next((g for g in gammas if g != PLANNED), 1))
+        settings += product(**axes, drafter=drafters, gamma=most, policy=policies)
         if not drafters:
             settings += product(**axes, drafter=[None], gamma=0)
     order = {id(task): i for i, task in enumerate(shared["task"])}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
@@ -16,7 +15,7 @@ from jaxspec.cli.options import Json, number, text
 
 if TYPE_CHECKING:
     from jaxspec.analysis.aot import Programs
-    from jaxspec.core import BoundDrafter, Model
+    from jaxspec.core import Model
     from jaxspec.decode.request import Prepared
 
 
@@ -78,12 +77,8 @@ def compile(inputs: CompileInputs, context: typer.Context) -> None:
     show_fit(out, inputs, prepared, programs)
 
 
-def start(inputs: CompileInputs, head: Callable[[Model], BoundDrafter] | None = None) -> Prepared:
-    """Prepares the generation of shapes, with jax kept from looking for a TPU or a GPU, as their compiler is there.
-
-    Args:
-        head: target -> a drafter of shapes, in place of the one that `inputs` names.
-    """
+def start(inputs: CompileInputs) -> Prepared:
+    """Prepares the generation of shapes, with jax kept from looking for a TPU or a GPU, as their compiler is there."""
     import jax
     import jax.numpy as jnp
     import numpy as np
@@ -109,10 +104,7 @@ def start(inputs: CompileInputs, head: Callable[[Model], BoundDrafter] | None = 
         )
 
     target = aot.shape_model(inputs.target, inputs.dtype)
-    if head is not None:
-        drafter = head(target)
-    else:
-        drafter = None if inputs.draft == "none" else drafter_names.drafter(inputs.draft, drafting, target)
+    drafter = None if inputs.draft == "none" else drafter_names.drafter(inputs.draft, drafting, target)
     tokens = jnp.zeros((inputs.batch, inputs.prompt), jnp.int32)
     lengths = jnp.full(inputs.batch, inputs.prompt, jnp.int32)
     rows = Prompt(tokens, lengths, net_of(target.config).source(target.config, inputs.batch))

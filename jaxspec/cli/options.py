@@ -192,18 +192,13 @@ def sampling_options(command: Callable[..., None]) -> Callable[..., None]:
     """
     from jaxspec.sampling.params import OPTIONS
 
+    described = {name: (x.kind, METAVARS[x.kind], x.help) for name, x in OPTIONS.items() if x.kind is not None}
+    described |= {name: (str, metavar, help) for name, (metavar, help, _) in PATTERNS.items()}
     flags = {"temperature": ("--temperature", "-t")}
     members = [
-        _option(
-            name,
-            Annotated[entry.kind | None, text(METAVARS[entry.kind], entry.help, *flags.get(name, ()))],
-            None,
-        )
-        for name, entry in OPTIONS.items()
-        if entry.kind is not None
+        _option(name, Annotated[kind | None, text(metavar, help, *flags.get(name, ()))], None)
+        for name, (kind, metavar, help) in described.items()
     ]
-    for name, (metavar, help, _) in PATTERNS.items():
-        members.append(_option(name, Annotated[str | None, text(metavar, help)], None))
     return group("sampling", members, _sampling)(command)
 
 
