@@ -76,7 +76,7 @@ IMPORTS = {  # package: what it may import besides itself. A new one needs a row
 MOST = {  # lines of each package's Python, blank ones and docstrings included; "top": the modules beside the packages.
     # Whoever cuts lowers a number; whoever needs more raises it in the same commit and says why. Comments count: core,
     # decode, rules, draft_heads and nets have some 200 more since a test holds their share.
-    "analysis": 4_817,  # costs of recurrent layers by the draft; published acceptance, times of kernels; hub ids
+    "analysis": 4_813,  # costs of recurrent layers by the draft; published acceptance, times of kernels; hub ids
     "audio": 768,  # features, files, Whisper's rules and windows
     "cli": 4_229,  # transcribe; times of a plan
     "core": 4_040,  # checks of who takes token trees, and of rewinds; kinds of caches are classes; room to read

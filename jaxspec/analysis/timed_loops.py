@@ -137,9 +137,7 @@ def timed_loops(
     def loop_over(step: int, nodes: int | None = None) -> TimedLoop:
         tokens = jnp.repeat(first, step, axis=1)
         caches = shared or [read(step - 1 if nodes is None else nodes)[1]]
-
-        params = model.params
-        return timed_loop(lambda cache, n: passes(lm, params, cache, length, tokens, n, keys)[1], caches, inner)
+        return timed_loop(lambda cache, n: passes(lm, model.params, cache, length, tokens, n, keys)[1], caches, inner)
 
     return loop_over
 
@@ -162,9 +160,9 @@ def draft_loop(prepared: Prepared, inner: int | None) -> TimedLoop:
 
 
 def timed_loop(
-    advance: Callable[[Any, Int[Array, ""]], Any], carry: list[Any], inner: int | None, least: float = MIN_SECONDS
+    advance: Callable[[Any, Int[Array, ""]], Any], carry: list[Any], inner: int | None, least: float | None = None
 ) -> TimedLoop:
-    """Compiles and warms up a loop of passes, and settles on as many as take `least` seconds.
+    """Compiles and warms up a loop of passes, and settles on as many as take `least` seconds, or `MIN_SECONDS`.
 
     Args:
         advance: (state, number of passes) -> the state after them. It may consume the state that it is given.
@@ -178,7 +176,7 @@ def timed_loop(
     call(inner or WARMUP)
     if inner is None:
         seconds = float(np.median(interleave([functools.partial(call, WARMUP)], 3))) / WARMUP
-        inner = int(np.clip(round(least / seconds), 1, 1000))
+        inner = int(np.clip(round((least or MIN_SECONDS) / seconds), 1, 1000))
     return TimedLoop(functools.partial(call, inner), inner)
 
 
