@@ -133,8 +133,8 @@ def generate_many(
     reader = PromptReader(target, prompts, limits, BLOCKS * slots, described, chat_template_kwargs, skipped)
     stopper = stopping.checked(stop, target)
     width = limits.prompt if max_prompt_tokens else None
-    ahead = max_ahead if in_order else None
-    job = _Job(prepared, reader, stopper, progress, slots=slots, group=group, width=width, max_ahead=ahead)
+    ahead_limit = max_ahead if in_order else None
+    job = _Job(prepared, reader, stopper, progress, slots=slots, group=group, width=width, max_ahead=ahead_limit)
     return _checked(job.run(), on_error)
 
 
@@ -185,13 +185,13 @@ class _Job:
         if self._reader.error is not None:
             raise self._reader.error
 
-    def _slots_for(self, ahead: list[JobPrompt]) -> Slots | None:
+    def _slots_for(self, upcoming: list[JobPrompt]) -> Slots | None:
         """Makes slots for the next prompts; of these, the ones that memory has no room for are finished."""
-        while ahead:
+        while upcoming:
             # The lower median: a few long prompts must not make all slots wide.
-            self._usual = self._width or sorted(map(self._width_of, ahead))[(len(ahead) - 1) // 2]
-            ordinary = [request for request in ahead if not self._is_long(request)]
-            stage = ordinary or ahead
+            self._usual = self._width or sorted(map(self._width_of, upcoming))[(len(upcoming) - 1) // 2]
+            ordinary = [request for request in upcoming if not self._is_long(self._width_of(request))]
+            stage = ordinary or upcoming
             for request in stage:
                 if missing := self._missing(request):
                     self._prepared = self._prepared.replace(**missing)
@@ -206,10 +206,10 @@ class _Job:
                 too_wide = [request for request in stage if self._width_of(request) == self._width_of(widest)]
                 self._reader.take(too_wide)
                 self._refuse([request._replace(error=request.at + str(error)) for request in too_wide])
-                ahead = self._ahead()
+                upcoming = self._ahead()
             else:
                 if not ordinary or (width > self._usual and slots.needed > NOTED):
-                    warnings.warn(_note(widest, slots, self._usual), stacklevel=2)
+                    warnings.warn(_note(widest, slots, self._usual, not ordinary), stacklevel=2)
                 if ordinary:
                     self._width = self._usual = width
                 return slots
@@ -219,9 +219,9 @@ class _Job:
         group = min(self._group, max(1, count // 4)) if count < self._slots else self._group
         return Slots(self._prepared, width, count, group, ROUNDS, self._reader.defaults)
 
-    def _is_long(self, request: JobPrompt) -> bool:
-        """Says whether a prompt would make all slots so wide that it gets slots of its own."""
-        return not self._is_fixed and self._width_of(request) > max(LONG_TIMES * self._usual, LONG)
+    def _is_long(self, width: int) -> bool:
+        """Says whether a prompt of a width would make all slots so wide that it gets slots of its own."""
+        return not self._is_fixed and width > max(LONG_TIMES * self._usual, LONG)
 
     def _missing(self, request: JobPrompt) -> dict[str, Any]:
         return job_fields.missing(self._prepared, request.needs, self._bounded)
@@ -263,12 +263,12 @@ class _Job:
 
         So what prefill computes of a prompt, to the last bit, does not depend on the others.
         """
-        are_long = slots.width > max(LONG_TIMES * self._usual, LONG) and not self._is_fixed
-        ahead = [request for request in self._ahead() if self._is_long(request) == are_long]
-        if not ahead or not self._fits(ahead[0], slots):
+        are_long = self._is_long(slots.width)
+        upcoming = [request for request in self._ahead() if self._is_long(self._width_of(request)) == are_long]
+        if not upcoming or not self._fits(upcoming[0], slots):
             return []
-        width = self._width_of(ahead[0])
-        group = [r for r in ahead if self._width_of(r) == width and self._fits(r, slots)][: slots.group]
+        width = self._width_of(upcoming[0])
+        group = [r for r in upcoming if self._width_of(r) == width and self._fits(r, slots)][: slots.group]
         self._reader.take(group)
         return group
 
@@ -277,13 +277,13 @@ class _Job:
 
     def _ahead(self) -> list[JobPrompt]:
         """Reads prompts ahead, and finishes those of them that cannot be decoded."""
-        ahead = self._reader.peek(BLOCKS * self._slots)
+        upcoming = self._reader.peek(BLOCKS * self._slots)
         if self._max_ahead is not None:
-            ahead = [request for request in ahead if request.place < self._first + self._max_ahead]
-        wrong = [request for request in ahead if request.error is not None]
+            upcoming = [request for request in upcoming if request.place < self._first + self._max_ahead]
+        wrong = [request for request in upcoming if request.error is not None]
         self._reader.take(wrong)
         self._refuse(wrong)
-        return [request for request in ahead if request.error is None]
+        return [request for request in upcoming if request.error is None]
 
     def _refuse(self, wrong: list[JobPrompt]) -> None:
         for request in wrong:
@@ -350,11 +350,10 @@ class _Job:
         self._progress = self._progress.plus(vars(completion) | {"new_tokens": len(completion.tokens)})
 
 
-def _note(widest: JobPrompt, slots: Slots, usual: int) -> str:
+def _note(widest: JobPrompt, slots: Slots, usual: int, is_long: bool) -> str:
     """Says which prompt makes wide slots, what they take, and which option bounds them."""
     name, size = widest.where or f"prompt {widest.id}", filesize.decimal(slots.needed)
     count = f"{slots.slots} slot{'s' * (slots.slots != 1)}"
-    is_long = slots.width > max(LONG_TIMES * usual, LONG)
     memory = f"It gets {count} of its own, of {size}" if is_long else f"All {count} are made as wide, and take {size}"
     return (
         f"{name} has {len(widest.row.tokens):,} tokens, and most prompts have at most {usual:,}. {memory} of memory. "
