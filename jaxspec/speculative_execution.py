@@ -103,9 +103,9 @@ def speculate(
             raise ValueError(f"f has {len(p_logits)} outcomes and its approximation {len(q_logits)}: expected as many")
         verdict = _verify(key, draft, p_logits)
         accepted = started[int(verdict.path[0, 0])] if verdict.num_accepted[0] else None
-        for other in started:
-            if other is not accepted:
-                other.cancel()  # what has not begun need not
+        for drafted in started:
+            if drafted is not accepted:
+                drafted.cancel()  # what has not begun need not
         if accepted is not None:
             return Speculated(accepted.result(), tokens[started.index(accepted)], True, len(tokens))
         token = int(verdict.next_token[0])

@@ -181,14 +181,14 @@ def write(config: BlockConfig, verifier: dict, tokens: int) -> dict:
         "sliding_window_non_causal": not config.causal_windows,
         "target_hidden_size": None if config.hidden_size == config.layer.dim else config.hidden_size,
     }
-    kind, architecture = "dflash", "DFlashSpeculator"
+    algorithm, architecture = "dflash", "DFlashSpeculator"
     if config.markov_rank:
-        kind, architecture = "dspark", "DSparkSpeculator"
+        algorithm, architecture = "dspark", "DSparkSpeculator"
         table |= {"markov_rank": config.markov_rank, "markov_head_type": config.markov}
         reads_token = config.confidence_reads_token
         table |= {"enable_confidence_head": config.confidence, "confidence_head_with_markov": reads_token}
     layer = formats.written_layer(config.layer, types=("qwen3",))
-    return formats.speculators(kind, architecture, layer, table, verifier, min(tokens, config.count))
+    return formats.speculators(algorithm, architecture, layer, table, verifier, min(tokens, config.count))
 
 
 def _zlabs(config: BlockConfig, verifier: dict) -> dict:

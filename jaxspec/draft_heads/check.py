@@ -156,9 +156,9 @@ def changes(config: Any, params: Params, target: Model) -> Iterator[ChangedReadi
         shifted = parameters.flat(params) | {path: x + 1 for path, x in scales.items()}
         yield ChangedReading("norms", "1 added to the weights of norms", config, parameters.nested(shifted))
     if (scale := settings.get("embedding_scale")) is not None:
-        for other in {1.0, nets.embedding_scale(target.config)} - {scale}:
-            text = f"embedding_scale {other:g} in place of {scale:g}"
-            yield from _changed("scales", text, config, params, embedding_scale=other)
+        for changed_scale in {1.0, nets.embedding_scale(target.config)} - {scale}:
+            text = f"embedding_scale {changed_scale:g} in place of {scale:g}"
+            yield from _changed("scales", text, config, params, embedding_scale=changed_scale)
     if (back := settings.get("positions_back")) is not None:
         text = f"positions_back {3 - back} in place of {back}"
         yield from _changed("position", text, config, params, positions_back=3 - back)

@@ -325,12 +325,12 @@ def write(config: EagleConfig, verifier: dict, tokens: int) -> dict:
         "norm_output": config.norm_output,
         "target_hidden_size": None if config.hidden_size == config.layer.dim else config.hidden_size,
     }
-    kind, architecture = "eagle3", "Eagle3Speculator"
+    algorithm, architecture = "eagle3", "Eagle3Speculator"
     if config.mask_token is not None:
-        kind, architecture = "peagle", "PEagleSpeculator"
+        algorithm, architecture = "peagle", "PEagleSpeculator"
         table |= {"mask_token_id": config.mask_token, "embed_requires_grad": config.own_embedding}
     layer = formats.written_layer(config.layer, types=("llama", "qwen3"))
-    return formats.speculators(kind, architecture, layer, table, verifier, tokens)
+    return formats.speculators(algorithm, architecture, layer, table, verifier, tokens)
 
 
 KIND = Kind(

@@ -27,11 +27,11 @@ from jaxspec.weights.tensors import CheckpointError
 def save(
     config: Any, params: Params, folder: str | Path, *, target: Model, tokens: int = 5, overwrite: bool = False
 ) -> Path:
-    """Writes a drafter: EAGLE-3, DFlash, DSpark and MTP in the format of `speculators`, which vLLM and SGLang read.
+    """Writes a drafter: EAGLE-3, DFlash 1 and 2, DSpark and MTP as `speculators` has them, for vLLM and SGLang.
 
-    DFlash 2 is, too. DFlash with scales, caps or windows that count from each token is written as z-lab has it, EAGLE-1
-    as its authors publish it. Medusa is written as vLLM has it, with tensors of our own for
-    blockwise and Hydra heads. Tensors of block drafters that read the source are our own, too.
+    DFlash with scales, caps or windows that count from each token is written as z-lab has it, EAGLE-1 as its authors
+    publish it. Medusa is written as vLLM has it, with tensors of our own for blockwise and Hydra heads. Tensors of
+    block drafters that read the source are our own, too.
 
     Block drafters and MTP modules without `head_norms` are refused: `speculators` and z-lab's code would load them with
     norms of queries and keys that nobody trained, and without an error.

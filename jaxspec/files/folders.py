@@ -174,11 +174,11 @@ def recover(folder: Path) -> None:
 
 def sweep(path: Path, ending: str) -> None:
     """Deletes what killed processes left unfinished beside a path; not what another one may be writing just now."""
-    for left in path.parent.glob(f".{glob.escape(path.name)}.*.{ending}"):
-        with contextlib.suppress(OSError), in_use(left, wait=False) as locked:  # another one's, or gone already
-            age = time.time() - max(part.stat().st_mtime for part in (left, *left.rglob("*")))
+    for stale in path.parent.glob(f".{glob.escape(path.name)}.*.{ending}"):
+        with contextlib.suppress(OSError), in_use(stale, wait=False) as locked:  # another one's, or gone already
+            age = time.time() - max(part.stat().st_mtime for part in (stale, *stale.rglob("*")))
             if age > (YOUNG if locked else STALE):
-                _delete(left)
+                _delete(stale)
 
 
 @contextlib.contextmanager

@@ -67,9 +67,9 @@ class HeadTask(NamedTuple):
     @property
     def depths(self) -> int:
         """The number of draft tokens: the recipe's, at most as many as the kind has."""
-        most = self.kind.longest(self.config)
-        depths = self.learn.depths or most or 4
-        return depths if most is None else min(depths, most)
+        longest = self.kind.longest(self.config)
+        depths = self.learn.depths or longest or 4
+        return depths if longest is None else min(depths, longest)
 
 
 class HeldOutAcceptance(NamedTuple):
@@ -238,8 +238,8 @@ def compare(
     logits_of = task.kind.learned if learns and task.kind.learned is not None else task.kind.logits
     for depth in range(depths):
         log_p = window_log_p[:, depth : depth + last + 1 : task.learn.stride]
-        at = DraftStep(flat, ahead, depth, memory)
-        logits, memory = logits_of(task.config, params, shared, at)
+        step = DraftStep(flat, ahead, depth, memory)
+        logits, memory = logits_of(task.config, params, shared, step)
         best_p, best_q = jnp.argmax(log_p, axis=-1), jnp.argmax(logits, axis=-1).reshape(batch, places)
         among = jnp.ones(best_p.shape)
         if ids is not None:
@@ -248,7 +248,7 @@ def compare(
         log_q, lesson_kl = jax.nn.log_softmax(logits), jnp.zeros(best_p.shape)
         if learns and task.kind.own is not None:
             rows = log_p.reshape(log_q.shape), log_q
-            if (lesson := task.kind.own(task.config, params, shared, at, *rows, task.learn.hard)) is not None:
+            if (lesson := task.kind.own(task.config, params, shared, step, *rows, task.learn.hard)) is not None:
                 lesson_kl = own_divergence(*lesson).reshape(best_p.shape)
         compared.append(Compared(log_p, log_q.reshape(log_p.shape), among, best_p == best_q, lesson_kl))
     return compared

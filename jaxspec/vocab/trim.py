@@ -112,11 +112,11 @@ def frequent_ids(model: Model, size: int | None, counts: Any, ids: Any = None) -
         check_ids(chosen, "ids", vocab)
         return np.union1d(chosen, ends).astype(np.int32)
     often = _counts(counts, vocab)
-    most = int(np.count_nonzero(often)) if size is None else size
-    in_range(1, vocab, size=integer(most, "size", f"a number of tokens from 1 to {vocab}"))
+    count = int(np.count_nonzero(often)) if size is None else size
+    in_range(1, vocab, size=integer(count, "size", f"a number of tokens from 1 to {vocab}"))
     often[ends] = np.inf
     order = np.argsort(-often, kind="stable")  # of equals the lowest ids
-    return np.sort(order[:most]).astype(np.int32)
+    return np.sort(order[:count]).astype(np.int32)
 
 
 def _counts(counts: Any, vocab: int) -> Float[np.ndarray, " V"]:

@@ -87,12 +87,12 @@ def tokenizer(path: Path, metadata: Mapping[str, Any]) -> Any:
         path: the file's path, for messages.
         metadata: the file's metadata, by key.
     """
-    kind = metadata.get(f"{KEY}model", "no_vocab")
-    if kind in ("no_vocab", "none"):
+    model = metadata.get(f"{KEY}model", "no_vocab")
+    if model in ("no_vocab", "none"):
         return None
-    if kind not in KINDS:
-        raise CheckpointError(f"{path}: its tokenizer is of the kind {kind!r}: expected one of {', '.join(KINDS)}")
-    if kind == "gpt2" and f"{KEY}pre" not in metadata:
+    if model not in KINDS:
+        raise CheckpointError(f"{path}: its tokenizer is of the kind {model!r}: expected one of {', '.join(KINDS)}")
+    if model == "gpt2" and f"{KEY}pre" not in metadata:
         logging.getLogger(__name__).warning(
             "%s does not say how its tokenizer cuts text (tokenizer.ggml.pre): 'default' is assumed, as by llama.cpp, "
             "which may be wrong. Convert the model again with a newer llama.cpp",
@@ -100,7 +100,7 @@ def tokenizer(path: Path, metadata: Mapping[str, Any]) -> Any:
         )
     optional_imports.import_transformers()
     try:
-        return _tokenizer(kind, metadata)
+        return _tokenizer(model, metadata)
     except CheckpointError as error:
         raise CheckpointError(f"{path}: {error}") from None
     except Exception as error:  # tokenizers raises anything

@@ -207,8 +207,8 @@ def _beside(folder: Path, manifest: Manifest) -> Path:
     if not (beside / MANIFEST).is_file():
         raise CheckpointError(f"{folder} has parameters of the checkpoint {name}, which is not at {beside}: copy both")
     if _digest(beside) != digest:
-        other = f"{folder} has parameters of another {name} than the one at {beside}"
-        raise CheckpointError(f"{other}: copy both from the same source")
+        mismatch = f"{folder} has parameters of another {name} than the one at {beside}"
+        raise CheckpointError(f"{mismatch}: copy both from the same source")
     return beside
 
 
@@ -316,8 +316,8 @@ def _check_arguments(config: Any, tokenizer_folder: Path, family: str, dtype: st
     if complaint := _unknown(dtype, family):
         raise CheckpointError(complaint)
     if family != expected:
-        kind = f"config is a {type(config).__name__} of family {expected!r}"
-        raise CheckpointError(f"{kind}, and family is {family!r}: expected the same")
+        described = f"config is a {type(config).__name__} of family {expected!r}"
+        raise CheckpointError(f"{described}, and family is {family!r}: expected the same")
     if expected:
         try:
             nets.table_of(config)

@@ -191,9 +191,9 @@ def check(table: dict) -> None:
         if is_count and not (isinstance(number, int) and least <= number <= LARGEST):
             raise FamilyError(f"{key} is {value!r}: expected a {sign} integer")
         # Tables and lists are made with an entry for each, before any tensor is looked at.
-        most = min((most for end, most in MOST.items() if key.endswith(end)), default=LARGEST)
-        if is_count and number > most:
-            raise FamilyError(f"{key} is {value}: expected at most {most:,}")
+        limit = min((limit for end, limit in MOST.items() if key.endswith(end)), default=LARGEST)
+        if is_count and number > limit:
+            raise FamilyError(f"{key} is {value}: expected at most {limit:,}")
         is_none = number == 0 and key.endswith("_softcapping")  # no cap, as llama.cpp and SGLang read it
         if key.endswith(NUMBERS) and not by_layer and not is_none and not 0 < number < float("inf"):
             raise FamilyError(f"{key} is {value!r}: expected a positive number")

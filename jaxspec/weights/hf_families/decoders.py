@@ -159,18 +159,20 @@ def rope(table: dict, base: float = 10_000.0) -> dict[str, Any]:
         **(table.get("rope_parameters") or {}),
     }
     only({**table, **merged}, partial_rotary_factor=1.0, full_attention=None, sliding_attention=None)
-    kind = merged.get("rope_type") or merged.get("type") or "default"
-    if kind not in (*SCALINGS, "dynamic"):
-        raise FamilyError(f"the rope scaling is {kind!r}: expected one of {', '.join(SCALINGS)}, dynamic")
+    rope_type = merged.get("rope_type") or merged.get("type") or "default"
+    if rope_type not in (*SCALINGS, "dynamic"):
+        raise FamilyError(f"the rope scaling is {rope_type!r}: expected one of {', '.join(SCALINGS)}, dynamic")
     options: dict[str, Any] = {"rope_base": float(merged["rope_theta"])}
-    if kind == "dynamic":  # changes rows longer than these, whose caches would depend on how they were fed
+    if rope_type == "dynamic":  # changes rows longer than these, whose caches would depend on how they were fed
         need(table, "max_position_embeddings")
         return options
-    if kind == "default":
+    if rope_type == "default":
         return options
-    merged |= _yarn(merged, table) if kind == "yarn" else {}
-    fields = {field: type(getattr(UniformDecoder, field))(need(merged, key)) for field, key in ROPE_KEYS[kind].items()}
-    return options | {"rope_scaling": kind, **fields}
+    merged |= _yarn(merged, table) if rope_type == "yarn" else {}
+    fields = {
+        field: type(getattr(UniformDecoder, field))(need(merged, key)) for field, key in ROPE_KEYS[rope_type].items()
+    }
+    return options | {"rope_scaling": rope_type, **fields}
 
 
 def _yarn(scaling: dict, table: dict) -> dict[str, Any]:

@@ -245,18 +245,18 @@ def _phi3(keys: dict[str, Any], shapes: Mapping[str, Shape]) -> dict[str, Any]:
 
 def _rope_scaling(keys: dict[str, Any], longest: int | None) -> dict[str, Any] | None:
     """Takes the scaling of positions: linear unless another kind is named; YaRN's with a magnitude beside its own."""
-    kind = _take(keys, "rope.scaling.type", "linear")
+    rope_type = _take(keys, "rope.scaling.type", "linear")
     # Older files have a linear scale under a key of its own.
     factor = _take(keys, "rope.scaling.factor", _take(keys, "rope.scale_linear")) or 1.0
     original = _take(keys, "rope.scaling.original_context_length") or longest
-    if kind not in ("none", "linear", "yarn"):
-        raise FamilyError(f"rope.scaling.type is {kind!r}, expected none, linear or yarn")
-    if kind == "none" or (kind == "linear" and factor == 1):
+    if rope_type not in ("none", "linear", "yarn"):
+        raise FamilyError(f"rope.scaling.type is {rope_type!r}, expected none, linear or yarn")
+    if rope_type == "none" or (rope_type == "linear" and factor == 1):
         return None
-    if kind == "linear":
-        return {"rope_type": kind, "factor": factor}
+    if rope_type == "linear":
+        return {"rope_type": rope_type, "factor": factor}
     return {
-        "rope_type": kind,
+        "rope_type": rope_type,
         "factor": factor,
         "original_max_position_embeddings": original,
         "attention_factor": _take(keys, "rope.scaling.attn_factor", 1.0) * yarn_magnitude(factor),

@@ -45,9 +45,9 @@ def read_hunyuan(table: dict) -> DecoderConfig:
     """
     table = decoders.with_defaults(table, rms_norm_eps=1e-5)
     rope = {**(table.get("rope_scaling") or {}), **(table.get("rope_parameters") or {})}
-    kind, alpha = rope.get("rope_type") or rope.get("type"), rope.get("alpha")
+    rope_type, alpha = rope.get("rope_type") or rope.get("type"), rope.get("alpha")
     options = {}
-    if kind == "dynamic" and alpha:
+    if rope_type == "dynamic" and alpha:
         heads = table.get("num_attention_heads") or 1
         dims = table.get("head_dim") or table.get("hidden_size", 0) // heads
         base = float(rope.get("rope_theta") or table.get("rope_theta") or 10_000.0)

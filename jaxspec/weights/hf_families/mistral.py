@@ -41,10 +41,10 @@ def read_mistral3(table: dict) -> DecoderConfig:
     text, readers = decoders.text_half(table), {"mistral": read, "ministral3": read_ministral3}
     # As in transformers, a file that does not say whether the head is tied means that it is.
     text = text if text is table else decoders.with_defaults(text, tie_word_embeddings=True, model_type="mistral")
-    kind = "mistral" if text is table else text["model_type"]
-    if kind not in readers:
-        raise FamilyError(f"text_config.model_type is {kind!r}: expected one of {', '.join(readers)}")
-    return readers[kind](text)
+    model_type = "mistral" if text is table else text["model_type"]
+    if model_type not in readers:
+        raise FamilyError(f"text_config.model_type is {model_type!r}: expected one of {', '.join(readers)}")
+    return readers[model_type](text)
 
 
 def _rope(form: UniformDecoder) -> dict[str, Any]:

@@ -24,11 +24,11 @@ def read(table: dict) -> DecoderConfig:
     """
     table, share = decoders.partial_rotary(decoders.with_defaults(table, rms_norm_eps=1e-5))
     rope = {**(table.get("rope_scaling") or {}), **(table.get("rope_parameters") or {})}
-    kind = rope.get("rope_type") or rope.get("type") or "default"
-    if kind not in ("default", "longrope", "su"):  # the first files call it "su"
-        raise FamilyError(f"rope type is {kind!r}: expected default or longrope")
+    rope_type = rope.get("rope_type") or rope.get("type") or "default"
+    if rope_type not in ("default", "longrope", "su"):  # the first files call it "su"
+        raise FamilyError(f"rope type is {rope_type!r}: expected default or longrope")
     windows = decoders.windows(table, [True])
-    if kind == "default":
+    if rope_type == "default":
         return decoders.read(table, lambda i, layer: decoders.change(layer, decoders.turned(layer, share)), **windows)
     original = table.get(decoders.FIRST_CONTEXT) or need(rope, decoders.FIRST_CONTEXT)
     options = {"factors": _factors(rope, table, share), "magnitude": _magnitude(rope, table, original)}

@@ -41,10 +41,10 @@ def read(table: dict) -> T5Config:
     always true: whether the head is tied is decided by the weights (`jaxspec.weights.huggingface`). A decoder's row
     begins with decoder_start_token_id; without one with bos_token_id, as in transformers, or pad_token_id, as T5's do.
     """
-    kind = table.get("feed_forward_proj", "relu")
-    if kind not in FEED_FORWARD:
-        raise FamilyError(f"feed_forward_proj is {kind!r}: expected one of {', '.join(FEED_FORWARD)}")
-    activation, gated = FEED_FORWARD[kind]
+    feed_forward = table.get("feed_forward_proj", "relu")
+    if feed_forward not in FEED_FORWARD:
+        raise FamilyError(f"feed_forward_proj is {feed_forward!r}: expected one of {', '.join(FEED_FORWARD)}")
+    activation, gated = FEED_FORWARD[feed_forward]
     tied = table.get("tie_word_embeddings", True) is not False
     scaled = table.get("scale_decoder_outputs", tied) is not False
     table = common.with_start(table | {"pad_token_id": table.get("pad_token_id", 0)})
