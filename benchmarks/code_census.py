@@ -18,24 +18,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-VAGUE = frozenset(
-    (
-        "found",
-        "made",
-        "own",
-        "one",
-        "some",
-        "each",
-        "given",
-        "taken",
-        "about",
-        "known",
-        "here",
-        "there",
-        "asked",
-        "whole",
-    )
-)
+# The names that tests/test_style.py refuses, in all packages or in those that a round passes through.
+VAGUE = {"found", "made", "own", "one", "some", "each", "given", "taken", "about", "known", "here", "there", "asked"}
+VAGUE |= {"whole", "what", "who", "ours", "theirs", "said", "odd", "held", "had", "has", "have", "wanted", "place"}
+VAGUE |= {"again", "near", "meant", "nothing", "every", "kind", "at", "most", "left", "other", "ahead", "rest", "part"}
 NO_VERB = re.compile(r"(Of|That|As|Those|All|Raises:?)\b")
 
 # Run in the checkout that is counted: which files does one greedy round of two models pass through, and which the whole

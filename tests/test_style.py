@@ -19,6 +19,10 @@ VAGUE = {"found", "made", "own", "one", "some", "each", "given", "taken", "about
 VAGUE |= {"here", "there", "asked", "whole"}
 VAGUE |= {"what", "who", "ours", "theirs", "said", "odd", "held", "had", "has", "have", "wanted", "place", "again"}
 VAGUE |= {"near", "meant", "nothing", "every"}
+VAGUER = VAGUE | {"kind", "at", "most", "left", "other", "ahead", "rest", "part"}
+# Refused in the packages that a round passes through; elsewhere they are still to be renamed.
+PASSED_THROUGH = ("core", "decode", "drafters", "nets", "policies", "rules", "sampling")
+ALLOWED = {"policies/entropy.py": {"most"}, "nets/on_cpu.py": {"most"}}  # users give the first by name
 NO_SENTENCE = re.compile(r"(Of|That|As|Those|All|What|Which|How|Whether|Where|When|Raises:?)\b")
 
 
@@ -65,12 +69,19 @@ def test_bindings_are_seen(source: str, names: list[str]):
     assert [name for name, _ in local_names(ast.parse(source))] == names
 
 
+def refused(file: Path) -> set[str]:
+    """The local names that a file of the package must not have."""
+    path = file.relative_to(PACKAGE)
+    names = VAGUER if path.parts[0] in PASSED_THROUGH else VAGUE
+    return names - ALLOWED.get(path.as_posix(), set())
+
+
 def test_local_names_say_what_they_hold():
     vague = [
         f"{file.relative_to(PACKAGE.parent)}:{line}: {name}"
         for file in sorted(PACKAGE.rglob("*.py"))
         for name, line in local_names(ast.parse(file.read_text(encoding="utf-8")))
-        if name in VAGUE
+        if name in refused(file)
     ]
     assert vague == [], "use the noun of the thing: plan, draft, rows, options, cost"
 

@@ -37,7 +37,7 @@ def integers(least: int | None = None, /, **values: Any) -> tuple[int, ...]:
     return tuple(result.values())
 
 
-def number(value: Any, name: str, expected: str, *, above: float = -math.inf, most: float = math.inf) -> float:
+def number(value: Any, name: str, expected: str, *, above: float = -math.inf, at_most: float = math.inf) -> float:
     """Returns a finite real number of any library as Python's, within bounds; True and False are none.
 
     Raises:
@@ -51,7 +51,7 @@ def number(value: Any, name: str, expected: str, *, above: float = -math.inf, mo
     if getattr(value, "shape", None) == ():  # NumPy's and JAX's
         dtype = getattr(value, "dtype", None)
         real = getattr(dtype, "kind", "") in ("i", "u", "f") or str(dtype) == "bfloat16"
-    if real and math.isfinite(value) and above < float(value) <= most:
+    if real and math.isfinite(value) and above < float(value) <= at_most:
         return float(value)
     raise ValueError(f"{name} is {value!r}: expected {expected}")
 

@@ -64,17 +64,17 @@ class KVCache:
         """Returns a copy with other fields, as a NamedTuple's `_replace`."""
         return dataclasses.replace(self, **changes)
 
-    def views(self, at: Pass) -> list[Any]:
+    def views(self, pass_: Pass) -> list[Any]:
         """Returns the `View` of each layer in a pass; None for one without keys."""
         views: list[Any] = []
         for layer in self.layers:
-            views.append(layer.view(at) if layer.source is None else views[layer.source])
+            views.append(layer.view(pass_) if layer.source is None else views[layer.source])
         return views
 
-    def grown(self, layers: Sequence[Any], at: Pass) -> KVCache:
+    def grown(self, layers: Sequence[Any], pass_: Pass) -> KVCache:
         """Returns the cache after a pass, with what it has made of the layers."""
-        written = None if self.written is None else jnp.maximum(self.written, at.end)
-        return KVCache(tuple(layers), at.end, written, self.rewind)
+        written = None if self.written is None else jnp.maximum(self.written, pass_.end)
+        return KVCache(tuple(layers), pass_.end, written, self.rewind)
 
 
 class MappedCache(NamedTuple):
@@ -141,10 +141,10 @@ def keys_values(cache: KVCache, layer: int) -> tuple[Layer, Layer, Int[Array, "B
     >>> keys_values(ring, 1)[2].tolist()  # positions 5 and 6 lie before the window of token 9
     [[-1, -1, 7, 8, -1]]
     """
-    slots, at = cache.layers[layer], Pass(cache.length, step=0)
+    slots, pass_ = cache.layers[layer], Pass(cache.length, step=0)
     if slots.source is not None:
         return keys_values(cache, slots.source)
-    view = slots.view(at)
+    view = slots.view(pass_)
     if slots.own is None or view is None:
         raise ValueError(f"layer {layer} has a recurrent state, and no keys: expected a layer with attention")
     entry = view.entries()  # [#B, S]

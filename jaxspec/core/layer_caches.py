@@ -52,11 +52,11 @@ class LayerCache:
         """Its own keys and values; None where it has none."""
         return None
 
-    def view(self, at: Pass) -> View | None:
+    def view(self, pass_: Pass) -> View | None:
         """Returns which entries a pass may read; None where there are none."""
         return None
 
-    def read(self, at: Pass, records: Sequence[Any], *new: Any) -> Any:
+    def read(self, pass_: Pass, records: Sequence[Any], *new: Any) -> Any:
         """Returns what the tokens of a pass may attend to; a layer calls it with what they add.
 
         `records`: what the layers before this one have read in this pass. `new`: the tokens' keys and values,
@@ -68,7 +68,7 @@ class LayerCache:
         """Returns what the tokens of whole rows may attend to, with nothing before them: as `read`, without a cache."""
         return new
 
-    def after(self, record: Any, at: Pass) -> LayerCache:
+    def after(self, record: Any, pass_: Pass) -> LayerCache:
         """Returns the cache after the pass; `record` is what `read` returned."""
         return self
 
@@ -117,31 +117,33 @@ class Attended(LayerCache):
     def own(self) -> KeysValues:
         return self.keys, self.values
 
-    def view(self, at: Pass) -> View:
-        return at.view(self.slots, self.window, self.wraps)
+    def view(self, pass_: Pass) -> View:
+        return pass_.view(self.slots, self.window, self.wraps)
 
-    def read(self, at: Pass, records: Sequence[Any], k: New, v: New) -> KeysValues:
+    def read(self, pass_: Pass, records: Sequence[Any], k: New, v: New) -> KeysValues:
         """Writes the new entries, and returns all.
 
         In a ring, new entries overwrite what the first of many tokens still read. So of many the new entries are put
         after the slots instead.
         """
-        if self.wraps and at.step > self.slots - (self.window or 0):
+        if self.wraps and pass_.step > self.slots - (self.window or 0):
             pairs = (self.keys, k), (self.values, v)
             return tuple(jnp.concatenate([old, new.astype(old.dtype)], axis=2) for old, new in pairs)  # type: ignore[return-value]
-        return self._written(k, v, at)
+        return self._written(k, v, pass_)
 
-    def after(self, record: KeysValues, at: Pass) -> Attended:
+    def after(self, record: KeysValues, pass_: Pass) -> Attended:
         """Holds what was read, the last entries of it in a ring."""
         k, v = record
         if k.shape[2] != self.slots:  # the new entries stand beside the ring
-            k, v = self._written(k[:, :, -at.step :], v[:, :, -at.step :], at)
+            k, v = self._written(k[:, :, -pass_.step :], v[:, :, -pass_.step :], pass_)
         return dataclasses.replace(self, keys=k, values=v)
 
-    def _written(self, k: New, v: New, at: Pass) -> KeysValues:
+    def _written(self, k: New, v: New, pass_: Pass) -> KeysValues:
         if self.wraps:
-            return write_ring(self.keys, k, at.length, at.real), write_ring(self.values, v, at.length, at.real)
-        return write(self.keys, k, at.length), write(self.values, v, at.length)
+            return write_ring(self.keys, k, pass_.length, pass_.real), write_ring(
+                self.values, v, pass_.length, pass_.real
+            )
+        return write(self.keys, k, pass_.length), write(self.values, v, pass_.length)
 
     def select(self, start: Int[Array, " B"], path: Int[Array, "B D"]) -> Attended:
         source = start[:, None] + path
@@ -184,7 +186,7 @@ class Shared(LayerCache):
 
     source: int = dataclasses.field(metadata={"static": True})
 
-    def read(self, at: Pass, records: Sequence[Any]) -> Any:
+    def read(self, pass_: Pass, records: Sequence[Any]) -> Any:
         return records[self.source]
 
     def read_whole(self, records: Sequence[Any]) -> Any:
@@ -223,7 +225,9 @@ class Recurrent(LayerCache):
         """The most tokens that are taken back."""
         return jax.tree.leaves(self.log)[0].shape[1]
 
-    def read(self, at: Pass, records: Sequence[Any], step: Step, new: Any, many: Many | None = None) -> RecurrentRecord:
+    def read(
+        self, pass_: Pass, records: Sequence[Any], step: Step, new: Any, many: Many | None = None
+    ) -> RecurrentRecord:
         """Runs the layer's recurrence over the tokens that count and the new ones.
 
         A row that was rewound to before its state (`can_rewind`) gets NaN.
@@ -239,9 +243,9 @@ class Recurrent(LayerCache):
         Returns:
             A `RecurrentRecord`, with outputs [B, T, ...].
         """
-        if at.parent is not None:
+        if pass_.parent is not None:
             raise ValueError("a recurrent layer has one state for each row: it reads chains, no token trees")
-        size, length = self.size, at.length
+        size, length = self.size, pass_.length
         is_empty = length == 0  # such rows begin again
         base = jnp.where(is_empty, 0, self.base)
         state = token_rows.where(is_empty, jax.tree.map(jnp.zeros_like, self.state), self.state)
@@ -249,14 +253,14 @@ class Recurrent(LayerCache):
         state = token_rows.where(length < base, lost, state)
         # [B, R+T]: the tokens from `base` on, those of the log below the length and the new ones; then garbage.
         together = jax.tree.map(lambda x, y: jnp.concatenate([x, y.astype(x.dtype)], axis=1), self.log, new)
-        index, logged = jnp.arange(size + at.step, dtype=length.dtype)[None, :], (length - base)[:, None]
+        index, logged = jnp.arange(size + pass_.step, dtype=length.dtype)[None, :], (length - base)[:, None]
         sequence = _take_tokens(together, jnp.where(index < logged, index, index - logged + size))
         # The state moves on to `size` tokens before the end: what comes after it can be taken back.
-        new_base = jnp.maximum(base, at.end - size)
-        is_wide = at.step > min(max(size, FEW), MOST_SINGLY)
+        new_base = jnp.maximum(base, pass_.end - size)
+        is_wide = pass_.step > min(max(size, FEW), MOST_SINGLY)
         run = many if is_wide and many is not None else _one_by_one(step)
         outputs, state = run(state, sequence, new_base - base)
-        outputs = _take_tokens(outputs, logged + index[:, : at.step])
+        outputs = _take_tokens(outputs, logged + index[:, : pass_.step])
         log = _take_tokens(sequence, (new_base - base)[:, None] + index[:, :size])
         return RecurrentRecord(outputs, Recurrent(state, log, new_base))
 
@@ -267,7 +271,7 @@ class Recurrent(LayerCache):
         run = many if count > FEW and many is not None else _one_by_one(step)
         return RecurrentRecord(run(state, new, jnp.full((batch,), count, jnp.int32))[0], self)
 
-    def after(self, record: RecurrentRecord, at: Pass) -> Recurrent:
+    def after(self, record: RecurrentRecord, pass_: Pass) -> Recurrent:
         return record.after
 
     def select(self, start: Int[Array, " B"], path: Int[Array, "B D"]) -> Recurrent:
@@ -366,7 +370,7 @@ def write(buffer: Layer, new: New, length: Int[Array, " batch"]) -> Layer:
         if new.shape[2] > 1:
             return jax.lax.dynamic_update_slice(buffer, new, start)
         return jax.lax.platform_dependent(buffer, new, start, cpu=_write_twice, default=jax.lax.dynamic_update_slice)
-    return jax.vmap(lambda b, n, at: jax.lax.dynamic_update_slice(b, n, (zero, at, zero)))(buffer, new, length)
+    return jax.vmap(lambda b, n, begin: jax.lax.dynamic_update_slice(b, n, (zero, begin, zero)))(buffer, new, length)
 
 
 def _write_twice(buffer: Layer, new: New, start: tuple[Int[Array, ""], ...]) -> Layer:
@@ -415,7 +419,7 @@ def write_ring(
 def _slice(buffer: Layer, start: Int[Array, " batch"], step: int) -> New:
     if buffer.shape[0] == 1:
         return jax.lax.dynamic_slice_in_dim(buffer, start[0], step, axis=2)
-    return jax.vmap(lambda b, at: jax.lax.dynamic_slice_in_dim(b, at, step, axis=1))(buffer, start)
+    return jax.vmap(lambda b, begin: jax.lax.dynamic_slice_in_dim(b, begin, step, axis=1))(buffer, start)
 
 
 def _take(buffer: Layer, slots: Int[Array, "batch step"]) -> New:

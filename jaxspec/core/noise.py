@@ -55,8 +55,8 @@ def _keys_of_rows(key: Key[Array, ""], batch: int) -> Keys:
 def at(keys: Keys, position: Int[Array, " batch"], purpose: Purpose) -> Keys:
     """The key of each row's draw at a position."""
 
-    def one(key: Key[Array, ""], at: Int[Array, ""]) -> Key[Array, ""]:
-        return jax.random.fold_in(jax.random.fold_in(key, at), int(purpose))
+    def one(key: Key[Array, ""], position: Int[Array, ""]) -> Key[Array, ""]:
+        return jax.random.fold_in(jax.random.fold_in(key, position), int(purpose))
 
     return jax.vmap(one)(keys, position)
 
@@ -156,14 +156,14 @@ def first_largest(
     """
     vocab = values.shape[-1]
     index = jax.lax.broadcasted_iota(jnp.int32, values.shape, values.ndim - 1)
-    rest = values if free is None else jnp.where(free, values, -jnp.inf)
-    best = jnp.max(rest, axis=-1, keepdims=True)
+    allowed = values if free is None else jnp.where(free, values, -jnp.inf)
+    best = jnp.max(allowed, axis=-1, keepdims=True)
     # XLA may compute the values once for each reduction, and round them otherwise: then none equals the largest, and
     # the first of the closest group takes its place. The groups share one reduction: index + vocab * group.
     # Group 0 equals the largest; group n lies within CLOSE[n - 1] of it; the last group does not count.
-    group, scale = jnp.where(rest == best, 0, len(CLOSE) + 1), jnp.maximum(1.0, jnp.abs(best))
+    group, scale = jnp.where(allowed == best, 0, len(CLOSE) + 1), jnp.maximum(1.0, jnp.abs(best))
     for number, gap in reversed(list(enumerate(CLOSE, 1))):
-        group = jnp.where(jnp.logical_and(group > 0, rest >= best - gap * scale), number, group)
+        group = jnp.where(jnp.logical_and(group > 0, allowed >= best - gap * scale), number, group)
     if free is not None:
         group = jnp.where(free, group, len(CLOSE) + 1)
     lowest = jnp.min(index + vocab * group, axis=-1)

@@ -56,23 +56,23 @@ class View:
     """The entries that the tokens of a pass may read.
 
     Attributes:
-        at: the pass.
+        pass_: the pass.
         size: slots of the layer.
         window: how many positions a token attends to, its own included; None: all before it.
         held: the entry in each place; None: place i has entry i.
     """
 
-    def __init__(self, at: Pass, size: int, window: int | None, wraps: bool):
-        self.at, self.size, self.window = at, size, window
-        self.held = entries(at.length, at.step, size, window) if wraps and window is not None else None
+    def __init__(self, pass_: Pass, size: int, window: int | None, wraps: bool):
+        self.pass_, self.size, self.window = pass_, size, window
+        self.held = entries(pass_.length, pass_.step, size, window) if wraps and window is not None else None
 
     def entries(self) -> Int[Array, "#B S"]:
         """Says which entry is in each place."""
-        return jnp.arange(self.size, dtype=self.at.length.dtype)[None, :] if self.held is None else self.held
+        return jnp.arange(self.size, dtype=self.pass_.length.dtype)[None, :] if self.held is None else self.held
 
     def mask(self, first: int | Int[Array, ""] = 0, count: int | None = None) -> Bool[Array, "B T S"]:
         """Says which places may be read by `count` tokens of the pass, from token `first` on."""
-        count, start, parent = self.at.step if count is None else count, self.at.length + first, self.at.parent
+        count, start, parent = self.pass_.step if count is None else count, self.pass_.length + first, self.pass_.parent
         visible = mask(start, count, self.size, parent, self.held)
         if self.window is None:
             return visible

@@ -19,11 +19,11 @@ class PolicyInit(Protocol):
 
 
 class PolicyMaxDraft(Protocol):
-    def __call__(self, params: Params, state: Any, gamma: int, left: Int[Array, " batch"]) -> Int[Array, " batch"]:
+    def __call__(self, params: Params, state: Any, gamma: int, remaining: Int[Array, " batch"]) -> Int[Array, " batch"]:
         """Most draft tokens on a path of each row in the round that begins; the decoder cuts it to 0..gamma.
 
-        `left`: the new tokens that each row may still get; 0 for a row that has ended, which drafts nothing, whatever
-        is returned for it.
+        `remaining`: the new tokens that each row may still get; 0 for a row that has ended, which drafts nothing,
+        whatever is returned for it.
         """
         ...
 
@@ -37,10 +37,12 @@ class PolicyShouldContinue(Protocol):
 
 
 class PolicyShorten(Protocol):
-    def __call__(self, params: Params, state: Any, draft: Draft, left: Int[Array, " batch"]) -> Int[Array, " batch"]:
+    def __call__(
+        self, params: Params, state: Any, draft: Draft, remaining: Int[Array, " batch"]
+    ) -> Int[Array, " batch"]:
         """Most draft tokens on a path of each row that the target reads, once it is known how many were drafted.
 
-        `left` is as above. It must not depend on tokens that were drawn, nor on a length that does: see `Policy`.
+        `remaining` is as above. It must not depend on tokens that were drawn, nor on a length that does: see `Policy`.
         """
         ...
 

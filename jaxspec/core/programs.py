@@ -60,9 +60,9 @@ class Jitted(Generic[Result]):
         self._alive = alive = weakref.WeakSet[Any]()
 
         @functools.lru_cache(kept)
-        def program(kind: str, *static: Any) -> Any:
+        def program(device_kind: str, *static: Any) -> Any:
             bound = functools.partial(function, **dict(zip(static_argnames, static, strict=True)))
-            devices = [device for device in jax.local_devices() if device.device_kind == kind]
+            devices = [device for device in jax.local_devices() if device.device_kind == device_kind]
             chosen = accepted_options(devices[0]) if devices else None
             jitted = jax.jit(bound, compiler_options=chosen or None, **options)
             alive.add(jitted)
@@ -114,8 +114,8 @@ def _is_known(device: Any, name: str, value: str) -> bool:
     try:
         lowered.compile(compiler_options={name: value})
     except jax.errors.JaxRuntimeError as error:
-        kind, message = device.device_kind, str(error).partition("\n")[0]
-        warnings.warn(f"programs for {kind} are compiled without the option {name}: {message}", stacklevel=2)
+        device_kind, message = device.device_kind, str(error).partition("\n")[0]
+        warnings.warn(f"programs for {device_kind} are compiled without the option {name}: {message}", stacklevel=2)
         return False
     return True
 

@@ -86,10 +86,10 @@ def check_room(cache: core.Cache, tokens: int) -> None:
     Traceback (most recent call last):
     ValueError: the cache takes back at most 4 tokens (Room.rewind), and a round up to 6: begin rows with the decoder...
     """
-    for part in jax.tree.leaves(cache, is_leaf=lambda node: isinstance(node, kv_cache.KVCache)):
-        if isinstance(part, kv_cache.KVCache) and part.rewind is not None and part.rewind < tokens:
+    for layers in jax.tree.leaves(cache, is_leaf=lambda node: isinstance(node, kv_cache.KVCache)):
+        if isinstance(layers, kv_cache.KVCache) and layers.rewind is not None and layers.rewind < tokens:
             raise ValueError(
-                f"the cache takes back at most {part.rewind} tokens (Room.rewind), and a round up to {tokens}: begin "
+                f"the cache takes back at most {layers.rewind} tokens (Room.rewind), and a round up to {tokens}: begin "
                 "rows with the decoder that goes on with them, with the same drafter and gamma. A drafter that feeds a "
                 "row more tokens than its draft says so in Drafter.spare"
             )
@@ -261,7 +261,7 @@ def _proposed(returned: Any, old_caches: core.Caches) -> tuple[core.Draft, core.
                     "was given, perhaps fed, with every token that was fed taken back by the decoder (Room.rewind)"
                 )
             return draft, caches
-    names = ", ".join(type(part).__name__ for part in returned) if type(returned) is tuple else type(returned).__name__
+    names = ", ".join(type(x).__name__ for x in (returned if type(returned) is tuple else [returned]))
     raise TypeError(
         f"the drafter's propose returned {names}: expected (Draft, Caches): the draft, and the caches that propose was "
         "given, with the drafter's new state as caches.draft"

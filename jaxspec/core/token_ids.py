@@ -23,8 +23,8 @@ def check_unicode(value: Any, name: str) -> None:
     if isinstance(value, Mapping):
         value = [*value.keys(), *value.values()]
     if isinstance(value, list | tuple):
-        for part in value:
-            check_unicode(part, name)
+        for entry in value:
+            check_unicode(entry, name)
     if not isinstance(value, str):
         return
     try:
@@ -103,8 +103,8 @@ class Frame(NamedTuple):
     before: list[int]
     after: list[int]
 
-    def cut(self, row: Sequence[int], most: int, *, keeps_end: bool, shared: int = 0) -> list[int] | None:
-        """Cuts a row to `most` tokens, and keeps what stands around its text, as transformers' truncation does.
+    def cut(self, row: Sequence[int], limit: int, *, keeps_end: bool, shared: int = 0) -> list[int] | None:
+        """Cuts a row to `limit` tokens, and keeps what stands around its text, as transformers' truncation does.
 
         The text loses its beginning, as a decoder's prompt does, if it `keeps_end`, and its end otherwise. The first
         `shared` tokens stay in any case. None: no token of the text could stay.
@@ -118,7 +118,7 @@ class Frame(NamedTuple):
         row = list(row)
         head = max(shared, len(self.before) if row[: len(self.before)] == self.before else 0)
         tail = len(self.after) if row[len(row) - len(self.after) :] == self.after else 0
-        if (text := most - head - tail) < 1:
+        if (text := limit - head - tail) < 1:
             return None
         end = len(row) - tail
         return row[:head] + (row[end - text : end] if keeps_end else row[head : head + text]) + row[end:]

@@ -191,31 +191,33 @@ def window(tokens: Int[Array, "batch capacity"], start: Int[Array, " batch"], wi
     >>> window(jnp.array([[1, 2, 3, 4], [5, 6, 7, 8]]), jnp.array([0, 2]), 2).tolist()
     [[1, 2], [7, 8]]
     """
-    return jax.vmap(lambda row, at: jax.lax.dynamic_slice(row, (at,), (width,)))(tokens, start)
+    return jax.vmap(lambda row, begin: jax.lax.dynamic_slice(row, (begin,), (width,)))(tokens, start)
 
 
 def tokens_at(
-    tokens: Int[Array, "batch capacity"], at: Int[Array, " batch *places"], before: int = NO_TOKEN
-) -> Int[Array, " batch *places"]:
-    """Reads the tokens at some places of each row; `before` where a place is below 0.
+    tokens: Int[Array, "batch capacity"], position: Int[Array, " batch *positions"], before: int = NO_TOKEN
+) -> Int[Array, " batch *positions"]:
+    """Reads the tokens at some positions of each row; `before` where a position is below 0.
 
     >>> tokens_at(jnp.array([[4, 5, 6], [7, 8, 9]]), jnp.array([[[-1, 0]], [[1, 2]]])).tolist()
     [[[-1, 4]], [[8, 9]]]
     """
-    flat = jnp.maximum(at, 0).reshape(at.shape[0], -1)
-    return jnp.where(at >= 0, jnp.take_along_axis(tokens, flat, axis=1, mode="clip").reshape(at.shape), before)
+    flat = jnp.maximum(position, 0).reshape(position.shape[0], -1)
+    read = jnp.take_along_axis(tokens, flat, axis=1, mode="clip").reshape(position.shape)
+    return jnp.where(position >= 0, read, before)
 
 
 def num_to_commit(
     new: Int[Array, "batch step"],
     count: Int[Array, " batch"],
-    left: Int[Array, " batch"],
+    remaining: Int[Array, " batch"],
     eos: Int[Array, "batch ends"],
 ) -> tuple[Int[Array, " batch"], Bool[Array, " batch"]]:
     """Counts how many of `count` new tokens of each row to commit, and says whether the row ends with them.
 
-    A row is cut after its first end-of-sequence token, and gets no more than the tokens `left` to it. With eos (9,):
-    new [a b 9 c], count 4, left 8 commits 3 and ends; new [a b c d], count 3, left 2 commits 2 and ends.
+    A row is cut after its first end-of-sequence token, and gets no more than the tokens `remaining` to it. With eos
+    (9,): new [a b 9 c], count 4, remaining 8 commits 3 and ends; new [a b c d], count 3, remaining 2 commits 2 and
+    ends.
 
     >>> num_to_commit(jnp.array([[4, 9, 5]]), jnp.array([3]), jnp.array([8]), jnp.array([[9]]))[0].tolist()
     [2]
@@ -223,8 +225,8 @@ def num_to_commit(
     step = new.shape[1]
     is_end = jnp.any(new[:, :, None] == eos[:, None, :], axis=-1)
     first_end = jnp.where(jnp.any(is_end, axis=-1), jnp.argmax(is_end, axis=-1), step).astype(count.dtype)
-    committed = jnp.minimum(jnp.minimum(count, first_end + 1), left)
-    ended = jnp.logical_or(first_end < committed, committed >= left)
+    committed = jnp.minimum(jnp.minimum(count, first_end + 1), remaining)
+    ended = jnp.logical_or(first_end < committed, committed >= remaining)
     return committed, ended
 
 

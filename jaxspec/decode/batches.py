@@ -87,13 +87,15 @@ def whole_batches(prepared: Prepared, batch: int, rows: int) -> list[Prepared]:
     num_rows = len(prepared.prompt.length)
     parts = []
     for numbers in np.arange(batch * max(1, rows // batch)).reshape(-1, batch):
-        part, lap = take(prepared, numbers % num_rows), jax.device_put(numbers // num_rows)
+        repeated, lap = take(prepared, numbers % num_rows), jax.device_put(numbers // num_rows)
         if prepared.options["key"] is not None and numbers[-1] >= num_rows:
             # Keys of repeated rows are folded by their lap, or the same texts would be measured twice.
-            keys = part.request.keys
+            keys = repeated.request.keys
             keys = jnp.where(lap > 0, jax.vmap(jax.random.fold_in)(jax.random.clone(keys), lap), keys)
-            part = part._replace(request=part.request._replace(keys=keys), options=dict(part.options) | {"key": keys})
-        parts.append(part)
+            repeated = repeated._replace(
+                request=repeated.request._replace(keys=keys), options=dict(repeated.options) | {"key": keys}
+            )
+        parts.append(repeated)
     return parts
 
 

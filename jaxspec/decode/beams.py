@@ -78,9 +78,9 @@ class Candidates(NamedTuple):
     log_probs: TokenLogProbs
 
 
-def start(batch: int, beams: int, most: int, top: int | None) -> Beams:
+def start(batch: int, beams: int, width: int, top: int | None) -> Beams:
     """Starts with one beam of no tokens for each prompt; `top` is that of `beam_search.SearchPlan`."""
-    tokens, none = jnp.zeros((batch, beams, most), jnp.int32), jnp.full((batch, beams), -jnp.inf)
+    tokens, none = jnp.zeros((batch, beams, width), jnp.int32), jnp.full((batch, beams), -jnp.inf)
     zero = jnp.zeros((batch,), jnp.int32)
     reported = None
     if top is not None:
@@ -109,15 +109,15 @@ def best_tokens(
     [[[1, 0]]]
     """
     # Only the normaliser of the whole vocabulary is needed, [B, n, 1]: log_softmax would write V numbers a node.
-    most = jnp.max(logits, axis=-1, keepdims=True)
-    total = jnp.log(jnp.sum(jnp.exp(logits - most), axis=-1, keepdims=True))
+    largest = jnp.max(logits, axis=-1, keepdims=True)
+    total = jnp.log(jnp.sum(jnp.exp(logits - largest), axis=-1, keepdims=True))
     if without is not None:
         token = jnp.arange(logits.shape[-1], dtype=without.dtype)[None, None, :]
         logits = jnp.where(jnp.any(token == without[:, :, None], axis=1)[:, None], -jnp.inf, logits)
     if allowed is not None:
         logits = jnp.where(allowed, logits, -jnp.inf)
     tokens = noise.largest(logits, min(count, logits.shape[-1]))
-    return jnp.take_along_axis(logits, tokens, axis=-1) - most - total, tokens
+    return jnp.take_along_axis(logits, tokens, axis=-1) - largest - total, tokens
 
 
 def best_candidates(
@@ -212,16 +212,19 @@ def advance(beams: Beams, candidates: Candidates, goal: Goal) -> tuple[Beams, In
 
 def last_tokens(beams: Beams) -> Int[Array, "B K"]:
     """The last token of each running beam."""
-    at = jnp.broadcast_to((beams.steps - 1)[:, None, None], (*beams.scores.shape, 1))
-    return jnp.take_along_axis(beams.tokens, at, axis=2)[..., 0]
+    index = jnp.broadcast_to((beams.steps - 1)[:, None, None], (*beams.scores.shape, 1))
+    return jnp.take_along_axis(beams.tokens, index, axis=2)[..., 0]
 
 
 def _extend(
-    tokens: Shaped[Array, "B K T *k"], origins: Int[Array, "B n"], new: Shaped[Array, "B n *k"], at: Int[Array, " B"]
+    tokens: Shaped[Array, "B K T *k"],
+    origins: Int[Array, "B n"],
+    new: Shaped[Array, "B n *k"],
+    length: Int[Array, " B"],
 ) -> Shaped[Array, "B n T *k"]:
     """Appends a further token, or what is reported of it, to each of some beams."""
     # A comparison in place of a scatter: prompts are at different lengths, and all beams of one at the same.
-    is_place = jnp.arange(tokens.shape[2], dtype=at.dtype)[None, None, :] == at[:, None, None]
+    is_place = jnp.arange(tokens.shape[2], dtype=length.dtype)[None, None, :] == length[:, None, None]
     is_place = is_place.reshape(*is_place.shape, *[1] * (tokens.ndim - 3))
     return jnp.where(is_place, new[:, :, None], take(tokens, origins))
 

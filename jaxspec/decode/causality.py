@@ -55,11 +55,11 @@ def check(model: Model) -> None:
     if lm.is_causal or are_shapes(model.params) or _too_short(lm) or (passed := _passed(lm)):
         return
     check_shapes(model)
-    ahead: Ahead = sharding.fetch(look_ahead(lm, model.params))
+    looked_ahead: Ahead = sharding.fetch(look_ahead(lm, model.params))
     tolerance = NARROW_TOLERANCE if is_narrow(model.params) else TOLERANCE
     for change, after, change_of in (
-        (difference(*ahead.padding), "a prompt", "the padding that follows it"),
-        (difference(*ahead.fed), "a token", "the draft tokens that are fed after it"),
+        (difference(*looked_ahead.padding), "a prompt", "the padding that follows it"),
+        (difference(*looked_ahead.fed), "a token", "the draft tokens that are fed after it"),
     ):
         if change > tolerance:
             raise NotCausal(
@@ -131,9 +131,9 @@ def rows(vocab: int) -> tuple[Prompt, Int[Array, "B FED"]]:
     """
     rng = np.random.default_rng(0)
     first = rng.integers(0, vocab, (PAIRS, WIDTH + FED))
-    other = (first + rng.integers(1, vocab, first.shape)) % vocab  # another token at every place
+    changed = (first + rng.integers(1, vocab, first.shape)) % vocab  # another token at every place
     column = np.arange(WIDTH + FED)
-    second = np.where((column < READ) | (column == WIDTH), first, other)
+    second = np.where((column < READ) | (column == WIDTH), first, changed)
     tokens = jnp.asarray(np.concatenate([first, second]), jnp.int32)
     return Prompt(tokens[:, :WIDTH], jnp.full(2 * PAIRS, READ, jnp.int32)), tokens[:, WIDTH:]
 
@@ -167,7 +167,7 @@ def check_shapes(model: Model) -> None:
 
 def _checked(name: str, lm: LanguageModel, returned: Any, step: int) -> tuple[Forward, Any]:
     if not (isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[0], Forward)):
-        kinds = [type(part).__name__ for part in (returned if type(returned) is tuple else [returned])]
+        kinds = [type(value).__name__ for value in (returned if type(returned) is tuple else [returned])]
         raise TypeError(f"{name} returned {', '.join(kinds)}: expected (core.Forward, cache)")
     forward, cache = returned
     expected = (2 * PAIRS, step, lm.vocab_size)

@@ -154,9 +154,9 @@ class Chat:
             if not kv_cache.can_rewind(self._state.caches, start):
                 start = 0  # layers with a window have lost what comes before it
         # Only what follows the common beginning is read, in a bucket of its own.
-        rest = token_rows.bucket(len(ids) - start)
+        width = token_rows.bucket(len(ids) - start)
         headroom = token_rows.headroom(prepared.max_new_tokens, prepared.decoder.nodes)
-        needed = start + rest + headroom
+        needed = start + width + headroom
         # Layers with a window must be able to take back a whole answer, which a template may rewrite.
         if not kv_cache.states(self._empty.caches):
             prepared = prepared._replace(decoder=_taking_back(prepared.decoder, prepared.max_new_tokens))
@@ -166,13 +166,13 @@ class Chat:
         loop.check_fits(prepared)
         self._capacity, self.reused_tokens = capacity, start
         begins_anew = self._state is None or self._state.tokens.shape[1] < capacity
-        self._note_shape((capacity, rest, begins_anew))
+        self._note_shape((capacity, width, begins_anew))
 
         def begin(p: Prepared) -> State:
             # No reference is kept to the last turn's caches: they become the next ones, or are freed after them.
             state, self._state = self._state, None
             caches = no_tokens if state is None else state.caches
-            before = caches.before(jnp.asarray([start + 1], jnp.int32), rest, drafts=p.drafter is not None)
+            before = caches.before(jnp.asarray([start + 1], jnp.int32), width, drafts=p.drafter is not None)
             first = loop.start if begins_anew else loop.go_on
             return first(p.decoder, p.weights, p.prompt, p.request, p.max_new_tokens, before)
 

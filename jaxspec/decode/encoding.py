@@ -279,13 +279,13 @@ def _with_text(message: Any, number: int) -> Any:
     if not isinstance(message, Mapping) or not isinstance(message.get("content"), list | tuple):
         return message
     parts = message["content"]
-    for part in parts:
-        if not isinstance(part, Mapping) or part.get("type") != "text" or not isinstance(part.get("text"), str):
-            got = part.get("type") if isinstance(part, Mapping) else type(part).__name__
+    for block in parts:
+        if not isinstance(block, Mapping) or block.get("type") != "text" or not isinstance(block.get("text"), str):
+            got = block.get("type") if isinstance(block, Mapping) else type(block).__name__
             raise ValueError(
                 f'message {number} of the chat has a part of type {got!r}: expected {{"type": "text", "text": "..."}}'
             )
-    return {**message, "content": "".join(part["text"] for part in parts)}
+    return {**message, "content": "".join(block["text"] for block in parts)}
 
 
 def check_template(target: Model) -> None:

@@ -23,8 +23,8 @@ def follower(top: int) -> Follower:
         return LogProbs(zero, zero, best.astype(jnp.int32), best)
 
     def update(state: State, memory: LogProbs, result: RoundResult, committed: Int[Array, " B"]) -> LogProbs:
-        new, at = result.tokens, fed_before(result.verdict, result.tokens.shape[1] - 1)
-        values = of_tokens(new, result.target.forward, result.target.distribution, top, at)
+        new, fed = result.tokens, fed_before(result.verdict, result.tokens.shape[1] - 1)
+        values = of_tokens(new, result.target.forward, result.target.distribution, top, fed)
         # Slots past the committed tokens are cleared, so that a buffer's tail is zeros whatever was drafted.
         is_kept = jnp.arange(new.shape[1], dtype=committed.dtype)[None, :] < committed[:, None]
         first = state.length - state.start - committed
@@ -39,9 +39,9 @@ def of_tokens(
     forward: Forward,
     distribution: Distribution,
     top: int,
-    at: Int[Array, "B step"] | None = None,
+    position: Int[Array, "B step"] | None = None,
 ) -> LogProbs:
-    """Reads off the log probabilities of tokens, each after its position of a pass; `at`, None: after 0, 1, 2, ...
+    """Reads off the log probabilities of tokens, each after its `position` of a pass; None: after 0, 1, 2, ...
 
     `top` of the most probable tokens are reported beside each.
 
@@ -52,7 +52,9 @@ def of_tokens(
     """
 
     def at_position(outputs: Shaped[Array, "B T *k"]) -> Shaped[Array, "B step *k"]:
-        return outputs if at is None else jnp.take_along_axis(outputs, _like(at, outputs), axis=1, mode="clip")
+        if position is None:
+            return outputs
+        return jnp.take_along_axis(outputs, _like(position, outputs), axis=1, mode="clip")
 
     def of_token(log_probs: Shaped[Array, "B step V"]) -> Shaped[Array, "B step"]:
         return jnp.take_along_axis(log_probs, tokens[..., None], axis=-1, mode="clip")[..., 0]

@@ -279,11 +279,11 @@ def _check_pair(target: core.Model, draft: core.Model) -> None:
         return
     first = first_difference(target.tokenizer, draft.tokenizer)
     if first is not None:
-        index, word, other = first
+        index, target_word, draft_word = first
         raise ValueError(
-            f"{target_name} and {draft_name} have different tokenizers: id {index} is {word!r} for the target and "
-            f"{other!r} for the drafter. jaxspec.share_vocabulary(draft, target) lets it draft the tokens that both "
-            "have"
+            f"{target_name} and {draft_name} have different tokenizers: id {index} is {target_word!r} for the target "
+            f"and {draft_word!r} for the drafter. jaxspec.share_vocabulary(draft, target) lets it draft the tokens "
+            "that both have"
         )
 
 

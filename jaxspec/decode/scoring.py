@@ -129,7 +129,7 @@ def score(
         >>> score.is_greedy, bool(np.allclose(score.log_probs, out.log_probs.raw[0]))
         (True, True)
     """
-    if isinstance(texts, tuple) and len(texts) == 2 and all(isinstance(part, str) or _is_ids(part) for part in texts):
+    if isinstance(texts, tuple) and len(texts) == 2 and all(isinstance(text, str) or _is_ids(text) for text in texts):
         raise TypeError("texts is a tuple of two texts: give [(prompt, continuation)], or a list of two texts")
     single = isinstance(texts, str) or (not isinstance(texts, Iterator) and _is_ids(texts))
     return list(iterate(target, [texts] if single else texts, batch_size, start, end, chat_template_kwargs))  # type: ignore[arg-type]
@@ -157,19 +157,19 @@ def iterate(
     first = None if start is None else inputs.end_ids(start, target.tokenizer, "start")[0]
     rows = (_row(target, text, number, first, end, chat_template_kwargs) for number, text in enumerate(texts))
     begun = 0
-    while part := list(itertools.islice(rows, SORTED_BATCHES * batch_size)):
+    while chunk := list(itertools.islice(rows, SORTED_BATCHES * batch_size)):
         # Rows of one length in a batch need little padding; results are yielded in the order of the texts.
-        order = sorted(range(len(part)), key=lambda index: (len(part[index].ids), len(part[index].source)))
+        order = sorted(range(len(chunk)), key=lambda index: (len(chunk[index].ids), len(chunk[index].source)))
         scores = dict[int, Score]()
-        for at in range(0, len(order), batch_size):
-            chosen = order[at : at + batch_size]
-            results = _of_batch(target, [part[index] for index in chosen], min(batch_size, len(order)))
+        for begin in range(0, len(order), batch_size):
+            chosen = order[begin : begin + batch_size]
+            results = _of_batch(target, [chunk[index] for index in chosen], min(batch_size, len(order)))
             for index, result in zip(chosen, results, strict=True):
                 if not np.all(result.log_probs <= 1e-3):  # NaN, too; rounding may leave a little above 0
                     raise FloatingPointError(f"the target's logits are not finite in text {begun + index}")
                 scores[index] = result
-        yield from (scores[index] for index in range(len(part)))
-        begun += len(part)
+        yield from (scores[index] for index in range(len(chunk)))
+        begun += len(chunk)
 
 
 class _Row(NamedTuple):
@@ -210,12 +210,12 @@ def _row(
     if not ids or (is_decoder and len(row) < 2):
         complaint = "no token" if not ids else "one token, and nothing before it: give start, a token to begin with"
         raise ValueError(f"{name} has {complaint}")
-    for part, vocab in ((before, target.lm.prompt_vocab), (ids, target.lm.vocab_size)):
-        if outside := [token for token in part if not 0 <= token < vocab]:
+    for tokens, vocab in ((before, target.lm.prompt_vocab), (ids, target.lm.vocab_size)):
+        if outside := [token for token in tokens if not 0 <= token < vocab]:
             raise ValueError(f"{name} has token id {outside[0]}: expected ids from 0 to {vocab - 1}")
-    most, read = target.lm.limits.max_positions, len(row) + len(target.lm.limits.first_tokens)
-    if most is not None and read > most:
-        raise ValueError(f"{name} has {read} tokens, and the model has {most} positions: cut it into parts")
+    max_positions, read = target.lm.limits.max_positions, len(row) + len(target.lm.limits.first_tokens)
+    if max_positions is not None and read > max_positions:
+        raise ValueError(f"{name} has {read} tokens, and the model has {max_positions} positions: cut it into parts")
     if not is_decoder:
         if (longest := target.lm.limits.max_prompt) is not None and len(before) > longest:
             raise ValueError(f"{name} has a source of {len(before)} tokens, and the model reads {longest}")
@@ -230,9 +230,9 @@ def _encoded(
     target: core.Model, prompt: Any, scored: Any, number: int, template: Mapping[str, Any] | None
 ) -> tuple[list[int], list[int]]:
     """Returns the ids of a prompt, none if there is none, and those of what is scored."""
-    for part in (prompt, scored):
-        if isinstance(part, str):
-            encoding.check_text(part, number)
+    for text in (prompt, scored):
+        if isinstance(text, str):
+            encoding.check_text(text, number)
             if target.tokenizer is None:
                 raise ValueError("this model has no tokenizer: give ids of tokens instead of text")
     is_decoder = target.lm.limits.start_token is None
@@ -320,16 +320,16 @@ def read(
     following = jnp.concatenate([fed.tokens[:, 1:], jnp.zeros_like(fed.tokens[:, :1])], axis=1)
 
     def feed(
-        cache: core.Cache, part: tuple[Int[Array, "B C"], Int[Array, "B C"]], real: Int[Array, " B"]
+        cache: core.Cache, entries: tuple[Int[Array, "B C"], Int[Array, "B C"]], real: Int[Array, " B"]
     ) -> tuple[Any, core.Cache]:
-        forward, cache = lm.extend(params, cache, part[0], real=real)
-        return _read_off(lm, params, forward, part[1]), cache
+        forward, cache = lm.extend(params, cache, entries[0], real=real)
+        return _read_off(lm, params, forward, entries[1]), cache
 
     before, shapes = core.Before(cache, begun, width), jax.eval_shape(lambda: cache)
-    rest, _, _ = chunks.read(
+    later, _, _ = chunks.read(
         feed, lm.rewind, lambda *_: shapes, (fed.tokens, following), begun + fed.length, room, before
     )
-    return jax.tree.map(lambda begin, more: jnp.concatenate([begin, more[:, :-1]], axis=1), first, rest)
+    return jax.tree.map(lambda begin, more: jnp.concatenate([begin, more[:, :-1]], axis=1), first, later)
 
 
 def _read_off(
@@ -347,8 +347,8 @@ def _read_off(
         padded = jnp.pad(x, [(0, 0), (0, size * count - step)] + [(0, 0)] * (x.ndim - 2))
         return jnp.moveaxis(padded.reshape(batch, count, size, *x.shape[2:]), 1, 0)
 
-    def of_part(part: tuple[Array, Array]) -> tuple[Array, Array]:
-        return _of_tokens(head(params, part[0]), part[1])
+    def of_part(entries: tuple[Array, Array]) -> tuple[Array, Array]:
+        return _of_tokens(head(params, entries[0]), entries[1])
 
     outputs = jax.lax.map(of_part, (parts(forward.features), parts(following)))
     return jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1).reshape(batch, -1)[:, :step], outputs)

@@ -68,8 +68,8 @@ class SharedPrefix:
             )
         if drafter is not None and self.drafter is not None:
             check_same("drafter", self.drafter, drafter)
-        after = width - token_rows.bucket(len(self) - 1)  # see `widths`
-        return self.caches.before(jnp.asarray([len(self)], jnp.int32), after, drafts=drafter is not None)
+        following = width - token_rows.bucket(len(self) - 1)  # see `widths`
+        return self.caches.before(jnp.asarray([len(self)], jnp.int32), following, drafts=drafter is not None)
 
 
 def common(first: Sequence[Any], second: Sequence[Any]) -> int:

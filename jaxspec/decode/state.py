@@ -109,8 +109,8 @@ def sample(state: core.State, distribution: core.Distribution) -> Int[Array, " B
     if distribution.tokens is not None:
         return distribution.tokens[:, 0]
     assert distribution.log_probs is not None
-    at = noise.at(state.request.keys, state.length, noise.Purpose.TOKEN)
-    return noise.categorical(at, distribution.log_probs[:, 0])
+    keys = noise.at(state.request.keys, state.length, noise.Purpose.TOKEN)
+    return noise.categorical(keys, distribution.log_probs[:, 0])
 
 
 def failures(result: RoundResult, vocab: int) -> Int[Array, " B"]:
@@ -214,8 +214,8 @@ def commit(
     """
     request, live = state.request, jnp.logical_not(state.done)
     new_failure = jnp.where(live, bad.astype(state.failed.dtype), 0)
-    left = request.max_new_tokens - (state.length - state.start)
-    committed, ended = token_rows.num_to_commit(new, count, left, request.eos)
+    remaining = request.max_new_tokens - (state.length - state.start)
+    committed, ended = token_rows.num_to_commit(new, count, remaining, request.eos)
     committed = jnp.where(jnp.logical_and(live, new_failure == 0), committed, 0)
     failed = jnp.maximum(state.failed, new_failure)
     state = state._replace(

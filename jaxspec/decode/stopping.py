@@ -201,8 +201,8 @@ def _marked(stop: Stop, tokens: Sequence[int]) -> str:
     # Where a special token stands in the text is found by decoding what precedes it: decoders drop it.
     before = [common(text, decode(stop.tokenizer, tokens[:index], stop.joins)) for index in places]
     # From the end, so that earlier positions stay where they are.
-    for index, at in zip(reversed(places), reversed(before), strict=True):
-        text = text[:at] + stop.marks[tokens[index]] + text[at:]
+    for index, position in zip(reversed(places), reversed(before), strict=True):
+        text = text[:position] + stop.marks[tokens[index]] + text[position:]
     return text
 
 
@@ -212,7 +212,7 @@ def find_stop(text: str, stop: Sequence[str]) -> int | None:
     >>> find_stop("one. two", [".", "two"])
     3
     """
-    places = [at for at in (text.find(s) for s in stop) if at >= 0]
+    places = [position for position in (text.find(s) for s in stop) if position >= 0]
     return min(places) if places else None
 
 

@@ -148,7 +148,7 @@ class BlockDrafter(PartlyShared):
 
         layers = self._layers([mask(*x) for x in zip(self._windows(), cache.views(at), strict=True)], at.positions())
         # The grown cache is dropped: mask tokens are no context, and the next block begins after other tokens.
-        x, _, _ = stack.with_cache(layers, self._embedded(shared, last[:, None]), cache, at=at)
+        x, _, _ = stack.with_cache(layers, self._embedded(shared, last[:, None]), cache, pass_=at)
         # Slot 0 is the committed token. Unless drafts are made from this anchor, it predicts nothing, and they begin at
         # slot 1.
         first = config.block - config.count

@@ -72,7 +72,7 @@ class Net(nn.Module):
         inputs = LayerInputs(mask, turn and turn[0].at(at.positions(), turn[1]), None)
         # The adapter's layers are attention alone: their feed-forward blocks have no parameters.
         layers = [functools.partial(layer, inputs=inputs, mlp=False) for layer in self.layers]
-        x, _, cache = stack.with_cache(layers, x.astype(self.config.layer.dtype), cache, at=at)
+        x, _, cache = stack.with_cache(layers, x.astype(self.config.layer.dtype), cache, pass_=at)
         return self.norm(x), cache
 
 

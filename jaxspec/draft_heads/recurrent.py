@@ -120,7 +120,7 @@ class RecurrentNetwork(PartlyShared):
 
         masks = [seen(view) for view in cache.views(at)]
         x, layers = self._layers(shared, hidden, tokens, at.positions(), masks)
-        x, _, cache = stack.with_cache(layers, x, cache, at=at)
+        x, _, cache = stack.with_cache(layers, x, cache, pass_=at)
         return self.fed_on(x), cache
 
     def step(

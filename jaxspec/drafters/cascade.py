@@ -217,16 +217,16 @@ class CascadeFunctions(NamedTuple):
             self.lm, self.inner, self.rule, weights, drafting.caches, inner_context, to_distribution, widths
         )
         drafting = self.committed(weights, drafting, result, live)
-        at = _fed_before(result)
+        fed = _fed_before(result)
         if drafting.log_probs is not None:
             assert result.target.distribution.log_probs is not None
             # B I+1 V: the distribution after the token before each; into B W V from the row's own place on
-            log_probs = jnp.take_along_axis(result.target.distribution.log_probs, at[:, :, None], axis=1)
+            log_probs = jnp.take_along_axis(result.target.distribution.log_probs, fed[:, :, None], axis=1)
             drafting = drafting._replace(log_probs=token_rows.append(drafting.log_probs, count, log_probs))
         if drafting.confidence is None:
             return drafting
         assert context.confidence is not None
-        positions = [_at_position(result.target.distribution, at[:, i : i + 1]) for i in range(self.depth + 1)]
+        positions = [_at_position(result.target.distribution, fed[:, i : i + 1]) for i in range(self.depth + 1)]
         confidence = jnp.stack([context.confidence(position) for position in positions], axis=1)
         confidence = token_rows.append(drafting.confidence, count, confidence.astype(jnp.float32))
         drafting = drafting._replace(confidence=confidence)
@@ -275,9 +275,9 @@ def _fed_before(result: RoundResult) -> Int[Array, "B I+1"]:
     return jnp.where(step <= result.verdict.num_accepted[:, None], path, 0)
 
 
-def _at_position(distribution: core.Distribution, at: Int[Array, "B 1"]) -> core.Distribution:
+def _at_position(distribution: core.Distribution, position: Int[Array, "B 1"]) -> core.Distribution:
     """Returns a distribution at one position of each row; a number for each row stays."""
-    return jax.tree.map(lambda values: values if values.ndim < 2 else token_rows.take(values, at), distribution)
+    return jax.tree.map(lambda values: values if values.ndim < 2 else token_rows.take(values, position), distribution)
 
 
 def _stopped_after(context: core.DraftContext, drafting: Drafting, start: Int[Array, " B"]) -> Int[Array, " B"]:

@@ -133,9 +133,9 @@ def _difference(first: Any, second: Any, name: str = "") -> tuple[str, str]:
         parts = [(f"{name}.{x}".lstrip("."), getattr(first, x), getattr(second, x)) for x in names]
     elif isinstance(first, tuple):
         parts = [(f"{name}[{i}]", *pair) for i, pair in enumerate(zip(first, second, strict=True))]
-    for part, value, other in parts:
-        if value != other:
-            return _difference(value, other, part)
+    for path, first_value, second_value in parts:
+        if first_value != second_value:
+            return _difference(first_value, second_value, path)
     return (f" ({name}={first})", f" ({name}={second})") if name else ("", " (another one)")
 
 
@@ -178,7 +178,7 @@ def side_by_side(drafters: tuple[core.Drafter, ...], propose: core.Propose) -> c
         return core.Caches(target, tuple(states))
 
     def rollback(state: tuple[Any, ...], row: core.Prompt) -> tuple[Any, ...]:
-        return tuple(function(part, row) for function, part in zip(rollbacks, state, strict=True))
+        return tuple(function(entry, row) for function, entry in zip(rollbacks, state, strict=True))
 
     rollbacks = [drafter.rollback for drafter in drafters if drafter.rollback is not None]
     lms = [drafter.lm for drafter in drafters if drafter.lm is not None]

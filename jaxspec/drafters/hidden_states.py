@@ -58,20 +58,20 @@ def inside_of(
     return inside
 
 
-def check_target(requirements: TargetRequirements, target: Model, kind: str) -> None:
+def check_target(requirements: TargetRequirements, target: Model, drafter: str) -> None:
     """Compares what a network expects with the target."""
-    inside = inside_of(target, kind, (requirements.hidden_size, requirements.vocab_size))
+    inside = inside_of(target, drafter, (requirements.hidden_size, requirements.vocab_size))
     taps = inside.taps
     if requirements.encoder and inside.encoder is None:
         raise ValueError(
-            f"{kind} reads the output of an encoder, and {target.name or 'the target'} has none: it was made for "
+            f"{drafter} reads the output of an encoder, and {target.name or 'the target'} has none: it was made for "
             "another target"
         )
     if requirements.taps and taps != requirements.taps:
         state = f"has the outputs of layers {list(taps)}" if taps else "was built without taps"
         raise ValueError(
-            f"{kind} reads the outputs of layers {list(requirements.taps)}, and {target.name or 'the target'} {state}: "
-            f"give it jaxspec.with_taps(target, {list(requirements.taps)})"
+            f"{drafter} reads the outputs of layers {list(requirements.taps)}, and {target.name or 'the target'} "
+            f"{state}: give it jaxspec.with_taps(target, {list(requirements.taps)})"
         )
 
 

@@ -82,17 +82,17 @@ def _horizontal_cascade(first: core.Drafter, then: core.Drafter, tokens: int) ->
         length = jnp.minimum(draft.length, early.max_draft)
         if count == gamma:
             return draft, core.Caches(target, (first_state, then_state))
-        left = context.max_draft - length
+        remaining = context.max_draft - length
         if context.should_continue is not None and draft.aux is not None and "confidence" in draft.aux:
             # The policy may have ended the draft before its last token, or with it.
             confidence = jnp.pad(draft.aux["confidence"], ((0, 0), (0, gamma - count)))
             goes_on = jnp.logical_and(length == early.max_draft, context.should_continue(count - 1, confidence))
-            left = jnp.where(goes_on, left, 0)
+            remaining = jnp.where(goes_on, remaining, 0)
         # Its positions are those of later rounds: the noise is another.
         later = context._replace(
             keys=noise.at(context.keys, row.length, noise.Purpose.LATER),
             row=core.Prompt(token_rows.append(row.tokens, row.length, draft.tokens), row.length + length),
-            max_draft=jnp.clip(left, 0, gamma - count),
+            max_draft=jnp.clip(remaining, 0, gamma - count),
             gamma=gamma - count,
             adaptive=True,
             to_distribution=after(context.to_distribution, draft.tokens, length),

@@ -79,8 +79,8 @@ def _model(lm: core.LanguageModel, coupled: bool, can_continue: CanContinue | No
 
     def begin(weights: core.Weights, caches: core.Caches, context: core.DraftContext, fed: int | None) -> core.Reading:
         state, row, drafts = caches.draft, context.row, context.max_draft > 0
-        most = context.gamma if state.slots is None else state.slots.shape[1]
-        width = most + 1 if context.adaptive or can_continue is not None else 0
+        longest = context.gamma if state.slots is None else state.slots.shape[1]
+        width = longest + 1 if context.adaptive or can_continue is not None else 0
 
         def root(cache: core.Cache) -> NodeLogits:
             before = state._replace(cache=cache)  # by way of the carry, which is updated in place
@@ -201,15 +201,15 @@ def catch_up(
         return jnp.any(jnp.logical_and(runs, state.num_cached < goal))
 
     def read(state: ModelState) -> ModelState:
-        at = jnp.minimum(state.num_cached, goal)
-        end = jnp.minimum(at + width, goal)
+        begin = jnp.minimum(state.num_cached, goal)
+        end = jnp.minimum(begin + width, goal)
         # The pass before the last one ends early enough for the last one to fit the buffer.
         end = jnp.where(end < goal, jnp.minimum(end, row.tokens.shape[1] - width), end)
-        tokens, column = token_rows.window(row.tokens, at, width), jnp.arange(width, dtype=at.dtype)[None, :]
+        tokens, column = token_rows.window(row.tokens, begin, width), jnp.arange(width, dtype=begin.dtype)[None, :]
         # What follows is no token, so that a model of another vocabulary does not read it as several.
-        tokens = jnp.where(at[:, None] + column < end[:, None], tokens, token_rows.NO_TOKEN)
-        real = jnp.where(runs, end - at, 0)
-        _, cache = lm.extend(params, lm.rewind(state.cache, at), known(lm, tokens), real=real)
+        tokens = jnp.where(begin[:, None] + column < end[:, None], tokens, token_rows.NO_TOKEN)
+        real = jnp.where(runs, end - begin, 0)
+        _, cache = lm.extend(params, lm.rewind(state.cache, begin), known(lm, tokens), real=real)
         return state._replace(cache=cache, num_cached=jnp.where(runs, end, state.num_cached))
 
     return jax.lax.while_loop(incomplete, read, state)

@@ -129,14 +129,14 @@ def skip_layers(
     """
     count, name = layers_of(target).count, target.name or "the target"
     remaining, names = [], []
-    for part, layers in (("attention", attention), ("mlp", mlp)):
-        skipped = _skipped_layers(part, layers)
+    for block, layers in (("attention", attention), ("mlp", mlp)):
+        skipped = _skipped_layers(block, layers)
         if outside := [layer for layer in skipped if not 0 <= layer < count]:
-            raise ValueError(f"{part} skips layer {outside[0]}: {name} has layers 0 to {count - 1}")
+            raise ValueError(f"{block} skips layer {outside[0]}: {name} has layers 0 to {count - 1}")
         if len(set(skipped)) < len(skipped):
-            raise ValueError(f"{part} is {skipped}: expected each layer once")
+            raise ValueError(f"{block} is {skipped}: expected each layer once")
         remaining.append(tuple(layer for layer in range(count) if layer not in skipped))
-        names.append(f"{part}={skipped}")
+        names.append(f"{block}={skipped}")
     if not any(remaining):
         raise ValueError(f"attention and mlp skip all {count} layers of {name}: expected some of them to be left")
     if all(len(layers) == count for layers in remaining):
@@ -150,11 +150,11 @@ def skip_layers(
     return make_drafter(target, core.Parts(*remaining), f"skip_layers({', '.join(names)})", head)
 
 
-def _skipped_layers(part: str, layers: Sequence[int]) -> list[int]:
-    expected = f"the layers, from 0, whose {part} is skipped, such as [5, 7]"
+def _skipped_layers(block: str, layers: Sequence[int]) -> list[int]:
+    expected = f"the layers, from 0, whose {block} is skipped, such as [5, 7]"
     if isinstance(layers, str | bytes) or not isinstance(layers, Iterable):
-        raise ValueError(f"{part} is {layers!r}: expected {expected}")
-    return [integer(layer, f"a layer of {part}", f"an integer, of {expected}") for layer in layers]
+        raise ValueError(f"{block} is {layers!r}: expected {expected}")
+    return [integer(layer, f"a layer of {block}", f"an integer, of {expected}") for layer in layers]
 
 
 def layers_of(target: core.Model) -> core.Layers:
@@ -224,9 +224,9 @@ def split_layers(parts: core.Parts, count: int) -> LayerSplit:
     """
     drafts_whole = (layer in parts.attention and layer in parts.mlp for layer in range(count))
     cut = next((layer for layer, whole_layer in enumerate(drafts_whole) if not whole_layer), count)
-    first, rest = tuple(range(cut)), tuple(range(cut, count))
+    first, second = tuple(range(cut)), tuple(range(cut, count))
     drafting = core.Parts(*(tuple(layer for layer in layers if layer >= cut) for layers in parts))
-    return LayerSplit(core.Parts(first, first), drafting, core.Parts(rest, rest))
+    return LayerSplit(core.Parts(first, first), drafting, core.Parts(second, second))
 
 
 @functools.lru_cache
@@ -268,25 +268,25 @@ class SelfDraft(NamedTuple):
         stream = _exit_stream(start.prefilled)
         return chunks.read(read, adapter.rewind, adapter.empty, stream, row.length, start.room, start.before)[2]
 
-    def rewound(self, nodes: Nodes, at: int | Int[Array, ""]) -> core.Cache:
+    def rewound(self, nodes: Nodes, offset: int | Int[Array, ""]) -> core.Cache:
         """Returns the target's cache as it was before the tokens at hand."""
-        return self.lm.rewind(nodes.cache, _position(nodes, at))
+        return self.lm.rewind(nodes.cache, _position(nodes, offset))
 
     def feed(
         self,
         weights: core.Weights,
         nodes: Nodes,
         tokens: Int[Array, "B n"],
-        at: int | Int[Array, ""],
+        offset: int | Int[Array, ""],
         parent: Int[Array, "B N"] | None = None,
     ) -> tuple[Float[Array, "B n M"], Nodes]:
         """Runs the shared layers over n tokens, and adds their output to the stream."""
         assert nodes.stream is not None
-        cache = self.rewound(nodes, at)
+        cache = self.rewound(nodes, offset)
         embedded = self.layers.embed(weights.target, cache, tokens, parent)
         stream, cache = self.layers.run(weights.target, cache, embedded, self.split.shared, parent)
         # B n M into B N+1 M, at the tokens' numbers
-        written = jax.lax.dynamic_update_slice_in_dim(nodes.stream, stream, at, axis=1)
+        written = jax.lax.dynamic_update_slice_in_dim(nodes.stream, stream, offset, axis=1)
         return stream, nodes._replace(stream=written, cache=cache)
 
     def logits_after(
@@ -294,17 +294,17 @@ class SelfDraft(NamedTuple):
         weights: core.Weights,
         nodes: Nodes,
         stream: Float[Array, "B n M"],
-        at: int | Int[Array, ""],
+        offset: int | Int[Array, ""],
         parent: Int[Array, "B N"] | None = None,
     ) -> tuple[Float[Array, "B n V"], Nodes]:
         """Makes the drafter's logits after n tokens of which the shared layers have made `stream`."""
         if self.adapter is None:
             # What `drafting` writes lies behind the cut, where `verifying` overwrites it.
-            cache = self.rewound(nodes, at)
+            cache = self.rewound(nodes, offset)
             hidden, cache = self.layers.run(weights.target, cache, stream, self.split.drafting, parent)
             nodes, features = nodes._replace(cache=cache), self.layers.features(weights.target, hidden)
         else:
-            cache = self.adapter.rewind(nodes.adapter, _position(nodes, at))
+            cache = self.adapter.rewind(nodes.adapter, _position(nodes, offset))
             features, cache = self.adapter.extend(weights.draft.adapter, cache, stream[..., : self.width], parent)
             nodes = nodes._replace(adapter=cache)
         if self.head is None:
@@ -317,9 +317,9 @@ class SelfDraft(NamedTuple):
         """Begins a round: nothing is fed yet, and there is room for all that will be."""
         last = token_rows.window(context.row.tokens, context.row.length - 1, 1)
 
-        def read(tokens: Int[Array, "B n"], parent: Parent, at: int | Int[Array, ""], nodes: Nodes) -> NodeLogits:
-            stream, nodes = self.feed(weights, nodes, tokens, at, parent)
-            return self.logits_after(weights, nodes, stream, at, parent)
+        def read(tokens: Int[Array, "B n"], parent: Parent, offset: int | Int[Array, ""], nodes: Nodes) -> NodeLogits:
+            stream, nodes = self.feed(weights, nodes, tokens, offset, parent)
+            return self.logits_after(weights, nodes, stream, offset, parent)
 
         def nodes(tokens: Int[Array, "B n"], parent: Parent, level: int | Int[Array, ""], carry: Nodes) -> NodeLogits:
             # A tree's nodes are fed to the places that they have in verification.
@@ -328,9 +328,9 @@ class SelfDraft(NamedTuple):
         def end(carry: Nodes, draft: core.Draft, slots: Int[Array, "#B N"]) -> core.Caches:
             if fed is None:
                 # Of a chain the last draft token was not fed; where no row may draft, nor was the last committed one.
-                at = jnp.where(jnp.any(context.max_draft > 0), jnp.max(slots) + 2, 0)
+                offset = jnp.where(jnp.any(context.max_draft > 0), jnp.max(slots) + 2, 0)
                 tokens = jnp.concatenate([last, draft.tokens], axis=1)
-                _, carry = self.feed(weights, carry, jax.lax.dynamic_slice_in_dim(tokens, at, 1, axis=1), at)
+                _, carry = self.feed(weights, carry, jax.lax.dynamic_slice_in_dim(tokens, offset, 1, axis=1), offset)
             elif context.adaptive:
                 # With a policy nodes may be verified that were not fed, because their children are of no use.
                 carry = carry._replace(stream=None)
@@ -380,8 +380,8 @@ class SelfDraft(NamedTuple):
         return state if self.adapter is None else self.adapter.rewind(state, row.length - 1)
 
 
-def _position(nodes: Nodes, at: int | Int[Array, ""]) -> Int[Array, " B"]:
-    return nodes.start + jnp.asarray(at, nodes.start.dtype)
+def _position(nodes: Nodes, offset: int | Int[Array, ""]) -> Int[Array, " B"]:
+    return nodes.start + jnp.asarray(offset, nodes.start.dtype)
 
 
 def _exit_stream(forward: core.Forward) -> Float[Array, "B T M"]:

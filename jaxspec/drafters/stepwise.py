@@ -154,9 +154,9 @@ def sequential(
         if dynamic:
             going = jnp.logical_and(going, i < limit)
         if coupled and distribution.log_probs is not None:
-            at = noise.at(context.keys, position + i.astype(position.dtype), noise.Purpose.TOKEN)
-            gumbel = noise.gumbel(at, distribution.log_probs.shape[-1])
-            token = noise.categorical(at, distribution.log_probs[:, 0], drawn=gumbel)
+            token_keys = noise.at(context.keys, position + i.astype(position.dtype), noise.Purpose.TOKEN)
+            gumbel = noise.gumbel(token_keys, distribution.log_probs.shape[-1])
+            token = noise.categorical(token_keys, distribution.log_probs[:, 0], drawn=gumbel)
             loop = loop._replace(gumbel=_put(loop.gumbel, gumbel, i))
         elif distribution.log_probs is not None:
             token_keys = jax.vmap(lambda key: jax.random.fold_in(key, i))(keys)

@@ -115,34 +115,34 @@ def table_of(config: Any) -> dict[str, Any]:
     table = dataclasses.asdict(form)
     if isinstance(form, decoder.DecoderConfig):
         for shape, layer in zip(form.layers, table["layers"], strict=True):
-            for part, block in shape.blocks.items():
-                layer[part] |= _named(part, block)
+            for role, block in shape.blocks.items():
+                layer[role] |= _named(role, block)
         if form.side is not None:
             table["side"] |= _named("side", form.side)
     return table
 
 
-def _named(part: str, block: Any) -> dict[str, str]:
-    if blocks.STANDARD.get(part) is type(block):
+def _named(role: str, block: Any) -> dict[str, str]:
+    if blocks.STANDARD.get(role) is type(block):
         return {}
-    names = [name for name, kind in blocks.BLOCKS.items() if kind is type(block)]
+    names = [name for name, block_type in blocks.BLOCKS.items() if block_type is type(block)]
     if not names:
-        kind = type(block).__name__
-        raise ValueError(f"{part} is a {kind}, which no manifest can name: add it to jaxspec.nets.blocks.BLOCKS")
+        block_type = type(block).__name__
+        raise ValueError(f"{role} is a {block_type}, which no manifest can name: add it to jaxspec.nets.blocks.BLOCKS")
     return {"block": names[0]}
 
 
-def _block(table: Any, part: str, where: str) -> Any:
+def _block(table: Any, role: str, where: str) -> Any:
     """Builds a block of the kind that its table names."""
     if not isinstance(table, dict):
         return table
-    kind = blocks.STANDARD.get(part)
-    if (name := table.get("block")) is not None or kind is None:
+    block_type = blocks.STANDARD.get(role)
+    if (name := table.get("block")) is not None or block_type is None:
         if name not in blocks.BLOCKS:
             names = ", ".join(blocks.BLOCKS)
-            raise strict_tables.RecipeError(f"{where} {part} has block {name!r}: expected one of {names}")
-        kind = blocks.BLOCKS[name]
-    return strict_tables.build(kind, {key: x for key, x in table.items() if key != "block"}, f"{where} {part}")
+            raise strict_tables.RecipeError(f"{where} {role} has block {name!r}: expected one of {names}")
+        block_type = blocks.BLOCKS[name]
+    return strict_tables.build(block_type, {key: x for key, x in table.items() if key != "block"}, f"{where} {role}")
 
 
 def from_table(family: str, table: dict[str, Any], where: str) -> Any:
@@ -156,7 +156,7 @@ def from_table(family: str, table: dict[str, Any], where: str) -> Any:
     """
     if family == decoder.NETWORK.name and isinstance(table.get("layers"), list):
         layers = [
-            {part: _block(x, part, where) if part in PLACES else x for part, x in layer.items()}
+            {role: _block(x, role, where) if role in PLACES else x for role, x in layer.items()}
             if isinstance(layer, dict)
             else layer
             for layer in table["layers"]

@@ -242,8 +242,8 @@ def from_linen_cache(
             )
         return jax.tree.map(lambda x: jnp.zeros((batch, *x.shape), x.dtype), shapes)
 
-    def step(params: Params, cache: Any, tokens: Int[Array, "1 T"], at: Int[Array, ""]) -> tuple[Array, Any]:
-        cache = jax.tree_util.tree_map_with_path(lambda path, x: at.astype(x.dtype) if is_index(path) else x, cache)
+    def step(params: Params, cache: Any, tokens: Int[Array, "1 T"], length: Int[Array, ""]) -> tuple[Array, Any]:
+        cache = jax.tree_util.tree_map_with_path(lambda path, x: length.astype(x.dtype) if is_index(path) else x, cache)
         logits, changed = _apply(module, {"params": params, "cache": cache}, tokens, mutable=["cache"])
         return logits, changed["cache"]
 

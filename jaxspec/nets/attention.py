@@ -194,8 +194,8 @@ def _by_queries(
     size, count = chunks.split(T)
 
     @jax.checkpoint
-    def one(keys, values, first: Int[Array, ""], part: Float[Array, "B H C D"]) -> Float[Array, "B H C D"]:
-        return attend(part, keys, values, *make(first, size), scale, cap, sinks)
+    def one(keys, values, first: Int[Array, ""], queries: Float[Array, "B H C D"]) -> Float[Array, "B H C D"]:
+        return attend(queries, keys, values, *make(first, size), scale, cap, sinks)
 
     def step(_: None, fed: tuple[Array, Array]) -> tuple[None, Array]:
         return None, one(keys, values, *fed)

@@ -127,7 +127,7 @@ class DecoderLayer(nn.Module):
 def layer_of(
     config: DecoderConfig,
     index: int,
-    kind: type[DecoderLayer] = DecoderLayer,
+    layer_type: type[DecoderLayer] = DecoderLayer,
     without_keys: bool = False,
     **options: Any,
 ) -> Any:
@@ -141,7 +141,7 @@ def layer_of(
     blocks = {name: block.module(config) for name, block in shape.blocks.items()}
     norms = ("post_norms", "pre_norms", "parallel", "added_scale")
     attributes: dict[str, Any] = {name: getattr(shape, name) for name in norms} | blocks | options
-    return kind(norm=config.norm_module, has_ff_norm=shape.ff_norm, **attributes)
+    return layer_type(norm=config.norm_module, has_ff_norm=shape.ff_norm, **attributes)
 
 
 def layers_of(config: DecoderConfig, **options: Any) -> list[DecoderLayer]:
@@ -182,10 +182,10 @@ class DecoderNet(nn.Module):
     ) -> list[Float[Array, "B T M"]]:
         """Computes the residual stream of whole rows after each layer; see `stack.without_cache`."""
         # Whole rows begin at 0, so one row's positions and masks broadcast over the batch.
-        at = kv.Pass(jnp.zeros((1,), jnp.int32), tokens.shape[1])
-        empty = jax.eval_shape(lambda: empty_cache(self.config, 1, Room(at.step)))
+        pass_ = kv.Pass(jnp.zeros((1,), jnp.int32), tokens.shape[1])
+        empty = jax.eval_shape(lambda: empty_cache(self.config, 1, Room(pass_.step)))
         x, sides = self._split(self._embed(tokens, jnp.arange(tokens.shape[1], dtype=jnp.int32)[None]))
-        return stack.without_cache(self._layers(self._inputs(at, empty.views(at), sides)), x, runs, empty)
+        return stack.without_cache(self._layers(self._inputs(pass_, empty.views(pass_), sides)), x, runs, empty)
 
     def embed(
         self, cache: kv.KVCache, tokens: Int[Array, "B T"], parent: Int[Array, "B N"] | None = None
@@ -202,10 +202,10 @@ class DecoderNet(nn.Module):
         real: Int[Array, " B"] | None = None,
     ) -> tuple[Float[Array, "B T M"], stack.Taps, kv.KVCache]:
         """Runs layers at each row's own length, as far as the final norm."""
-        at = kv.Pass(cache.length, x.shape[1], parent, real)
+        pass_ = kv.Pass(cache.length, x.shape[1], parent, real)
         x, sides = self._split(x)
-        layers = self._layers(self._inputs(at, cache.views(at), sides))
-        return stack.with_cache(layers, x, cache, self.taps, parts, at)
+        layers = self._layers(self._inputs(pass_, cache.views(pass_), sides))
+        return stack.with_cache(layers, x, cache, self.taps, parts, pass_)
 
     def _layers(self, inputs: Sequence[LayerInputs]) -> list[stack.Layer]:
         return [functools.partial(layer, inputs=x) for layer, x in zip(self.layers, inputs, strict=True)]
@@ -216,27 +216,27 @@ class DecoderNet(nn.Module):
         count = len(self.config.layers)
         return stream, [None] * count if self.config.side is None else [*jnp.split(sides, count, axis=-1)]
 
-    def _inputs(self, at: kv.Pass, views: Sequence[kv.View], sides: Sequence[Any]) -> list[LayerInputs]:
+    def _inputs(self, pass_: kv.Pass, views: Sequence[kv.View], sides: Sequence[Any]) -> list[LayerInputs]:
         """Makes each layer's inputs; layers that read the same view, or rotate alike, share them."""
-        position, turns = at.positions(), [layer.attention.rotation for layer in self.config.layers]
+        position, turns = pass_.positions(), [layer.attention.rotation for layer in self.config.layers]
         rotations = {turn: turn and turn[0].at(position, turn[1]) for turn in turns}
 
         def seen(view: kv.View) -> tuple[Mask | QueryMask, Bias]:
             by_distance = self.bias(distances(view.size)) if self.config.positions == "relative" else None
 
             def mask_and_bias(first: int | Int[Array, ""], count: int) -> tuple[Mask, Bias]:
-                mask, start = view.mask(first, count)[:, None], at.length + first  # [B, 1, T, S]
+                mask, start = view.mask(first, count)[:, None], pass_.length + first  # [B, 1, T, S]
                 if by_distance is None:
                     return mask, None
-                return mask, biases(by_distance, start, count, view.size, at.parent)  # [B, H, T, S]
+                return mask, biases(by_distance, start, count, view.size, pass_.parent)  # [B, H, T, S]
 
-            return for_queries(at.step, mask_and_bias, at.parent)
+            return for_queries(pass_.step, mask_and_bias, pass_.parent)
 
         # A mask for each kind of cache, not for each layer: 60 layers of two kinds make two masks.
         masks: dict[Any, Any] = {view: (None, None) if view is None else seen(view) for view in dict.fromkeys(views)}
         return [
-            LayerInputs(masks[view][0], rotations[turn], masks[view][1], part)
-            for view, turn, part in zip(views, turns, sides, strict=True)
+            LayerInputs(masks[view][0], rotations[turn], masks[view][1], side)
+            for view, turn, side in zip(views, turns, sides, strict=True)
         ]
 
     def _embed(self, tokens: Int[Array, "B T"], position: Int[Array, "#B T"]) -> Float[Array, "B T D"]:

@@ -228,9 +228,9 @@ def chunked(
             faded_keys = key * jnp.exp(jnp.where(is_read, to_end, -jnp.inf))
             return jnp.exp(end) * memory + product("bhik,bhiv->bhkv", faded_keys, written)
 
-        left = count - start  # tokens from here on to the state that is returned
-        part = after(jnp.clip(left, 1, size))
-        kept = jnp.where((left > 0)[:, None, None, None], part, kept)
+        remaining = count - start  # tokens from here on to the state that is returned
+        partial_state = after(jnp.clip(remaining, 1, size))
+        kept = jnp.where((remaining > 0)[:, None, None, None], partial_state, kept)
         return (after(jnp.full((1,), size, count.dtype)), kept), outputs
 
     starts = size * jnp.arange(chunks, dtype=count.dtype)

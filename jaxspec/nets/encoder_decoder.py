@@ -119,11 +119,11 @@ class EncoderDecoder(nn.Module):
         mask = self.real(prompt)
         encoded = self.encode(prompt, mask)
         # Whole rows begin at 0, so one row's positions and masks broadcast over the batch.
-        at = kv.Pass(jnp.zeros((1,), jnp.int32), tokens.shape[1])
+        pass_ = kv.Pass(jnp.zeros((1,), jnp.int32), tokens.shape[1])
         cross = [layer.cross_keys_values(encoded) for layer in self.decoder]
-        empty = jax.eval_shape(lambda: self.empty(self.config, 1, Room(at.step)))
-        layers = self._decoder_layers(at, empty, cross, mask)
-        return stack.without_cache(layers, self.embed_at(tokens, at.positions()), runs)
+        empty = jax.eval_shape(lambda: self.empty(self.config, 1, Room(pass_.step)))
+        layers = self._decoder_layers(pass_, empty, cross, mask)
+        return stack.without_cache(layers, self.embed_at(tokens, pass_.positions()), runs)
 
     @staticmethod
     def example(config: Any) -> Any:
@@ -158,18 +158,18 @@ class EncoderDecoder(nn.Module):
         real: Int[Array, " B"] | None = None,
     ) -> tuple[Float[Array, "B T M"], stack.Taps, EncoderDecoderCache]:
         """Runs decoder layers at each row's own length, as far as the final norm."""
-        at = kv.Pass(cache.decoder.length, x.shape[1], parent, real)
-        layers = self._decoder_layers(at, cache.decoder, cache.cross, cache.cross_mask)
-        x, taps, grown = stack.with_cache(layers, x, cache.decoder, self.taps, parts, at)
+        pass_ = kv.Pass(cache.decoder.length, x.shape[1], parent, real)
+        layers = self._decoder_layers(pass_, cache.decoder, cache.cross, cache.cross_mask)
+        x, taps, grown = stack.with_cache(layers, x, cache.decoder, self.taps, parts, pass_)
         return x, taps, cache._replace(decoder=grown)
 
     def features(self, x: Float[Array, "B T M"]) -> Float[Array, "B T M"]:
         """Applies the decoder's final norm."""
         return self.decoder_norm(x)
 
-    def layer_inputs(self, at: kv.Pass, cache: kv.KVCache) -> list[LayerInputs]:
+    def layer_inputs(self, pass_: kv.Pass, cache: kv.KVCache) -> list[LayerInputs]:
         """Makes the inputs of each decoder layer's self-attention in a pass: here a mask, the same for all of them."""
-        mask = causal(at.length, at.step, cache.capacity, at.parent)
+        mask = causal(pass_.length, pass_.step, cache.capacity, pass_.parent)
         return [LayerInputs(mask, None, None)] * len(self.decoder)
 
     def run_encoder(self, x: Float[Array, "B P M"], inputs: Iterable[LayerInputs]) -> Float[Array, "B P M"]:
@@ -177,8 +177,10 @@ class EncoderDecoder(nn.Module):
         layers = [functools.partial(layer, inputs=x) for layer, x in zip(self.encoder, inputs, strict=True)]
         return stack.without_cache(layers, x)[-1]
 
-    def _decoder_layers(self, at: kv.Pass, cache: kv.KVCache, cross: Iterable[Any], real: Array) -> list[stack.Layer]:
-        parts = zip(self.decoder, self.layer_inputs(at, cache), cross, strict=True)
+    def _decoder_layers(
+        self, pass_: kv.Pass, cache: kv.KVCache, cross: Iterable[Any], real: Array
+    ) -> list[stack.Layer]:
+        parts = zip(self.decoder, self.layer_inputs(pass_, cache), cross, strict=True)
         return [
             functools.partial(layer, inputs=inputs._replace(source=EncoderKeys(keys, values, real)))
             for layer, inputs, (keys, values) in parts
@@ -211,8 +213,8 @@ def language_model(net: type[EncoderDecoder], config: Any, taps: Sequence[int] =
 @functools.lru_cache
 def _language_model(net: type[EncoderDecoder], config: Any, taps: tuple[int, ...]) -> LanguageModel:
     module = net(config, taps)
-    most = config.max_positions
-    limits = Limits(config.start_token, most, most, config.end_tokens, config.begin_tokens, config.source_vocab)
+    longest, ends = config.max_positions, (config.end_tokens, config.begin_tokens)
+    limits = Limits(config.start_token, longest, longest, *ends, config.source_vocab)
     init = functools.partial(init_params, net)
 
     def encode(module: Any, source: Any, encoded: Array | None) -> tuple[Any, tuple[Cross, ...], Array]:

@@ -198,8 +198,8 @@ def by_blocks(
     starts, blocks = jnp.cumsum(sizes) - sizes, -(-sizes // size)
     ends = jnp.cumsum(blocks)
     # Each expert that is used adds at most one short block to the full ones.
-    most = min(count, tokens * top) if tokens <= FEW else tokens * top // size + min(count, tokens * top)
-    number = jnp.arange(most, dtype=jnp.int32)
+    num_blocks = min(count, tokens * top) if tokens <= FEW else tokens * top // size + min(count, tokens * top)
+    number = jnp.arange(num_blocks, dtype=jnp.int32)
     is_used = number < ends[-1]
     number = jnp.minimum(number, ends[-1] - 1)
     expert = jnp.minimum(jnp.searchsorted(ends, number, side="right"), count - 1).astype(jnp.int32)
@@ -210,7 +210,7 @@ def by_blocks(
         place_in = jnp.arange(size, dtype=jnp.int32)
         pairs = order[jnp.minimum(first + place_in, len(order) - 1)]
         token = pairs // top
-        gate, up = (_project(x[token], *_entry(inwards, 2 * expert + part)) for part in (0, 1))
+        gate, up = (_project(x[token], *_entry(inwards, 2 * expert + half)) for half in (0, 1))
         outputs = _project(act(gate, up), *_entry(outwards, expert))
         weighted = outputs.astype(jnp.float32) * weights.reshape(-1)[pairs][:, None]
         # Chosen, not multiplied by 0: what overflows in an expert that a token did not choose is no part of its sum.

@@ -53,8 +53,8 @@ def named_mismatch(params: Params, init: Init, config: Any, layers: Mapping[str,
 
 
 def _is_past(name: str, layers: Mapping[str, int]) -> bool:
-    kind, _, number = name.rpartition("_")
-    return kind in layers and number.isdecimal() and int(number) >= layers[kind]
+    stack, _, number = name.rpartition("_")
+    return stack in layers and number.isdecimal() and int(number) >= layers[stack]
 
 
 def differences(expected: Any, params: Any) -> list[str]:

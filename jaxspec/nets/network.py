@@ -175,15 +175,15 @@ class Network(NamedTuple):
         """
         modules: dict[str, list[str]] = {}
         for path, _ in jax.tree_util.tree_leaves_with_path(self.shapes(self.pieces(config)[0][0])):
-            module, slash, rest = jax.tree_util.keystr(path, simple=True, separator="/").partition("/")
-            modules.setdefault(module, []).append(slash + rest)
+            module, slash, below = jax.tree_util.keystr(path, simple=True, separator="/").partition("/")
+            modules.setdefault(module, []).append(slash + below)
         # Layers of a deep network have the parameters of those of the first piece.
         alike = {stack: [0] * depth for stack, depth in self.stacks(config).items()} | dict(self.alike(config))
         layers = {
             f"{name}_{i}": f"{name}_{number}" for name, numbers in alike.items() for i, number in enumerate(numbers)
         }
         outer = {module: module for module in modules if module not in layers.values()}
-        return [name + rest for name, module in (outer | layers).items() for rest in modules[module]]
+        return [name + below for name, module in (outer | layers).items() for below in modules[module]]
 
     def total(self, config: Any, measure: Callable[[Any], int]) -> int:
         """Adds up an amount to which every layer adds its own, from small networks that have each shape of layer once.

@@ -104,8 +104,8 @@ def biases(
     start = jnp.asarray(capacity - 1, query.dtype) - query  # [B, T]: where in `by_distance` key 0 is
     if parent is None:  # entry s is position s, so a query's biases are one contiguous slice
 
-        def of_query(at: Int[Array, ""]) -> Float[Array, "H S"]:
-            return jax.lax.dynamic_slice_in_dim(by_distance, at, capacity, axis=1)
+        def of_query(offset: Int[Array, ""]) -> Float[Array, "H S"]:
+            return jax.lax.dynamic_slice_in_dim(by_distance, offset, capacity, axis=1)
 
         return jax.vmap(jax.vmap(of_query))(start).transpose(0, 2, 1, 3)
     # Of a tree siblings share a position, so each entry of the cache looks its own up: [B, T, S].

@@ -115,8 +115,8 @@ def frequencies(head_dim: int, base: float, scaling: RopeScaling | None = None) 
     if scaling.kind == "linear":
         return slow
     if scaling.kind == "yarn":
-        left = 1 - _passage(head_dim, base, scaling)
-        return slow * (1 - left) + plain * left
+        slowed = 1 - _passage(head_dim, base, scaling)
+        return slow * (1 - slowed) + plain * slowed
     # Llama 3: long waves are slowed down, short ones stay, those between are blended.
     wavelength = 2 * math.pi / plain
     blend = (scaling.original / wavelength - scaling.low) / (scaling.high - scaling.low)

@@ -59,7 +59,7 @@ def with_cache(
     cache: kv.KVCache,
     taps: Sequence[int] = (),
     parts: Parts | None = None,
-    at: kv.Pass | None = None,
+    pass_: kv.Pass | None = None,
 ) -> tuple[Float[Array, "B T M"], Taps, kv.KVCache]:
     """Runs layers over T tokens at each row's own length; the cache grows by them.
 
@@ -84,15 +84,15 @@ def with_cache(
         >>> x[0, :, 0].tolist(), taps[0, :, 0].tolist(), cache.length.tolist()
         ([1.0, 3.0, 6.0], [1.0, 2.0, 3.0], [3])
     """
-    at = kv.Pass(cache.length, x.shape[1]) if at is None else at
+    pass_ = kv.Pass(cache.length, x.shape[1]) if pass_ is None else pass_
     caches, records, after = [], [], []
     for i, (layer, old) in enumerate(zip(layers, cache.layers, strict=True)):
         # Layers that share keys read the records of earlier layers, so these are handed on.
-        read = functools.partial(old.read, at, tuple(records))
+        read = functools.partial(old.read, pass_, tuple(records))
         if parts is None or i in parts.attention:
             x, record = layer(x, read) if parts is None else layer(x, read, mlp=i in parts.mlp)
             records.append(record)
-            caches.append(old.after(record, at))
+            caches.append(old.after(record, pass_))
         else:
             x = layer(x, read, attention=False)[0] if i in parts.mlp else x
             # A later layer may share its keys, which an earlier call has written for these tokens.
@@ -100,7 +100,7 @@ def with_cache(
             caches.append(old)
         after.append(x)
     tapped = jnp.concatenate([after[layer] for layer in taps], axis=-1) if taps else None
-    return x, tapped, cache.grown(caches, at)
+    return x, tapped, cache.grown(caches, pass_)
 
 
 def check_numbers(taps: Sequence[int]) -> None:

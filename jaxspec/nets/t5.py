@@ -137,13 +137,13 @@ class T5(EncoderDecoder):
 
     def encode(self, prompt: Prompt, mask: Bool[Array, "B 1 1 P"]) -> Float[Array, "B P M"]:
         """Computes the encoder's output; `mask` is that of `real`."""
-        at = kv.Pass(jnp.zeros((1,), jnp.int32), prompt.tokens.shape[1])
+        pass_ = kv.Pass(jnp.zeros((1,), jnp.int32), prompt.tokens.shape[1])
         # The mask [B, 1, 1, P] is of all queries; biases are [1, H, T, P].
-        inputs = self._inputs(self.encoder, "encoder_bias", at, at.step, lambda start, count: mask)
+        inputs = self._inputs(self.encoder, "encoder_bias", pass_, pass_.step, lambda start, count: mask)
         return self.encoder_norm(self.run_encoder(self.embedding(prompt.tokens), inputs))
 
     def _inputs(
-        self, layers: Sequence[DecoderLayer], shared: str, at: kv.Pass, size: int, mask: Callable[[Any, int], Mask]
+        self, layers: Sequence[DecoderLayer], shared: str, pass_: kv.Pass, size: int, mask: Callable[[Any, int], Mask]
     ) -> list[LayerInputs]:
         """Makes the masks and the biases of a side's layers over `size` keys, or how to make them.
 
@@ -155,11 +155,11 @@ class T5(EncoderDecoder):
             by_distance = table(distances(size))
 
             def make(first: int | Int[Array, ""], count: int) -> tuple[Mask, Bias]:
-                start = at.length + first
-                bias = biases(by_distance, start, count, size, at.parent)
+                start = pass_.length + first
+                bias = biases(by_distance, start, count, size, pass_.parent)
                 return mask(start, count), bias
 
-            seen, bias = for_queries(at.step, make, at.parent)
+            seen, bias = for_queries(pass_.step, make, pass_.parent)
             return LayerInputs(seen, None, bias)
 
         if self.config.bias_by_layer:
@@ -170,13 +170,13 @@ class T5(EncoderDecoder):
         """Embeds tokens; where they lie does not matter to the first layer."""
         return self.embedding(tokens)
 
-    def layer_inputs(self, at: kv.Pass, cache: kv.KVCache) -> list[LayerInputs]:
+    def layer_inputs(self, pass_: kv.Pass, cache: kv.KVCache) -> list[LayerInputs]:
         """Makes the masks and the biases of a decoder's pass, or how to make them."""
 
         def mask(start: Int[Array, " B"], count: int) -> Mask:
-            return kv.mask(start, count, cache.capacity, at.parent)[:, None]
+            return kv.mask(start, count, cache.capacity, pass_.parent)[:, None]
 
-        return self._inputs(self.decoder, "decoder_bias", at, cache.capacity, mask)
+        return self._inputs(self.decoder, "decoder_bias", pass_, cache.capacity, mask)
 
     def logits(
         self, features: Float[Array, "B T M"], training: bool = False, *, raw: bool = False

@@ -149,8 +149,8 @@ class T5Gemma(EncoderDecoder, DecoderNet):
             def make(first: int | Int[Array, ""], count: int) -> tuple[Mask, None]:
                 if window is None:
                     return mask, None
-                ahead = position[None, :] - (first + jnp.arange(count, dtype=jnp.int32))[:, None]  # [T, P]
-                within = jnp.logical_and(-ahead < (window + 1) // 2, ahead <= window // 2)
+                distance = position[None, :] - (first + jnp.arange(count, dtype=jnp.int32))[:, None]  # [T, P]
+                within = jnp.logical_and(-distance < (window + 1) // 2, distance <= window // 2)
                 return jnp.logical_and(mask, within[None, None]), None
 
             return for_queries(width, make)[0]
@@ -174,9 +174,9 @@ class T5Gemma(EncoderDecoder, DecoderNet):
             return x
         return jnp.where((tokens == self.config.end_of_image)[..., None], self.encoder_image_end.astype(x.dtype), x)
 
-    def layer_inputs(self, at: kv.Pass, cache: kv.KVCache) -> list[LayerInputs]:
+    def layer_inputs(self, pass_: kv.Pass, cache: kv.KVCache) -> list[LayerInputs]:
         """Makes the inputs of a pass: a mask for each kind of cache, a rotation for each kind of layer."""
-        return self._inputs(at, cache.views(at), [None] * self.config.decoder_layers)
+        return self._inputs(pass_, cache.views(pass_), [None] * self.config.decoder_layers)
 
 
 def language_model(config: T5GemmaConfig, taps: Sequence[int] = ()) -> LanguageModel:

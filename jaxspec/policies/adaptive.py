@@ -100,14 +100,14 @@ def adaptive(
     """
     if together is not None:
         one_of(together, "together", get_args(Together))
-    most, is_batch = float("inf"), together == "batch"
+    unbounded, is_batch = float("inf"), together == "batch"
     forget = (0.05 if is_batch else 0.2) if forget is None else forget
     pause = (24 if is_batch else 4) if pause is None else pause
     values = AdaptiveParams(
-        checked(c, "c", 0, most),
+        checked(c, "c", 0, unbounded),
         _increments(v),
         checked(alpha, "alpha", 0, 1),
-        checked(weight, "weight", 1e-3, most),
+        checked(weight, "weight", 1e-3, unbounded),
         checked(forget, "forget", 0, 1),
         checked(pause, "pause", 0, NEVER, int),
     )
@@ -124,25 +124,25 @@ def _adaptive(together: Together | None) -> Policy:
         pause = jnp.broadcast_to(params.pause, rows).astype(prompt.length.dtype)
         return AcceptanceState(accepted, num_tested, jnp.zeros_like(prompt.length), pause)
 
-    def max_draft(params: AdaptiveParams, state: AcceptanceState, gamma: int, left: Counts) -> Counts:
+    def max_draft(params: AdaptiveParams, state: AcceptanceState, gamma: int, remaining: Counts) -> Counts:
         tokens = expected_tokens(state.accepted / state.num_tested, gamma)
-        is_due = is_trial_due(state.idle, state.pause, left)
+        is_due = is_trial_due(state.idle, state.pause, remaining)
         if together:
-            tokens = of_all(tokens, left)
+            tokens = of_all(tokens, remaining)
         best = best_length(tokens.at[:, 0].multiply(1.0 + MARGIN), params.c, params.verify)
-        return jnp.broadcast_to(jnp.where(jnp.logical_and(best == 0, is_due), 1, best), left.shape)
+        return jnp.broadcast_to(jnp.where(jnp.logical_and(best == 0, is_due), 1, best), remaining.shape)
 
-    def shorten(params: AdaptiveParams, state: AcceptanceState, draft: Draft, left: Counts) -> Counts:
+    def shorten(params: AdaptiveParams, state: AcceptanceState, draft: Draft, remaining: Counts) -> Counts:
         depth = draft_depth(draft)
         if draft.log_probs is not None:  # drawn: how many there are may depend on what was drawn
             return depth
-        most = draft.tokens.shape[1]
-        tokens = expected_tokens(state.accepted / state.num_tested, most)
-        reach = jnp.minimum(jnp.arange(most + 1, dtype=depth.dtype)[None], depth[:, None])
+        width = draft.tokens.shape[1]
+        tokens = expected_tokens(state.accepted / state.num_tested, width)
+        reach = jnp.minimum(jnp.arange(width + 1, dtype=depth.dtype)[None], depth[:, None])
         tokens = jnp.take_along_axis(tokens, reach, axis=1)  # a row gains nothing beyond its own draft
-        best = best_length(of_all(tokens, left), jnp.zeros(1), params.verify)  # what drafting cost is spent
-        is_due = is_trial_due(state.idle, state.pause, left)
-        return jnp.broadcast_to(jnp.maximum(best, is_due.astype(best.dtype)), left.shape)
+        best = best_length(of_all(tokens, remaining), jnp.zeros(1), params.verify)  # what drafting cost is spent
+        is_due = is_trial_due(state.idle, state.pause, remaining)
+        return jnp.broadcast_to(jnp.maximum(best, is_due.astype(best.dtype)), remaining.shape)
 
     def update(
         params: AdaptiveParams, state: AcceptanceState, draft: Draft, verdict: Verdict, num_committed: Int[Array, " B"]
@@ -173,24 +173,24 @@ def _adaptive(together: Together | None) -> Policy:
 
 
 def _of_all(
-    together: Together | None, tokens: Float[Array, "B gamma+1"], left: Int[Array, " B"]
+    together: Together | None, tokens: Float[Array, "B gamma+1"], remaining: Int[Array, " B"]
 ) -> Float[Array, "1 gamma+1"]:
     """Returns the progress of a round with 0, 1, ..., gamma draft tokens a row; rows that have ended do not count."""
-    live, left = (left > 0)[:, None], left[:, None].astype(jnp.float32)
+    live, remaining = (remaining > 0)[:, None], remaining[:, None].astype(jnp.float32)
     if together == "slots":
         return jnp.sum(jnp.where(live, tokens, 0.0), axis=0, keepdims=True)
     # Of what the slowest row has left, the part that the round does.
-    return jnp.min(jnp.where(live, tokens / jnp.maximum(left, 1.0), 1e9), axis=0, keepdims=True)
+    return jnp.min(jnp.where(live, tokens / jnp.maximum(remaining, 1.0), 1e9), axis=0, keepdims=True)
 
 
 def _is_trial_due(
-    together: Together | None, idle: Int[Array, " B"], pause: Int[Array, " B"], left: Any = 1
+    together: Together | None, idle: Int[Array, " B"], pause: Int[Array, " B"], remaining: Any = 1
 ) -> Bool[Array, " #B"]:
     """Says whether a pause is over: a row's own, or that of all rows, of which one may have come later."""
     if together is None:
         return idle >= pause
-    idle, pause = (jnp.max(jnp.where(left > 0, rounds, 0), keepdims=True) for rounds in (idle, pause))
-    return jnp.logical_and(idle >= pause, jnp.any(left > 0))
+    idle, pause = (jnp.max(jnp.where(remaining > 0, rounds, 0), keepdims=True) for rounds in (idle, pause))
+    return jnp.logical_and(idle >= pause, jnp.any(remaining > 0))
 
 
 def expected_tokens(alpha: Float[Array, " B"], gamma: int) -> Float[Array, "B gamma+1"]:

@@ -44,7 +44,7 @@ def confidence(threshold: Any = 0.4) -> BoundPolicy:
 
 @functools.lru_cache
 def _confidence() -> Policy:
-    def max_draft(params: Params, state: Params, gamma: int, left: Int[Array, " B"]) -> Int[Array, " B"]:
+    def max_draft(params: Params, state: Params, gamma: int, remaining: Int[Array, " B"]) -> Int[Array, " B"]:
         return jnp.full(jnp.shape(params), gamma, jnp.int32)
 
     def confidence(distribution: Distribution) -> Float[Array, " B"]:

@@ -37,7 +37,7 @@ def constant(draft_tokens: Any) -> BoundPolicy:
 
 @functools.lru_cache
 def _constant() -> Policy:
-    def max_draft(params: Int[Array, " B"], state: Params, gamma: int, left: Int[Array, " B"]) -> Int[Array, " B"]:
+    def max_draft(params: Int[Array, " B"], state: Params, gamma: int, remaining: Int[Array, " B"]) -> Int[Array, " B"]:
         return params
 
     return Policy(stateless_init, max_draft, no_update)

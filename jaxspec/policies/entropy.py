@@ -52,7 +52,7 @@ def _entropy() -> Policy:
     def init(params: EntropyParams, prompt: Prompt) -> Float[Array, " B"]:
         return jnp.zeros(prompt.length.shape, jnp.float32)
 
-    def max_draft(params: EntropyParams, state: PerRow, gamma: int, left: Counts) -> Counts:
+    def max_draft(params: EntropyParams, state: PerRow, gamma: int, remaining: Counts) -> Counts:
         return as_length(jnp.minimum(params.most, gamma))
 
     def confidence(distribution: Distribution) -> Float[Array, " B"]:

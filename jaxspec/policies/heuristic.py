@@ -41,9 +41,9 @@ def heuristic(start: Any = 5, grow: Any = 2, shrink: Any = 1) -> BoundPolicy:
         >>> policy.functions.max_draft(policy.params, memory, 8, jnp.array([9, 9])).tolist()
         [4, 1]
     """
-    most = float("inf")
+    infinity = float("inf")
     values = HeuristicParams(
-        checked(start, "start", 1, most), checked(grow, "grow", 0, most), checked(shrink, "shrink", 0, most)
+        checked(start, "start", 1, infinity), checked(grow, "grow", 0, infinity), checked(shrink, "shrink", 0, infinity)
     )
     return BoundPolicy(_heuristic(), values, name="heuristic")
 
@@ -53,7 +53,7 @@ def _heuristic() -> Policy:
     def init(params: HeuristicParams, prompt: Prompt) -> Float[Array, " B"]:
         return jnp.broadcast_to(params.start, prompt.length.shape)
 
-    def max_draft(params: HeuristicParams, state: PerRow, gamma: int, left: Counts) -> Counts:
+    def max_draft(params: HeuristicParams, state: PerRow, gamma: int, remaining: Counts) -> Counts:
         return as_length(jnp.minimum(state, gamma))
 
     def update(params: HeuristicParams, state: PerRow, draft: Draft, verdict: Verdict, num_committed: Counts) -> PerRow:

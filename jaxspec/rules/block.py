@@ -59,8 +59,8 @@ def verify_chain(keys: Keys, position: Int[Array, " B"], draft: Draft, target: D
     p = jnp.exp(common.take_position(target.log_probs, count))
     q = common.draft_distribution_at(draft, count, p.shape[-1])
     # The residual after a prefix of ratio r is max(r p - q, 0): r = 1 after none is the rejection rule's.
-    left = common.residual(common.take_position(ratio, count)[:, None] * p, q)
-    return common.chain_verdict(draft, count, common.sample_residual(keys, position, jnp.log(left)))
+    residual = common.residual(common.take_position(ratio, count)[:, None] * p, q)
+    return common.chain_verdict(draft, count, common.sample_residual(keys, position, jnp.log(residual)))
 
 
 def sound(draft: Draft) -> Draft:
@@ -88,10 +88,10 @@ def pass_probability(draft: Draft, target: Distribution) -> Float[Array, "B G"]:
         jnp.exp(target.log_probs[:, 1:-1]) * ratio[:, :-1, None]
         - common.draft_distributions(draft, target.log_probs.shape[-1])[:, 1:]
     )
-    left = jnp.pad(jnp.sum(jnp.maximum(following, 0.0), axis=-1), ((0, 0), (0, min(1, ratio.shape[1]))))
-    total = left + 1.0 - ratio
+    mass = jnp.pad(jnp.sum(jnp.maximum(following, 0.0), axis=-1), ((0, 0), (0, min(1, ratio.shape[1]))))
+    total = mass + 1.0 - ratio
     # Nothing over nothing: what follows has one distribution under both, and longer prefixes pass as surely as this
     # one.
-    inner = jnp.where(total > 0, left / jnp.where(total > 0, total, 1.0), 1.0)
+    inner = jnp.where(total > 0, mass / jnp.where(total > 0, total, 1.0), 1.0)
     prefix = jnp.arange(1, ratio.shape[1] + 1, dtype=draft.length.dtype)[None, :]
     return jnp.where(prefix < length, inner, jnp.where(prefix == length, ratio, 0.0))

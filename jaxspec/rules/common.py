@@ -155,8 +155,8 @@ def residual(p: Float[Array, "B V"], q: Float[Array, "B V"]) -> Float[Array, "B 
     >>> residual(jnp.array([[0.5, 0.5]]), jnp.array([[0.25, 0.75]])).tolist()
     [[0.25, 0.0]]
     """
-    left = jnp.maximum(p - q, 0.0)
-    return jnp.where(jnp.sum(left, axis=-1, keepdims=True) > MIN_MASS, left, p)
+    difference = jnp.maximum(p - q, 0.0)
+    return jnp.where(jnp.sum(difference, axis=-1, keepdims=True) > MIN_MASS, difference, p)
 
 
 def sample_residual(keys: Keys, position: Int[Array, " B"], log_probs: Float[Array, "B V"]) -> Int[Array, " B"]:

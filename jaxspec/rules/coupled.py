@@ -68,8 +68,8 @@ def verify_chain(keys: Keys, position: Int[Array, " B"], draft: Draft, target: D
     tokens, gumbel = [], draft.aux["gumbel"]  # B G V
     for i in range(draft.tokens.shape[1]):
         # The purpose is that of plain sampling, not of a verdict: the same key draws the same token there.
-        at = noise.at(keys, position + i, noise.Purpose.TOKEN)
-        tokens.append(noise.categorical(at, target.log_probs[:, i], drawn=gumbel[:, i]))
+        token_keys = noise.at(keys, position + i, noise.Purpose.TOKEN)
+        tokens.append(noise.categorical(token_keys, target.log_probs[:, i], drawn=gumbel[:, i]))
     plain = jnp.stack(tokens, axis=1)
     count = count_accepted(draft.tokens == plain, draft.length)
     all_accepted = count == draft.length
@@ -94,8 +94,8 @@ def walk(keys: Keys, position: Int[Array, " B"], draft: Draft, target: Distribut
 
     def step(carry):
         current, count, tested, path, token, going = carry
-        at = noise.at(keys, position + count.astype(position.dtype), noise.Purpose.TOKEN)
-        drawn = noise.categorical(at, take_position(log_probs, current), going)
+        token_keys = noise.at(keys, position + count.astype(position.dtype), noise.Purpose.TOKEN)
+        drawn = noise.categorical(token_keys, take_position(log_probs, current), going)
         # The target's own draw decides: the row goes on to the child that holds this very token, if there is one.
         children = jnp.logical_and(parent == current[:, None], going[:, None])
         right = jnp.logical_and(children, draft.tokens == drawn[:, None])

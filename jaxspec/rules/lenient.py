@@ -51,7 +51,7 @@ def lenient(lenience: float) -> Rule:
         >>> lenient(0.4).exact, lenient(1.0).exact
         (False, True)
     """
-    lenience = number(lenience, "lenience", "a number in (0, 1], 1 being none", above=0, most=1)
+    lenience = number(lenience, "lenience", "a number in (0, 1], 1 being none", above=0, at_most=1)
     return rejection() if lenience == 1 else _lenient(lenience)
 
 

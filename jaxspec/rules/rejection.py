@@ -76,8 +76,8 @@ def residual_token(
     """The token after `count` accepted ones of a chain: from the residual, or from p itself after the last real one."""
     assert target.log_probs is not None
     p = jnp.exp(common.take_position(target.log_probs, count))
-    left = common.residual(p, common.draft_distribution_at(draft, count, p.shape[-1]))
-    return common.sample_residual(keys, position, jnp.log(left))
+    residual = common.residual(p, common.draft_distribution_at(draft, count, p.shape[-1]))
+    return common.sample_residual(keys, position, jnp.log(residual))
 
 
 class Descent(NamedTuple):
@@ -85,7 +85,7 @@ class Descent(NamedTuple):
 
     current: Int[Array, " B"]  # the fed token whose children are tried
     tried: Int[Array, " B"]  # draft tokens below this number were tested, or never will be
-    left: Residual  # the `Residual` of p after each fed token
+    residual: Residual  # the `Residual` of p after each fed token
 
 
 def verify_tree(
@@ -112,7 +112,7 @@ def verify_tree(
         children = jnp.logical_and(nodes.parent == s.current[:, None], number >= s.tried[:, None])
         # Children are tried in the order in which they were drawn, each against what its elder siblings left of p.
         child, has_child = jnp.argmax(children, axis=1).astype(jnp.int32), jnp.any(children, axis=1)
-        p, q = residual_tree.trial_probs(nodes, s.left, child)
+        p, q = residual_tree.trial_probs(nodes, s.residual, child)
         passes = common.take_position(u, child) * (lenience * q) < p
         if forced is not None:
             passes = jnp.where(forced[0], common.take_position(forced[1], child), passes)
@@ -128,12 +128,12 @@ def verify_tree(
 
     def reject(s: Descent) -> Descent:
         child, _, rejected = trial(s)
-        _, left = residual_tree.after_rejection(nodes, s.left, child, jnp.ones_like(u[:, 0]), rejected)
-        return descend(s._replace(tried=jnp.where(rejected, child + 1, s.tried), left=left))
+        _, residual = residual_tree.after_rejection(nodes, s.residual, child, jnp.ones_like(u[:, 0]), rejected)
+        return descend(s._replace(tried=jnp.where(rejected, child + 1, s.tried), residual=residual))
 
     zero = jnp.zeros_like(draft.length, jnp.int32)
     # All rows move together: down while any row accepts, then one rejection in each row that has a child left.
     start = descend(Descent(zero, zero, residual_tree.initial(nodes)))
     end = jax.lax.while_loop(lambda s: jnp.any(trial(s)[2]), reject, start)
-    next_token = common.sample_residual(keys, position, residual_tree.log_left(nodes, end.left, end.current))
+    next_token = common.sample_residual(keys, position, residual_tree.log_left(nodes, end.residual, end.current))
     return common.tree_verdict(nodes.parent, *tree.path_to(nodes.parent, end.current), next_token)

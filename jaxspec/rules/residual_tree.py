@@ -67,22 +67,24 @@ def initial(tree: Tree) -> Residual:
     return Residual(ones, jnp.zeros_like(ones), ones)
 
 
-def trial_probs(tree: Tree, left: Residual, child: Int[Array, " B"]) -> tuple[Float[Array, " B"], Float[Array, " B"]]:
+def trial_probs(
+    tree: Tree, residual: Residual, child: Int[Array, " B"]
+) -> tuple[Float[Array, " B"], Float[Array, " B"]]:
     """The probability of a child's token in what is left of p at its parent, and in what the child was drawn from.
 
     Its elder siblings are rejected. The second is 1 for a point mass.
     """
-    at = jnp.maximum(take_position(tree.parent, child), 0)
-    a, b = (take_position(x, at) for x in left[:2])
+    parent = jnp.maximum(take_position(tree.parent, child), 0)
+    a, b = (take_position(x, parent) for x in residual[:2])
     p, q = take_position(tree.p, child), take_position(tree.q, child)
     left_of_p = jnp.maximum(a * p - jnp.where(b != 0, b * q, 0.0), 0.0)  # q may be NaN: nothing of it was taken
-    scale = _scale(tree, left, child, at)
+    scale = _scale(tree, residual, child, parent)
     repeated = take_position(tree.repeated, child)
     return jnp.where(repeated, 0.0, left_of_p), jnp.where(scale != 0, scale * q, 1.0)
 
 
 def after_rejection(
-    tree: Tree, left: Residual, child: Int[Array, " B"], weight: Float[Array, " B"], rejected: Bool[Array, " B"]
+    tree: Tree, residual: Residual, child: Int[Array, " B"], weight: Float[Array, " B"], rejected: Bool[Array, " B"]
 ) -> tuple[Float[Array, " B"], Residual]:
     """Computes the residual after a child is rejected: at its parent norm(max(w p - q, 0)), where w is a weight.
 
@@ -92,55 +94,56 @@ def after_rejection(
         The mass of max(w p - q, 0), and what is left. If the mass is 0 (w p equals q, up to rounding), no trial was
         needed: the numbers stay.
     """
-    at = jnp.maximum(take_position(tree.parent, child), 0)
+    parent = jnp.maximum(take_position(tree.parent, child), 0)
     # w (a p - b q) less the child's scaled q is again of the form a' p - b' q: a' = w a, b' = w b + scale.
-    a, b = (weight * take_position(x, at) for x in left[:2])
-    b = b + _scale(tree, left, child, at)
-    rest, unseen = _rest(tree, at, child, a, b)
-    mass = jnp.sum(rest, axis=-1)
+    a, b = (weight * take_position(x, parent) for x in residual[:2])
+    b = b + _scale(tree, residual, child, parent)
+    values, unseen = _rest(tree, parent, child, a, b)
+    mass = jnp.sum(values, axis=-1)
     turned = jnp.logical_and(rejected, mass > MIN_MASS)
     # Normalising divides both numbers by the mass.
     scale = 1.0 / jnp.where(turned, mass, 1.0)
-    seen = left._replace(unseen=put(left.unseen, at, unseen, rejected))
-    return mass, seen._replace(a=put(left.a, at, a * scale, turned), b=put(left.b, at, b * scale, turned))
+    seen = residual._replace(unseen=put(residual.unseen, parent, unseen, rejected))
+    a, b = (put(old, parent, new * scale, turned) for old, new in ((residual.a, a), (residual.b, b)))
+    return mass, seen._replace(a=a, b=b)
 
 
-def log_left(tree: Tree, left: Residual, at: Int[Array, " B"]) -> Float[Array, "B V"]:
+def log_left(tree: Tree, residual: Residual, fed: Int[Array, " B"]) -> Float[Array, "B V"]:
     """The logarithm of what is left of p after a fed token all of whose children are rejected, not normalised."""
-    a, b = (take_position(x, at) for x in left[:2])
-    rest, _ = _rest(tree, at, jnp.full_like(at, tree.tokens.shape[1]), a, b)
-    has_mass = jnp.any(rest > 0, axis=-1, keepdims=True)
-    return jnp.where(has_mass, jnp.log(rest), take_position(tree.log_p, at))
+    a, b = (take_position(x, fed) for x in residual[:2])
+    values, _ = _rest(tree, fed, jnp.full_like(fed, tree.tokens.shape[1]), a, b)
+    has_mass = jnp.any(values > 0, axis=-1, keepdims=True)
+    return jnp.where(has_mass, jnp.log(values), take_position(tree.log_p, fed))
 
 
-def put(x: Array, at: Int[Array, " B"], value: Float[Array, " B"], where: Bool[Array, " B"]) -> Array:
+def put(x: Array, index: Int[Array, " B"], value: Float[Array, " B"], where: Bool[Array, " B"]) -> Array:
     """x with x[b, at[b]] = value[b], in some rows."""
-    is_place = jnp.arange(x.shape[1], dtype=at.dtype)[None, :] == at[:, None]
+    is_place = jnp.arange(x.shape[1], dtype=index.dtype)[None, :] == index[:, None]
     return jnp.where(jnp.logical_and(is_place, where[:, None]), value[:, None], x)
 
 
-def _scale(tree: Tree, left: Residual, child: Int[Array, " B"], at: Int[Array, " B"]) -> Float[Array, " B"]:
+def _scale(tree: Tree, residual: Residual, child: Int[Array, " B"], parent: Int[Array, " B"]) -> Float[Array, " B"]:
     """Computes the factor of q in a child's own distribution, given its elder siblings; 0: it is a point mass."""
-    draw, unseen = take_position(tree.draws, child), take_position(left.unseen, at)
+    draw, unseen = take_position(tree.draws, child), take_position(residual.unseen, parent)
     normalised = jnp.where(unseen != 0, 1.0 / jnp.where(unseen != 0, unseen, 1.0), 0.0)
     scale = jnp.where(draw == int(Draw.WITH_REPLACEMENT), 1.0, normalised)
     return jnp.where(draw == int(Draw.FIXED), 0.0, scale)
 
 
 def _rest(
-    tree: Tree, at: Int[Array, " B"], last: Int[Array, " B"], a: Float[Array, " B"], b: Float[Array, " B"]
+    tree: Tree, fed: Int[Array, " B"], last: Int[Array, " B"], a: Float[Array, " B"], b: Float[Array, " B"]
 ) -> tuple[Float[Array, "B V"], Float[Array, " B"]]:
     """max(a p - b q, 0) after a fed token, 0 at the tokens of its children up to `last`; the rest of q's mass."""
     (rows, nodes), vocab = tree.tokens.shape, tree.log_p.shape[-1]
     node, row = jnp.arange(nodes, dtype=jnp.int32)[None, :], jnp.arange(rows, dtype=jnp.int32)[:, None]
-    gone = jnp.logical_and(tree.parent == at[:, None], node <= last[:, None])
+    gone = jnp.logical_and(tree.parent == fed[:, None], node <= last[:, None])
     slot = jnp.where(gone, tree.tokens, vocab)  # out of the vocabulary: nowhere
     is_left = jnp.ones((rows, vocab), bool).at[row, slot].set(False, mode="drop")
     # From here on rows of the vocabulary, [B, V]: the only ones that a rejection reads.
-    p = jnp.exp(take_position(tree.log_p, at))
+    p = jnp.exp(take_position(tree.log_p, fed))
     if tree.log_q is None:
         return jnp.where(is_left, jnp.maximum(a[:, None] * p, 0.0), 0.0), jnp.ones_like(a)
-    q = jnp.exp(take_position(tree.log_q, jnp.minimum(at, tree.log_q.shape[1] - 1)))
+    q = jnp.exp(take_position(tree.log_q, jnp.minimum(fed, tree.log_q.shape[1] - 1)))
     removed = jnp.where(b[:, None] != 0, b[:, None] * q, 0.0)
-    rest = jnp.where(is_left, jnp.maximum(a[:, None] * p - removed, 0.0), 0.0)
-    return rest, jnp.sum(jnp.where(is_left, q, 0.0), axis=-1)
+    values = jnp.where(is_left, jnp.maximum(a[:, None] * p - removed, 0.0), 0.0)
+    return values, jnp.sum(jnp.where(is_left, q, 0.0), axis=-1)

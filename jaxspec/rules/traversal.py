@@ -61,7 +61,7 @@ class Traversal(NamedTuple):
     current: Int[Array, " B"]  # the fed token that is judged, or whose children are
     on_tree: Bool[Array, "B N"]  # draft tokens that are still on the tree
     weight: Float[Array, "B N+1"]  # each fed token's weight, valid once the walk has entered it
-    left: Residual  # the `Residual` of p after each fed token
+    residual: Residual  # the `Residual` of p after each fed token
 
 
 def verify_tree(keys: Keys, position: Int[Array, " B"], draft: Draft, target: Distribution) -> Verdict:
@@ -81,7 +81,7 @@ def verify_tree(keys: Keys, position: Int[Array, " B"], draft: Draft, target: Di
     def enter(s: Traversal) -> Traversal:
         # One level down in every row whose place has a child left: the child's weight is min(1, w p / q).
         child, has_child = first_child(s)
-        p, q = residual_tree.trial_probs(nodes, s.left, child)
+        p, q = residual_tree.trial_probs(nodes, s.residual, child)
         weight = jnp.minimum(take_position(s.weight, s.current) * p / jnp.maximum(q, SMALLEST), 1.0)
         return s._replace(
             current=jnp.where(has_child, child + 1, s.current), weight=put(s.weight, child + 1, weight, has_child)
@@ -99,7 +99,7 @@ def verify_tree(keys: Keys, position: Int[Array, " B"], draft: Draft, target: Di
         failed, child = fails(s), jnp.maximum(s.current - 1, 0)
         parent = jnp.maximum(take_position(nodes.parent, child), 0)
         weight = take_position(s.weight, parent)
-        mass, left = residual_tree.after_rejection(nodes, s.left, child, weight, failed)
+        mass, residual = residual_tree.after_rejection(nodes, s.residual, child, weight, failed)
         total = mass + (1.0 - weight)
         # Nothing over nothing: w p equals q, and the child's weight was 1, up to rounding.
         after = jnp.where(total > 0, mass / jnp.where(total > 0, total, 1.0), 1.0)
@@ -109,7 +109,7 @@ def verify_tree(keys: Keys, position: Int[Array, " B"], draft: Draft, target: Di
                 current=jnp.where(failed, parent, s.current),
                 on_tree=jnp.logical_and(s.on_tree, jnp.logical_not(gone)),
                 weight=put(s.weight, parent, after, failed),
-                left=left,
+                residual=residual,
             )
         )
 
@@ -117,5 +117,5 @@ def verify_tree(keys: Keys, position: Int[Array, " B"], draft: Draft, target: Di
     zero = jnp.zeros_like(draft.length, jnp.int32)
     start = descend(Traversal(zero, nodes.parent >= 0, jnp.ones_like(drawn), initial))
     end = jax.lax.while_loop(lambda s: jnp.any(fails(s)), leave, start)
-    next_token = sample_residual(keys, position, residual_tree.log_left(nodes, end.left, end.current))
+    next_token = sample_residual(keys, position, residual_tree.log_left(nodes, end.residual, end.current))
     return tree_verdict(nodes.parent, *tree.path_to(nodes.parent, end.current), next_token)

@@ -49,7 +49,7 @@ def typical(epsilon: float = 0.09, delta: float = 0.3) -> Rule:
         [0]
     """
     pairs = ("epsilon", epsilon), ("delta", delta)
-    return _typical(*(number(value, name, "a number in (0, 1]", above=0, most=1) for name, value in pairs))
+    return _typical(*(number(value, name, "a number in (0, 1]", above=0, at_most=1) for name, value in pairs))
 
 
 @functools.lru_cache
@@ -71,9 +71,9 @@ def _typical(epsilon: float, delta: float) -> Rule:
 
     def thresholds(log_p: Float[Array, "B T V"]) -> Float[Array, "B T"]:
         """Computes one position at a time: the entropy of all would take another array of their size."""
-        at = functools.partial(jax.lax.dynamic_index_in_dim, log_p, axis=1, keepdims=False)
+        position = functools.partial(jax.lax.dynamic_index_in_dim, log_p, axis=1, keepdims=False)
         positions = jnp.arange(log_p.shape[1], dtype=jnp.int32)
-        return jax.lax.map(lambda t: threshold(at(t), epsilon, delta), positions).T
+        return jax.lax.map(lambda t: threshold(position(t), epsilon, delta), positions).T
 
     def log_prob(log_p: Float[Array, "B T V"], tokens: Int[Array, "B T"]) -> Float[Array, "B T"]:
         return jnp.take_along_axis(log_p, tokens[..., None], axis=-1)[..., 0]

@@ -313,7 +313,7 @@ def sampling_of(
     end = greedy() if is_greedy else at_temperature(bound, "top_p" in values, "min_p" in values)
     own_processors = (_with_own_values(bound.functions, index) for index, bound in enumerate(added))
     last = () if structured is None else (processor.structured,)  # nothing after it may allow what it rules out
-    sampler = chain(*(part for part in processors if part is not None), *own_processors, *last, to=end)
+    sampler = chain(*(process for process in processors if process is not None), *own_processors, *last, to=end)
     if sizes.ids < sizes.vocab:
         sampler = mask_padding_ids(sampler, sizes.ids)
     if draft_params is None or is_greedy:
@@ -332,12 +332,12 @@ def pattern_rows(
 ) -> list[tuple[patterns.Pattern | None, tuple[int, ...], int]]:
     """Returns the arguments of `structured.tables.Pool.add` for each row; banned tokens are no part of its text."""
     if bias is None:
-        return [(pattern, (), int(most)) for pattern, most in zip(rows, limit, strict=True)]
+        return [(pattern, (), int(limit_of_row)) for pattern, limit_of_row in zip(rows, limit, strict=True)]
     banned = [
         () if pattern is None else tuple(np.flatnonzero(np.isneginf(row)).tolist())
         for pattern, row in zip(rows, bias, strict=True)
     ]
-    return [(pattern, ids, int(most)) for pattern, ids, most in zip(rows, banned, limit, strict=True)]
+    return [(pattern, ids, int(limit_of_row)) for pattern, ids, limit_of_row in zip(rows, banned, limit, strict=True)]
 
 
 def pool_of(target: Model, ends: Sequence[int]) -> tables.Pool:

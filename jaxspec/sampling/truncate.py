@@ -22,8 +22,8 @@ def apply_temperature(logits: Float[Array, "B T V"], temperature: Float[Array, "
     best = noise.first_largest(logits)[..., None]
     allowed = jnp.logical_and(jnp.arange(logits.shape[-1])[None, None, :] == best, logits > -jnp.inf)
     point = jnp.where(allowed, 0.0, -jnp.inf)
-    most = jnp.max(logits, axis=-1, keepdims=True)
-    below = logits - jnp.where(jnp.isfinite(most), most, 0.0)
+    largest = jnp.max(logits, axis=-1, keepdims=True)
+    below = logits - jnp.where(jnp.isfinite(largest), largest, 0.0)
     return jnp.where(positive, below / jnp.where(positive, temperature, 1.0), point)
 
 

@@ -61,8 +61,8 @@ def _banned_words(words: tuple[tuple[int, ...], ...]) -> Processor:
     last = np.array([word[-1] for word in words])
 
     def init(values: Any, row: Prompt, start: Int[Array, " B"], vocab: int) -> Int[Array, "B L"]:
-        if (most := max(map(max, words))) >= vocab:
-            raise ValueError(f"a banned word has the id {most}: expected ids from 0 to {vocab - 1}")
+        if (largest_id := max(map(max, words))) >= vocab:
+            raise ValueError(f"a banned word has the id {largest_id}: expected ids from 0 to {vocab - 1}")
         return token_rows.tokens_at(row.tokens, row.length[:, None] + jnp.arange(-longest, 0)[None])
 
     def advance(values: Any, memory: Int[Array, "B L"], token: Int[Array, " B"]) -> Int[Array, "B L"]:

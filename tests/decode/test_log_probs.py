@@ -330,5 +330,5 @@ def test_the_position_of_a_token_is_that_of_its_path():
     """After fed tokens 0, 2 and 1 of a pass over three; none is kept of tokens that were not committed."""
     logits = jnp.log(jnp.array([[[0.5, 0.5], [0.25, 0.75], [0.125, 0.875]]]))
     forward, certain = jaxspec.core.Forward(logits, logits), jaxspec.core.Distribution(tokens=jnp.zeros((1, 3), int))
-    report = log_probs.of_tokens(jnp.array([[0, 0, 0]]), forward, certain, 0, at=jnp.array([[0, 2, 1]]))
+    report = log_probs.of_tokens(jnp.array([[0, 0, 0]]), forward, certain, 0, position=jnp.array([[0, 2, 1]]))
     np.testing.assert_allclose(np.exp(report.raw), [[0.5, 0.125, 0.25]], rtol=1e-6)

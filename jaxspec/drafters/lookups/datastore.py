@@ -94,18 +94,18 @@ def build(
         raise DatastoreError(f"got {len(rows)} documents and no tokens: expected at least one token")
     if ids.min() < 0 or ids.max() >= vocab_size:
         raise DatastoreError(f"the ids range from {ids.min()} to {ids.max()}: expected 0 to {vocab_size - 1}")
-    kind = np.dtype(np.uint16 if vocab_size < 2**16 else np.uint32)
-    if (len(ids) + len(parts)) * kind.itemsize > LARGEST:
+    dtype = np.dtype(np.uint16 if vocab_size < 2**16 else np.uint32)
+    if (len(ids) + len(parts)) * dtype.itemsize > LARGEST:
         raise DatastoreError(
             f"got {len(ids):,} tokens in {len(rows):,} documents: a datastore holds at most "
-            f"{LARGEST // kind.itemsize:,} of both together"
+            f"{LARGEST // dtype.itemsize:,} of both together"
         )
-    tokens = np.insert((ids + 1).astype(kind), np.cumsum([len(part) for part in parts]), 0)
+    tokens = np.insert((ids + 1).astype(dtype), np.cumsum([len(document) for document in parts]), 0)
     advance()
     # The order of big-endian numbers is that of their bytes, so a sorter of byte strings will do; of its suffixes those
     # count which begin with a token's first byte.
-    suffixes = divsufsort(tokens.astype(kind.newbyteorder(">")).view(np.uint8))
-    suffixes = suffixes[suffixes % kind.itemsize == 0] // kind.itemsize
+    suffixes = divsufsort(tokens.astype(dtype.newbyteorder(">")).view(np.uint8))
+    suffixes = suffixes[suffixes % dtype.itemsize == 0] // dtype.itemsize
     suffixes = suffixes[tokens[suffixes] > 0].astype(np.int32)
     advance()
     return Datastore(tokens, suffixes, vocab_size, vocabulary)

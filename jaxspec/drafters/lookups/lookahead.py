@@ -86,9 +86,9 @@ def _lookahead(window: int, levels: int, candidates: int, pool: int) -> core.Dra
     window_parent = jnp.asarray(np.concatenate([chain, *above]), jnp.int32)
 
     def init(start: core.DraftStart) -> LookaheadState:
-        batch, ahead = start.prompt.text.tokens.shape[0], np.add.outer(np.arange(levels), column)
+        batch, offset = start.prompt.text.tokens.shape[0], np.add.outer(np.arange(levels), column)
         empty, zero = jnp.full((batch, pool, levels + 1), NO_TOKEN, jnp.int32), jnp.zeros((batch,), jnp.int32)
-        return LookaheadState(prompt_tokens(start.prompt.text, depth)[:, ahead], empty, zero, zero)
+        return LookaheadState(prompt_tokens(start.prompt.text, depth)[:, offset], empty, zero, zero)
 
     def propose(weights: core.Weights, caches: core.Caches, context: core.DraftContext) -> core.Proposal:
         state, row = caches.draft, context.row

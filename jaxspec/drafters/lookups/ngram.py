@@ -120,7 +120,7 @@ def count(
         raise ValueError(f"got {len(rows)} rows and no tokens: expected at least one token")
     if tokens.min() < 0 or tokens.max() >= vocab_size:
         raise ValueError(f"the ids range from {tokens.min()} to {tokens.max()}: expected 0 to {vocab_size - 1}")
-    length_of = np.array([len(part) for part in parts])
+    length_of = np.array(list(map(len, parts)))
     column = np.arange(len(tokens)) - np.repeat(np.cumsum(length_of) - length_of, length_of)  # of a token in its row
 
     context, parents = np.zeros(len(tokens), np.int64), 1  # the context before each token; -1 where there is none

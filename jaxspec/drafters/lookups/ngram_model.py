@@ -80,11 +80,11 @@ def language_model(config: NGramConfig) -> LanguageModel:
 @functools.lru_cache
 def _language_model(config: NGramConfig) -> LanguageModel:
     def read(
-        params: Tables, rows: Int[Array, "B S"], at: Int[Array, "B T longest"]
+        params: Tables, rows: Int[Array, "B S"], position: Int[Array, "B T longest"]
     ) -> tuple[Float[Array, "B T V"], Int[Array, " B"]]:
-        """Makes logits after each of T tokens, and the length of the last one's context; `at`: the places of the last
+        """Makes logits after each of T tokens, and the length of the last one's context; `position`: those of the last
         tokens of each context, oldest first."""
-        follower, times, depth = _followers(params, config.vocab_size, token_rows.tokens_at(rows, at))
+        follower, times, depth = _followers(params, config.vocab_size, token_rows.tokens_at(rows, position))
         return _log_probs(follower, times, config.vocab_size), depth[:, -1]
 
     def prefill(params: Tables, prompt: Prompt, room: Room) -> tuple[Forward, NGramCache]:
@@ -105,11 +105,12 @@ def _language_model(config: NGramConfig) -> LanguageModel:
         step = tokens.shape[1]
         rows = token_rows.append(cache.tokens, cache.length, tokens)
         if parent is None:
-            at = positions_up_to(cache.length[:, None] + jnp.arange(step, dtype=cache.length.dtype)[None, :], longest)
+            last = cache.length[:, None] + jnp.arange(step, dtype=cache.length.dtype)[None, :]  # B T
+            position = positions_up_to(last, longest)
         else:
             start = cache.length - jnp.asarray(parent.shape[1] - step, cache.length.dtype)
-            at = start[:, None, None] + tree.last_on_path(parent, longest)[:, -step:].astype(start.dtype)
-        logits, context = read(params, rows, at)
+            position = start[:, None, None] + tree.last_on_path(parent, longest)[:, -step:].astype(start.dtype)
+        logits, context = read(params, rows, position)
         length = cache.length + jnp.asarray(step, cache.length.dtype)
         return Forward(logits), NGramCache(rows, length, context)
 
@@ -148,20 +149,20 @@ def first_draft_tokens(config: NGramConfig, tables: Tables, rows: Int[Array, "B 
     >>> first_draft_tokens(config, tables, jnp.array([[1, 2, 0]])).tolist()
     [[2, 3, 1]]
     """
-    at = jnp.broadcast_to(jnp.arange(rows.shape[1], dtype=jnp.int32)[None, :], rows.shape)
-    context = token_rows.tokens_at(rows, positions_up_to(at, len(config.contexts)))
+    position = jnp.broadcast_to(jnp.arange(rows.shape[1], dtype=jnp.int32)[None, :], rows.shape)
+    context = token_rows.tokens_at(rows, positions_up_to(position, len(config.contexts)))
     follower, _, _ = _followers(tables, config.vocab_size, context)
     return follower[..., 0]
 
 
-def positions_up_to(at: Int[Array, "*places"], count: int) -> Int[Array, "*places count"]:
+def positions_up_to(position: Int[Array, "*places"], count: int) -> Int[Array, "*places count"]:
     """Returns the last `count` positions up to each, oldest first; those before a row's beginning are below 0.
 
     >>> positions_up_to(jnp.array([0, 5]), 2).tolist()
     [[-1, 0], [4, 5]]
     """
-    back = jnp.arange(1 - count, 1, dtype=at.dtype)
-    return at[..., None] + back.reshape(*[1] * at.ndim, count)
+    back = jnp.arange(1 - count, 1, dtype=position.dtype)
+    return position[..., None] + back.reshape(*[1] * position.ndim, count)
 
 
 def _followers(

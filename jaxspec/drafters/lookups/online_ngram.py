@@ -86,14 +86,14 @@ def _online_ngram(n: int, top: int, slots: int) -> core.Drafter:
         prompt = start.prompt.text
         batch, width = prompt.tokens.shape
         empty = jnp.full((batch, len(sizes), slots, n - 1 + top), NO_TOKEN, jnp.int32)
-        at = jnp.broadcast_to(jnp.arange(width, dtype=prompt.length.dtype), (batch, width))
+        position = jnp.broadcast_to(jnp.arange(width, dtype=prompt.length.dtype), (batch, width))
         followers = jnp.pad(prompt.tokens[:, 1:], ((0, 0), (0, 1)))[..., None]
         followers = jnp.pad(followers, ((0, 0), (0, 0), (0, top - 1)), constant_values=NO_TOKEN)  # B P K
-        inside = at < prompt.length[:, None] - 1
-        return _enter(empty, contexts_at(prompt, at), followers, inside)
+        inside = position < prompt.length[:, None] - 1
+        return _enter(empty, contexts_at(prompt, position), followers, inside)
 
-    def contexts_at(row: core.Prompt, at: Int[Array, "B T"]) -> Int[Array, "B O T W"]:
-        return _contexts(tokens_at(row.tokens, positions_up_to(at, n - 1)), sizes)
+    def contexts_at(row: core.Prompt, position: Int[Array, "B T"]) -> Int[Array, "B O T W"]:
+        return _contexts(tokens_at(row.tokens, positions_up_to(position, n - 1)), sizes)
 
     def propose(weights: core.Weights, caches: core.Caches, context: core.DraftContext) -> core.Proposal:
         return skip_if_idle(lambda: search(caches.draft, context.row, context.gamma), context), caches
@@ -116,7 +116,7 @@ def _online_ngram(n: int, top: int, slots: int) -> core.Drafter:
         row, verdict, logits = end.row, end.verdict, end.forward.logits
         step = jnp.arange(logits.shape[1], dtype=row.length.dtype)[None, :]
         # Where the round began. Not so in a row that has ended, which may have committed fewer; but it drafts no more.
-        at = row.length[:, None] - 2 - verdict.num_accepted[:, None] + step
+        position = row.length[:, None] - 2 - verdict.num_accepted[:, None] + step
         verified = step <= verdict.num_accepted[:, None]
         best_of, width = min(top, logits.shape[-1]), logits.shape[1]
 
@@ -128,7 +128,7 @@ def _online_ngram(n: int, top: int, slots: int) -> core.Drafter:
         # Where no draft token was accepted in any row there is one position to read, and ranking is what costs.
         any_accepted = jnp.any(verdict.num_accepted > 0)
         best = jax.lax.cond(any_accepted, ranked, lambda logits: ranked(logits[:, :1]), logits)
-        return end.caches._replace(draft=_enter(end.caches.draft, contexts_at(row, at), best, verified))
+        return end.caches._replace(draft=_enter(end.caches.draft, contexts_at(row, position), best, verified))
 
     return core.Drafter(init, propose, commit, may_be_empty=True, rollback=same_state)
 

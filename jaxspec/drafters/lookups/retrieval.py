@@ -137,14 +137,15 @@ def _wanted(row: core.Prompt, sizes: Int[Array, " K"], longest: int) -> Int[Arra
     [[[6, 7], [7, 0]]]
     """
     step = jnp.arange(longest, dtype=row.length.dtype)[None, None, :]
-    at = row.length[:, None, None] - sizes[None, :, None] + step
-    stored = token_rows.tokens_at(row.tokens, at, token_rows.BEFORE_ROW) + 1  # before the row: below all that is stored
+    position = row.length[:, None, None] - sizes[None, :, None] + step
+    # Stored ids are one larger, so what stands before the row is below all of them.
+    stored = token_rows.tokens_at(row.tokens, position, token_rows.BEFORE_ROW) + 1
     return jnp.where(step < sizes[None, :, None], stored, 0)
 
 
-def _read(store: Store, at: Int[Array, "*shape"]) -> Int[Array, "*shape"]:
+def _read(store: Store, position: Int[Array, "*shape"]) -> Int[Array, "*shape"]:
     """Reads what stands at some positions; beyond the end the last entry, which ends a document."""
-    return store.tokens[jnp.minimum(at, store.tokens.shape[0] - 1)].astype(jnp.int32)
+    return store.tokens[jnp.minimum(position, store.tokens.shape[0] - 1)].astype(jnp.int32)
 
 
 def _ranges(

@@ -142,9 +142,9 @@ def _suffix(options: SuffixOptions) -> Drafter:
         voters = jnp.logical_and(match[:, None, :] >= match[:, :, None], is_place[:, None, :])  # B C C
         path, probability = vote.likeliest(tokens, real, voters)  # B C G
 
-        most = _most_tokens(match, options.factor)
+        limit = _most_tokens(match, options.factor)
         likely = jnp.logical_and(probability >= options.least_probability, probability > 0)
-        likely = jnp.logical_and(likely, jnp.logical_and(step < most[:, :, None], is_place[:, :, None]))
+        likely = jnp.logical_and(likely, jnp.logical_and(step < limit[:, :, None], is_place[:, :, None]))
         drafted = jnp.cumprod(likely.astype(jnp.int32), axis=2) > 0
         # A draft token is accepted if all before it are: the sum is how many are expected to be.
         score = jnp.sum(jnp.where(drafted, probability, 0.0), axis=2)
@@ -157,7 +157,7 @@ def _suffix(options: SuffixOptions) -> Drafter:
             return Draft(jnp.where(drafted, take_position(path, best), 0), length)
         # Of the best group all continuations, likely or not, up to the most tokens for its match.
         voter = jnp.logical_and(take_position(voters, best), enough[:, None])
-        within = step < take_position(most, best)[:, None, None]
+        within = step < take_position(limit, best)[:, None, None]
         real = jnp.logical_and(jnp.logical_and(real, voter[:, :, None]), within)
         return vote.as_tree(jnp.maximum(tokens, 0), real, jnp.ones(voter.shape), options.tree.nodes)
 

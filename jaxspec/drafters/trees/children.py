@@ -63,12 +63,12 @@ def _mixed(log_probs: Float[Array, "B n V"], keys: Key[Array, "B n"], counts: Se
     is_child = jnp.arange(fixed.shape[-1])[None, :] < jnp.asarray(counts)[:, None] - 1  # n k-1
     token = jnp.arange(log_probs.shape[-1], dtype=jnp.int32)[None, None, None]
     is_fixed = jnp.any(jnp.logical_and(fixed[..., None] == token, is_child[None, :, :, None]), axis=2)  # B n V
-    rest = jax.nn.log_softmax(jnp.where(is_fixed, -jnp.inf, log_probs), axis=-1)
-    rest = jnp.where(jnp.isnan(rest), -jnp.inf, rest)  # the fixed ones have all the mass
-    sampled = _children(noise.categorical(keys, rest)[..., None], Draw.WITHOUT_REPLACEMENT, rest)
+    unfixed = jax.nn.log_softmax(jnp.where(is_fixed, -jnp.inf, log_probs), axis=-1)
+    unfixed = jnp.where(jnp.isnan(unfixed), -jnp.inf, unfixed)  # the fixed ones have all the mass
+    sampled = _children(noise.categorical(keys, unfixed)[..., None], Draw.WITHOUT_REPLACEMENT, unfixed)
     pairs = zip(sampled[:3], _children(fixed, Draw.FIXED, log_probs)[:3], strict=True)
     tokens, draws, live = (jnp.concatenate(parts, axis=-1) for parts in pairs)
-    return Children(tokens, draws, live, rest)
+    return Children(tokens, draws, live, unfixed)
 
 
 def _top(scores: Float[Array, "B n V"], count: int, log_probs: Float[Array, "B n V"] | None) -> Children:

@@ -113,7 +113,7 @@ def grow(
         # Rounding must not raise a child above its parent.
         score = jnp.minimum(jnp.take_along_axis(log_probs, best, axis=-1), 0.0) + reached[:, :, None]
         score = jnp.where(level < limit[:, None, None], score, -jnp.inf)
-        num_seen = sum(part.shape[1] for part in tokens)
+        num_seen = sum(seen.shape[1] for seen in tokens)
         tokens.append(best.reshape(batch, -1))
         scores.append(score.reshape(batch, -1))
         parents.append(jnp.repeat(frontier, width, axis=1))

@@ -38,9 +38,9 @@ def sequences(draft: Model | BoundDrafter, k: int = 4, length: int | None = None
         [9]
     """
     steps = as_drafter(draft, "draft").functions.steps
-    most = None if steps is None else steps.depth
-    k, length = integers(1, k=k, length=min(LENGTH, most or LENGTH) if length is None else length)
-    if most is not None and length > most:
-        raise ValueError(f"length is {length}: expected at most {most} tokens, as many as the drafter drafts ahead")
+    longest = None if steps is None else steps.depth
+    k, length = integers(1, k=k, length=min(LENGTH, longest or LENGTH) if length is None else length)
+    if longest is not None and length > longest:
+        raise ValueError(f"length is {length}: expected at most {longest} tokens, as many as the drafter drafts ahead")
     drafter = tree(draft, shape=branching((k,) + (1,) * (length - 1)), draw="replacement")
     return drafter._replace(name=f"sequences({k} of {length} tokens, {name_of(draft)})")

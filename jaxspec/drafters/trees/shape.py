@@ -99,37 +99,36 @@ def _shape_of(choices: Choices) -> Shape:
         raise ValueError("the tree has no nodes: expected at least one, such as (0,)")
     trees.of_choices(choices)  # refuses what is no tree
     nodes = sorted(choices, key=lambda node: (len(node), node))
-    present = set(nodes)
     for node in nodes:
-        if node[-1] and (*node[:-1], node[-1] - 1) not in present:
-            elder = (*node[:-1], node[-1] - 1)
+        elder = (*node[:-1], node[-1] - 1)
+        if node[-1] and elder not in nodes:
             raise ValueError(
                 f"the tree has the node {node} and not its elder sibling {elder}: add it, ranks have no gaps"
             )
     # A node's younger siblings come after it, so the elder siblings of a fed one are fed, too.
-    inner: set[tuple[int, ...]] = set()
-    for node in nodes:
-        if len(node) > 1:
-            inner |= {(*node[:-2], rank) for rank in range(node[-2] + 1)}
+    inner = {(*node[:-2], rank) for node in nodes if len(node) > 1 for rank in range(node[-2] + 1)}
     nodes.sort(key=lambda node: node not in inner)
     number = {(): 0} | {node: index + 1 for index, node in enumerate(nodes)}
-    levels, number_of, width = [], {}, 0
+    levels, order, width = [], {}, 0
     for depth in range(max(map(len, nodes))):
         parents = [node for node in [(), *nodes[: len(inner)]] if len(node) == depth]
-        counts = [sum(node[:-1] == parent and len(node) == depth + 1 for node in nodes) for parent in parents]
-        most, deeper = max(counts), []
-        for index, parent in enumerate(parents):
-            for rank in range(counts[index]):
-                number_of[(*parent, rank)] = width + index * most + rank
-                deeper += [index * most + rank] if (*parent, rank) in inner else []
+        counts = [sum(node[:-1] == parent for node in nodes) for parent in parents]
+        # Children are drawn side by side, for each parent as many as the most that one of them has.
+        slots = {
+            (*parent, rank): index * max(counts) + rank
+            for index, (parent, count) in enumerate(zip(parents, counts, strict=True))
+            for rank in range(count)
+        }
+        deeper = (slot for child, slot in slots.items() if child in inner)
         levels.append(Level(tuple(number[parent] for parent in parents), tuple(counts), tuple(deeper)))
-        width += len(parents) * most
+        order |= {child: width + slot for child, slot in slots.items()}
+        width += len(parents) * max(counts)
     return Shape(
         tuple(number[node[:-1]] for node in nodes),
         tuple(map(len, nodes)),
         len(inner),
         tuple(levels),
-        tuple(number_of[node] for node in nodes),
+        tuple(order[node] for node in nodes),
     )
 
 

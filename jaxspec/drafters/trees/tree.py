@@ -137,7 +137,9 @@ def _joined(shape: Shape, levels: Sequence[children.Children], parents: Sequence
     """Joins what the levels have for their children, B n k each, in the order of the draft's nodes, B N."""
 
     def in_order(parts: Sequence[Array]) -> Array:
-        return jnp.concatenate([part.reshape(len(part), -1) for part in parts], axis=1)[:, np.array(shape.order)]
+        return jnp.concatenate([entries.reshape(len(entries), -1) for entries in parts], axis=1)[
+            :, np.array(shape.order)
+        ]
 
     tokens, live = in_order([chosen.tokens for chosen in levels]), in_order([chosen.live for chosen in levels])
     length = jnp.full((len(tokens),), len(shape.parents), jnp.int32)
