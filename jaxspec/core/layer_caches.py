@@ -21,10 +21,10 @@ from jaxspec.core import token_rows
 from jaxspec.core.language_model import Room
 from jaxspec.core.passes import Pass, View, last_entries
 
-Layer = Float[Array, "batch kv_heads capacity head_dim"]
+LayerArray = Float[Array, "batch kv_heads capacity head_dim"]
 New = Float[Array, "batch kv_heads step head_dim"]
-KeysValues = tuple[Layer, Layer]
-Step = Callable[[Any, Any], tuple[Any, Any]]
+KeysValues = tuple[LayerArray, LayerArray]
+Recurrence = Callable[[Any, Any], tuple[Any, Any]]
 """A recurrence by one token: (state [B, ...], the token's entry [B, ...]) -> (state, output [B, ...])."""
 Many = Callable[[Any, Any, Int[Array, " B"]], tuple[Any, Any]]
 """By N tokens: (state, entries [B, N, ...], count [B]) -> (outputs [B, N, ...], state after `count` of them)."""
@@ -103,8 +103,8 @@ class Attended(LayerCache):
         wraps: whether it is a ring; otherwise entry i lies in slot i.
     """
 
-    keys: Layer
-    values: Layer
+    keys: LayerArray
+    values: LayerArray
     window: int | None = dataclasses.field(default=None, metadata={"static": True})
     wraps: bool = dataclasses.field(default=False, metadata={"static": True})
 
@@ -226,7 +226,7 @@ class Recurrent(LayerCache):
         return jax.tree.leaves(self.log)[0].shape[1]
 
     def read(
-        self, pass_: Pass, records: Sequence[Any], step: Step, new: Any, many: Many | None = None
+        self, pass_: Pass, records: Sequence[Any], step: Recurrence, new: Any, many: Many | None = None
     ) -> RecurrentRecord:
         """Runs the layer's recurrence over the tokens that count and the new ones.
 
@@ -264,7 +264,9 @@ class Recurrent(LayerCache):
         log = _take_tokens(sequence, (new_base - base)[:, None] + index[:, :size])
         return RecurrentRecord(outputs, Recurrent(state, log, new_base))
 
-    def read_whole(self, records: Sequence[Any], step: Step, new: Any, many: Many | None = None) -> RecurrentRecord:
+    def read_whole(
+        self, records: Sequence[Any], step: Recurrence, new: Any, many: Many | None = None
+    ) -> RecurrentRecord:
         """Runs the recurrence from the first token on."""
         batch, count = jax.tree.leaves(new)[0].shape[:2]
         state = jax.tree.map(lambda x: jnp.zeros((batch, *x.shape[1:]), x.dtype), self.state)
@@ -288,7 +290,7 @@ class Recurrent(LayerCache):
         return self.base <= length
 
 
-def _one_by_one(step: Step) -> Many:
+def _one_by_one(step: Recurrence) -> Many:
     """Makes the recurrence by many tokens of that by one."""
 
     def run(state: Any, entries: Any, count: Int[Array, " B"]) -> tuple[Any, Any]:
@@ -310,16 +312,18 @@ def _take_tokens(x: Any, index: Int[Array, "B N"]) -> Any:
     return jax.tree.map(lambda a: token_rows.take(a, jnp.clip(index, 0, a.shape[1] - 1)), x)
 
 
-Maker = Callable[[int, Room], LayerCache]
+CacheMaker = Callable[[int, Room], LayerCache]
 """(batch, room) -> an empty cache."""
 
 
-def whole(kv_heads: int, head_dim: int, dtype: Any = jnp.float32) -> Maker:
+def whole(kv_heads: int, head_dim: int, dtype: Any = jnp.float32) -> CacheMaker:
     """Makes empty caches of a layer that attends to all before it."""
     return window(kv_heads, head_dim, None, dtype)
 
 
-def window(kv_heads: int, head_dim: int, width: int | None, dtype: Any = jnp.float32, *, ring: bool = True) -> Maker:
+def window(
+    kv_heads: int, head_dim: int, width: int | None, dtype: Any = jnp.float32, *, ring: bool = True
+) -> CacheMaker:
     """Makes empty caches of a layer that attends to `width` positions, None: to all.
 
     They are rings, unless `ring` is False or rows fit.
@@ -334,12 +338,12 @@ def window(kv_heads: int, head_dim: int, width: int | None, dtype: Any = jnp.flo
     return make
 
 
-def shared(source: int) -> Maker:
+def shared(source: int) -> CacheMaker:
     """Makes caches of a layer that attends to what layer `source` attends to."""
     return lambda batch, room: Shared(source)
 
 
-def recurrent(state: Any, entry: Any) -> Maker:
+def recurrent(state: Any, entry: Any) -> CacheMaker:
     """Makes empty caches of a recurrent layer.
 
     Args:
@@ -356,7 +360,7 @@ def recurrent(state: Any, entry: Any) -> Maker:
     return make
 
 
-def write(buffer: Layer, new: New, length: Int[Array, " batch"]) -> Layer:
+def write(buffer: LayerArray, new: New, length: Int[Array, " batch"]) -> LayerArray:
     """Writes `step` entries into each row at its own length.
 
     With lengths (1, 2) and step 1: before [[a . .], [b c .]], after [[a X .], [b c Y]].
@@ -373,7 +377,7 @@ def write(buffer: Layer, new: New, length: Int[Array, " batch"]) -> Layer:
     return jax.vmap(lambda b, n, begin: jax.lax.dynamic_update_slice(b, n, (zero, begin, zero)))(buffer, new, length)
 
 
-def _write_twice(buffer: Layer, new: New, start: tuple[Int[Array, ""], ...]) -> Layer:
+def _write_twice(buffer: LayerArray, new: New, start: tuple[Int[Array, ""], ...]) -> LayerArray:
     """Writes one entry to the only row, by a scatter of the entry and itself.
 
     On a CPU, XLA repeats an update of one slice for each of its readers, and copies the whole buffer each time. It
@@ -384,8 +388,8 @@ def _write_twice(buffer: Layer, new: New, start: tuple[Int[Array, ""], ...]) -> 
 
 
 def write_ring(
-    buffer: Layer, new: New, length: Int[Array, " batch"], real: Int[Array, " batch"] | None = None
-) -> Layer:
+    buffer: LayerArray, new: New, length: Int[Array, " batch"], real: Int[Array, " batch"] | None = None
+) -> LayerArray:
     """Writes entries to slots length % slots, ..., and on from slot 0; of each row the first `real`, None: all.
 
     Length 5, three slots, step 2: before [d e c], after [Y e X]; X is entry 5.
@@ -416,11 +420,11 @@ def write_ring(
     return buffer
 
 
-def _slice(buffer: Layer, start: Int[Array, " batch"], step: int) -> New:
+def _slice(buffer: LayerArray, start: Int[Array, " batch"], step: int) -> New:
     if buffer.shape[0] == 1:
         return jax.lax.dynamic_slice_in_dim(buffer, start[0], step, axis=2)
     return jax.vmap(lambda b, begin: jax.lax.dynamic_slice_in_dim(b, begin, step, axis=1))(buffer, start)
 
 
-def _take(buffer: Layer, slots: Int[Array, "batch step"]) -> New:
+def _take(buffer: LayerArray, slots: Int[Array, "batch step"]) -> New:
     return jnp.take_along_axis(buffer, slots[:, None, :, None], axis=2)

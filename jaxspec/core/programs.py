@@ -43,17 +43,17 @@ COMPILER_OPTIONS = {
 
 A program of your own, in which `jaxspec.rollout` is, has them by `jax.jit(..., compiler_options=...)`."""
 
-Result = TypeVar("Result")
+Returned = TypeVar("Returned")
 
 
-class Jitted(Generic[Result]):
+class Jitted(Generic[Returned]):
     """A function as `jax.jit` compiles it, that forgets the programs of static arguments that were not used for long.
 
     `jax.jit` holds on to every static argument, and so to each decoder or model that a long-lived process ever made,
     with its programs. Here each combination of static arguments has a jitted function of its own, which goes with them.
     """
 
-    def __init__(self, function: Callable[..., Result], static_argnames: Sequence[str], kept: int, options: Any):
+    def __init__(self, function: Callable[..., Returned], static_argnames: Sequence[str], kept: int, options: Any):
         functools.update_wrapper(self, function)
         self.function = function
         self._signature, self._static = inspect.signature(function), tuple(static_argnames)
@@ -76,7 +76,7 @@ class Jitted(Generic[Result]):
         bound.apply_defaults()
         return [bound.arguments.pop(name) for name in self._static], bound.arguments
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Result:
+    def __call__(self, *args: Any, **kwargs: Any) -> Returned:
         static, traced = self._split(args, kwargs)
         return self._program(_kind(traced), *static)(**traced)
 
@@ -122,7 +122,7 @@ def _is_known(device: Any, name: str, value: str) -> bool:
 
 def jit(
     static_argnames: Sequence[str], *, kept: int = KEPT, **options: Any
-) -> Callable[[Callable[..., Result]], Jitted[Result]]:
+) -> Callable[[Callable[..., Returned]], Jitted[Returned]]:
     """Decorates a function as `jax.jit` does, for static arguments that are functions, or hold some; see `Jitted`.
 
     Args:

@@ -18,7 +18,7 @@ from jaxtyping import Array, Bool, Int
 from jaxspec import core
 from jaxspec.core import branches, kv_cache, token_rows, tree
 
-Outputs = TypeVar("Outputs")
+Arrays = TypeVar("Arrays")
 
 
 class TargetPass(NamedTuple):
@@ -357,19 +357,19 @@ def bucketed_pass(
     if len(widths) == 1:
         return pass_over(widths[0], cache)
 
-    def padded(width: int, cache: core.Cache) -> tuple[TargetPass, core.Cache]:
+    def padded_pass(width: int, cache: core.Cache) -> tuple[TargetPass, core.Cache]:
         outputs, cache = pass_over(width, cache)
-        return _pad(outputs, widths[-1]), cache
+        return padded(outputs, widths[-1]), cache
 
     # The bucket is chosen on the device, for the whole batch: its longest draft decides.
     index = jnp.sum(jnp.asarray(widths[:-1]) < needed + 1, dtype=jnp.int32)
-    return branches.switch(index, [functools.partial(padded, width) for width in widths], cache)
+    return branches.switch(index, [functools.partial(padded_pass, width) for width in widths], cache)
 
 
-def _pad(outputs: Outputs, width: int) -> Outputs:
-    """The same with `width` positions [B, T, ..]; what has none stays.
+def padded(outputs: Arrays, width: int) -> Arrays:
+    """Pads outputs or a draft [B, T, ..] with zeros to `width` positions; what has none stays.
 
-    >>> _pad(core.Distribution(jnp.ones((1, 2, 3)), greedy=jnp.array([True])), 5).log_probs.shape
+    >>> padded(core.Distribution(jnp.ones((1, 2, 3)), greedy=jnp.array([True])), 5).log_probs.shape
     (1, 5, 3)
     """
 

@@ -1,10 +1,10 @@
 """Decoders, and the ways to run them."""
 
 from jaxspec.decode.autoregressive import autoregressive
-from jaxspec.decode.beam_search import BeamSearch, beam_search
+from jaxspec.decode.beam_search import beam_search
 from jaxspec.decode.chat import Chat, chat
 from jaxspec.decode.generate import generate, prefix, stream
-from jaxspec.decode.output import Generation, Piece
+from jaxspec.decode.output import BeamSearch, Generation, Piece
 from jaxspec.decode.request import prepare
 from jaxspec.decode.rollout import rollout
 from jaxspec.decode.scoring import Score, score

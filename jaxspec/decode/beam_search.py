@@ -19,7 +19,6 @@ most new tokens, V vocabulary.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -35,68 +34,15 @@ from jaxspec.core.checks import in_range, integers, number
 from jaxspec.core.round import check_takes_trees
 from jaxspec.core.token_rows import decoder_prompt
 from jaxspec.decode import beams as bookkeeping
-from jaxspec.decode import inputs, output, stopping
+from jaxspec.decode import inputs, stopping
 from jaxspec.decode.beams import MODES, Beams, EarlyStopping, Goal
 from jaxspec.decode.encoding import Prompts
+from jaxspec.decode.output import BeamSearch
 from jaxspec.decode.request import Prepared, prepare, reported_tokens
 from jaxspec.drafters.model import known
 from jaxspec.sampling.params import NAMES
 from jaxspec.structured import patterns
-from jaxspec.structured.processor import RowState, after, allowed
-
-
-@dataclasses.dataclass(frozen=True)
-class BeamSearch:
-    """The result of `beam_search`: the best hypotheses of each prompt, the best first.
-
-    Attributes:
-        texts: each prompt's hypotheses; empty if the target has no tokenizer.
-        tokens: the new tokens [batch, beams, longest], padded with 0.
-        lengths: how many of them are real [batch, beams]; 0: there is no such hypothesis.
-        scores: sums of log probabilities over length ** length_penalty [batch, beams].
-        steps: tokens that the running beams of each prompt had in the end [batch].
-        passes: passes of the target after prefill, while a prompt was not done [batch]. Without a drafter one for each
-            step but the first, which is prefill's.
-        finish: why each prompt's hypotheses end: "eos" (an end token) or "length" (max_new_tokens).
-        log_probs: the tokens' log probabilities [batch, beams, longest], if asked for: under the softmax of the model's
-            logits, from which a search does not depart. 0 where there is no token.
-        top_tokens, top_log_probs: the k most probable tokens for each position, best first, and their log
-            probabilities [batch, beams, longest, k]. None unless `top_log_probs` asked for them.
-    """
-
-    texts: list[list[str]]
-    tokens: np.ndarray
-    lengths: np.ndarray
-    scores: np.ndarray
-    steps: np.ndarray
-    passes: np.ndarray
-    finish: list[list[str]]
-    log_probs: np.ndarray | None = None
-    top_tokens: np.ndarray | None = None
-    top_log_probs: np.ndarray | None = None
-
-    @property
-    def steps_per_pass(self) -> np.ndarray:
-        """(steps - 1) / passes [batch], 0 where there was no pass; 1 without a drafter."""
-        return (self.steps - 1) / np.maximum(self.passes, 1)
-
-    def records(self) -> list[dict[str, Any]]:
-        """Lists one flat dict of plain values per hypothesis."""
-        return [
-            {"row": row, "rank": rank, "text": self.texts[row][rank] if self.texts else None}
-            | {"tokens": self.tokens[row, rank, : self.lengths[row, rank]].tolist()}
-            | {"finish": self.finish[row][rank], "score": float(self.scores[row, rank])}
-            | {"steps": int(self.steps[row]), "passes": int(self.passes[row])}
-            | self._log_probs(row, rank)
-            for row in range(len(self.steps))
-            for rank in range(self.scores.shape[1])
-            if self.lengths[row, rank]
-        ]
-
-    def _log_probs(self, row: int, rank: int) -> dict[str, Any]:
-        named = dict(raw_log_probs=self.log_probs, top_tokens=self.top_tokens, top_log_probs=self.top_log_probs)
-        real = slice(int(self.lengths[row, rank]))
-        return {name: output.plain(x[row, rank, real]) for name, x in named.items() if x is not None}
+from jaxspec.structured.processor import RowState, after
 
 
 def beam_search(
@@ -163,9 +109,8 @@ def beam_search(
     if sampled := [name for name in options if name in refused]:
         raise ValueError(f"beam search does not sample, and got {', '.join(sampled)}: use jaxspec.generate for that")
     inputs.check_names(options, [*(beam_search.__kwdefaults__ or ()), *patterns.NAMES])
-    shared: dict[str, Any] = dict(max_new_tokens=max_new_tokens, eos_ids=eos_ids, **options)
-    shared |= dict(log_probs=log_probs, top_log_probs=top_log_probs)
-    prepared = prepare(target, prompts, drafter=drafter, gamma=gamma, **shared)
+    shared: dict[str, Any] = dict(options, max_new_tokens=max_new_tokens, eos_ids=eos_ids, log_probs=log_probs)
+    prepared = prepare(target, prompts, drafter=drafter, gamma=gamma, top_log_probs=top_log_probs, **shared)
     if drafter is not None:
         inputs.check_type(drafter, core.Model, "drafter", "a jaxspec.Model, whose own beams are the draft")
     (beams,) = integers(1, beams=beams)
@@ -196,19 +141,15 @@ def beam_search(
 
 
 class SearchPlan(NamedTuple):
-    """The static part of a search: the models' functions, and sizes.
-
-    Beams, draft beams, steps that are drafted, most new tokens. `top` is how many of the most probable tokens are
-    reported beside each; None where no log probabilities are.
-    """
+    """The static part of a search: the models' functions, and sizes."""
 
     target: core.LanguageModel
     draft: core.LanguageModel | None
     beams: int
     draft_beams: int
-    gamma: int
-    new: int
-    top: int | None = None
+    gamma: int  # steps that are drafted
+    new: int  # most new tokens
+    top: int | None = None  # how many of the most probable tokens are reported beside each; None: nothing is reported
 
     @property
     def retained(self) -> int:
@@ -238,8 +179,8 @@ class SearchPlan(NamedTuple):
         self, logits: Float[Array, "B n V"], goal: Goal, states: RowState | None
     ) -> tuple[Float[Array, "B n C"], Int[Array, "B n C"]]:
         """Returns the log probabilities of the target's best tokens after each node, and these tokens."""
-        count, mask = max(self.num_candidates(goal), self.best), _mask(goal, states, self.target.vocab_size)
-        return bookkeeping.best_tokens(logits, count, allowed=mask)
+        mask = bookkeeping.allowed_tokens(goal, states, self.target.vocab_size)
+        return bookkeeping.best_tokens(logits, max(self.num_candidates(goal), self.best), allowed=mask)
 
 
 class SearchState(NamedTuple):
@@ -261,26 +202,6 @@ class DraftTree(NamedTuple):
     parent: Int[Array, "B D"]
     # of the patterns after each fed token [B, F], the beams' last tokens first; None where hypotheses are free
     states: RowState | None
-
-
-def _of_beams(beams: Beams, goal: Goal) -> RowState | None:
-    """Follows the patterns over the running beams' tokens [B, K]; None where hypotheses are free."""
-    if goal.structured is None:
-        return None
-    automata, shape = goal.structured.tables.value, beams.scores.shape
-
-    def step(index: Int[Array, ""], states: RowState) -> RowState:
-        token = jax.lax.dynamic_index_in_dim(beams.tokens, index, axis=2, keepdims=False)
-        real = (index < beams.steps)[:, None]
-        return jax.tree.map(functools.partial(jnp.where, real), after(automata, states, token), states)
-
-    start = (jnp.broadcast_to(x[:, None], shape) for x in (goal.structured.state, goal.structured.limit))
-    return jax.lax.fori_loop(0, jnp.max(beams.steps), step, RowState(*start))
-
-
-def _mask(goal: Goal, states: RowState | None, vocab: int) -> Bool[Array, "B n V"] | None:
-    """Returns the tokens that may follow each node; None where all may."""
-    return None if states is None else allowed(goal.structured.tables.value, states, vocab)
 
 
 def _check_fits(search: SearchPlan, prepared: Prepared) -> None:
@@ -322,8 +243,8 @@ def _first_step(search: SearchPlan, weights: core.Weights, prompt: core.Prompt, 
         caches = core.Caches(cache, () if draft is None else search.prefill(draft, weights.draft, prompt)[1])
     scores, zero = jnp.zeros((batch, 1)), jnp.zeros((batch,), jnp.int32)
     beams = bookkeeping.start(batch, search.beams, search.new, search.top)
-    states = _of_beams(beams._replace(scores=beams.scores[:, :1], tokens=beams.tokens[:, :1]), goal)  # of no token
-    log_probs, tokens = search.best_tokens(forward.logits, goal, states)
+    first = beams._replace(scores=beams.scores[:, :1], tokens=beams.tokens[:, :1])  # one beam, without a token
+    log_probs, tokens = search.best_tokens(forward.logits, goal, bookkeeping.pattern_states(first, goal))
     candidates = bookkeeping.best_candidates(scores, log_probs, tokens, search.num_candidates(goal), search.best)
     beams, _, _ = bookkeeping.advance(beams, candidates, goal)
     # One number of a prompt's row tells: normalising logits that are not finite makes all of them NaN.
@@ -340,7 +261,7 @@ def _round(
     # Slots of the cache after the prompt: H retained entries (-1: not used yet); then what is fed, the K last tokens of
     # the beams and the D draft tokens by level.
     last, live = bookkeeping.last_tokens(state.beams), jnp.logical_not(state.beams.done)
-    target, states = search.target, _of_beams(state.beams, goal)
+    target, states = search.target, bookkeeping.pattern_states(state.beams, goal)
     drafted, draft_cache = DraftTree(last[:, :0], last[:, :0], states), state.caches.draft
     if search.draft is not None:
         with jax.named_scope("draft"):
@@ -365,32 +286,20 @@ def _round(
             assert lm.select is not None
             return lm.select(cache, base + state.count, path)
 
-        if search.draft is not None:
-            draft_cache = _read_last_level(search, search.draft, weights.draft, draft_cache, fed, parent, walk)
-            draft_cache = keep(search.draft, draft_cache)
+        if (draft := search.draft) is not None:
+            level = slice(-search.draft_beams, None)
+
+            def read(cache: core.Cache) -> core.Cache:
+                return draft.extend(weights.draft, cache, known(draft, fed[:, level]), parent)[1]
+
+            # The draft model has not read its last level: it does where one of these tokens is retained.
+            draft_cache = keep(draft, branches.run_if(jnp.any(walk.retained[:, level]), read, draft_cache))
         caches = core.Caches(keep(target, cache), draft_cache)
     failed = jnp.logical_or(state.failed, walk.failed)
     beams = beams._replace(done=jnp.logical_or(beams.done, failed))
     num_retained = state.count + jnp.sum(walk.retained, axis=1, dtype=jnp.int32)
     passes = state.passes + live.astype(jnp.int32)
     return SearchState(beams, retained, num_retained, above, caches, passes, failed)
-
-
-def _read_last_level(
-    search: SearchPlan,
-    draft: core.LanguageModel,
-    params: Any,
-    cache: core.Cache,
-    fed: Int[Array, "B F"],
-    parent: Int[Array, "B H+F"],
-    walk: Walk,
-) -> core.Cache:
-    """Reads the draft model's last level, which it has not read itself, where one of these tokens is retained."""
-
-    def read(cache: core.Cache) -> core.Cache:
-        return draft.extend(params, cache, known(draft, fed[:, -search.draft_beams :]), parent)[1]
-
-    return branches.run_if(jnp.any(walk.retained[:, -search.draft_beams :]), read, cache)
 
 
 def _draft(
@@ -415,7 +324,7 @@ def _draft(
     for level in range(search.gamma):
         # A level of the tree a pass: its K or D tokens follow nodes of the level before.
         forward, cache = lm.extend(params, cache, known(lm, fed), jnp.concatenate(parents, axis=1))
-        logits, mask = sampling.match_vocab(forward.logits, vocab), _mask(goal, states, vocab)
+        logits, mask = sampling.match_vocab(forward.logits, vocab), bookkeeping.allowed_tokens(goal, states, vocab)
         log_probs, best = bookkeeping.best_tokens(logits, search.draft_beams, without=goal.eos, allowed=mask)
         candidates = bookkeeping.best_candidates(scores, log_probs, best, search.draft_beams)
         scores, fed = candidates.scores, candidates.tokens

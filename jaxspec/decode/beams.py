@@ -8,6 +8,7 @@ Shapes: B prompts, K beams, T most new tokens, E end tokens, C candidates, V voc
 
 from __future__ import annotations
 
+import functools
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -16,6 +17,7 @@ from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from jaxspec.core import noise
 from jaxspec.core.token_rows import take, where
+from jaxspec.structured.processor import RowState, after, allowed
 
 EarlyStopping = bool | Literal["never"]
 MODES: tuple[EarlyStopping, ...] = (False, True, "never")  # of which `Goal.stops` is a number
@@ -208,6 +210,26 @@ def advance(beams: Beams, candidates: Candidates, goal: Goal) -> tuple[Beams, In
             ),
         )
     return where(beams.done, beams, after), origins, tokens
+
+
+def pattern_states(beams: Beams, goal: Goal) -> RowState | None:
+    """Follows the patterns over the running beams' tokens [B, K]; None where hypotheses are free."""
+    if goal.structured is None:
+        return None
+    automata, shape = goal.structured.tables.value, beams.scores.shape
+
+    def step(index: Int[Array, ""], states: RowState) -> RowState:
+        token = jax.lax.dynamic_index_in_dim(beams.tokens, index, axis=2, keepdims=False)
+        real = (index < beams.steps)[:, None]
+        return jax.tree.map(functools.partial(jnp.where, real), after(automata, states, token), states)
+
+    start = (jnp.broadcast_to(x[:, None], shape) for x in (goal.structured.state, goal.structured.limit))
+    return jax.lax.fori_loop(0, jnp.max(beams.steps), step, RowState(*start))
+
+
+def allowed_tokens(goal: Goal, states: RowState | None, vocab: int) -> Bool[Array, "B n V"] | None:
+    """Returns the tokens that may follow each node; None where all may."""
+    return None if states is None else allowed(goal.structured.tables.value, states, vocab)
 
 
 def last_tokens(beams: Beams) -> Int[Array, "B K"]:

@@ -156,6 +156,60 @@ class Piece:
     log_probs: LogProbs | None = None
 
 
+@dataclasses.dataclass(frozen=True)
+class BeamSearch:
+    """The result of `beam_search`: the best hypotheses of each prompt, the best first.
+
+    Attributes:
+        texts: each prompt's hypotheses; empty if the target has no tokenizer.
+        tokens: the new tokens [batch, beams, longest], padded with 0.
+        lengths: how many of them are real [batch, beams]; 0: there is no such hypothesis.
+        scores: sums of log probabilities over length ** length_penalty [batch, beams].
+        steps: tokens that the running beams of each prompt had in the end [batch].
+        passes: passes of the target after prefill, while a prompt was not done [batch]. Without a drafter one for each
+            step but the first, which is prefill's.
+        finish: why each prompt's hypotheses end: "eos" (an end token) or "length" (max_new_tokens).
+        log_probs: the tokens' log probabilities [batch, beams, longest], if asked for: under the softmax of the model's
+            logits, from which a search does not depart. 0 where there is no token.
+        top_tokens, top_log_probs: the k most probable tokens for each position, best first, and their log
+            probabilities [batch, beams, longest, k]. None unless `top_log_probs` asked for them.
+    """
+
+    texts: list[list[str]]
+    tokens: np.ndarray
+    lengths: np.ndarray
+    scores: np.ndarray
+    steps: np.ndarray
+    passes: np.ndarray
+    finish: list[list[str]]
+    log_probs: np.ndarray | None = None
+    top_tokens: np.ndarray | None = None
+    top_log_probs: np.ndarray | None = None
+
+    @property
+    def steps_per_pass(self) -> np.ndarray:
+        """(steps - 1) / passes [batch], 0 where there was no pass; 1 without a drafter."""
+        return (self.steps - 1) / np.maximum(self.passes, 1)
+
+    def records(self) -> list[dict[str, Any]]:
+        """Lists one flat dict of plain values per hypothesis."""
+        return [
+            {"row": row, "rank": rank, "text": self.texts[row][rank] if self.texts else None}
+            | {"tokens": self.tokens[row, rank, : self.lengths[row, rank]].tolist()}
+            | {"finish": self.finish[row][rank], "score": float(self.scores[row, rank])}
+            | {"steps": int(self.steps[row]), "passes": int(self.passes[row])}
+            | self._log_probs(row, rank)
+            for row in range(len(self.steps))
+            for rank in range(self.scores.shape[1])
+            if self.lengths[row, rank]
+        ]
+
+    def _log_probs(self, row: int, rank: int) -> dict[str, Any]:
+        named = dict(raw_log_probs=self.log_probs, top_tokens=self.top_tokens, top_log_probs=self.top_log_probs)
+        real = slice(int(self.lengths[row, rank]))
+        return {name: plain(x[row, rank, real]) for name, x in named.items() if x is not None}
+
+
 def page(out: Generation) -> str:
     """The first rows as HTML: text, counts, and where there were draft tokens the rounds as in the paper's Figure 1.
 

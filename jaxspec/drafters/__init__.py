@@ -14,8 +14,7 @@ from jaxspec.drafters.fallback import fallback
 from jaxspec.drafters.greedy import greedy
 from jaxspec.drafters.horizontal_cascade import horizontal_cascade
 from jaxspec.drafters.lookups.forced import forced
-from jaxspec.drafters.lookups.jacobi import jacobi
-from jaxspec.drafters.lookups.lookahead import lookahead
+from jaxspec.drafters.lookups.lookahead import jacobi, lookahead
 from jaxspec.drafters.lookups.ngram import bigram, ngram, unigram
 from jaxspec.drafters.lookups.online_ngram import online_ngram
 from jaxspec.drafters.lookups.prompt_lookup import prompt_lookup

@@ -12,13 +12,13 @@ from jaxspec.core import DraftStart, Forward, Inside, LanguageModel, Model, Para
 from jaxspec.core.round import fed_before
 from jaxspec.rules.common import take_position
 
-Network = TypeVar("Network")
+HeadNetwork = TypeVar("HeadNetwork")
 
 
-class DraftHead(NamedTuple, Generic[Network]):
+class DraftHead(NamedTuple, Generic[HeadNetwork]):
     """A network that reads hidden states, with its parameters."""
 
-    network: Network  # its functions, as `head(config)` of a file in `draft_heads` returns them
+    network: HeadNetwork  # its functions, as `head(config)` of a file in `draft_heads` returns them
     params: Params  # its own parameters; what it shares with the target is not among them
 
 

@@ -16,6 +16,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxspec import core
 from jaxspec.core import branches, noise
+from jaxspec.core.round import padded
 
 NodeLogits = tuple[Float[Array, "B n W"], Any]
 """Logits after n tokens, and the carry of `core.Reading`."""
@@ -57,16 +58,12 @@ def chain(steps: core.Steps, *, coupled: bool = False, trees: bool = True) -> co
 
     def propose(weights: core.Weights, caches: core.Caches, context: core.DraftContext) -> core.Proposal:
         depth = context.gamma if steps.depth is None else min(steps.depth, context.gamma)
-        if (missing := context.gamma - depth) == 0:
+        if depth == context.gamma:
             return propose_within(weights, caches, context)
         # Among other drafters (`drafters.fallback`) gamma may be more than there are tokens.
         limit = jnp.minimum(context.max_draft, depth)
         draft, caches = propose_within(weights, caches, context._replace(gamma=depth, max_draft=limit))
-
-        def padded(x: Array) -> Array:
-            return x if x.ndim < 2 else jnp.pad(x, [(0, 0), (0, missing)] + [(0, 0)] * (x.ndim - 2))
-
-        return jax.tree.map(padded, draft), caches
+        return padded(draft, context.gamma), caches
 
     steps_of_trees = steps if trees and not coupled else None
     return drafter._replace(propose=propose, longest=steps.depth, steps=steps_of_trees)
@@ -147,24 +144,31 @@ def sequential(
     keys = noise.at(context.keys, context.row.length, noise.Purpose.DRAFT)
     position = context.row.length
 
+    def choose(
+        i: Int[Array, ""], distribution: core.Distribution, going: Bool[Array, " B"], loop: DraftLoop
+    ) -> tuple[Int[Array, " B"], DraftLoop]:
+        """Chooses token i of each row, and notes what it was drawn from, or with which noise."""
+        if distribution.log_probs is None:
+            assert distribution.tokens is not None
+            return jnp.maximum(distribution.tokens[:, 0], 0), loop  # -1, where nothing is allowed, could not be fed
+        log_probs = distribution.log_probs[:, 0]  # B V
+        if coupled:
+            token_keys = noise.at(context.keys, position + i.astype(position.dtype), noise.Purpose.TOKEN)
+            gumbel = noise.gumbel(token_keys, log_probs.shape[-1])
+            token = noise.categorical(token_keys, log_probs, drawn=gumbel)
+            return token, loop._replace(gumbel=_put(loop.gumbel, gumbel, i))
+        token_keys = jax.vmap(lambda key: jax.random.fold_in(key, i))(keys)
+        token = noise.categorical(token_keys, log_probs, going)
+        return token, loop._replace(log_probs=_put(loop.log_probs, log_probs, i))
+
     def draw(i: Int[Array, ""], logits: Float[Array, "B 1 W"], loop: DraftLoop) -> DraftLoop:
+        """Draws token i of each row from its logits, and asks which rows go on after it."""
         seen = (jnp.arange(gamma, dtype=jnp.int32) < i)[None, None, :]
         distribution = context.to_distribution(logits, loop.tokens, seen)
         going = loop.going if reading.going is None else jnp.logical_and(loop.going, reading.going(loop.carry))
         if dynamic:
             going = jnp.logical_and(going, i < limit)
-        if coupled and distribution.log_probs is not None:
-            token_keys = noise.at(context.keys, position + i.astype(position.dtype), noise.Purpose.TOKEN)
-            gumbel = noise.gumbel(token_keys, distribution.log_probs.shape[-1])
-            token = noise.categorical(token_keys, distribution.log_probs[:, 0], drawn=gumbel)
-            loop = loop._replace(gumbel=_put(loop.gumbel, gumbel, i))
-        elif distribution.log_probs is not None:
-            token_keys = jax.vmap(lambda key: jax.random.fold_in(key, i))(keys)
-            token = noise.categorical(token_keys, distribution.log_probs[:, 0], going)
-            loop = loop._replace(log_probs=_put(loop.log_probs, distribution.log_probs[:, 0], i))
-        else:
-            assert distribution.tokens is not None
-            token = jnp.maximum(distribution.tokens[:, 0], 0)  # -1, where nothing is allowed, could not be fed
+        token, loop = choose(i, distribution, going, loop)
         length = loop.length + going.astype(loop.length.dtype)
         if context.confidence is not None and context.should_continue is not None:
             if reading.estimate is not None:  # of this token, made of the tokens before it

@@ -28,9 +28,9 @@ from jaxspec.nets.dense import Dense, parameter, precision
 from jaxspec.nets.shapes import DecoderConfig, Mixer
 
 CHUNK = 64
-State = dict[str, Array]
+DeltaState = dict[str, Array]
 """`inputs` [B, kernel - 1, 2 Hk K + H V], the last tokens' projections, and `memory` [B, H, K, V] in float32."""
-Entries = dict[str, Array]
+DeltaEntries = dict[str, Array]
 """Of each token [B, N, ...]: `inputs`, its projections, and by head the logarithm `decay` <= 0 and the rate `beta`."""
 LAYOUTS = MappingProxyType({f"attention/{name}": ("heads", "dim") for name in ("gate", "decay", "beta")})
 
@@ -72,7 +72,7 @@ class DeltaShape(Mixer):
     def module(self, config: DecoderConfig) -> Delta:
         return Delta(self, config.dim, config.norm.epsilon, jnp.dtype(config.dtype), parent=None)
 
-    def cache(self, config: DecoderConfig) -> kv.Maker:
+    def cache(self, config: DecoderConfig) -> kv.CacheMaker:
 
         def of(*sizes: int, dtype: Any = jnp.float32) -> jax.ShapeDtypeStruct:
             return jax.ShapeDtypeStruct(sizes, dtype)
@@ -135,7 +135,7 @@ class DeltaRule:
     shape: DeltaShape
     kernel: Float[Array, "kernel channels"]
 
-    def step(self, state: State, entry: Entries) -> tuple[State, Float[Array, "B H V"]]:
+    def step(self, state: DeltaState, entry: DeltaEntries) -> tuple[DeltaState, Float[Array, "B H V"]]:
         """Reads one token; `entry` is without the axis of tokens."""
         window = jnp.concatenate([state["inputs"], entry["inputs"][:, None]], axis=1)
         query, key, value = (x[:, 0] for x in self._heads(window))
@@ -146,7 +146,9 @@ class DeltaRule:
         read = jnp.sum(memory * query[:, :, :, None], axis=2)
         return {"inputs": window[:, 1:], "memory": memory}, read
 
-    def many(self, state: State, entries: Entries, count: Int[Array, " B"]) -> tuple[Float[Array, "B N H V"], State]:
+    def many(
+        self, state: DeltaState, entries: DeltaEntries, count: Int[Array, " B"]
+    ) -> tuple[Float[Array, "B N H V"], DeltaState]:
         """Reads N tokens in chunks; returns what they read, and the state after the first `count` of each row."""
         window = jnp.concatenate([state["inputs"], entries["inputs"]], axis=1)  # [B, kernel - 1 + N, channels]
         last = count[:, None] + jnp.arange(self.shape.kernel - 1, dtype=count.dtype)[None, :]

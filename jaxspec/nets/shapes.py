@@ -70,7 +70,7 @@ class Mixer(Block):
         """The rotation of its inputs, and the dimension of what is rotated; None for none."""
         return None
 
-    def cache(self, config: DecoderConfig) -> kv.Maker:
+    def cache(self, config: DecoderConfig) -> kv.CacheMaker:
         """Makes empty caches of the layer."""
         raise NotImplementedError(f"a {type(self).__name__} has no cache")
 
@@ -141,7 +141,7 @@ class AttentionShape(Mixer):
         dtype = jnp.dtype(config.dtype)
         return Attention(self, config.dim, config.norm_module, config.norm.epsilon, dtype, parent=None)
 
-    def cache(self, config: DecoderConfig) -> kv.Maker:
+    def cache(self, config: DecoderConfig) -> kv.CacheMaker:
         dtype = jnp.dtype(config.dtype)
         if self.shares is not None:
             return kv.shared(self.shares)

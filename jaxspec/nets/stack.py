@@ -20,7 +20,7 @@ from jaxspec.core import Forward, Inside, LanguageModel, Layers, Params, Parts, 
 from jaxspec.core import kv_cache as kv
 from jaxspec.nets.mismatch import Init, named_mismatch
 
-KeysValues = tuple[Float[Array, "B K S D"], Float[Array, "B K S D"]]
+PastLayer = tuple[Float[Array, "B K S D"], Float[Array, "B K S D"]]
 Read = Callable[..., Any]
 """`layer_caches.LayerCache.read` of a pass: attention gives it the keys and values of this pass, and gets all that it
 may attend to; other kinds have their own arguments."""
@@ -29,7 +29,7 @@ Layer = Callable[..., tuple[Any, ...]]
 be run in part also takes `attention` and `mlp`, both True where it runs as a whole; without its attention the record
 is None."""
 Taps = Float[Array, "B T taps"] | None
-Past = tuple[KeysValues, ...]
+Past = tuple[PastLayer, ...]
 
 
 def init_params(module: nn.Module, key: Key[Array, ""], *inputs: Any, **more: Any) -> Params:
@@ -172,7 +172,7 @@ def without_cache(
 def with_past(layers: Iterable[Layer], x: Float[Array, "B S M"], past: Past) -> tuple[Float[Array, "B S M"], Past]:
     """Runs layers over whole rows whose keys and values are put after those of earlier calls; () is no earlier one."""
     # Drafters in training append to their past [B, K, S, D]; there is no cache of a fixed size.
-    grown: list[KeysValues] = []
+    grown: list[PastLayer] = []
     for index, layer in enumerate(layers):
 
         def read(k, v, before=past[index] if past else None):

@@ -18,7 +18,7 @@ from jaxspec.core import JUDGE_TREES, Distribution, Draft, Keys, Rule, Verdict, 
 MIN_MASS = 1e-6
 LARGEST = 80.0  # of a logarithm whose exponential float32 holds
 
-Rows = Float[Array, "B T V"]
+LogProbRows = Float[Array, "B T V"]
 """Log probabilities of every token at each of some positions."""
 
 
@@ -208,7 +208,7 @@ def gather_probs(log_probs: Float[Array, "B T V"], tokens: Int[Array, "B T"]) ->
     return jnp.exp(jnp.take_along_axis(log_probs, tokens[..., None], axis=-1)[..., 0])
 
 
-def likelihood_ratio(log_p: Rows, log_q: Rows, tokens: Int[Array, "B T"]) -> Float[Array, "B T"]:
+def likelihood_ratio(log_p: LogProbRows, log_q: LogProbRows, tokens: Int[Array, "B T"]) -> Float[Array, "B T"]:
     """q(x) / p(x) of each token; 0 where p(x) is 0.
 
     >>> p, q = jnp.log(jnp.array([[[0.5, 0.5, 0.0]] * 2])), jnp.log(jnp.array([[[0.25, 0.25, 0.5]] * 2]))

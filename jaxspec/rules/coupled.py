@@ -9,7 +9,15 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxspec.core import Distribution, Draft, Keys, Rule, Verdict, noise
-from jaxspec.rules.common import Rows, chain_verdict, count_accepted, is_real, likelihood_ratio, rule_of, take_position
+from jaxspec.rules.common import (
+    LogProbRows,
+    chain_verdict,
+    count_accepted,
+    is_real,
+    likelihood_ratio,
+    rule_of,
+    take_position,
+)
 
 
 @functools.lru_cache
@@ -45,7 +53,7 @@ def coupled() -> Rule:
     return rule_of("coupled", verify_chain, walk, shares_noise=True, acceptance_ratio=acceptance_ratio)
 
 
-def acceptance_ratio(log_p: Rows, log_q: Rows, tokens: Int[Array, "B T"]) -> Float[Array, "B T"]:
+def acceptance_ratio(log_p: LogProbRows, log_q: LogProbRows, tokens: Int[Array, "B T"]) -> Float[Array, "B T"]:
     """P(x wins both races) / p(x) for a token drawn with the same noise: 1 / sum_y max(p(y), q(y) p(x) / q(x)).
 
     With exponential arrivals E_y, x wins under p and q if E_y >= E_x max(p(y) / p(x), q(y) / q(x)) for all y.

@@ -7,7 +7,7 @@ import functools
 from jaxtyping import Array, Float, Int
 
 from jaxspec.core import Distribution, Draft, Keys, Rule, Verdict
-from jaxspec.rules.common import Rows, gather_probs
+from jaxspec.rules.common import LogProbRows, gather_probs
 from jaxspec.rules.rejection import rejection
 
 
@@ -41,6 +41,6 @@ def exact_match() -> Rule:
     return Rule(verify, "exact_match", exact=True, trees=True, acceptance_ratio=acceptance_ratio)
 
 
-def acceptance_ratio(log_p: Rows, log_q: Rows, tokens: Int[Array, "B T"]) -> Float[Array, "B T"]:
+def acceptance_ratio(log_p: LogProbRows, log_q: LogProbRows, tokens: Int[Array, "B T"]) -> Float[Array, "B T"]:
     """p q / p."""
     return gather_probs(log_q, tokens)

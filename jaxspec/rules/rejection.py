@@ -46,7 +46,9 @@ def rejection() -> Rule:
     return common.rule_of("rejection", verify_chain, verify_tree, acceptance_ratio=acceptance_ratio, lenience=1.0)
 
 
-def acceptance_ratio(log_p: common.Rows, log_q: common.Rows, tokens: Int[Array, "B T"]) -> Float[Array, "B T"]:
+def acceptance_ratio(
+    log_p: common.LogProbRows, log_q: common.LogProbRows, tokens: Int[Array, "B T"]
+) -> Float[Array, "B T"]:
     """min(p, q) / p."""
     return jnp.minimum(common.likelihood_ratio(log_p, log_q, tokens), 1.0)
 

@@ -13,10 +13,10 @@ from jaxspec.core.checks import at_least
 from jaxspec.drafters.lookups.ngram_model import ContextLevel, NGramConfig, Tables, language_model
 from jaxspec.files.corpus import token_rows
 
-Texts = Sequence[str] | Sequence[Sequence[int] | np.ndarray]
+CountedTexts = Sequence[str] | Sequence[Sequence[int] | np.ndarray]
 
 
-def ngram(texts: Texts, target: Model, *, order: int, **options: Any) -> Model:
+def ngram(texts: CountedTexts, target: Model, *, order: int, **options: Any) -> Model:
     """Counts n-grams for a drafter of `target`, whose vocabulary, tokenizer and start token it takes over.
 
     It is a language model: sampled from at a temperature, with its true distribution, as a smaller network is. With
@@ -57,7 +57,7 @@ def ngram(texts: Texts, target: Model, *, order: int, **options: Any) -> Model:
     return Model(language_model(config), tables, target.tokenizer, config, f"{order}-gram")
 
 
-def unigram(texts: Texts, target: Model, **options: Any) -> Model:
+def unigram(texts: CountedTexts, target: Model, **options: Any) -> Model:
     """Counts the most frequent tokens, wherever they stand: `ngram` of order 1.
 
     Example:
@@ -70,7 +70,7 @@ def unigram(texts: Texts, target: Model, **options: Any) -> Model:
     return ngram(texts, target, order=1, **options)
 
 
-def bigram(texts: Texts, target: Model, **options: Any) -> Model:
+def bigram(texts: CountedTexts, target: Model, **options: Any) -> Model:
     """Counts which tokens followed each token most often: `ngram` of order 2.
 
     Example:
