@@ -40,9 +40,6 @@ def integers(least: int | None = None, /, **values: Any) -> tuple[int, ...]:
 def number(value: Any, name: str, expected: str, *, above: float = -math.inf, at_most: float = math.inf) -> float:
     """Returns a finite real number of any library as Python's, within bounds; True and False are none.
 
-    Raises:
-        ValueError: it is not; the message has `name`, the value and what was expected.
-
     >>> import numpy as np
     >>> number(np.float32(0.5), "factor", "a finite number")
     0.5
@@ -58,9 +55,6 @@ def number(value: Any, name: str, expected: str, *, above: float = -math.inf, at
 
 def check_ids(ids: Iterable[Any], name: str, vocab: int) -> list[int]:
     """Returns ids of tokens as Python's integers.
-
-    Raises:
-        ValueError: one is no integer, or no id of so large a vocabulary; the message has `name`.
 
     >>> check_ids([5, 100], "eos_ids", 100)
     Traceback (most recent call last):

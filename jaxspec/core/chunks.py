@@ -73,7 +73,6 @@ def read(
     Args:
         extend: (cache, C further entries of each row, how many of them are real) -> (outputs, cache): a pass at each
             row's own length. See `core.Extend`.
-        rewind: the function of `core.Rewind`.
         empty: makes an empty cache for (batch, room).
         rows: a pytree of arrays [B, P, ...], such as the tokens.
         length: how many entries of each row are real, at least 1; with `before` those that were read before count.
@@ -142,9 +141,7 @@ def read(
 def prefill(extend: Extend, rewind: Rewind, empty: Callable[[int, Room], Cache]) -> Prefill:
     """Makes the `prefill` of a decoder-only model of its other functions, which reads long prompts in chunks.
 
-    Args:
-        extend, rewind: the functions of `core.LanguageModel`.
-        empty: makes an empty cache for (batch, room).
+    `empty` makes an empty cache for (batch, room).
 
     Example:
         >>> from jaxspec.core import Forward, LanguageModel, Prompt

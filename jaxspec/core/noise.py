@@ -33,9 +33,6 @@ class Purpose(enum.IntEnum):
 def row_keys(key: Key[Array, ""] | Keys, batch: int) -> Keys:
     """Makes one key per row: `fold_in(key, row)`, or the caller's own array of keys.
 
-    Raises:
-        ValueError: an array of keys whose length is not the batch's.
-
     >>> row_keys(jax.random.key(0), 3).shape
     (3,)
     """

@@ -87,11 +87,7 @@ class Processor:
     def __call__(
         self, values: Any, logits: Float[Array, "B T V"], preceding: Preceding | None
     ) -> Float[Array, "B T V"]:
-        """Processes logits; without `preceding.memory` the row is read from its beginning.
-
-        Raises:
-            ValueError: a processor with a memory is called without `preceding`.
-        """
+        """Processes logits; without `preceding.memory` the row is read from its beginning."""
         if self.init is None or self.advance is None:
             return self.apply(values, logits, preceding)
         if preceding is None:

@@ -110,8 +110,6 @@ def run_round(
 
     Args:
         target: the target, whose cache holds `context.row` but its last token.
-        drafter, rule: the functions of `decode.speculative`.
-        weights, caches: parameters and caches of target and drafter.
         context: the drafter's context; rows whose `max_draft` is 0 still get their next token.
         to_distribution: the target's logits to distributions.
         widths: the widths of `bucket_widths`.

@@ -76,6 +76,7 @@ def bucket(length: int) -> int:
         size *= 2
     if size >= length:
         return size
+    # Small buckets are few, since each is a program; large ones are closer, since padding costs passes.
     steps = 1 if size == SMALLEST_BUCKET else 2 if size < FINER_BUCKETS else 4  # from `size` to twice as much
     return size + -(-(length - size) * steps // size) * (size // steps)
 
@@ -147,9 +148,6 @@ def reading_room(lm: LanguageModel, prompt: Prompt, count: int) -> Room:
 def pad(rows: Sequence[Sequence[int]], width: int | None = None) -> Prompt:
     """Lists of token ids as a Prompt, padded to a bucket.
 
-    Raises:
-        ValueError: no rows, or an empty one.
-
     >>> pad([[5, 6, 7], [8]]).length.tolist()
     [3, 1]
     """
@@ -202,6 +200,7 @@ def tokens_at(
     >>> tokens_at(jnp.array([[4, 5, 6], [7, 8, 9]]), jnp.array([[[-1, 0]], [[1, 2]]])).tolist()
     [[[-1, 4]], [[8, 9]]]
     """
+    # One gather a row, whatever the shape of the positions.
     flat = jnp.maximum(position, 0).reshape(position.shape[0], -1)
     read = jnp.take_along_axis(tokens, flat, axis=1, mode="clip").reshape(position.shape)
     return jnp.where(position >= 0, read, before)
@@ -223,6 +222,7 @@ def num_to_commit(
     [2]
     """
     step = new.shape[1]
+    # [B, step, ends] to [B, step]; without an end token the first one stands past the last new token.
     is_end = jnp.any(new[:, :, None] == eos[:, None, :], axis=-1)
     first_end = jnp.where(jnp.any(is_end, axis=-1), jnp.argmax(is_end, axis=-1), step).astype(count.dtype)
     committed = jnp.minimum(jnp.minimum(count, first_end + 1), remaining)

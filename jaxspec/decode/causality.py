@@ -46,10 +46,6 @@ def check(model: Model) -> None:
 
     It costs a prefill of eight short rows and a pass over three tokens, the first time that a model's functions are
     met. Networks of jaxspec, and parameters that are shapes alone, are not tried.
-
-    Raises:
-        NotCausal: a position's logits depend on later tokens.
-        ValueError, TypeError: the shapes are wrong.
     """
     lm = model.lm
     if lm.is_causal or are_shapes(model.params) or _too_short(lm) or (passed := _passed(lm)):

@@ -44,6 +44,7 @@ def encode(
     if prefix is None:
         return prompt
     check_type(prefix, SharedPrefix, "prefix", "what jaxspec.prefix(target, text) returns", "jaxspec")
+    # The prefix takes whole buckets of its own, so the width that is read depends on what follows it alone.
     rows = token_rows.to_lists(prompt.tokens, prompt.length)
     rows = [prefix.followed_by(row, form, index) for index, row in enumerate(rows)]
     return token_rows.pad(rows, shared_prefix.widths(len(prefix) - 1, max(map(len, rows)))[0])
@@ -157,6 +158,7 @@ def rows_of(prompts: Any) -> Prompt | list[Any]:
     if isinstance(prompts, str):
         return [prompts]
     _check_kind(prompts, "prompts")
+    # A data set or a data frame: one of its columns is meant.
     columns = getattr(prompts, "column_names", getattr(prompts, "columns", None))
     if columns is not None:
         names = ", ".join(map(repr, columns))

@@ -91,6 +91,7 @@ def check_model(value: Any, name: str, expected: str = "a jaxspec.Model, as jaxs
     lm: Any = value.lm
     if isinstance(lm, LanguageModel):
         return
+    # The module that a class comes from tells its library, which need not be installed to be recognised.
     homes = {base.__module__ for base in type(lm).__mro__}
     if "flax.linen.module" in homes:
         way = 'Model(adapters.from_linen(module, vocab_size), module.init(key, tokens)["params"])'
@@ -162,6 +163,7 @@ def key_of(key: Any) -> jax.Array:
     if isinstance(key, np.ndarray | jax.Array):
         if jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
             return jnp.asarray(key)
+        # What PRNGKey returns: two numbers, or two for each row.
         if key.dtype == np.uint32 and key.ndim in (1, 2) and key.shape[-1] == 2:
             return jax.random.wrap_key_data(jnp.asarray(key), impl="threefry2x32")
     raise TypeError(f"key is of type {type(key).__name__}: expected jax.random.key(0), or such a key for each prompt")
@@ -203,6 +205,7 @@ def sizes_of(function: Callable[..., Any], *arguments: Any, **named: Any) -> tup
     >>> sizes_of(lambda x: jnp.sum(jnp.sin(x[:, None] + x[:, :, None]), axis=1), jnp.ones((2, 8)))
     (64, 512)
     """
+    # The program is traced and not compiled. Bodies of loops and branches are programs in an operation's parameters.
     program, outputs = jax.make_jaxpr(function, return_shape=True)(*arguments, **named)
     returned = {x.shape for x in jax.tree.leaves(outputs)}
     batches = {shape[0] for shape in returned}
@@ -249,12 +252,14 @@ def check_memory(parts: Mapping[str, int], purpose: str, lower: str, devices: in
     Traceback (most recent call last):
     jaxspec.decode.inputs.NotEnoughMemory: 2**40 new tokens take 1.2 EB of memory (weights 1.0 GB, caches ...
     """
+    # A CPU has no limit of its own: there it is the host's memory.
     stats = jax.local_devices()[0].memory_stats() or {}
     available = devices * stats.get("bytes_limit", 0) or psutil.virtual_memory().total
     needed = sum(parts.values())
     if needed <= available:
         return
     listed = ", ".join(f"{name} {filesize.decimal(size)}" for name, size in parts.items())
+    # Only the largest part is lowered: how much of it would fit beside the others.
     largest = max(size for name, size in parts.items() if name != "weights")
     room = max(0, available - (needed - largest))
     raise NotEnoughMemory(

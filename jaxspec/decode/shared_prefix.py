@@ -55,11 +55,7 @@ class SharedPrefix:
         return self.tokens + row[1 if form == "text" and row[:1] == [first] else 0 :]
 
     def before(self, target: core.Model, drafter: core.BoundDrafter | None, width: int) -> core.Before:
-        """Returns what decoders take, for whole prompts that are `width` wide.
-
-        Raises:
-            ValueError: it was read by another target or drafter.
-        """
+        """Returns what decoders take, for whole prompts that are `width` wide."""
         check_same("target", self.target, target)
         if drafter is not None and self.drafter is None:
             raise ValueError(

@@ -78,6 +78,7 @@ def skip_if_idle(search: Callable[[], core.Draft], context: core.DraftContext) -
     """
     if not context.adaptive:
         return search()
+    # Only shapes are computed: the branch without a search returns zeros of the same structure.
     empty: core.Draft = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(search))
     draft = jax.lax.cond(jnp.any(context.max_draft > 0), search, lambda: empty)
     if draft.parent is not None:
@@ -127,6 +128,7 @@ def _difference(first: Any, second: Any, name: str = "") -> tuple[str, str]:
         return f" ({type(first).__name__})", f" ({type(second).__name__})"
     if isinstance(first, tuple) and len(first) != len(second):
         return f" ({len(first)} {name})", f" ({len(second)} {name})"
+    # Goes down to the first field that differs, and names it by the way there.
     parts: list[tuple[str, Any, Any]] = []
     if dataclasses.is_dataclass(first):
         names = [field.name for field in dataclasses.fields(first)]
@@ -180,6 +182,7 @@ def side_by_side(drafters: tuple[core.Drafter, ...], propose: core.Propose) -> c
     def rollback(state: tuple[Any, ...], row: core.Prompt) -> tuple[Any, ...]:
         return tuple(function(entry, row) for function, entry in zip(rollbacks, state, strict=True))
 
+    # Tokens are taken back of all drafters or of none; the model with the fewest positions bounds the rows.
     rollbacks = [drafter.rollback for drafter in drafters if drafter.rollback is not None]
     lms = [drafter.lm for drafter in drafters if drafter.lm is not None]
     return core.Drafter(
@@ -201,6 +204,7 @@ def combine(
     """
     drafts = first, second
     combined = core.Draft(merge(first.tokens, second.tokens), length)
+    # If one chain was drawn, both need distributions [B, G, V]: rules judge a draft as a whole.
     vocab = next((draft.log_probs.shape[-1] for draft in drafts if draft.log_probs is not None), None)
     if vocab is not None:
         combined = combined._replace(log_probs=merge(*(_log_probs(draft, vocab) for draft in drafts)))
@@ -233,6 +237,7 @@ def after(
         seen: Bool[Array, "#B T N"] | None = None,
     ) -> core.Distribution:
         shape = logits.shape[:2]
+        # [B, T, M]: at every position all of the first drafter's real tokens precede; then [B, T, M + N].
         real = (jnp.arange(tokens.shape[1], dtype=length.dtype)[None] < length[:, None])[:, None]
         real = jnp.broadcast_to(real, (*shape, tokens.shape[1]))
         if draft_tokens is None or seen is None:

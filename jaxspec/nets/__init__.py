@@ -32,9 +32,6 @@ def find(config: Any) -> Network | None:
 def net_of(config: Any) -> Network:
     """Returns the network of a configuration.
 
-    Raises:
-        TypeError: it is the configuration of none.
-
     >>> net_of(t5.SIZES["t5-small"]).name
     't5'
     """
@@ -106,11 +103,7 @@ def replace(config: Any, **changes: Any) -> Any:
 
 
 def table_of(config: Any) -> dict[str, Any]:
-    """Returns the table that `from_table` reads: that of a configuration's shortest form.
-
-    Raises:
-        ValueError: a layer has a block of a kind that no manifest can name.
-    """
+    """Returns the table that `from_table` reads: that of a configuration's shortest form."""
     form = form_of(config)[1]
     table = dataclasses.asdict(form)
     if isinstance(form, decoder.DecoderConfig):
@@ -147,9 +140,6 @@ def _block(table: Any, role: str, where: str) -> Any:
 
 def from_table(family: str, table: dict[str, Any], where: str) -> Any:
     """Builds a configuration from a recipe's or a manifest's table, in its family's form or as a list of layers.
-
-    Raises:
-        strict_tables.RecipeError: a key is missing or unknown, or a value is wrong; `where` says of which table.
 
     >>> from_table("gpt", {"vocab_size": 32, "dim": 8, "ff_dim": 16, "layers": 2, "heads": 2}, "[model]").positions
     'learned'

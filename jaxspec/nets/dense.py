@@ -53,9 +53,6 @@ def parameter(module: nn.Module, name: str, init: nn.initializers.Initializer, s
 
     Of a parameter that is there flax traces the initialiser again, in each program, to compare shapes. Here they are
     compared without that.
-
-    Raises:
-        flax.errors.ScopeParamShapeError: the parameter has another shape.
     """
     if not module.has_variable("params", name):
         return module.param(name, init, shape, jnp.float32)

@@ -27,9 +27,6 @@ def named_mismatch(params: Params, init: Init, config: Any, layers: Mapping[str,
         init, config: the function that makes its own, called only where something is wrong.
         layers: how many layers it has, by the name that their parameters begin with.
 
-    Raises:
-        ValueError: which parameters are missing, unexpected or of another shape.
-
     >>> init = lambda config, key: {"weight": jax.random.normal(key, (config, 2))}
     >>> params = {"weight": jax.numpy.ones((4, 2))}
     >>> with named_mismatch(params, init, 3, {}):  # doctest: +ELLIPSIS

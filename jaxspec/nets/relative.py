@@ -40,9 +40,6 @@ def bucket_table(buckets: int, max_distance: int, bidirectional: bool) -> np.nda
 
     >>> bucket_table(8, 4, bidirectional=True).tolist()
     [3, 3, 2, 1, 0, 5, 6, 7, 7]
-
-    Raises:
-        ValueError: no bucket would be exact, or none logarithmic.
     """
     one_way = buckets // 2 if bidirectional else buckets
     exact = one_way // 2

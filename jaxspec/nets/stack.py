@@ -106,9 +106,6 @@ def with_cache(
 def check_numbers(taps: Sequence[int]) -> None:
     """Refuses taps that are no numbers, of whatever layers.
 
-    Raises:
-        ValueError: they are a string, or other things.
-
     >>> check_numbers("02")
     Traceback (most recent call last):
     ValueError: taps is the string '02': expected numbers of layers, such as (0, 2)
@@ -124,9 +121,6 @@ def check_taps(taps: Sequence[int], layers: int) -> tuple[int, ...]:
 
     "After layer l" is transformers' `hidden_states[l + 1]`; but for the last layer, whose output transformers gives
     after the final norm, which is `Forward.features` here.
-
-    Raises:
-        ValueError: a tap that is not a number, a layer that does not exist, or one named twice.
 
     >>> check_taps([2, 0], layers=4)
     (2, 0)

@@ -146,11 +146,7 @@ def uniform_decoder(config: DecoderConfig) -> UniformDecoder:
 
 
 def nearest(config: DecoderConfig) -> UniformDecoder:
-    """Returns the form with a configuration's numbers, whatever else the configuration says.
-
-    Raises:
-        ValueError: a layer has blocks of other kinds.
-    """
+    """Returns the form with a configuration's numbers, whatever else the configuration says."""
     _check_blocks(config)
     attentions, first = [layer.attention for layer in config.layers], config.layers[0]
     flags = [x.window is not None for x in attentions]

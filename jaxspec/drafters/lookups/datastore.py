@@ -166,11 +166,7 @@ def load(folder: str | Path) -> Datastore:
 
 
 def read_manifest(folder: str | Path) -> DatastoreManifest:
-    """Reads a datastore's manifest, and checks it.
-
-    Raises:
-        DatastoreError: there is no datastore, or its manifest is damaged or of another version.
-    """
+    """Reads a datastore's manifest, and checks it."""
     folders.recover(Path(folder))
     path = Path(folder) / MANIFEST
     if not path.is_file():
