@@ -77,9 +77,10 @@ def attend(
     # The scores of all keys at once, [B, H, T, S] in float32, would be larger than all weights of a layer.
     if size > KEYS and step * size >= MANY_SCORES:
         return by_keys(*arrays)
-    if on_gpu.is_on():
-        kernel = functools.partial(on_gpu.attention, scale=scale, cap=cap)
-        return on_gpu.choose(on_gpu.takes(query, keys), kernel, at_once, *arrays)
+    if on_gpu.is_on() and on_gpu.takes(query, keys):
+        kernel = on_gpu.with_gradient_of(at_once, functools.partial(on_gpu.attention, scale=scale, cap=cap))
+        otherwise = at_once if size < MANY_KEYS else by_keys
+        return jax.lax.platform_dependent(*arrays, cuda=kernel, rocm=at_once, default=otherwise)
     if size < MANY_KEYS:
         return at_once(*arrays)
     # A GPU asks its host whether a loop goes on, which takes longer than a step of few tokens reads more keys.
@@ -435,24 +436,16 @@ class Norm(nn.Module):
 
     @nn.compact
     def __call__(self, x: Float[Array, "*batch M"]) -> Float[Array, "*batch M"]:
-        scale, bias = None, None
-        if self.scaled:
-            start, shape = nn.initializers.zeros if self.unit_offset else nn.initializers.ones, x.shape[-1:]
-            scale = parameter(self, "scale", start, (self.heads, *shape) if self.heads else shape)
-            scale = 1.0 + scale if self.unit_offset else scale
-        if self.has_bias:
-            bias = parameter(self, "bias", nn.initializers.zeros, (x.shape[-1],))
-        fits = scale is not None and scale.ndim == 1 and bias is None and not self.centred and on_gpu.has_few_rows(x)
-        kernel = functools.partial(on_gpu.norm, epsilon=self.epsilon, dtype=self.dtype)
-        return on_gpu.choose(fits, kernel, self._plainly, x, scale, bias)
-
-    def _plainly(self, x: Float[Array, "*batch M"], scale: Array | None, bias: Array | None) -> Array:
         wide = x.astype(jnp.float32)
         if self.centred:
             wide = wide - jnp.mean(wide, axis=-1, keepdims=True)
         wide = wide * jax.lax.rsqrt(jnp.mean(jnp.square(wide), axis=-1, keepdims=True) + self.epsilon)
-        if scale is not None:
-            wide = wide * jnp.expand_dims(scale, (0, 2) if self.heads else range(x.ndim - 1))
-        if bias is not None:
+        if self.scaled:
+            start, shape = nn.initializers.zeros if self.unit_offset else nn.initializers.ones, x.shape[-1:]
+            scale = parameter(self, "scale", start, (self.heads, *shape) if self.heads else shape)
+            axes = (0, 2) if self.heads else range(x.ndim - 1)
+            wide = wide * jnp.expand_dims(1.0 + scale if self.unit_offset else scale, axes)
+        if self.has_bias:
+            bias = parameter(self, "bias", nn.initializers.zeros, (x.shape[-1],))
             wide = wide + jnp.expand_dims(bias, range(x.ndim - 1))
         return wide.astype(self.dtype)

@@ -1,20 +1,18 @@
-"""Kernels for passes over few tokens on one GPU, where a layer's small kernels take as long as their launches.
+"""A kernel for attention in passes over few tokens on one GPU, where small kernels take as long as their launches.
 
-XLA makes a norm of one row two kernels, and attention three: scores, softmax and mixing. Here either is one, written
-for Triton. They compile for an H100, and in Pallas' interpreter they compute what XLA's compute. **They have not been
-timed on a card**, so they are off unless the environment variable JAXSPEC_GPU_KERNELS is 1 when a program is traced.
-On a mesh they must stay off: XLA cannot split them.
+XLA makes scores, softmax and mixing up to three kernels, and reads the whole room of a cache. This kernel, written for
+Triton, does all three, and reads what is filled. It compiles for an H100, and in Pallas' interpreter its results are
+XLA's. **No card has timed it**, so it is off unless the environment variable JAXSPEC_GPU_KERNELS is 1 when a program is
+traced. On a mesh it must stay off: XLA cannot split it.
 
-Shapes: B batch, T step, S keys, H query heads, K key-value heads, D head dimension, M model dimension; R = H / K * T
-rows of queries that read the same keys; N spans of keys.
+Shapes: B batch, T step, S keys, H query heads, K key-value heads, D head dimension; R = H / K * T rows of queries that
+read the same keys; N spans of keys.
 """
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -23,73 +21,24 @@ from jaxtyping import Array, Bool, Float
 SWITCH = "JAXSPEC_GPU_KERNELS"
 KEYS, SPAN = 64, 256  # keys of one product, and of one program: 2,048 keys of 8 heads are read by 64 programs
 ROWS, WIDEST = 64, 256  # rows of queries, and entries of a head, that a program has registers for
-LONGEST = 1 << 15  # entries of a row that a norm's program has registers for
 MASKED = -1e30  # as in `nets.attention`
 
 
 def is_on() -> bool:
-    """Tells whether these kernels are to be used."""
+    """Tells whether this kernel is to be used."""
     return os.environ.get(SWITCH) == "1"
 
 
-def choose(fits: bool, kernel: Callable[..., Array], plain: Callable[..., Array], *arrays: Any) -> Array:
-    """Computes `plain(*arrays)`; on a GPU by the kernel, if it is on and fits. Gradients are those of `plain`."""
-    if not (fits and is_on()):
-        return plain(*arrays)
+def with_gradient_of(plain: Callable[..., Array], kernel: Callable[..., Array]) -> Callable[..., Array]:
+    """Makes a kernel a function with the gradient of what it stands in for: it has none itself."""
     run = jax.custom_vjp(kernel)
-    run.defvjp(lambda *xs: (kernel(*xs), xs), lambda xs, gradient: jax.vjp(plain, *xs)[1](gradient))
-    return jax.lax.platform_dependent(*arrays, cuda=run, default=plain)
-
-
-def has_few_rows(x: Float[Array, "*batch M"]) -> bool:
-    """Tells whether a norm has few rows: XLA makes many one kernel, too."""
-    return math.prod(x.shape[:-1]) <= ROWS and x.shape[-1] <= LONGEST
+    run.defvjp(lambda *arrays: (kernel(*arrays), arrays), lambda arrays, y_grad: jax.vjp(plain, *arrays)[1](y_grad))
+    return run
 
 
 def _indices(size: int, least: int = 1) -> Array:
     """Counts up to `size`, and on to a power of two: Triton's arrays have no other lengths."""
     return jax.lax.broadcasted_iota(jnp.int32, (max(least, 1 << (size - 1).bit_length()),), 0)
-
-
-def norm(
-    x: Float[Array, "*batch M"],
-    scale: Float[Array, " M"],
-    bias: None = None,
-    *,
-    epsilon: float,
-    dtype: Any = None,
-    interpret: bool = False,
-) -> Float[Array, "*batch M"]:
-    """Computes an RMS norm in float32, each row by a program of its own.
-
-    >>> norm(jnp.array([[2.0, 0.0, 0.0, 0.0]]), jnp.full(4, 3.0), epsilon=0.0, interpret=True).tolist()
-    [[6.0, 0.0, 0.0, 0.0]]
-    """
-    from jax.experimental import pallas as pl  # half a second, which only they pay who use it
-    from jax.experimental.pallas import triton
-
-    width = x.shape[-1]
-
-    def kernel(x_ref, scale_ref, y_ref):
-        column = _indices(width)
-        within = column < width
-        wide = triton.load(x_ref.at[0, column], mask=within, other=0.0).astype(jnp.float32)
-        wide = wide * jax.lax.rsqrt(jnp.sum(jnp.square(wide)) / width + epsilon)
-        scaled = wide * triton.load(scale_ref.at[column], mask=within, other=0.0).astype(jnp.float32)
-        triton.store(y_ref.at[0, column], scaled.astype(y_ref.dtype), mask=within)
-
-    rows, row = x.reshape(-1, width), pl.BlockSpec((1, width), lambda i: (i, 0))
-    y = pl.pallas_call(
-        kernel,
-        jax.ShapeDtypeStruct(rows.shape, dtype or x.dtype),
-        grid=(len(rows),),
-        in_specs=[row, pl.BlockSpec((width,), lambda i: (0,))],
-        out_specs=row,
-        compiler_params=triton.CompilerParams(num_warps=8),
-        interpret=interpret,
-        name="norm",
-    )(rows, scale)
-    return y.reshape(x.shape)
 
 
 def takes(query: Float[Array, "B H T D"], keys: Float[Array, "B K S D"]) -> bool:

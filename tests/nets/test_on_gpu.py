@@ -1,4 +1,4 @@
-"""A GPU's kernels compute what XLA's compute: in Pallas' interpreter, for this machine has no GPU."""
+"""A GPU's kernel computes what XLA's compute: in Pallas' interpreter, for this machine has no GPU."""
 
 from __future__ import annotations
 
@@ -45,19 +45,15 @@ def test_attention(heads, kv_heads, step, keys, width, options):
     np.testing.assert_allclose(jax.jit(kernel)(*arrays), expected, atol=2e-6)
 
 
-@pytest.mark.parametrize("batch", [(), (3,), (2, 5)])
-@pytest.mark.parametrize("width", [1, 40, 64])
-def test_norm(batch, width):
-    x, scale = drawn(*batch, width), drawn(width)
-    norm = attention.Norm(1e-3, dtype=jnp.bfloat16)
-    expected = norm.apply({"params": {"scale": scale}}, x)
-    got = on_gpu.norm(x, scale, epsilon=1e-3, dtype=jnp.bfloat16, interpret=True)
-    assert got.dtype == expected.dtype
-    np.testing.assert_allclose(got.astype(np.float32), expected.astype(np.float32), rtol=2**-7)
+def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Has a GPU's branches run here, and the kernel in the interpreter."""
+    kernel = functools.partial(on_gpu.attention, interpret=True)
+    monkeypatch.setattr(on_gpu, "attention", kernel)
 
+    def branch(*arrays: Any, default: Any, cuda: Any = None, **_: Any) -> Any:
+        return (cuda or default)(*arrays)
 
-def through_kernels(fits: bool, kernel: Any, plain: Any, *arrays: Any) -> jax.Array:
-    return kernel(*arrays, interpret=True) if fits else plain(*arrays)
+    monkeypatch.setattr(jax.lax, "platform_dependent", branch)
 
 
 @pytest.mark.parametrize("config", [tiny_llama(), tiny_t5()], ids=["Llama", "T5"])
@@ -80,22 +76,19 @@ def test_networks(config, monkeypatch: pytest.MonkeyPatch):
     expected = logits()
     monkeypatch.setenv(on_gpu.SWITCH, "1")
     on_cpu = logits()  # where there is no GPU the switch changes nothing
-    monkeypatch.setattr(on_gpu, "choose", through_kernels)
+    as_on_a_gpu(monkeypatch)
     for plain, unchanged, kernels in zip(expected, on_cpu, logits(), strict=True):
         np.testing.assert_array_equal(plain, unchanged)
         np.testing.assert_allclose(plain, kernels, atol=1e-5)
 
 
-def test_gradients_are_those_without_kernels(monkeypatch: pytest.MonkeyPatch):
-    """The kernels have none: each stands in for another function, whose gradient is taken."""
+def test_gradients_are_those_without_it(monkeypatch: pytest.MonkeyPatch):
+    arrays, mask = (drawn(1, 4, 3, 8), drawn(1, 2, 9, 8), drawn(1, 2, 9, 8)), jnp.tri(3, 9, 4, dtype=bool)[None, None]
+
+    def loss(*arrays: jax.Array) -> jax.Array:
+        return jnp.sum(attention.attend(*arrays, mask, None, 0.3, None) ** 2)
+
+    expected = jax.grad(loss, (0, 1, 2))(*arrays)
     monkeypatch.setenv(on_gpu.SWITCH, "1")
-    monkeypatch.setattr(jax.lax, "platform_dependent", lambda *arrays, cuda, default: cuda(*arrays))
-    x, scale = drawn(3, 8), drawn(8)
-    kernel = functools.partial(on_gpu.norm, epsilon=1e-6, interpret=True)
-
-    def plain(x, scale):
-        return x * jax.lax.rsqrt(jnp.mean(jnp.square(x), axis=-1, keepdims=True) + 1e-6) * scale[None]
-
-    gradients = jax.grad(lambda x, scale: jnp.sum(on_gpu.choose(True, kernel, plain, x, scale) ** 2), (0, 1))(x, scale)
-    expected = jax.grad(lambda x, scale: jnp.sum(plain(x, scale) ** 2), (0, 1))(x, scale)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), gradients, expected)
+    as_on_a_gpu(monkeypatch)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), jax.grad(loss, (0, 1, 2))(*arrays), expected)
