@@ -99,7 +99,7 @@ def mesh(axes: str | Mesh, devices: Sequence[Any] | None = None) -> Mesh:
     if not isinstance(axes, str):
         raise TypeError(f"the mesh is {axes!r}: expected sizes such as 'data=2,model=4', or a jax.sharding.Mesh")
     sizes = {DATA: 1, MODEL: 1}
-    parts = [part.strip().partition("=") for part in axes.split(",")]
+    parts = [axis.strip().partition("=") for axis in axes.split(",")]
     names = [name for name, _, _ in parts]
     are_axes = set(names) <= set(sizes) and len(set(names)) == len(names)
     if not are_axes or not all(size.isdecimal() and int(size) for _, _, size in parts):
@@ -160,12 +160,12 @@ def logical(path: str, layers: Mapping[str, tuple[str, ...]] = WHOLE.layers) -> 
     names = path.split("/")
     if names[-2:-1] in (["weight"], ["embedding"]) and names[-1] in ("int8", "int4", "float4", "scale", "zero"):
         names.pop()  # a quantised matrix, and the scales of its rows
-    layer, kind = names[:-1], names[-1]
+    layer, leaf = names[:-1], names[-1]
     ends = "/".join(layer[-2:]), "".join(layer[-1:])
     axes = next((table[end] for end in ends for table in (layers, LAYERS) if end in table), None)
-    if axes is None or kind not in ("weight", "embedding", "bias"):
+    if axes is None or leaf not in ("weight", "embedding", "bias"):
         return ()
-    return axes[:-1] if kind == "bias" else axes
+    return axes[:-1] if leaf == "bias" else axes
 
 
 def cache(cache: Cache, axes: Axes, mesh: Mesh) -> Cache:

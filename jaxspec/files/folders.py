@@ -148,8 +148,8 @@ def put_in_place(new: Path, folder: Path) -> None:
     What is new is on the disk before what was there is deleted. Between two renames nothing is in place: what was there
     waits beside, and a reader that comes then puts it back.
     """
-    for part in (*new.rglob("*"), new):
-        flush(part)
+    for path in (*new.rglob("*"), new):
+        flush(path)
     recover(folder)
     old = _set_aside(folder)
     shutil.rmtree(old, ignore_errors=True)  # it was replaced, and the one that did it killed before this
@@ -176,7 +176,7 @@ def sweep(path: Path, ending: str) -> None:
     """Deletes what killed processes left unfinished beside a path; not what another one may be writing just now."""
     for stale in path.parent.glob(f".{glob.escape(path.name)}.*.{ending}"):
         with contextlib.suppress(OSError), in_use(stale, wait=False) as locked:  # another one's, or gone already
-            age = time.time() - max(part.stat().st_mtime for part in (stale, *stale.rglob("*")))
+            age = time.time() - max(inner.stat().st_mtime for inner in (stale, *stale.rglob("*")))
             if age > (YOUNG if locked else STALE):
                 _delete(stale)
 

@@ -51,7 +51,7 @@ def _convert(value: Any, hint: Any, where: str) -> Any:
         inner = args[:1] * len(value) if args[1:] == (Ellipsis,) else args
         if len(inner) != len(value):
             raise RecipeError(f"{where} must have {len(inner)} entries, got {value!r}")
-        return tuple(_convert(item, kind, where) for item, kind in zip(value, inner, strict=True))
+        return tuple(_convert(item, item_hint, where) for item, item_hint in zip(value, inner, strict=True))
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if hint is not Any and (not isinstance(value, hint) or (isinstance(value, bool) and hint is not bool)):

@@ -102,11 +102,11 @@ def _spell(tokens: dict[bytes, int], widest: int, longest: int, text: bytes) -> 
     >>> _spell({b"a": 0, b"ab": 1, b"b": 2}, 2, 3, b"abb?a")
     [1, 2, 0]
     """
-    spelled, at = [], 0
-    while at < len(text):
-        size = next((n for n in range(min(widest, len(text) - at), 0, -1) if text[at : at + n] in tokens), 0)
-        spelled += [tokens[text[at : at + size]]] if size else []
-        at += size or 1
+    spelled, start = [], 0
+    while start < len(text):
+        size = next((n for n in range(min(widest, len(text) - start), 0, -1) if text[start : start + n] in tokens), 0)
+        spelled += [tokens[text[start : start + size]]] if size else []
+        start += size or 1
     return spelled[-longest:]
 
 

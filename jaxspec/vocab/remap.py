@@ -258,8 +258,8 @@ class _Ragged(NamedTuple):
         count = jnp.where(real, params.count[tokens], 0)  # [B, T], of own tokens
         ends = jnp.cumsum(count, axis=1)
         # Part r of token t goes to slot ends[t - 1] + r; parts that it does not have go past the end, and are dropped.
-        part = jnp.arange(self.longest, dtype=ends.dtype)[None, None, :]
-        slot = jnp.where(part < count[:, :, None], (ends - count)[:, :, None] + part, step * self.longest)  # [B, T, R]
+        r = jnp.arange(self.longest, dtype=ends.dtype)[None, None, :]
+        slot = jnp.where(r < count[:, :, None], (ends - count)[:, :, None] + r, step * self.longest)  # [B, T, R]
         empty = jnp.zeros((batch, step * self.longest), jnp.int32)
         row = jnp.arange(batch, dtype=jnp.int32)[:, None, None]
         return empty.at[row, slot].set(params.to_draft[tokens], mode="drop"), ends
@@ -281,9 +281,9 @@ class _Ragged(NamedTuple):
         if params.first is not None:
             first = jnp.broadcast_to(params.first[None], (tokens.shape[0], lead))
             tokens, ends = jnp.concatenate([first, tokens], axis=1), ends + lead
-        most = lead + room.tokens * self.longest
-        most += -(-most // chunks.LONGEST)  # equal chunks are rounded up
-        own_room = core.Room(most, None if room.rewind is None else room.rewind * self.longest)
+        capacity = lead + room.tokens * self.longest
+        capacity += -(-capacity // chunks.LONGEST)  # equal chunks are rounded up
+        own_room = core.Room(capacity, None if room.rewind is None else room.rewind * self.longest)
 
         def read(wide: int) -> tuple[core.Forward, core.Cache]:
             row = core.Prompt(tokens[:, : wide + lead], ends[:, -1])
@@ -320,9 +320,9 @@ class _Ragged(NamedTuple):
         spelled, ends = self.spell(params, tokens, is_real if real is None else is_real & _is_real(tokens, real))
 
         def feed(
-            inner: core.Cache, part: Int[Array, "B C"], count: Int[Array, " B"]
+            inner: core.Cache, chunk: Int[Array, "B C"], count: Int[Array, " B"]
         ) -> tuple[core.Forward, core.Cache]:
-            forward, inner = lm.extend(params.model, inner, part, real=count)
+            forward, inner = lm.extend(params.model, inner, chunk, real=count)
             # A head is applied outside, where a program that does not read logits has none.
             return forward._replace(logits=forward.logits[..., :0]) if lm.inside else forward, inner
 
