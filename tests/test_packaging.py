@@ -77,19 +77,19 @@ MOST = {  # lines of each package's Python, blank ones and docstrings included; 
     # Whoever cuts lowers a number; whoever needs more raises it in the same commit and says why. Comments count: core,
     # decode, rules, draft_heads and nets have some 200 more since a test holds their share.
     "analysis": 4_813,  # costs of recurrent layers by the draft; published acceptance, times of kernels; hub ids
-    "audio": 768,  # features, files, Whisper's rules and windows
+    "audio": 770,  # features, files, Whisper's rules and windows
     "cli": 4_229,  # transcribe; times of a plan
     "core": 4_036,  # checks of who takes token trees, and of rewinds; kinds of caches are classes; room to read
     "decode": 4_458,
     "draft_heads": 4_665,  # block drafters of both writers, DFlash 2, P-EAGLE, assistants, PARD, windows; readers
     "drafters": 4_458,  # PARD
     "files": 649,
-    "jobs": 1_971,
+    "jobs": 1_975,
     "nets": 5_687,  # BART, Whisper, T5Gemma, encoder-decoders; forms for a CPU, kernels for a GPU
     "policies": 579,
     "rules": 1_403,
     "sampling": 994,
-    "structured": 1_571,
+    "structured": 1_575,
     "testing": 2_051,
     "top": 771,
     "trace": 426,

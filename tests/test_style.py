@@ -21,13 +21,30 @@ VAGUE |= {"what", "who", "ours", "theirs", "said", "odd", "held", "had", "has", 
 VAGUE |= {"near", "meant", "nothing", "every"}
 VAGUER = VAGUE | {"kind", "at", "most", "left", "other", "ahead", "rest", "part"}
 # Refused in these packages and in the modules beside them; elsewhere they are still to be renamed.
-PASSED_THROUGH = ("core", "decode", "drafters", "files", "nets", "policies", "rules", "sampling", "vocab")
+PASSED_THROUGH = (
+    "audio",
+    "core",
+    "decode",
+    "drafters",
+    "files",
+    "jobs",
+    "nets",
+    "policies",
+    "rules",
+    "sampling",
+    "structured",
+    "trace",
+    "vocab",
+)
 ALLOWED = {
     "files/folders.py": {"kind"},
     "files/strict_tables.py": {"kind"},
+    "jobs/fields.py": {"most"},
     "nets/on_cpu.py": {"most"},
     "nets/on_gpu.py": {"at"},
     "policies/entropy.py": {"most"},
+    "structured/byte_dfa.py": {"most"},
+    "structured/schemas.py": {"most"},
 }  # outside nets, arguments of public functions
 NO_SENTENCE = re.compile(r"(Of|That|As|Those|All|What|Which|How|Whether|Where|When|Raises:?)\b")
 
@@ -129,6 +146,9 @@ def test_entries_of_docstrings_are_noun_phrases():
     assert inverted == [], "begin with a noun: `limit: the limit of rounds`"
 
 
+ALIASES = ("core", "decode", "drafters", "files", "nets", "policies", "rules", "sampling", "vocab")  # theirs count, too
+
+
 def types(file: Path) -> Iterator[str]:
     """Yields the public types that a file defines: classes, and aliases such as `Rows = Float[Array, "B T V"]`."""
     for node in ast.parse(file.read_text(encoding="utf-8")).body:
@@ -136,7 +156,7 @@ def types(file: Path) -> Iterator[str]:
             yield node.name
         elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
             name = node.targets[0].id
-            if name[0].isupper() and not name.isupper() and file.relative_to(PACKAGE).parts[0] in PASSED_THROUGH:
+            if name[0].isupper() and not name.isupper() and file.relative_to(PACKAGE).parts[0] in ALIASES:
                 yield name
 
 

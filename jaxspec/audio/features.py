@@ -73,9 +73,9 @@ def mel_bands(mels: int) -> Float[np.ndarray, "M 201"]:
     """
     edges = _hertz(np.linspace(0.0, _mel(RATE / 2), mels + 2))
     frequency = np.linspace(0.0, RATE / 2, SPECTRUM // 2 + 1)[None, :]
-    left, centre, right = (edges[i : mels + i, None] for i in range(3))
-    triangles = np.minimum((frequency - left) / (centre - left), (right - frequency) / (right - centre))
-    return np.maximum(triangles, 0.0) * 2.0 / (right - left)
+    low, centre, right = (edges[i : mels + i, None] for i in range(3))
+    triangles = np.minimum((frequency - low) / (centre - low), (right - frequency) / (right - centre))
+    return np.maximum(triangles, 0.0) * 2.0 / (right - low)
 
 
 LINEAR = 3 / 200  # mels per hertz below 1 kHz, which is 15 mels

@@ -266,8 +266,10 @@ def _opened(recording: Recording, config: WhisperConfig, language: str | None, t
     except (ValueError, TypeError) as error:
         raise type(error)(str(error) if name in str(error) else f"{name}: {error}") from error
     if not timestamps and sound.left > sound.width:
-        most = sound.width * features.HOP / features.RATE
-        raise ValueError(f"{name} has {sound.seconds:.1f} s: expected at most {most:g} s where there are no timestamps")
+        longest = sound.width * features.HOP / features.RATE
+        raise ValueError(
+            f"{name} has {sound.seconds:.1f} s: expected at most {longest:g} s where there are no timestamps"
+        )
     return sound
 
 

@@ -34,8 +34,8 @@ def window(features: Float[np.ndarray, "C F"], first: int, frames: int) -> Float
     >>> window(np.ones((2, 400)), 390, 300).sum(axis=1).tolist()
     [10.0, 10.0]
     """
-    part = features[:, first : first + frames]
-    return np.pad(part, ((0, 0), (0, frames - part.shape[1])))
+    piece = features[:, first : first + frames]
+    return np.pad(piece, ((0, 0), (0, frames - piece.shape[1])))
 
 
 def split(tokens: Sequence[int], first: int | None, begin: int, frames: int) -> tuple[list[Segment], int]:
@@ -59,8 +59,8 @@ def split(tokens: Sequence[int], first: int | None, begin: int, frames: int) -> 
     ends_alone = stamps[-2:] == [False, True]
     cuts = [i + 1 for i in range(len(stamps) - 1) if stamps[i] and stamps[i + 1]]
 
-    def segment(part: Sequence[int], start: int, end: int) -> Segment:
-        return Segment(offset + STEP * start, offset + STEP * end, "", list(part))
+    def segment(ids: Sequence[int], start: int, end: int) -> Segment:
+        return Segment(offset + STEP * start, offset + STEP * end, "", list(ids))
 
     if not cuts:
         later = [token - first for token, is_stamp in zip(tokens, stamps, strict=True) if is_stamp][-1:]
@@ -71,9 +71,9 @@ def split(tokens: Sequence[int], first: int | None, begin: int, frames: int) -> 
         cuts[-1] += 1  # the last segment keeps both timestamps of its end, as transformers' has them
     segments, before = list[Segment](), 0
     for cut in cuts:
-        part = tokens[before:cut]
+        piece = tokens[before:cut]
         ends_twice = cut == cuts[-1] and not ends_alone
-        segments.append(segment(part, part[0] - first, part[-2 if ends_twice else -1] - first))
+        segments.append(segment(piece, piece[0] - first, piece[-2 if ends_twice else -1] - first))
         before = cut
     # By the rules of timestamps the first pair is later than 0 s. A text that breaks them must not be read for ever.
     return segments, frames if ends_alone else STRIDE * (tokens[before - 2] - first) or frames

@@ -155,7 +155,7 @@ def missing(prepared: Prepared, needs: Mapping[str, Any], bounded: bool) -> dict
             if old is None or int(old) < value:
                 added[name] = min(ALL, 1 << (int(value) - 1).bit_length())
         elif name in patterns.NAMES:
-            if all(options.get(other) is None for other in patterns.NAMES):
+            if all(options.get(pattern) is None for pattern in patterns.NAMES):
                 added[name] = [None]  # a program whose rows may have patterns
         elif not is_set(old):
             added[name] = value
@@ -166,13 +166,13 @@ def missing(prepared: Prepared, needs: Mapping[str, Any], bounded: bool) -> dict
     return added
 
 
-def _whole(values: Mapping[str, Any], name: str, names: Mapping[str, str], least: int, most: int | None) -> int | None:
+def _whole(values: Mapping[str, Any], name: str, names: Mapping[str, str], least: int, limit: int | None) -> int | None:
     if name not in values:
         return None
-    expected = f"an integer, {least} or more" if most is None else f"an integer from {least} to {most}"
-    expected += ", the job's own limit" if name == "max_new_tokens" and most is not None else ""
+    expected = f"an integer, {least} or more" if limit is None else f"an integer from {least} to {limit}"
+    expected += ", the job's own limit" if name == "max_new_tokens" and limit is not None else ""
     number = integer(values[name], names[name], expected)
-    if number < least or (most is not None and number > most):
+    if number < least or (limit is not None and number > limit):
         raise ValueError(f"{names[name]} is {number}: expected {expected}")
     return number
 
@@ -186,12 +186,12 @@ def _response_format(fields: Mapping[str, Any]) -> dict[str, Any]:
     form = fields.get("response_format")
     if form is None:
         return {}
-    kind = form.get("type") if isinstance(form, Mapping) else None
-    if kind == "text":
+    form_type = form.get("type") if isinstance(form, Mapping) else None
+    if form_type == "text":
         return {"response_format": None}
-    if kind == "json_object":
+    if form_type == "json_object":
         return {"response_format": {"type": "object"}}
-    described = form.get("json_schema") if kind == "json_schema" else None
+    described = form.get("json_schema") if form_type == "json_schema" else None
     if not isinstance(described, Mapping) or not isinstance(described.get("schema"), Mapping):
         raise ValueError(
             f"response_format is {form!r:.80}: expected a type among text, json_object and json_schema, with the last "

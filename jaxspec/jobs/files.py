@@ -87,8 +87,8 @@ class Source(NamedTuple):
 
     def prompts(self, done: Container[int] = ()) -> Iterator[Line]:
         """Yields the prompts of the part as `generate_many` takes them, but those whose number is in `done`."""
-        part = itertools.islice(self.lines(), self.shard.index, None, self.shard.count)
-        return (line for line in part if line.number not in done)
+        lines = itertools.islice(self.lines(), self.shard.index, None, self.shard.count)
+        return (line for line in lines if line.number not in done)
 
     def lines(self) -> Iterator[Line]:
         """Reads every line of every file that is not blank.
@@ -97,7 +97,7 @@ class Source(NamedTuple):
         """
         numbers = itertools.count()
         for path in self.paths:  # named by their folders only where another file has the same name
-            name = path.name if sum(path.name == other.name for other in self.paths) == 1 else str(path)
+            name = path.name if sum(path.name == sibling.name for sibling in self.paths) == 1 else str(path)
             with files.opened(path) as file:
                 first = file.readline().removeprefix(codecs.BOM_UTF8)
                 if first.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
@@ -196,8 +196,8 @@ class Output(NamedTuple):
 
     def locked(self) -> contextlib.AbstractContextManager[None]:
         """Holds this part for this process; see `folders.locked`."""
-        part = f"a process that decodes part {self.shard.index} of {self.shard.count}"
-        return folders.locked(self.folder, part, f".lock-{self.shard.suffix}")
+        holder = f"a process that decodes part {self.shard.index} of {self.shard.count}"
+        return folders.locked(self.folder, holder, f".lock-{self.shard.suffix}")
 
     def check(self, *, resume: bool) -> None:
         """Refuses a folder that cannot be written, or holds a job that is not to be resumed."""
@@ -270,7 +270,9 @@ def digests_of(path: Path) -> dict[str, str]:
     if path.is_file():
         return {path.name: digests.of_file(path)}
     names = {file.relative_to(path): file for file in sorted(path.rglob("*")) if file.is_file()}
-    visible = {name: file for name, file in names.items() if not any(part.startswith(".") for part in name.parts)}
+    visible = {
+        name: file for name, file in names.items() if not any(component.startswith(".") for component in name.parts)
+    }
     return {name.as_posix(): digests.of_file(file) for name, file in visible.items()}
 
 

@@ -119,8 +119,10 @@ def generate_many(
         prompts = [prompts]
     is_one = isinstance(prompts, Mapping | Prompt | bytes) or hasattr(prompts, "columns")  # or a table: yields names
     if is_one or not hasattr(prompts, "__iter__"):
-        kind = type(prompts).__name__
-        raise TypeError(f"the prompts are of type {kind}: expected an iterable of prompts, such as a list of dicts")
+        type_name = type(prompts).__name__
+        raise TypeError(
+            f"the prompts are of type {type_name}: expected an iterable of prompts, such as a list of dicts"
+        )
     inputs.check_shared(options, "give it in the dicts of the prompts")
     encoding.check_reads_text(target)
     options["max_new_tokens"] = integer(max_new_tokens, "max_new_tokens", "an integer, 1 or more: dicts have their own")

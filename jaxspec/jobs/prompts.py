@@ -168,8 +168,8 @@ class PromptReader:
         encoded = dict(zip(texts, ids, strict=True))
         for index, (request, content) in enumerate(requests):
             if request.error is None:
-                kind = "text" if index in encoded else "ids"
-                request = self._with_tokens(request, encoded.get(index, content), kind)
+                content_form = "text" if index in encoded else "ids"
+                request = self._with_tokens(request, encoded.get(index, content), content_form)
             if request is None:
                 continue
             if request.error is not None:
@@ -269,7 +269,7 @@ class PromptReader:
                 raise ValueError("this model has no tokenizer: give token ids instead of text")
         return prompt
 
-    def _with_tokens(self, request: JobPrompt, content: Any, kind: str) -> JobPrompt | None:
+    def _with_tokens(self, request: JobPrompt, content: Any, content_form: str) -> JobPrompt | None:
         """Returns the prompt with its tokens, or with what is wrong with it; None if it is to be skipped."""
         try:
             row, shared = encoding.ids_of(content, request.row.number), 0
@@ -277,25 +277,25 @@ class PromptReader:
                 raise ValueError("the prompt is empty: it needs at least one token")
             if self._prefix is not None:
                 shared = len(self._prefix)
-                row = self._prefix.followed_by(row, kind)
+                row = self._prefix.followed_by(row, content_form)
             vocab = self._target.lm.prompt_vocab
             if outside := [token for token in row if not 0 <= token < vocab]:  # an array has no larger than int64
                 raise ValueError(f"the prompt has token id {outside[0]}: expected ids from 0 to {vocab - 1}")
         except (ValueError, TypeError) as error:
             return request._replace(error=str(error))
         room = None if self.limits.positions is None else self.limits.positions - request.row.max_new_tokens
-        most = min((x for x in (self.limits.prompt, room) if x is not None), default=None)
-        if most is not None and len(row) > most:
+        limit = min((x for x in (self.limits.prompt, room) if x is not None), default=None)
+        if limit is not None and len(row) > limit:
             if self.limits.too_long == "skip":
                 if self._skipped is not None:
                     self._skipped(request.row.number)
                 return None
             # A decoder goes on with the end of its prompt; an encoder's task stands at the beginning.
             keeps_end = self._target.lm.limits.start_token is None
-            cut = self.limits.too_long == "truncate" and self._frame.cut(row, most, keeps_end=keeps_end, shared=shared)
+            cut = self.limits.too_long == "truncate" and self._frame.cut(row, limit, keeps_end=keeps_end, shared=shared)
             if not cut:
                 new = request.row.max_new_tokens
-                message = f"the prompt has {len(row)} tokens: expected at most {most}, with {new} new ones. "
+                message = f"the prompt has {len(row)} tokens: expected at most {limit}, with {new} new ones. "
                 message += "Shorten it, or lower max_new_tokens"
                 return request._replace(error=message)
             request, row = request._replace(truncated=len(row) - len(cut)), cut

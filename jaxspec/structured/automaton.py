@@ -50,9 +50,9 @@ class Automaton(NamedTuple):
         """Returns the automaton of texts without some tokens."""
         classes = self.classes.copy()
         classes[[index for index in ids if index < len(classes)]] = 0
-        left = np.isin(np.arange(self.step.shape[1]), classes[classes > 0])
+        remaining = np.isin(np.arange(self.step.shape[1]), classes[classes > 0])
         likely = np.where(np.isin(self.likely, ids), -1, self.likely)
-        return self._replace(classes=classes, step=np.where(left, self.step, -1), likely=likely)
+        return self._replace(classes=classes, step=np.where(remaining, self.step, -1), likely=likely)
 
     def distances(self) -> Int[np.ndarray, " states"]:
         """Counts the fewest tokens that follow from each state, the end token included; `FAR` where no text ends.
@@ -274,9 +274,9 @@ def advice(pattern: Pattern) -> str:
     if pattern.schema is None:
         return "bound its repetitions lower"
     sizes = {}
-    for name, part in schemas.parts_of(pattern.schema).items():
+    for name, schema in schemas.parts_of(pattern.schema).items():
         try:
-            sizes[name] = len(byte_dfa.from_regex(schemas.regex_of(part)).step)
+            sizes[name] = len(byte_dfa.from_regex(schemas.regex_of(schema)).step)
         except byte_dfa.TooManyStates:
             sizes[name] = byte_dfa.MOST + 1
     if not sizes:
@@ -312,8 +312,8 @@ def _write(file: Path, automaton: Automaton) -> None:
     np.savez_compressed(buffer, **automaton._asdict())
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=file.parent, delete=False) as part:
-            part.write(buffer.getvalue())
-        Path(part.name).replace(file)
+        with tempfile.NamedTemporaryFile(dir=file.parent, delete=False) as unfinished:
+            unfinished.write(buffer.getvalue())
+        Path(unfinished.name).replace(file)
     except OSError:
         return

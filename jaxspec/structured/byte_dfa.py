@@ -119,8 +119,8 @@ class _Network:
                 self._free[self.sequence(branch, self._moved(start))].append(end)
             return end
         if name in ("MAX_REPEAT", "MIN_REPEAT"):
-            least, most, inner = value
-            return self._repeated(least, most, inner, start)
+            least, limit, inner = value
+            return self._repeated(least, limit, inner, start)
         return self._character(self._ranges(name, value), start)
 
     def _moved(self, start: int) -> int:
@@ -129,15 +129,15 @@ class _Network:
         self._free[start].append(node)
         return node
 
-    def _repeated(self, least: int, most: Any, inner: Any, start: int) -> int:
+    def _repeated(self, least: int, limit: Any, inner: Any, start: int) -> int:
         for _ in range(least):
             start = self.sequence(inner, start)
-        if most is _constants.MAXREPEAT:
+        if limit is _constants.MAXREPEAT:
             start = self._moved(start)
             self._free[self.sequence(inner, self._moved(start))].append(start)
             return self._moved(start)
         end = self.new_node()
-        for _ in range(most - least):
+        for _ in range(limit - least):
             self._free[start].append(end)
             start = self.sequence(inner, start)
         self._free[start].append(end)
@@ -153,29 +153,29 @@ class _Network:
             return [(0, LAST)] if self._flags & re.DOTALL else _others([(10, 10)])
         if name == "IN":
             negated, ranges = False, Ranges()
-            for kind, entry in value:
-                if str(kind) == "NEGATE":
+            for node_type, entry in value:
+                if str(node_type) == "NEGATE":
                     negated = True
-                elif str(kind) == "RANGE":
+                elif str(node_type) == "RANGE":
                     ranges.append(entry)
-                elif str(kind) == "CATEGORY":
+                elif str(node_type) == "CATEGORY":
                     ranges += _category(str(entry), bool(self._flags & re.ASCII))
                 else:
-                    ranges += self._ranges(str(kind), entry)
+                    ranges += self._ranges(str(node_type), entry)
             return _others(ranges) if negated else ranges
         raise self._refused({"AT": "an anchor within it", "GROUPREF": "a back reference"}.get(name, name.lower()))
 
     def _character(self, ranges: Ranges, start: int) -> int:
         """Adds one character: ways over its bytes, which share their ends."""
         end = self.new_node()
-        rest: dict[Any, int] = {(): end}
+        nodes: dict[Any, int] = {(): end}
         for low, high in ranges:
             for steps in _bytes_of(low, high):
                 for index in range(len(steps) - 1, 0, -1):
-                    if steps[index:] not in rest:
-                        rest[steps[index:]] = node = self.new_node()
-                        self._edges[node].append((*steps[index], rest[steps[index + 1 :]]))
-                self._edges[start].append((*steps[0], rest[steps[1:]]))
+                    if steps[index:] not in nodes:
+                        nodes[steps[index:]] = node = self.new_node()
+                        self._edges[node].append((*steps[index], nodes[steps[index + 1 :]]))
+                self._edges[start].append((*steps[0], nodes[steps[1:]]))
         return end
 
     def subsets(self, first: int, last: int) -> tuple[Int[np.ndarray, "states 256"], Bool[np.ndarray, " states"]]:
@@ -212,8 +212,10 @@ class _Network:
                 )
         return np.stack(rows), np.array([last in nodes for nodes in order])
 
-    def _refused(self, part: str) -> ValueError:
-        return ValueError(f"regex is {self._regex!r:.200}, with {part}: expected characters, groups, | and repetitions")
+    def _refused(self, feature: str) -> ValueError:
+        return ValueError(
+            f"regex is {self._regex!r:.200}, with {feature}: expected characters, groups, | and repetitions"
+        )
 
 
 def _others(ranges: Iterable[tuple[int, int]]) -> Ranges:
@@ -233,9 +235,9 @@ def _others(ranges: Iterable[tuple[int, int]]) -> Ranges:
 @functools.lru_cache(maxsize=16)
 def _category(name: str, is_ascii: bool) -> Ranges:
     r"""Returns the characters of \d, \s, \w, or of their opposites."""
-    kind = name.removeprefix("CATEGORY_").removeprefix("NOT_")[0].lower()
+    letter = name.removeprefix("CATEGORY_").removeprefix("NOT_")[0].lower()
     everything = "".join(map(chr, (n for n in range(LAST + 1) if not SURROGATES[0] <= n <= SURROGATES[1])))
-    spans = [match.span() for match in re.finditer(rf"\{kind}+", everything, re.ASCII if is_ascii else 0)]
+    spans = [match.span() for match in re.finditer(rf"\{letter}+", everything, re.ASCII if is_ascii else 0)]
     ranges = [(ord(everything[start]), ord(everything[end - 1])) for start, end in spans]
     return _others(ranges) if "NOT_" in name else ranges
 
@@ -259,21 +261,21 @@ def between(
     >>> list(between(b"17", b"99", b"0", b"9"))  # 1[7-9] and [2-9][0-9]
     [((49, 49), (55, 57)), ((50, 57), (48, 57))]
     """
-    rest = len(low) - 1
-    if not rest:
+    further = len(low) - 1
+    if not further:
         yield ((low[0], high[0]),)
         return
     if low[0] == high[0]:
         yield from (((low[0], low[0]), *steps) for steps in between(low[1:], high[1:], least, most))
         return
     first, last = low[0], high[0]
-    if low[1:] != least * rest:
-        yield from (((first, first), *steps) for steps in between(low[1:], most * rest, least, most))
+    if low[1:] != least * further:
+        yield from (((first, first), *steps) for steps in between(low[1:], most * further, least, most))
         first += 1
-    above = between(least * rest, high[1:], least, most) if high[1:] != most * rest else ()
-    last -= high[1:] != most * rest
+    above = between(least * further, high[1:], least, most) if high[1:] != most * further else ()
+    last -= high[1:] != most * further
     if first <= last:
-        yield ((first, last), *[(least[0], most[0])] * rest)
+        yield ((first, last), *[(least[0], most[0])] * further)
     yield from (((high[0], high[0]), *steps) for steps in above)
 
 

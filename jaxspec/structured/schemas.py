@@ -137,7 +137,7 @@ class _Part:
                     raise self._refused(f"has allOf of {len(parts)} schemas", ": merge them into one")
                 if name == "oneOf" and not self._are_disjoint(parts):
                     raise self._refused("has oneOf", ", of which two may hold for one text: use anyOf")
-                return _any_of(self._inner(part, name, n) for n, part in enumerate(parts))
+                return _any_of(self._inner(schema, name, n) for n, schema in enumerate(parts))
         implied = {"properties": "object", "items": "array", "prefixItems": "array"}
         types = self._types() or [implied[name] for name in implied if name in unread][:1]
         if not types:
@@ -159,15 +159,15 @@ class _Part:
 
     def _integer(self) -> str:
         unread = self._unread
-        least, most = unread.pop("minimum", None), unread.pop("maximum", None)
+        least, largest = unread.pop("minimum", None), unread.pop("maximum", None)
         if "exclusiveMinimum" in unread:
             least = max(self._whole(unread.pop("exclusiveMinimum")) + 1, -(2**63) if least is None else least)
         if "exclusiveMaximum" in unread:
-            most = min(self._whole(unread.pop("exclusiveMaximum")) - 1, 2**63 if most is None else most)
-        least, most = (None if bound is None else self._whole(bound) for bound in (least, most))
-        if least is not None and most is not None and least > most:
-            raise self._refused("allows no integer", f": from {least} to {most}")
-        return integers(least, most)
+            largest = min(self._whole(unread.pop("exclusiveMaximum")) - 1, 2**63 if largest is None else largest)
+        least, largest = (None if bound is None else self._whole(bound) for bound in (least, largest))
+        if least is not None and largest is not None and least > largest:
+            raise self._refused("allows no integer", f": from {least} to {largest}")
+        return integers(least, largest)
 
     def _number(self) -> str:
         least = self._unread.get("minimum")
@@ -178,58 +178,58 @@ class _Part:
 
     def _array(self) -> str:
         unread = self._unread
-        least, most = unread.pop("minItems", 0), unread.pop("maxItems", None)
+        least, limit = unread.pop("minItems", 0), unread.pop("maxItems", None)
         if unread.get("uniqueItems") is False:
             del unread["uniqueItems"]
         items = unread.pop("items", True)
         if "prefixItems" in unread:
             parts = unread.pop("prefixItems")
-            if least > len(parts) or (most is not None and most < len(parts)):
+            if least > len(parts) or (limit is not None and limit < len(parts)):
                 raise self._refused(f"has {len(parts)} prefixItems", ": expected as many items")
-            expressions = [self._inner(part, "prefixItems", n) for n, part in enumerate(parts)]
+            expressions = [self._inner(schema, "prefixItems", n) for n, schema in enumerate(parts)]
             return rf"\[{f',{SPACE}'.join(expressions)}\]"
-        return self._listed(r"\[", SCALAR if items is True else self._inner(items, "items"), r"\]", least, most)
+        return self._listed(r"\[", SCALAR if items is True else self._inner(items, "items"), r"\]", least, limit)
 
     def _object(self) -> str:
         unread = self._unread
-        rest = unread.pop("additionalProperties", True)
+        additional = unread.pop("additionalProperties", True)
         properties, required = unread.pop("properties", {}), list(unread.pop("required", ()))
         if missing := [name for name in required if name not in properties]:
             raise self._refused(f"requires {missing[0]!r}", " and does not describe it: add a property")
         if properties:
             pairs = [
-                (f"{_literal(name)}:{SPACE}{self._inner(part, 'properties', name)}", name in required)
-                for name, part in properties.items()
+                (f"{_literal(name)}:{SPACE}{self._inner(schema, 'properties', name)}", name in required)
+                for name, schema in properties.items()
             ]
             return rf"\{{{_first(pairs)}\}}"
-        if rest is False:
+        if additional is False:
             return r"\{\}"
         least = unread.pop("minProperties", 0)
         if least > 1:  # the same name might come twice
             raise self._refused(f"has minProperties {least}", ": expected at most 1, or named properties")
-        value = SCALAR if rest is True else self._inner(rest, "additionalProperties")
+        value = SCALAR if additional is True else self._inner(additional, "additionalProperties")
         return self._listed(r"\{", f"{STRING}:{SPACE}{value}", r"\}", least, unread.pop("maxProperties", None))
 
     def _referred(self, name: str) -> Any:
-        part: Any = self._root
+        schema: Any = self._root
         for step in name.removeprefix("#").split("/")[1:] if name.startswith("#") else [name]:
             step = step.replace("~1", "/").replace("~0", "~")
-            if not isinstance(part, Mapping) or step not in part:
+            if not isinstance(schema, Mapping) or step not in schema:
                 raise self._refused(f"refers to {name!r}", ": expected a place in it, such as #/$defs/x")
-            part = part[step]
-        return part
+            schema = schema[step]
+        return schema
 
     def _are_disjoint(self, parts: Sequence[Any]) -> bool:
         """Says whether at most one schema can hold: their types differ, or a constant that all of them require."""
-        resolved = [self._referred(part["$ref"]) if "$ref" in part else part for part in parts]
-        types = [part.get("type") for part in resolved]
+        resolved = [self._referred(schema["$ref"]) if "$ref" in schema else schema for schema in parts]
+        types = [schema.get("type") for schema in resolved]
         kinds = {"number" if name == "integer" else name for name in types if isinstance(name, str)}
         if len(kinds) == len(parts):
             return True
         constants: dict[str, set[str]] = {}
-        for part in resolved:
-            for name in part.get("required", ()):
-                described = part.get("properties", {}).get(name, {})
+        for schema in resolved:
+            for name in schema.get("required", ()):
+                described = schema.get("properties", {}).get(name, {})
                 values = [described["const"]] if "const" in described else described.get("enum", ())
                 if len(values) == 1:
                     constants.setdefault(name, set()).add(json.dumps(_comparable(values[0]), sort_keys=True))
@@ -248,27 +248,27 @@ class _Part:
         # An integer is a number; a bound must hold for both, and is read once.
         return [name for name in types if not (name == "integer" and "number" in types)]
 
-    def _listed(self, opening: str, entry: str, closing: str, least: Any, most: Any) -> str:
+    def _listed(self, opening: str, entry: str, closing: str, least: Any, limit: Any) -> str:
         """Returns the expression of a list of so many entries."""
-        self._times(least, most)
-        if most == 0:
+        self._times(least, limit)
+        if limit == 0:
             return opening + closing
-        further = self._times(max(least - 1, 0), None if most is None else most - 1)
+        further = self._times(max(least - 1, 0), None if limit is None else limit - 1)
         entries = f"{entry}(?:,{SPACE}{entry}){further}"
         return f"{opening}{entries if least else f'(?:{entries})?'}{closing}"
 
-    def _times(self, least: Any, most: Any) -> str:
+    def _times(self, least: Any, limit: Any) -> str:
         """Returns a quantifier.
 
         >>> _Part({}, {})._times(0, None), _Part({}, {})._times(2, 5)
         ('*', '{2,5}')
         """
-        for bound in (least, most):
+        for bound in (least, limit):
             if bound is not None and (isinstance(bound, bool) or not isinstance(bound, int) or bound < 0):
                 raise self._refused(f"has a bound of {bound!r}", ": expected a whole number, 0 or more")
-        if most is not None and most < least:
-            raise self._refused(f"has bounds of {least} and {most}", ": expected the second to be no less")
-        return "*" if (least, most) == (0, None) else f"{{{least},{'' if most is None else most}}}"
+        if limit is not None and limit < least:
+            raise self._refused(f"has bounds of {least} and {limit}", ": expected the second to be no less")
+        return "*" if (least, limit) == (0, None) else f"{{{least},{'' if limit is None else limit}}}"
 
     def _whole(self, bound: Any) -> int:
         if isinstance(bound, bool) or not isinstance(bound, int | float) or bound != int(bound):
@@ -357,15 +357,15 @@ def integers(least: int | None, most: int | None) -> str:
     return _any_of(parts)
 
 
-def _between(least: int, most: int) -> str:
+def _between(least: int, largest: int) -> str:
     """Returns the expression of the numbers from one to another, neither of which is negative.
 
     >>> _between(7, 120)
     '(?:[7-9]|[1-9][0-9]|1[0-1][0-9]|120)'
     """
     parts, low = list[str](), least
-    while low <= most:  # numbers of one length after the other
-        high = min(most, 10 ** len(str(low)) - 1)
+    while low <= largest:  # numbers of one length after the other
+        high = min(largest, 10 ** len(str(low)) - 1)
         for steps in byte_dfa.between(str(low).encode(), str(high).encode(), b"0", b"9"):
             parts.append("".join(_digits(*digits, len([*same])) for digits, same in itertools.groupby(steps)))
         low = high + 1
@@ -379,7 +379,7 @@ def _digits(first: int, last: int, count: int) -> str:
 
 def _largest(text: str) -> str:
     """Names the property of a schema that makes it large."""
-    sizes = {name: len(regex_of(part)) for name, part in parts_of(text).items()}
+    sizes = {name: len(regex_of(schema)) for name, schema in parts_of(text).items()}
     return f"bound its part {max(sizes, key=lambda name: sizes[name])!r}" if sizes else "bound its parts"
 
 
@@ -388,4 +388,6 @@ def parts_of(text: str) -> dict[str, str]:
     root = json.loads(text)
     shared = {name: root[name] for name in ("$defs", "definitions") if name in root}
     properties = root.get("properties", {})
-    return {name: json.dumps({**shared, **part}) for name, part in properties.items() if isinstance(part, Mapping)}
+    return {
+        name: json.dumps({**shared, **schema}) for name, schema in properties.items() if isinstance(schema, Mapping)
+    }

@@ -61,7 +61,7 @@ def decoders_of(tokenizer: Any) -> dict[str, Any]:
     described = json.loads(decoder.__getstate__())
     parts = described.get("decoders", [described])
     removes = {"Strip": "start", "Metaspace": "prepend_scheme"}
-    return {part["type"]: part.get(removes.get(part["type"], ""), None) for part in parts}
+    return {stage["type"]: stage.get(removes.get(stage["type"], ""), None) for stage in parts}
 
 
 def _decoded(tokenizer: Any, vocab: int) -> tuple[list[bytes | None], list[bytes | None]]:

@@ -62,7 +62,7 @@ class Pool:
             return FREE
         state, shortest = self._first.get((pattern, banned), (None, 0))
         if state is None:
-            part, shortest = _part(pattern, self._tokenizer, self._vocab, self._ends, banned)
+            automata, shortest = _part(pattern, self._tokenizer, self._vocab, self._ends, banned)
         if shortest >= FAR:
             raise ValueError(f"{pattern} matches no text without the banned tokens: allow some of them")
         if shortest > limit:
@@ -71,7 +71,7 @@ class Pool:
                 f"token: expected at least {shortest}"
             )
         if state is None:
-            new = _numbered_on(part, self._end)
+            new = _numbered_on(automata, self._end)
             size = sum(x.nbytes for tables in (*self._parts, new) for x in tables)
             if size > MOST:
                 raise _too_large(pattern, size)
@@ -84,9 +84,9 @@ class Pool:
     @functools.cached_property
     def tables(self) -> Automata:
         """The tables, each axis filled up to the next size."""
-        levels = _size(max(part.bound.shape[1] for part in self._parts), LEVELS)
+        levels = _size(max(automata.bound.shape[1] for automata in self._parts), LEVELS)
         bound, mask = (
-            np.concatenate([_wide(getattr(part, name), levels, fill) for part in self._parts])
+            np.concatenate([_wide(getattr(automata, name), levels, fill) for automata in self._parts])
             for name, fill in (("bound", FAR), ("mask", 0))
         )
         joined = Automata(*(np.concatenate(column) for column in zip(*map(_one_width, self._parts), strict=True)))
@@ -97,7 +97,7 @@ class Pool:
     def _end(self) -> Automata:
         """Counts the entries of each table; of `offset` the states, of `words` the masks."""
         return Automata(
-            *(np.int64(sum(len(part[index]) for part in self._parts)) for index in range(len(Automata._fields)))
+            *(np.int64(sum(len(automata[index]) for automata in self._parts)) for index in range(len(Automata._fields)))
         )
 
 
@@ -112,12 +112,12 @@ def _part(
     pattern: Pattern, tokenizer: Any, vocab: int, ends: tuple[int, ...], banned: tuple[int, ...]
 ) -> tuple[Automata, int]:
     """Makes the tables of one pattern, and says how many tokens its shortest text has."""
-    part = automaton.of(pattern, tokenizer, vocab).without((*ends, *banned))
-    distance = part.distances()
-    states, kinds = part.step.shape
-    after = np.where(part.step >= 0, distance[part.step], FAR)
+    reader = automaton.of(pattern, tokenizer, vocab).without((*ends, *banned))
+    distance = reader.distances()
+    states, kinds = reader.step.shape
+    after = np.where(reader.step >= 0, distance[reader.step], FAR)
     # An end token stands where a text may end, and none follows it: class `kinds`.
-    after = np.concatenate([after, np.where(part.accepting, 0, FAR)[:, None]], axis=1)
+    after = np.concatenate([after, np.where(reader.accepting, 0, FAR)[:, None]], axis=1)
     bounds = [np.unique(row[row < FAR]) for row in after]
     levels = max(1, *map(len, bounds))
     bound = np.stack([_wide(row[None], levels, FAR)[0] for row in bounds])
@@ -127,13 +127,13 @@ def _part(
     width = -(-vocab // 32)
     if 4 * len(packed) * width > MOST:
         raise _too_large(pattern, 4 * len(packed) * width)
-    of_token = part.classes.copy()
+    of_token = reader.classes.copy()
     of_token[list(ends)] = kinds
     by_class = np.unpackbits(packed, axis=1, count=kinds + 1).astype(bool)
     words, certain = _packed(by_class, of_token)
     stays = np.arange(states)[:, None]  # after a token that may not stand there
     # After an end token the text is free (-1), so that nothing is certain there and no draft goes on.
-    edges = np.concatenate([np.where(part.step >= 0, part.step, stays), np.full((states, 1), -1)], axis=1)
+    edges = np.concatenate([np.where(reader.step >= 0, reader.step, stays), np.full((states, 1), -1)], axis=1)
     tables = Automata(
         edges.reshape(-1).astype(np.int32),
         np.arange(states, dtype=np.int32) * (kinds + 1),
@@ -143,16 +143,16 @@ def _part(
         mask.reshape(states, levels).astype(np.int32),
         words,
         certain,
-        part.likely,
+        reader.likely,
     )
     return tables, int(distance[0])
 
 
-def _numbered_on(part: Automata, end: Automata) -> Automata:
+def _numbered_on(automata: Automata, end: Automata) -> Automata:
     """Numbers the states, edges, automata and masks of a part on from those before it."""
     counts = dict(offset=end.edges, owner=end.classes, mask=end.words)
-    edges = np.where(part.edges < 0, FREE, part.edges + np.int32(end.offset)).astype(np.int32)
-    return part._replace(edges=edges, **{name: getattr(part, name) + np.int32(n) for name, n in counts.items()})
+    edges = np.where(automata.edges < 0, FREE, automata.edges + np.int32(end.offset)).astype(np.int32)
+    return automata._replace(edges=edges, **{name: getattr(automata, name) + np.int32(n) for name, n in counts.items()})
 
 
 def _packed(
@@ -178,9 +178,9 @@ def _packed(
     return words, certain
 
 
-def _one_width(part: Automata) -> Automata:
+def _one_width(automata: Automata) -> Automata:
     """Leaves out what has another width in each part; it is put together apart."""
-    return part._replace(bound=part.bound[:, :1], mask=part.mask[:, :1])
+    return automata._replace(bound=automata.bound[:, :1], mask=automata.mask[:, :1])
 
 
 def _size(count: int, least: int) -> int:

@@ -29,8 +29,8 @@ class TokensView(Sequence[int]):
         places = range(self._length)[index]
         return self._tokens[places] if isinstance(places, int) else [self._tokens[i] for i in places]
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Sequence) and len(self) == len(other) and all(map(operator.eq, self, other))
+    def __eq__(self, value: object) -> bool:
+        return isinstance(value, Sequence) and len(self) == len(value) and all(map(operator.eq, self, value))
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -187,13 +187,13 @@ def spelt(tokenizer: Any, step: TracedRound, context: int = CONTEXT) -> RoundTex
     before = step.before[-context:] if context else []
     cut = "…" if len(before) < len(step.before) else ""
     if tokenizer is None:
-        parts = ("".join(f" {token}" for token in part) for part in (before, accepted, rejected, target))
+        parts = ("".join(f" {token}" for token in tokens) for tokens in (before, accepted, rejected, target))
         return RoundText(cut + next(parts), *parts)
     committed = [*before, *accepted]
     pieces = spell(tokenizer, committed, rejected), spell(tokenizer, committed, target)
     parts = spell(tokenizer, before, accepted), *pieces
     text = _decode(tokenizer, before)
-    return RoundText(cut + text.lstrip(HALF_CHARACTER) if cut else text, *("".join(part) for part in parts))
+    return RoundText(cut + text.lstrip(HALF_CHARACTER) if cut else text, *("".join(pieces) for pieces in parts))
 
 
 def spell(tokenizer: Any, before: Sequence[int], tokens: Sequence[int]) -> list[str]:
