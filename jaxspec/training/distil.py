@@ -183,22 +183,22 @@ def samples(
     target, length = jnp.asarray(batch.target), jnp.asarray(batch.target_length)
     rows, width = target.shape
     if lm.limits.start_token is not None:
-        read, most = Prompt(jnp.asarray(batch.source), jnp.maximum(jnp.asarray(batch.source_length), 1)), width
+        read, limit = Prompt(jnp.asarray(batch.source), jnp.maximum(jnp.asarray(batch.source_length), 1)), width
     else:
-        read, most = Prompt(target[:, :prompt], jnp.clip(length, 1, prompt)), width - prompt
-    if most < 1:
+        read, limit = Prompt(target[:, :prompt], jnp.clip(length, 1, prompt)), width - prompt
+    if limit < 1:
         raise ValueError(f"texts have {width} tokens, and the model is given {prompt} of them: expected fewer")
     request = Request(
         keys=noise.row_keys(key, rows),
         sampling_params=SamplingParams(jnp.ones(rows)),
-        max_new_tokens=jnp.full(rows, most, jnp.int32),
+        max_new_tokens=jnp.full(rows, limit, jnp.int32),
         eos=jnp.tile(jnp.array(eos or [-1], jnp.int32), (rows, 1)),
     )
     weights = Weights(jax.lax.stop_gradient(params))
-    out = loop.generation(autoregressive(lm, at_temperature()), weights, read, request, most)
+    out = loop.generation(autoregressive(lm, at_temperature()), weights, read, request, limit)
     if lm.limits.start_token is not None:
         return batch._replace(target=out.tokens, target_length=out.length)
-    row = jnp.pad(read.tokens, ((0, 0), (0, most)))
+    row = jnp.pad(read.tokens, ((0, 0), (0, limit)))
     return batch._replace(
         target=token_rows.append(row, read.length, out.tokens), target_length=read.length + out.length
     )

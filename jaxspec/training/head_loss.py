@@ -113,13 +113,13 @@ def read(lm: LanguageModel, lesson: Lesson) -> TargetRows:
         return TargetRows(target, length, forward)
     source = source_of(lesson)
     first, cache = lm.prefill(lesson.target, source, token_rows.reading_room(lm, source, target.shape[1]))
-    rest, _ = lm.extend(lesson.target, cache, target)
+    later, _ = lm.extend(lesson.target, cache, target)
 
     def joined(x: Array | None, y: Array | None) -> Array | None:
         return None if x is None or y is None else jnp.concatenate([x, y], axis=1)
 
-    features = jnp.concatenate([first.features, rest.features], axis=1)
-    forward = Forward(first.logits, features, joined(first.taps, rest.taps), first.encoded)
+    features = jnp.concatenate([first.features, later.features], axis=1)
+    forward = Forward(first.logits, features, joined(first.taps, later.taps), first.encoded)
     begins = token_rows.decoder_prompt(lm, source)
     return TargetRows(jnp.concatenate([begins.tokens, target], axis=1), length + begins.length, forward)
 
@@ -177,10 +177,10 @@ def draft(task: HeadTask, params: Params, lesson: Lesson) -> Drafted:
     forward = jax.tree.map(lambda x: x[:, :size], before)._replace(encoded=encoded)
     source_length = None if encoded is None else source_of(lesson).length
     all_params = {**params, **task.frozen}
-    ahead, reread = tokens[:, : size + depths - 1], functools.partial(read_tree, task.lm, lesson)
+    following, reread = tokens[:, : size + depths - 1], functools.partial(read_tree, task.lm, lesson)
     hidden = task.kind.hidden_states(
         *(task.config, all_params, shared),
-        DraftStarts(forward, ahead, position, depths, reread, source_length),
+        DraftStarts(forward, following, position, depths, reread, source_length),
     )
 
     # Draft token k of place a is compared at position a + k [A, K]; what it predicts is the token two further on.
@@ -233,12 +233,12 @@ def compare(
     shared, ids, params = shared_with(task.lm, target), task.frozen.get(VOCABULARY), {**params, **task.frozen}
     batch, places, depths = part.ahead.shape
     window_log_p = jax.nn.log_softmax(jax.lax.stop_gradient(shared.logits(part.window)))  # [B, C stride + K, V]
-    flat, ahead, memory = hidden.reshape(-1, *hidden.shape[2:]), part.ahead.reshape(-1, depths), None
+    flat, draft_tokens, memory = hidden.reshape(-1, *hidden.shape[2:]), part.ahead.reshape(-1, depths), None
     compared, last = [], (places - 1) * task.learn.stride
     logits_of = task.kind.learned if learns and task.kind.learned is not None else task.kind.logits
     for depth in range(depths):
         log_p = window_log_p[:, depth : depth + last + 1 : task.learn.stride]
-        step = DraftStep(flat, ahead, depth, memory)
+        step = DraftStep(flat, draft_tokens, depth, memory)
         logits, memory = logits_of(task.config, params, shared, step)
         best_p, best_q = jnp.argmax(log_p, axis=-1), jnp.argmax(logits, axis=-1).reshape(batch, places)
         among = jnp.ones(best_p.shape)
@@ -329,13 +329,13 @@ def in_parts(function: Callable[..., Array], fixed: Any, params: Params, hidden:
     or computed twice.
     """
 
-    values: Array = jax.lax.map(lambda part: function(fixed, params, *part), (hidden, parts))
+    values: Array = jax.lax.map(lambda operands: function(fixed, params, *operands), (hidden, parts))
     return jnp.sum(values, axis=0)
 
 
 def _forward(function: Callable[..., Array], fixed: Any, params: Params, hidden: Array, parts: Any):
-    def add(carry: tuple[Array, Params], part: tuple[Array, Any]):
-        value, (by_params, by_hidden) = jax.value_and_grad(function, argnums=(1, 2))(fixed, params, *part)
+    def add(carry: tuple[Array, Params], operands: tuple[Array, Any]):
+        value, (by_params, by_hidden) = jax.value_and_grad(function, argnums=(1, 2))(fixed, params, *operands)
         return (carry[0] + value, jax.tree.map(jnp.add, carry[1], by_params)), by_hidden
 
     start = jnp.zeros(()), jax.tree.map(jnp.zeros_like, params)

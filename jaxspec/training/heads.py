@@ -47,7 +47,7 @@ def prepare(recipe: HeadRecipe, folder: Path, work: Path, progress: bool) -> Tra
     tasks, heldout_tasks = (texts(recipe, target, folder, split, work, progress) for split in ("train", "heldout"))
     head = start(recipe, target, counts(tasks, target.lm.vocab_size))
     # A run begins with the forward KL.
-    first, rest = (head_loss(head.task, DIVERGENCES[name]) for name in ("kl", recipe.learn.divergence))
+    first, later = (head_loss(head.task, DIVERGENCES[name]) for name in ("kl", recipe.learn.divergence))
     acceptance = held_out_acceptance(head.task)
 
     def lesson(batch: TrainingBatch, step: int) -> Lesson:
@@ -58,7 +58,7 @@ def prepare(recipe: HeadRecipe, folder: Path, work: Path, progress: bool) -> Tra
         batches(recipe, tasks, recipe.data.repeat),
         lambda params, heldout: acceptance(params, (lesson(batch, 0) for batch in heldout)),
         batches(recipe, heldout_tasks),
-        (round(recipe.learn.kl * recipe.train.steps), rest),
+        (round(recipe.learn.kl * recipe.train.steps), later),
         lesson,
     )
     return TrainingRun(head.params, head.task.frozen, objective, functools.partial(write, head))
@@ -101,13 +101,13 @@ def start(recipe: HeadRecipe, target: Model, frequencies: Int[np.ndarray, " V"])
         frequencies: counts of tokens, of which a vocabulary of its own has the most frequent ones.
     """
     config = config_of(recipe, target)
-    kind = kind_of(config)
-    assert kind.training is not None, "recipes have the kinds that are trained"
-    if recipe.learn.regression and not kind.training.predicts_features(config):
+    head_kind = kind_of(config)
+    assert head_kind.training is not None, "recipes have the kinds that are trained"
+    if recipe.learn.regression and not head_kind.training.predicts_features(config):
         raise ValueError(f"{recipe.name} has learn.regression: only EAGLE-1, without taps, predicts hidden states")
-    if recipe.learn.hard and not kind.training.names_candidates:
+    if recipe.learn.hard and not head_kind.training.names_candidates:
         raise ValueError(f"{recipe.name} has learn.hard: only DFlash 2 chooses among candidates")
-    if taps := kind.head(config).requirements.taps:
+    if taps := head_kind.head(config).requirements.taps:
         target = with_taps(target, taps)
     if recipe.train.start:
         trained_config, params = read_head(recipe.train.start, target=target)
@@ -115,8 +115,8 @@ def start(recipe: HeadRecipe, target: Model, frequencies: Int[np.ndarray, " V"])
             trained = f"{recipe.train.start} holds {trained_config}"
             raise ValueError(f"{trained}: expected {config}, of {recipe.name}; start from another")
     else:
-        params = kind.init(config, jax.random.key(recipe.train.seed))
-        params = kind.training.begin(config, params, target, frequencies)
+        params = head_kind.init(config, jax.random.key(recipe.train.seed))
+        params = head_kind.training.begin(config, params, target, frequencies)
     params = jax.tree.map(lambda x: x.astype(jnp.float32) if jnp.issubdtype(x.dtype, jnp.floating) else x, params)
     frozen = {VOCABULARY: params.pop(VOCABULARY)} if VOCABULARY in params else {}
     return HeadInTraining(target, HeadTask(target.lm, config, frozen, recipe.learn), params)

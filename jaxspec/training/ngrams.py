@@ -34,8 +34,8 @@ def write(recipe: TableRecipe, folder: Path, to: Destination, progress: bool = T
         reading = bar.add_task("texts", total=len(texts) + len(few))
         counting = bar.add_task("orders", total=options.order)
         rows, heldout = (
-            token_rows(part, target.tokenizer, lambda n: bar.advance(reading, n), encoder=target.has_encoder)
-            for part in (texts, few)
+            token_rows(split, target.tokenizer, lambda n: bar.advance(reading, n), encoder=target.has_encoder)
+            for split in (texts, few)
         )
         config, tables = count(
             rows,

@@ -14,7 +14,7 @@ from jaxspec.files.strict_tables import RecipeError, build
 from jaxspec.nets import FORMS, decoder_layers, from_table, net_of
 from jaxspec.training.divergences import DIVERGENCES
 
-HEADS = {kind.name: kind.sizes for kind in KINDS if kind.sizes is not None}
+HEADS = {head_kind.name: head_kind.sizes for head_kind in KINDS if head_kind.sizes is not None}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -66,16 +66,16 @@ def at_new_tokens(
         beside: further arrays [B, T, ..] that it reads.
     """
     first, cache = lm.prefill(params, prompt, token_rows.reading_room(lm, prompt, tokens.shape[1]))
-    rest, _ = lm.extend(params, cache, known(lm, tokens))
+    after, _ = lm.extend(params, cache, known(lm, tokens))
     if (inside := lm.inside) is None:
-        return read(jnp.concatenate([first.logits, rest.logits[:, :-1]], axis=1), *beside)
+        return read(jnp.concatenate([first.logits, after.logits[:, :-1]], axis=1), *beside)
 
     @jax.checkpoint
     def read_position(position: tuple[Array, ...]) -> Any:
         features, *more = (rows[:, None] for rows in position)
         return jax.tree.map(lambda rows: rows[:, 0], read(inside.head(params, features), *more))
 
-    later = tuple(jnp.moveaxis(x, 1, 0) for x in (rest.features[:, :-1], *(x[:, 1:] for x in beside)))
+    later = tuple(jnp.moveaxis(x, 1, 0) for x in (after.features[:, :-1], *(x[:, 1:] for x in beside)))
     rest_read = jax.lax.map(read_position, later, batch_size=max(1, CHUNK // tokens.shape[0]))
     first_read = read(first.logits, *(x[:, :1] for x in beside))
     return jax.tree.map(lambda x, y: jnp.concatenate([x, jnp.moveaxis(y, 0, 1)], axis=1), first_read, rest_read)
@@ -87,5 +87,5 @@ def with_the_rest(log_probs: Float[Array, "B T K"]) -> Float[Array, "B T K+1"]:
     >>> jnp.exp(with_the_rest(jnp.log(jnp.array([0.5, 0.25])))).tolist()
     [0.5, 0.25, 0.25]
     """
-    rest = 1.0 - jnp.sum(jnp.exp(log_probs), axis=-1, keepdims=True)
-    return jnp.concatenate([log_probs, jnp.log(jnp.maximum(rest, SMALLEST))], axis=-1)
+    remaining = 1.0 - jnp.sum(jnp.exp(log_probs), axis=-1, keepdims=True)
+    return jnp.concatenate([log_probs, jnp.log(jnp.maximum(remaining, SMALLEST))], axis=-1)
