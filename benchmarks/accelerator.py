@@ -108,13 +108,12 @@ def accepting(alpha: float) -> Rule:
 @contextlib.contextmanager
 def gpu_kernels() -> Iterator[None]:
     """Turns the kernel of `nets.on_gpu` on; programs are traced anew, then and afterwards."""
-    before = os.environ.get(on_gpu.SWITCH, "")
     os.environ[on_gpu.SWITCH] = "1"
     jax.clear_caches()
     try:
         yield
     finally:
-        os.environ[on_gpu.SWITCH] = before
+        del os.environ[on_gpu.SWITCH]
         jax.clear_caches()
 
 
@@ -159,7 +158,7 @@ def measured(
     if left():
         speculative, per_round = rate(chain, settings.repeats)
         tell("chain", tokens_per_second=speculative, tokens_per_round=per_round, speedup=speculative / plain)
-        if batch == 1 and jax.default_backend() == "gpu":
+        if batch == 1 and jax.default_backend() == "gpu" and not on_gpu.is_on():
             with gpu_kernels():
                 speeds = [rate(prepared, settings.repeats)[0] for prepared in (chain.plain(), chain)]
             tell(

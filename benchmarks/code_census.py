@@ -1,6 +1,8 @@
 """Counts what a reader of the package has to read: lines, files, types, signatures, names, docstrings.
 
-    python -m benchmarks.code_census [CHECKOUT] [--round]      seconds; --round traces one greedy round
+    python -m benchmarks.code_census [CHECKOUT] [--round] [--floors]      seconds
+
+`--round` traces one greedy round. `--floors` draws the packages: each imports only from floors below its own.
 
 The checkout may be an older one: nothing of it is imported unless `--round` is given. Counts are of `jaxspec/` alone.
 """
@@ -134,11 +136,48 @@ def concepts(source: str, tree: ast.Module) -> tuple[set[str], set[str]]:
     return types, names - types
 
 
+def arrows(package: Path) -> set[tuple[str, str]]:
+    """Pairs of packages, or of modules beside them, of which the first imports the second.
+
+    The front doors, `jaxspec` itself and `jaxspec.drafters`, hand on names when these are asked for: they are left out.
+    """
+    files = {(".".join(path.relative_to(package.parent).with_suffix("").parts)): path for path in package.rglob("*.py")}
+    found = set()
+    for name, path in files.items():
+        if name in ("jaxspec.__init__", "jaxspec.drafters.__init__"):
+            continue
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import):
+                imported = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                imported = [f"{node.module}.{alias.name}" for alias in node.names]
+            else:
+                continue
+            found |= {(name.split(".")[1], x.split(".")[1]) for x in imported if x.startswith("jaxspec.")}
+    names = {name.split(".")[1] for name in files}
+    return {(above, below) for above, below in found if above != below and below in names}
+
+
+def floors(pairs: set[tuple[str, str]]) -> list[list[str]]:
+    """Sorts packages into floors, the lowest first; packages that import each other end up together on the last one.
+
+    >>> floors({("cli", "decode"), ("decode", "core"), ("cli", "core")})
+    [['core'], ['decode'], ['cli']]
+    """
+    remaining, built = {name for pair in pairs for name in pair}, []
+    while remaining:
+        ready = {name for name in remaining if not any(above == name and below in remaining for above, below in pairs)}
+        built.append(sorted(ready or remaining))
+        remaining -= ready or remaining
+    return built
+
+
 def main() -> None:
     """Prints the counts of a checkout."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("checkout", nargs="?", type=Path, default=Path(__file__).resolve().parents[1])
     parser.add_argument("--round", action="store_true", help="also trace one greedy round (imports the checkout)")
+    parser.add_argument("--floors", action="store_true", help="also draw which packages import which")
     parser.add_argument("--lines", action="store_true", help="also list the docstrings")
     options = parser.parse_args()
     package = options.checkout / "jaxspec"
@@ -181,6 +220,11 @@ def main() -> None:
     source = speculative.read_text(encoding="utf-8")
     types, helpers = concepts(source, ast.parse(source))
     print(f"decode/speculative.py: {len(types)} types and {len(helpers)} helpers to know")
+    if options.floors:
+        pairs = arrows(package)
+        built = floors(pairs)
+        print(f"{sum(map(len, built))} packages and modules, {len(pairs)} arrows, {len(built)} floors:")
+        print("".join(f"  {number:>2} {', '.join(names)}\n" for number, names in reversed([*enumerate(built)])), end="")
     if options.round:
         command = [sys.executable, "-c", TRACED_ROUND]
         environment = {**os.environ, "PYTHONPATH": str(options.checkout)}

@@ -42,7 +42,6 @@ ALLOWED = {
     "files/strict_tables.py": {"kind"},
     "jobs/fields.py": {"most"},
     "nets/on_cpu.py": {"most"},
-    "nets/on_gpu.py": {"at"},
     "policies/entropy.py": {"most"},
     "structured/byte_dfa.py": {"most"},
     "structured/schemas.py": {"most"},
@@ -146,6 +145,18 @@ def test_entries_of_docstrings_are_noun_phrases():
         if NO_NOUN.match(entry)
     ]
     assert inverted == [], "begin with a noun: `limit: the limit of rounds`"
+
+
+def test_comments_on_fields_are_noun_phrases():
+    """`length: Int[Array, "B"]  # tokens of each row`, not `# of each row`."""
+    inverted = re.compile(r"\s+\w+: [^#]*# (of|that|those|as) ")
+    lines = [
+        f"{file.relative_to(PACKAGE.parent)}:{number}: {line.strip()}"
+        for file in sorted(PACKAGE.rglob("*.py"))
+        for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1)
+        if inverted.match(line)
+    ]
+    assert lines == [], "begin with a noun: `# tokens of each row`"
 
 
 ALIASES = ("core", "decode", "drafters", "files", "nets", "policies", "rules", "sampling", "vocab")  # theirs count, too

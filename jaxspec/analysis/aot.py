@@ -69,7 +69,7 @@ class Compiled(NamedTuple):
 class Programs(NamedTuple):
     """A generation and plain decoding with the same target, compiled for a topology."""
 
-    topology: str  # as `compile_for` has it; of its devices `chips` are used
+    topology: str  # the argument of `compile_for`; of its devices `chips` are used
     chips: int
     mesh: str
     machine: roofline.Machine  # one of them, as the compiler sees it (of a v4 one of its two cores)

@@ -178,7 +178,7 @@ class Run(NamedTuple):
     real: Sequence[int]  # how many rows of each part count; the others fill its shape
     calls: Sequence[Callable[[], object]] = ()  # one for each part, which decodes it and waits for it
     texts: Sequence[list[int]] = ()  # the new tokens of all rows
-    outcomes: Sequence[Outcome] = ()  # of each part, from the compiled program; empty for another backend
+    outcomes: Sequence[Outcome] = ()  # one of each part, from the compiled program; empty for another backend
 
     is_compiled = property(lambda self: self.setting.backend is None, doc="True if no other backend runs it.")
     pair = property(lambda self: (id(self.setting.target), id(self.setting.drafter)), doc="Tells pairs apart.")
@@ -325,7 +325,7 @@ def _latencies(runs: Sequence[Run], repeats: int) -> list[records.Latency | None
     for run in compiled:
         list(cost.timed_rounds(run.parts[0]))  # compiles
     first = np.zeros((len(compiled), repeats))  # milliseconds, of the first part
-    later: list[list[list[float]]] = [[[] for _ in range(repeats)] for _ in compiled]  # of all tokens, by repeat
+    later: list[list[list[float]]] = [[[] for _ in range(repeats)] for _ in compiled]  # seconds of each token
     for repeat in range(repeats):
         for part, group in enumerate(zip(*(run.parts for run in compiled), strict=True)):
             for i, prepared in enumerate(group):

@@ -31,7 +31,7 @@ class Environment(NamedTuple):
     load: float | None  # the load average of the last minute; None where the system does not tell
     date: str  # when, in UTC
     command: str  # with its options
-    commit: str | None = None  # of a checkout, ending in "-dirty" if files differ from it; None for an installation
+    commit: str | None = None  # a checkout's, ending in "-dirty" if files differ from it; None for an installation
     xla_flags: str | None = None
     cuda_plugin: str | None = None  # the version of jax's, if it is installed
     torch: str | None = None  # its version, if it has been imported

@@ -23,9 +23,9 @@ class MemoryUse(NamedTuple):
 
     program: int | None  # arguments, results and temporaries, by the compiler's own account; None where it gives none
     temporaries: int | None  # a part of these
-    weights: int  # of both models
-    caches: int  # of both models
-    logits: int  # of both models: one block [batch, nodes + 1, vocab] of each
+    weights: int  # both models' parameters
+    caches: int  # both models' caches
+    logits: int  # both models' logits: one block [batch, nodes + 1, vocab] of each
 
     needed = property(lambda self: self.weights + self.caches + self.logits, doc="Weights, caches and logits.")
 
@@ -98,8 +98,8 @@ class NetSize(NamedTuple):
 
     name: str
     parameters: int  # how many there are
-    memory_bytes: dict[str, int]  # of all parameters
-    cache_bytes_per_token: dict[str, int]  # of each row; layers with sliding windows stop at their windows
+    memory_bytes: dict[str, int]  # bytes of all parameters
+    cache_bytes_per_token: dict[str, int]  # bytes of each row; layers with sliding windows stop at their windows
     config: Any
 
 

@@ -287,18 +287,18 @@ class BenchResult(NamedTuple):
     drafts: Drafts | None = None  # the draft tokens of a run; None for plain decoding
     same_text: int | None = None  # greedy texts that are plain decoding's; None for samples and inexact rules
     difference: Difference | None = None  # where the first that is not differs
-    seconds: tuple[float, ...] = ()  # of each timed run; empty if nothing was timed
-    prefill_seconds: float | None = None  # of a run's prefills, the median; None if unknown
+    seconds: tuple[float, ...] = ()  # seconds of each timed run; empty if nothing was timed
+    prefill_seconds: float | None = None  # median of a run's prefills; None if unknown
     tokens_per_second: Spread | None = None  # the speed of the runs
     speed: Spread | None = None  # over plain decoding by the same target and backend, repeat by repeat
     speed_after_prefill: Spread | None = None  # the same without what prefill takes
     speed_over_first: Spread | None = None  # over the group's first plain decoding, if of another dtype, mesh, backend
     first_call: float | None = None  # seconds of the first one, which compiles the program
-    latency: Latency | None = None  # of the timed run
-    memory: MemoryUse | None = None  # of the timed run
+    latency: Latency | None = None  # latency of the timed run
+    memory: MemoryUse | None = None  # memory of the timed run
     # E[sum min(p, q)] over all positions of the target's own text, or with a lenient rule what it accepts
     alpha: Rate | None = None
-    costs: Costs | None = None  # of the passes
+    costs: Costs | None = None  # costs of the passes
     predicted: Predicted | None = None  # what theory predicts from the costs
     group: str = ""  # the same for results that were interleaved
     environment: Environment | None = None  # machine, versions, command

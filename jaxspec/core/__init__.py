@@ -10,6 +10,7 @@ The types are one NamedTuple of pure functions per concept and one Protocol per 
     drafter         Drafter: init, propose, commit; the DraftContext of a round; BoundDrafter, with values
     policy          Policy: how many tokens to draft
     decoder         Decoder: init, step; Weights and Caches of both models; Request, State and Stats of a generation;
+                    RoundResult, of which TargetPass is a part;
                     Follower: told of every round, remembers something of it (policy, processors, log probabilities)
 
 Import the types from `jaxspec.core`. What follows uses nothing but the types; import the modules:
@@ -55,8 +56,10 @@ from jaxspec.core.decoder import (
     Memory,
     Request,
     RoundInfo,
+    RoundResult,
     State,
     Stats,
+    TargetPass,
     Weights,
 )
 from jaxspec.core.distribution import Distribution, LogitsProcessor, Preceding, Sampler, ToDistribution

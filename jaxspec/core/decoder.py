@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import enum
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxspec.core.language_model import Before, Cache, Keys, Params, Prompt
-
-if TYPE_CHECKING:
-    from jaxspec.core.round import RoundResult
+from jaxspec.core.distribution import Distribution
+from jaxspec.core.draft import Draft, Verdict
+from jaxspec.core.language_model import Before, Cache, Forward, Keys, Params, Prompt
 
 
 class Weights(NamedTuple):
@@ -33,6 +32,28 @@ class Caches(NamedTuple):
         The last of these is read again. At most `width` tokens follow the others; without `drafts` no drafter goes on.
         """
         return Before(self if drafts else self._replace(draft=None), length - 1, width)
+
+
+class TargetPass(NamedTuple):
+    """The target's pass over a draft."""
+
+    # these two: its outputs at every fed token, and the distribution there
+    forward: Forward
+    distribution: Distribution
+    unusable: Bool[Array, "B T"]  # positions after which nothing can be generated: see `round.unusable`
+
+
+class RoundResult(NamedTuple):
+    """The result of one round."""
+
+    draft: Draft  # the draft that was judged
+    verdict: Verdict  # the rule's verdict; its path is cut to the depth of the tree
+    # the accepted draft tokens and the one after them, `verdict.num_accepted + 1` of them real
+    tokens: Int[Array, "B depth+1"]
+    target: TargetPass  # the target's pass
+    # after the pass; the target's holds the accepted path right after the committed row, and is to be rewound to what
+    # is committed of it
+    caches: Caches
 
 
 class Request(NamedTuple):

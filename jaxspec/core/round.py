@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -19,28 +19,6 @@ from jaxspec import core
 from jaxspec.core import branches, kv_cache, token_rows, tree
 
 Arrays = TypeVar("Arrays")
-
-
-class TargetPass(NamedTuple):
-    """The target's pass over a draft."""
-
-    # these two: its outputs at every fed token, and the distribution there
-    forward: core.Forward
-    distribution: core.Distribution
-    unusable: Bool[Array, "B T"]  # positions after which nothing can be generated: see `unusable`
-
-
-class RoundResult(NamedTuple):
-    """The result of one round."""
-
-    draft: core.Draft  # as it was judged
-    verdict: core.Verdict  # the rule's verdict; its path is cut to the depth of the tree
-    # the accepted draft tokens and the one after them, `verdict.num_accepted + 1` of them real
-    tokens: Int[Array, "B depth+1"]
-    target: TargetPass  # the target's pass
-    # after the pass; the target's holds the accepted path right after the committed row, and is to be rewound to what
-    # is committed of it
-    caches: core.Caches
 
 
 def size_of(drafter: core.Drafter, gamma: int) -> core.TreeSize:
@@ -105,7 +83,7 @@ def run_round(
     to_distribution: core.ToDistribution,
     widths: tuple[int, ...],
     shorten: Callable[[core.Draft], Int[Array, " B"]] | None = None,
-) -> RoundResult:
+) -> core.RoundResult:
     """Drafts, verifies in one pass, and judges.
 
     Args:
@@ -126,7 +104,7 @@ def run_round(
     # From here on nodes count fed tokens, so that node 0 is the last committed one.
     parent = None if draft.parent is None else tree.fed(draft.parent)
 
-    def pass_over(width: int, cache: core.Cache) -> tuple[TargetPass, core.Cache]:
+    def pass_over(width: int, cache: core.Cache) -> tuple[core.TargetPass, core.Cache]:
         branch = None if parent is None else parent[:, :width]
         if drafter.complete_target_pass is None:
             forward, cache = target.extend(weights.target, cache, fed[:, :width], branch)
@@ -142,7 +120,7 @@ def run_round(
             chain = jnp.tri(width, width - 1, -1, bool)[None]
             seen = chain if branch is None else tree.ancestors(branch)[:, :, 1:]
             distribution = to_distribution(forward.logits, draft.tokens[:, : width - 1], seen)
-        return TargetPass(forward, distribution, unusable(forward, distribution)), cache
+        return core.TargetPass(forward, distribution, unusable(forward, distribution)), cache
 
     with jax.named_scope("target"):
         cache = target.rewind(caches.target, row.length - 1)  # a drafter may have used it
@@ -156,7 +134,7 @@ def run_round(
         if verdict.path is not None and target.select is not None:
             path = verdict.path[:, :depth]
             verdict, cache = verdict._replace(path=path), target.select(cache, row.length, path)
-    return RoundResult(draft, verdict, tokens, target_pass, caches._replace(target=cache))
+    return core.RoundResult(draft, verdict, tokens, target_pass, caches._replace(target=cache))
 
 
 def _final(
@@ -342,11 +320,11 @@ def bucket_widths(nodes: int, *, adaptive: bool, may_be_empty: bool) -> tuple[in
 
 
 def bucketed_pass(
-    pass_over: Callable[[int, core.Cache], tuple[TargetPass, core.Cache]],
+    pass_over: Callable[[int, core.Cache], tuple[core.TargetPass, core.Cache]],
     cache: core.Cache,
     needed: Int[Array, ""],
     widths: tuple[int, ...],
-) -> tuple[TargetPass, core.Cache]:
+) -> tuple[core.TargetPass, core.Cache]:
     """Makes the narrowest pass, of `bucket_widths`, that reads each row's last token and all draft tokens.
 
     `needed` is the number of the last draft token, counted from 1, that any row has; what follows need not be read.
@@ -355,7 +333,7 @@ def bucketed_pass(
     if len(widths) == 1:
         return pass_over(widths[0], cache)
 
-    def padded_pass(width: int, cache: core.Cache) -> tuple[TargetPass, core.Cache]:
+    def padded_pass(width: int, cache: core.Cache) -> tuple[core.TargetPass, core.Cache]:
         outputs, cache = pass_over(width, cache)
         return padded(outputs, widths[-1]), cache
 

@@ -160,7 +160,22 @@ def pad(rows: Sequence[Sequence[int]], width: int | None = None) -> Prompt:
     tokens = np.zeros((len(rows), width or bucket(longest)), np.int32)
     for index, row in enumerate(rows):
         tokens[index, : len(row)] = row
-    return Prompt(*jax.device_put((tokens, np.array([len(row) for row in rows], np.int32))))  # compiles nothing
+    return on_device(Prompt(tokens, np.array([len(row) for row in rows], np.int32)))  # pyright: ignore[reportArgumentType]
+
+
+def on_device(arrays: Any) -> Any:
+    """Puts copies of the host's arrays on the device. `jnp.asarray` would compile a program for each shape.
+
+    A CPU device takes over memory that it is given, where the address suits it. So it gets a copy: whoever called may
+    write to the array again.
+
+    >>> lengths = np.array([3, 5], np.int32)
+    >>> copied = on_device({"length": lengths})
+    >>> lengths[:] = 0
+    >>> copied["length"].tolist()
+    [3, 5]
+    """
+    return jax.tree.map(lambda x: x if isinstance(x, jax.Array) else jax.device_put(np.array(x)), arrays)
 
 
 def to_lists(tokens: Int[Array, "batch width"], length: Int[Array, " batch"]) -> list[list[int]]:

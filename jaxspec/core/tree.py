@@ -147,7 +147,7 @@ class BestNodes(NamedTuple):
     """Takes some of the nodes of a larger tree."""
 
     tokens: Int[Array, "B N"]  # theirs
-    parent: Int[Array, "B N"]  # as in `Draft`; -1: there is no such node, and none after it
+    parent: Int[Array, "B N"]  # the parents of `Draft`; -1: there is no such node, and none after it
     chosen: Int[Array, "B N"]  # the number of each among the candidates; past the last where there is none
 
 

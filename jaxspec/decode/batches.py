@@ -41,7 +41,7 @@ def take(prepared: Prepared, rows: Sequence[int] | Int[np.ndarray, " batch"]) ->
         raise ValueError(
             f"the generation has num_samples={samples}: measure one sample of each, prepared.replace(num_samples=1)"
         )
-    index = jax.device_put(np.asarray(rows, np.int32))
+    index = token_rows.on_device(np.asarray(rows, np.int32))
     prompt, request = token_rows.take_rows((prepared.prompt, prepared.request), index)
     if (mesh := sharding.mesh_of(prepared.weights)) is not None:
         prompt, request = sharding.place((prompt, request), len(index), mesh)
@@ -87,7 +87,7 @@ def whole_batches(prepared: Prepared, batch: int, rows: int) -> list[Prepared]:
     num_rows = len(prepared.prompt.length)
     parts = []
     for numbers in np.arange(batch * max(1, rows // batch)).reshape(-1, batch):
-        repeated, lap = take(prepared, numbers % num_rows), jax.device_put(numbers // num_rows)
+        repeated, lap = take(prepared, numbers % num_rows), token_rows.on_device(numbers // num_rows)
         if prepared.options["key"] is not None and numbers[-1] >= num_rows:
             # Keys of repeated rows are folded by their lap, or the same texts would be measured twice.
             keys = repeated.request.keys

@@ -1,8 +1,8 @@
 """Beam search, and speculative beam search: the same hypotheses in fewer passes (appendix A.4 of arXiv 2211.17192).
 
 All beams of a prompt lie in one row of the cache, as a tree. They share their common tokens, and an encoder's keys and
-values are there once. Reordering beams copies no entry of the cache. A round, with
-two beams `a b` and `a c` (the cache holds a) and a drafter:
+values are there once. Reordering beams copies no entry of the cache. A round, with two beams `a b` and `a c` (the cache
+holds a) and a drafter:
 
     feed    b c              the beams' last tokens, which follow a
     and     d e  f           draft tokens: d follows b, e follows c, f follows d

@@ -75,7 +75,7 @@ def _in_bucket(prompt: Prompt) -> Prompt:
     encoder = _in_bucket(prompt.encoder) if isinstance(prompt.encoder, Prompt) else prompt.encoder
     if encoder is None:
         tokens = np.pad(tokens, ((0, 0), (0, token_rows.bucket(tokens.shape[1]) - tokens.shape[1])))
-    return Prompt(*jax.device_put((tokens, length, encoder)))
+    return Prompt(*token_rows.on_device((tokens, length, encoder)))
 
 
 def check_prompt(prompt: Prompt, lm: LanguageModel) -> None:
@@ -132,7 +132,8 @@ def check_reads_text(target: Model) -> None:
 def arrays_of(prompt: Prompt) -> Prompt:
     """Returns the same rows as arrays of JAX's."""
     try:
-        tokens, length = (x if isinstance(x, jax.Array) else jax.device_put(np.asarray(x)) for x in prompt[:2])
+        arrays = (x if isinstance(x, jax.Array) else np.asarray(x) for x in prompt[:2])
+        tokens, length = map(token_rows.on_device, arrays)
         encoder = arrays_of(prompt.encoder) if isinstance(prompt.encoder, Prompt) else prompt.encoder
         return Prompt(tokens, length, encoder)
     except (ValueError, TypeError) as error:

@@ -1,4 +1,4 @@
-"""Reads what people pass (prompts, keys, end tokens, names of options), or says what is wrong with it."""
+"""Reads what people pass (keys, end tokens, names of options), or says what is wrong; `encoding` reads prompts."""
 
 from __future__ import annotations
 

@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int, Shaped
 
-from jaxspec.core import Distribution, Follower, Forward, LogProbs, State, noise, token_rows
-from jaxspec.core.round import RoundResult, fed_before
+from jaxspec.core import Distribution, Follower, Forward, LogProbs, RoundResult, State, noise, token_rows
+from jaxspec.core.round import fed_before
 
 
 def follower(top: int) -> Follower:

@@ -179,9 +179,8 @@ def _prepared(target: core.Model, prompt: core.Prompt, options: Mapping[str, Any
     request = core.Request(
         keys=noise.row_keys(key, batch),
         sampling_params=params,
-        # jnp.asarray would compile a program for each new shape.
-        max_new_tokens=jax.device_put(limit),
-        eos=jax.device_put(np.tile(np.array(ends or [-1], np.int32), (batch, 1))),
+        max_new_tokens=token_rows.on_device(limit),
+        eos=token_rows.on_device(np.tile(np.array(ends or [-1], np.int32), (batch, 1))),
         draft_sampling_params=draft_params,
         policy=None if policy is None else values_per_row(policy.params, batch, "the policy"),
     )

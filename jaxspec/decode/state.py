@@ -11,7 +11,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxspec import core, sampling
 from jaxspec.core import chunks, noise, token_rows, tree
-from jaxspec.core.round import RoundResult, TargetPass, fed_on_path, unusable
+from jaxspec.core.round import fed_on_path, unusable
 from jaxspec.decode import log_probs
 from jaxspec.sampling import samplers
 
@@ -66,13 +66,13 @@ def init_state(
     return commit_round(state, result, followers._replace(policy=None), lm.vocab_size)[0]
 
 
-def own_token(state: core.State, forward: core.Forward, cache: core.Cache, sampler: core.Sampler) -> RoundResult:
+def own_token(state: core.State, forward: core.Forward, cache: core.Cache, sampler: core.Sampler) -> core.RoundResult:
     """The result of a pass of the target without a draft: one token of each row, drawn from its own distribution."""
     distribution = sampler(state.request.sampling_params, forward.logits, preceding(state))
     token, none = sample(state, distribution), empty_draft(state.length)
-    target_pass = TargetPass(forward, distribution, unusable(forward, distribution))
+    target_pass = core.TargetPass(forward, distribution, unusable(forward, distribution))
     verdict = core.Verdict(none.length, token, none.length)
-    return RoundResult(none, verdict, token[:, None], target_pass, state.caches._replace(target=cache))
+    return core.RoundResult(none, verdict, token[:, None], target_pass, state.caches._replace(target=cache))
 
 
 def samples(prompt: core.Prompt, request: core.Request) -> int:
@@ -113,14 +113,14 @@ def sample(state: core.State, distribution: core.Distribution) -> Int[Array, " B
     return noise.categorical(keys, distribution.log_probs[:, 0])
 
 
-def failures(result: RoundResult, vocab: int) -> Int[Array, " B"]:
+def failures(result: core.RoundResult, vocab: int) -> Int[Array, " B"]:
     """Finds rows that cannot go on, a `core.Failure` for each: nothing can be drawn, or the verdict is impossible.
 
     A rule must not accept more tokens than were drafted, or fewer than none, or choose what is no token.
 
     >>> draft, count = core.Draft(jnp.array([[3, 4]] * 3), jnp.array([1] * 3)), jnp.array([0, 1, 2])
-    >>> usable = TargetPass(None, None, jnp.zeros((3, 3), bool))
-    >>> failures(RoundResult(draft, core.Verdict(count, count, count), None, usable, None), vocab=5).tolist()
+    >>> usable = core.TargetPass(None, None, jnp.zeros((3, 3), bool))
+    >>> failures(core.RoundResult(draft, core.Verdict(count, count, count), None, usable, None), vocab=5).tolist()
     [0, 0, 2]
     """
     draft, verdict, target_pass = result.draft, result.verdict, result.target
@@ -184,7 +184,7 @@ def tokens_left(state: core.State) -> Int[Array, " B"]:
 
 
 def end_round(
-    state: core.State, result: RoundResult, followers: Followers, vocab: int
+    state: core.State, result: core.RoundResult, followers: Followers, vocab: int
 ) -> tuple[core.State, core.RoundInfo]:
     """Commits a round's tokens and reports the round; rows that had ended before it stay as they are.
 
@@ -196,7 +196,7 @@ def end_round(
 
 
 def commit_round(
-    state: core.State, result: RoundResult, followers: Followers, vocab: int
+    state: core.State, result: core.RoundResult, followers: Followers, vocab: int
 ) -> tuple[core.State, Int[Array, " B"]]:
     """Commits a round's tokens, tells the followers, and counts the tokens committed."""
     count = result.verdict.num_accepted + 1
@@ -282,7 +282,7 @@ class Followers(NamedTuple):
         memories = (None if follower is None else follower.init(state, headroom) for follower in self)
         return state._replace(memory=core.Memory(*memories))
 
-    def update(self, state: core.State, result: RoundResult, committed: Int[Array, " B"]) -> core.State:
+    def update(self, state: core.State, result: core.RoundResult, committed: Int[Array, " B"]) -> core.State:
         """Tells all followers of a round, whose first `committed` tokens were committed."""
         pairs = zip(self, state.memory, strict=True)
         memories = (
@@ -306,7 +306,7 @@ def _of_policy(policy: core.Policy) -> core.Follower:
     def init(state: core.State, headroom: int) -> Any:
         return policy.init(state.request.policy, core.Prompt(state.tokens, state.length))
 
-    def update(state: core.State, memory: Any, result: RoundResult, committed: Int[Array, " B"]) -> Any:
+    def update(state: core.State, memory: Any, result: core.RoundResult, committed: Int[Array, " B"]) -> Any:
         return policy.update(state.request.policy, memory, result.draft, result.verdict, committed)
 
     return core.Follower(init, update)

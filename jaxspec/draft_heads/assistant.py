@@ -86,7 +86,7 @@ class TargetKeys(NamedTuple):
 
     keys: Float[Array, "B K S D"]
     values: Float[Array, "B K S D"]
-    position: Int[Array, "B S"]  # of each slot; -1: it is not to be read
+    position: Int[Array, "B S"]  # position of each slot; -1: it is not to be read
 
 
 class AssistantHead(NamedTuple):
@@ -97,7 +97,7 @@ class AssistantHead(NamedTuple):
     # stand for the target's there
     read: Callable[..., tuple[Float[Array, "B T V"], Float[Array, "B T H"]]]
     sources: tuple[int, ...]  # the target's layers whose keys it reads, one for each of its own
-    key_sizes: tuple[tuple[int, int], ...]  # of each of these layers, the key-value heads and their size
+    key_sizes: tuple[tuple[int, int], ...]  # key-value heads of each of these layers, and their size
     requirements: TargetRequirements  # its requirements of the target
 
 
@@ -237,7 +237,8 @@ def assistant(
     assert inside is not None, "bind"
     if inside.keys_values is None or inside.layers is None or inside.layers.count <= layers:
         lacks = f"{target.name or 'the target'} has none to read (Inside.keys_values)"
-        raise ValueError(f"an assistant reads the keys of layer {layers}, and {lacks}: expected its own target")
+        advice = "expected the target that it was made for"
+        raise ValueError(f"an assistant reads the keys of layer {layers}, and {lacks}: {advice}")
     return drafter
 
 

@@ -262,9 +262,9 @@ def modules(config: MTPConfig) -> dict[str, str]:
 
 def write(config: MTPConfig, verifier: dict, tokens: int) -> dict:
     """Writes the config.json, as `speculators` has it."""
-    # Modules like Qwen's, which use their target's embedding and head.
+    form = "the format of speculators, in which a module like Qwen's uses its target's embedding and head,"
     of_qwen = {"hidden_first": False, "feeds_normed": True, "zero_first": False}
-    formats.check_stored("the format of speculators", config, **of_qwen, own_embedding=False, own_head=False)
+    formats.check_stored(form, config, **of_qwen, own_embedding=False, own_head=False)
     formats.check_head_norms(config.layer, "modules")
     table, layer = {"num_nextn_predict_layers": 1}, formats.written_layer(config.layer)
     return formats.speculators("mtp", "MTPDraftModel", layer, table, verifier, tokens)

@@ -16,7 +16,7 @@ from jaxtyping import Array, Bool, Float, Int
 from jaxspec import core, rules
 from jaxspec.core import noise, token_rows
 from jaxspec.core.checks import integers, number
-from jaxspec.core.round import RoundResult, bucket_widths, check_trees, run_round, size_of
+from jaxspec.core.round import bucket_widths, check_trees, run_round, size_of
 from jaxspec.drafters.common import after, as_drafter, check_model, name_of, shown, with_taps_of
 from jaxspec.drafters.hidden_states import inside_of
 from jaxspec.drafters.model import ModelState, catch_up, known, prefill, take_back_to
@@ -233,7 +233,7 @@ class CascadeFunctions(NamedTuple):
         return drafting._replace(going=_stopped_after(context, drafting, start) > drafting.row.length - start)
 
     def committed(
-        self, weights: core.Weights, drafting: Drafting, result: RoundResult, live: Bool[Array, " B"]
+        self, weights: core.Weights, drafting: Drafting, result: core.RoundResult, live: Bool[Array, " B"]
     ) -> Drafting:
         """Adds a round's tokens to the rows that are live.
 
@@ -266,7 +266,7 @@ def _at_temperature(to_distribution: core.ToDistribution, temperature: float) ->
     return lambda logits, draft_tokens=None, seen=None: to_distribution(logits / temperature, draft_tokens, seen)
 
 
-def _fed_before(result: RoundResult) -> Int[Array, "B I+1"]:
+def _fed_before(result: core.RoundResult) -> Int[Array, "B I+1"]:
     """Returns the fed token that each of a round's tokens follows: the last committed one, then the accepted ones."""
     step = jnp.arange(result.tokens.shape[1], dtype=jnp.int32)[None]
     if result.verdict.path is None:

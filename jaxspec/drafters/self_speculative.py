@@ -251,7 +251,7 @@ class SelfDraft(NamedTuple):
     lm: core.LanguageModel  # the target's
     layers: core.Layers  # the target's
     target_head: core.Head  # the target's
-    width: int  # of the target's hidden states
+    width: int  # width of the target's hidden states
     split: LayerSplit
     head: core.Head | None  # makes the drafter's logits; None: the target's
     adapter: ExitAdapter | None

@@ -80,7 +80,7 @@ class Settings(NamedTuple):
     stop: Any  # strings that end its text
     template: dict[str, Any]  # values for the chat template, tools among them
     sampling: dict[str, Any]  # its `SamplingOptions`
-    pattern: patterns.Pattern | None = None  # that its text has to match
+    pattern: patterns.Pattern | None = None  # the text has to match it
 
 
 def read(fields: Mapping[str, Any], most: int | None = None) -> Settings:

@@ -143,7 +143,7 @@ def generate_many(
 class _Live(NamedTuple):
     request: JobPrompt
     rounds: tuple[Rounds, ...] = ()  # by calls of the program: its rounds, each [rounds]
-    searched: int = 0  # of its tokens, those that are known to hold no stop string
+    searched: int = 0  # tokens that are known to hold no stop string
 
 
 class _Job:
@@ -163,7 +163,7 @@ class _Job:
         *,
         slots: int,
         group: int,
-        width: int | None,  # of the longest prompt; None: as long as prompts come
+        width: int | None,  # tokens of the longest prompt; None: as long as prompts come
         max_ahead: int | None,  # None: results are yielded as they are done
     ):
         self._prepared, self._reader, self._stop = prepared, reader, stop

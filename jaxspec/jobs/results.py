@@ -68,7 +68,7 @@ class Progress(NamedTuple):
     """Counts of a job's results, wherever it stands; also those of a whole job that was stopped and resumed."""
 
     done: int = 0  # texts that are done
-    failed: int = 0  # those of them that are errors
+    failed: int = 0  # texts that are errors
     prompts: int = 0  # how many prompts the texts belong to
     truncated: int = 0  # texts of prompts that were cut
     # these two: tokens of the prompts, and of the texts

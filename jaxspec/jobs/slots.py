@@ -43,14 +43,14 @@ class Row(NamedTuple):
     seed: int | None = None  # makes the row's key in place of the job's key and `number`
     # Its own values, by field of `SamplingParams`, [1] or [1, vocab]; "draft" is the drafter's temperature.
     sampling: Mapping[str, np.ndarray] | None = None
-    pattern: Pattern | None = None  # that its text has to match
+    pattern: Pattern | None = None  # the text has to match it
 
 
 class KeySources(NamedTuple):
     """The sources of rows' random keys."""
 
     key: Int[Array, "group bits"]  # the bits of the key that each row's own is folded from
-    number: Int[Array, " group"]  # of the prompt
+    number: Int[Array, " group"]  # the prompt's
     sample: Int[Array, " group"]  # which of its texts a row is
 
 
@@ -68,7 +68,7 @@ class StateSize(NamedTuple):
 
     headroom: int  # fills the slots' capacity after a prompt of this width
     growth: int  # tokens of it that a row uses
-    shapes: tuple[tuple[int, ...], ...] | None = None  # of the leaves, to which zeros extend smaller ones
+    shapes: tuple[tuple[int, ...], ...] | None = None  # the leaves' shapes, to which zeros extend smaller ones
 
 
 class Until(NamedTuple):
@@ -83,7 +83,7 @@ class Rounds(NamedTuple):
     """Counts of the rounds that one call of `run_rounds` has run; those after its last are 0."""
 
     drafted: Int[Array, "rounds slots"]  # draft tokens; all as in `core.RoundInfo`
-    accepted: Int[Array, "rounds slots"]  # of them
+    accepted: Int[Array, "rounds slots"]  # accepted draft tokens
     committed: Int[Array, "rounds slots"]  # tokens
 
 
@@ -112,7 +112,7 @@ class Slots:
         slots: int,  # rows that are decoded together
         group: int,  # rows that are prefilled together
         rounds: int,  # most rounds of a call of `run`
-        sampling: Mapping[str, np.ndarray] | None = None,  # of rows without values; None: those of `prepared`
+        sampling: Mapping[str, np.ndarray] | None = None,  # values of rows without their own; None: those of `prepared`
     ):
         self.width, self.slots, self.group = width, slots, group
         self._prepared, self._rounds = prepared, rounds

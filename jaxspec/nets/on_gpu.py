@@ -25,12 +25,19 @@ MASKED = -1e30  # as in `nets.attention`
 
 
 def is_on() -> bool:
-    """Tells whether this kernel is to be used."""
-    return os.environ.get(SWITCH) == "1"
+    """Tells whether this kernel is to be used.
+
+    Raises:
+        ValueError: the environment variable is neither 1 nor 0.
+    """
+    setting = os.environ.get(SWITCH) or "0"
+    if setting not in ("0", "1"):
+        raise ValueError(f"the environment variable {SWITCH} is {setting!r}: expected 1, or 0 (off)")
+    return setting == "1"
 
 
 def with_gradient_of(plain: Callable[..., Array], kernel: Callable[..., Array]) -> Callable[..., Array]:
-    """Makes a kernel a function with the gradient of what it stands in for: it has none itself."""
+    """Makes a kernel a function with the gradient of what it stands in for: it has none. (`jvp` fails.)"""
     run = jax.custom_vjp(kernel)
     run.defvjp(lambda *arrays: (kernel(*arrays), arrays), lambda arrays, y_grad: jax.vjp(plain, *arrays)[1](y_grad))
     return run
@@ -42,9 +49,9 @@ def _indices(size: int, least: int = 1) -> Array:
 
 
 def takes(query: Float[Array, "B H T D"], keys: Float[Array, "B K S D"]) -> bool:
-    """Tells whether a program has registers for all queries that read the same keys."""
+    """Tells whether a program has registers for all queries that read the same keys, and they have one dtype."""
     _, heads, step, width = query.shape
-    return heads // keys.shape[1] * step <= ROWS and width <= WIDEST
+    return query.dtype == keys.dtype and heads // keys.shape[1] * step <= ROWS and width <= WIDEST
 
 
 def attention(
@@ -88,9 +95,9 @@ def attention(
 
             def add(carry):
                 top, total, mixed = carry
-                at = key[0][:, None], column[None, :]
-                of_key = (at[0] < S) & is_column
-                block = triton.load(keys_ref.at[0, 0, *at], mask=of_key, other=0.0)
+                entry = key[0][:, None], column[None, :]
+                of_key = (entry[0] < S) & is_column
+                block = triton.load(keys_ref.at[0, 0, *entry], mask=of_key, other=0.0)
                 scores = triton.dot(queries, block, trans_b=True, precision=exact) * scale
                 if cap is not None:
                     scores = cap * jnp.tanh(scores / cap)
@@ -100,7 +107,7 @@ def attention(
                 scores = jnp.where(allowed, scores, MASKED)
                 higher = jnp.maximum(top, jnp.max(scores, axis=1))
                 kept, weights = jnp.exp(top - higher), jnp.exp(scores - higher[:, None])
-                block = triton.load(values_ref.at[0, 0, *at], mask=of_key, other=0.0)
+                block = triton.load(values_ref.at[0, 0, *entry], mask=of_key, other=0.0)
                 added = triton.dot(weights.astype(block.dtype), block, precision=exact)
                 return higher, total * kept + jnp.sum(weights, axis=1), mixed * kept[:, None] + added
 
@@ -110,8 +117,8 @@ def attention(
         start = zeros + MASKED, zeros, jnp.zeros((len(row), len(column)), jnp.float32)
         top, total, mixed = jax.lax.fori_loop(0, pl.cdiv(min(S, SPAN), KEYS), read, start)
         total = jnp.where(total > 0, total, 1.0)  # of a span that no query reads
-        at = 0, 0, 0, row[:, None], column[None, :]
-        triton.store(mixed_ref.at[*at], (mixed / total[:, None]).astype(mixed_ref.dtype), mask=is_row & is_column)
+        result = 0, 0, 0, row[:, None], column[None, :]
+        triton.store(mixed_ref.at[*result], (mixed / total[:, None]).astype(mixed_ref.dtype), mask=is_row & is_column)
         triton.store(sums_ref.at[0, 0, 0, row], top + jnp.log(total), mask=row < R)
 
     def whole(x: Array, by_head: bool) -> pl.BlockSpec:

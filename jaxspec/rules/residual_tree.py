@@ -117,7 +117,7 @@ def log_left(tree: Tree, residual: Residual, fed: Int[Array, " B"]) -> Float[Arr
 
 
 def put(x: Array, index: Int[Array, " B"], value: Float[Array, " B"], where: Bool[Array, " B"]) -> Array:
-    """x with x[b, at[b]] = value[b], in some rows."""
+    """x with x[b, index[b]] = value[b], in some rows."""
     is_place = jnp.arange(x.shape[1], dtype=index.dtype)[None, :] == index[:, None]
     return jnp.where(jnp.logical_and(is_place, where[:, None]), value[:, None], x)
 

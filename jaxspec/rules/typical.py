@@ -71,9 +71,9 @@ def _typical(epsilon: float, delta: float) -> Rule:
 
     def thresholds(log_p: Float[Array, "B T V"]) -> Float[Array, "B T"]:
         """Computes one position at a time: the entropy of all would take another array of their size."""
-        position = functools.partial(jax.lax.dynamic_index_in_dim, log_p, axis=1, keepdims=False)
+        row_at = functools.partial(jax.lax.dynamic_index_in_dim, log_p, axis=1, keepdims=False)
         positions = jnp.arange(log_p.shape[1], dtype=jnp.int32)
-        return jax.lax.map(lambda t: threshold(position(t), epsilon, delta), positions).T
+        return jax.lax.map(lambda t: threshold(row_at(t), epsilon, delta), positions).T
 
     def log_prob(log_p: Float[Array, "B T V"], tokens: Int[Array, "B T"]) -> Float[Array, "B T"]:
         return jnp.take_along_axis(log_p, tokens[..., None], axis=-1)[..., 0]

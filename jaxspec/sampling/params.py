@@ -11,7 +11,17 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Int
 
-from jaxspec.core import BoundProcessor, LogitsProcessor, Model, Preceding, Processor, Prompt, Sampler, token_ids
+from jaxspec.core import (
+    BoundProcessor,
+    LogitsProcessor,
+    Model,
+    Preceding,
+    Processor,
+    Prompt,
+    Sampler,
+    token_ids,
+    token_rows,
+)
 from jaxspec.core.checks import check_ids
 from jaxspec.sampling import penalties
 from jaxspec.sampling.samplers import SamplingParams, at_temperature, chain, greedy, mask_padding_ids
@@ -67,7 +77,7 @@ def values_per_row(values: Any, batch: int, owner: str) -> Any:
         array = np.asarray(value)
         if array.ndim and array.shape[0] not in (1, batch):
             raise ValueError(f"{owner} has a value for each of {array.shape[0]} rows, but there are {batch} prompts")
-        return jax.device_put(np.broadcast_to(array, (batch, *array.shape[1:])))
+        return token_rows.on_device(np.broadcast_to(array, (batch, *array.shape[1:])))
 
     return jax.tree.map(rows, values)
 
@@ -302,12 +312,12 @@ def sampling_of(
     structured = None
     if any(options.get(name) is not None for name in patterns.NAMES):
         rows = pattern_rows(patterns.patterns_of(options, batch), values.get("bias"), limit)
-        structured = jax.device_put(tables.values(pool_of(target, ends), rows))
+        structured = token_rows.on_device(tables.values(pool_of(target, ends), rows))
     processors = dict.fromkeys(OPTIONS[name].processor for name in OPTIONS if name in set_options)  # each once
     draft_params = values.pop("draft", None)
     temperature = values.setdefault("temperature", np.zeros(batch, np.float32))
     own_values = tuple(bound.params for bound in added) or None
-    params = SamplingParams(**jax.device_put(values), processors=own_values, structured=structured)
+    params = SamplingParams(**token_rows.on_device(values), processors=own_values, structured=structured)
     is_greedy = np.ndim(set_options.get("temperature", 0.0)) == 0 and temperature[0] == 0
     bound = _top_k_bound(values, sizes.vocab)
     end = greedy() if is_greedy else at_temperature(bound, "top_p" in values, "min_p" in values)
@@ -321,7 +331,7 @@ def sampling_of(
     return Sampling(
         sampler,
         params,
-        params._replace(temperature=jax.device_put(np.where(temperature > 0, draft_params, temperature))),
+        params._replace(temperature=token_rows.on_device(np.where(temperature > 0, draft_params, temperature))),
     )
 
 

@@ -19,11 +19,11 @@ from jaxspec.core import (
     Preceding,
     Processor,
     Prompt,
+    RoundResult,
     Sampler,
     State,
     noise,
 )
-from jaxspec.core.round import RoundResult
 from jaxspec.sampling.truncate import apply_temperature, keep_min_p, keep_top_k, keep_top_p
 
 

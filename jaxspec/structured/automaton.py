@@ -207,7 +207,7 @@ def _reachable(automaton: Automaton) -> Automaton:
 class _Level(NamedTuple):
     """The nodes of a trie at one depth, by their texts in order."""
 
-    byte: UInt[np.ndarray, " nodes"]  # that leads to each
+    byte: UInt[np.ndarray, " nodes"]  # byte that leads to each node
     first: Int[np.ndarray, " nodes"]  # the first of its children on the next level
     children: Int[np.ndarray, " nodes"]  # how many there are
     text: Int[np.ndarray, " nodes"]  # the number of the text that ends there; -1: none does

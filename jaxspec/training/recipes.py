@@ -23,7 +23,7 @@ class Data:
 
     train: str  # JSON lines
     heldout: str  # JSON lines of which the loss or the acceptance is measured
-    shapes: tuple[tuple[int, int], ...]  # of batches, [source, target] in tokens ([0, target] for a language model)
+    shapes: tuple[tuple[int, int], ...]  # batches' [source, target] in tokens ([0, target] for a language model)
     tokenizer: str = ""  # a tokenizer's folder; of a head's recipe empty: the target's
     tasks: tuple[str, ...] = ()  # the file's tasks to use (empty for a language model)
     repeat: tuple[int, ...] = ()  # how often each of the tasks counts in an epoch (empty: once each)
@@ -60,11 +60,11 @@ class Train:
     warmup: int = 100  # steps of linear warm-up
     decay: float = 0.3  # the share of the run that decays linearly to 0
     clip: float = 1.0  # global norm to clip gradients to
-    seed: int = 0  # of initialisation and data order
+    seed: int = 0  # seed of initialisation and data order
     evaluate_every: int = 250  # steps between held-out losses
     save_every: int = 250  # steps between checkpoints
     start: str = ""  # a checkpoint to begin from, brought to the recipe's shape (`nets.resize`); empty: random
-    dtype: str = "float32"  # of the computation, or "bfloat16"; parameters and optimizer are always float32
+    dtype: str = "float32"  # dtype of the computation, or "bfloat16"; parameters and optimizer are always float32
     # decay per step of the exponential moving average of the parameters that is evaluated and kept, as 0.999; 0: none
     average: float = 0.0
     dropout: float = 0.0  # share of the entries that each block adds to the residual stream, dropped in a step
@@ -218,7 +218,7 @@ class HeadRecipe:
     data: Data  # the texts
     train: Train  # whose `start` is a folder that `jaxspec.load_drafter` takes
     learn: Learn = dataclasses.field(default_factory=Learn)  # the objective
-    source_language: str | None = None  # of a target that translates between many: what it reads, such as eng_Latn
+    source_language: str | None = None  # what a target that translates between many reads, such as eng_Latn
     target_language: str | None = None  # what it writes
 
     def __post_init__(self):
@@ -233,7 +233,7 @@ class NGramTexts:
     """The n-grams to count."""
 
     train: str  # JSON lines, relative to the data folder
-    heldout: str  # those of which the share of right draft tokens is measured
+    heldout: str  # texts whose share of right draft tokens is measured
     field: str = "text"  # the field with the text that a drafter continues: the output, where there is an input
     tasks: tuple[str, ...] = ()  # the files' tasks to use; empty for all
 

@@ -44,7 +44,7 @@ class MappedParams(NamedTuple):
     """The parameters of a mapped model."""
 
     model: core.Params  # its own
-    head: core.Params | None  # of a separate head (`trim_vocabulary`); None for the model's own logits
+    head: core.Params | None  # parameters of a separate head (`trim_vocabulary`); None for the model's own logits
     to_target: Int[Array, " W"]  # the target's id of each of W ids; V, which is past the end, where there is none
     # The model's tokens for each of the target's ids, and how many there are (1..R). None: it reads the target's ids.
     to_draft: Int[Array, "V R"] | None = None

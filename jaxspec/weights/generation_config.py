@@ -30,7 +30,7 @@ OF_BEAMS = {"length_penalty": 1, "early_stopping": False}  # keys that change it
 class GenerationConfig(NamedTuple):
     """The content of the file, or of config.json where there is none."""
 
-    path: Path  # of the file that was read
+    path: Path  # the file that was read
     table: dict[str, Any]
     starts: dict[str, Any]  # the keys of config.json that say which token a decoder's row begins with
     ends: tuple[int, ...]  # the ids that end a text; one that the model lacks never occurs

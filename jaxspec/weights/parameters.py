@@ -18,7 +18,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jaxspec import sharding
-from jaxspec.core import Params
+from jaxspec.core import Params, token_rows
 from jaxspec.files import folders
 from jaxspec.files.folders import some
 from jaxspec.nets import net_of
@@ -130,7 +130,7 @@ def put(path: str, x: np.ndarray | jax.Array, axes: Axes, mesh: Mesh | None) -> 
     """
     if mesh is not None:
         return jax.block_until_ready(sharding.put(x, sharding.of(path, x.shape, axes, mesh)))
-    return x if isinstance(x, jax.Array) else jax.block_until_ready(jax.device_put(x, may_alias=False))
+    return jax.block_until_ready(token_rows.on_device(x))
 
 
 def apart(x: Any) -> jax.Array:

@@ -93,11 +93,11 @@ class Scheme(NamedTuple):
 
     dtype: str  # in which `load` takes them as they are
     main: str  # the end of the name of the tensor that holds the entries
-    needed: tuple[str, ...]  # those of the tensors beside it, and of such as may be there
+    needed: tuple[str, ...]  # ends of the tensors beside it, and of such as may be there
     perhaps: tuple[str, ...]
     shape: Callable[[Mapping[str, Array]], Shape]  # parts -> the shape of the matrix
     matrix: Callable[[Mapping[str, Array], Any], Stored]  # parts, shape -> the matrix
-    end: str = ".weight"  # of the matrix's name
+    end: str = ".weight"  # end of the matrix's name
 
 
 def scheme_of(table: Mapping[str, Any]) -> Scheme | None:
@@ -187,7 +187,7 @@ class Layout(NamedTuple):
     # these three: the ends of their tensors' names
     words: str
     scales: str
-    zeros: str  # always in words of outputs, or not packed (int8)
+    zeros: str  # always in words of outputs (int32), or not packed
     more: tuple[str, ...] = ()  # further tensors that there must be
     perhaps: tuple[str, ...] = ()  # and those that may be there
     is_turned: bool = True  # whether all of them are stored [in, out] and [G, out]
@@ -214,7 +214,7 @@ class Layout(NamedTuple):
             (rows, columns), groups = map(int, np.asarray(parts[".weight_shape"]).reshape(-1)), scales.shape[-1]
         # The last word of an output or a column may be filled in part.
         packed_rows = -(-rows // in_word)
-        zero_rows = rows if zeros is not None and zeros.dtype == np.int8 else packed_rows
+        zero_rows = rows if zeros is not None and zeros.dtype != np.int32 else packed_rows
         sizes = {
             self.words: (packed_rows, columns) if self.of_outputs else (rows, -(-columns // in_word)),
             self.scales: (rows, groups),
@@ -258,7 +258,7 @@ def _integers(layout: Layout, bits: int, group_size: int | None = None, less: in
         """Returns zero points [out, G], signed; int8 unless a file's are out of its range."""
         if zeros is None:
             return np.zeros(scale.shape, np.int8)
-        if zeros.dtype == np.int8:
+        if zeros.dtype != np.int32:  # not packed
             return layout.turned(zeros)
         unsigned = layout.unpacked((zeros.astype(np.uint32) + ones).view(np.int32), bits, row_axis)
         return layout.turned(unsigned)[: len(scale)].astype(np.int64) - half

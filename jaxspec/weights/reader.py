@@ -20,8 +20,8 @@ class Reader(NamedTuple):
     tokenizer: Callable[[], Any]  # one of transformers'; None if there is none
     # dtype of matrices, mesh or None -> the parameters, and the configuration, whose dtype is that of the computation
     params: Callable[[str, Mesh | None], tuple[Params, Any]]
-    stored_dtype: Callable[[], str]  # of the matrices in the files; "float32" where it is none that jaxspec writes
-    draft_tokens: Callable[[], list[int] | None] = lambda: None  # that a head is to be trimmed to; None: to none
+    stored_dtype: Callable[[], str]  # dtype of the matrices in the files; "float32" where jaxspec writes no such dtype
+    draft_tokens: Callable[[], list[int] | None] = lambda: None  # ids to which a head is trimmed; None: it is not
     tokenizer_place: str = "in it"  # where a tokenizer is looked for, in words
 
 

@@ -71,7 +71,7 @@ class Shard(NamedTuple):
     """One file of weights."""
 
     path: Path
-    shapes: dict[str, tuple[int, ...]]  # of its tensors, by name, as PyTorch has them
+    shapes: dict[str, tuple[int, ...]]  # shapes of its tensors, by name, as PyTorch has them
     # names -> (name, array) for each of these tensors; only one need be in memory at a time
     load: Callable[[Collection[str]], Iterator[tuple[str, np.ndarray | Stored]]]
     in_full: frozenset[str] = frozenset()  # names of matrices that the makers of a quantised file did not quantise

@@ -525,7 +525,25 @@ def test_preparing_other_shapes_compiles_only_the_keys(caplog):
     with jax.log_compiles(), caplog.at_level("WARNING"):
         prepare(TARGET, [[1] * 41] * 7, drafter=DRAFT, temperature=0.5, top_k=3, eos_ids=[1, 2], key=jax.random.key(0))
     compiled = [record.message.split()[1] for record in caplog.records if record.message.startswith("Compiling ")]
-    assert (
-        set(compiled) <= {"jit(_keys_of_rows)", "jit(_threefry_seed)", "jit(stage)"}
-        and compiled.count("jit(stage)") <= 1
-    )
+    assert "jit(_keys_of_rows)" in compiled
+    of_the_seed = {"jit(_threefry_seed)", "jit(stage)"}
+    assert set(compiled) <= {"jit(_keys_of_rows)"} | of_the_seed and compiled.count("jit(stage)") <= 1
+
+
+@pytest.mark.parametrize("encoded", [False, True])
+def test_a_prepared_generation_keeps_no_memory_of_the_callers(encoded):
+    """A CPU device takes over memory at some addresses; a loader of data writes to it again."""
+
+    def aligned(values):
+        memory = np.empty(4 * len(values) + 64, np.uint8)
+        start = -memory.ctypes.data % 64
+        array = memory[start : start + 4 * len(values)].view(np.int32)
+        array[:] = values
+        return array
+
+    tokens, length = aligned([3] * 16).reshape(1, 16), aligned([16])
+    own = Prompt(tokens, length, Prompt(tokens, length) if encoded else None)
+    prompts = [encoding.arrays_of(own), encoding._in_bucket(own)]
+    tokens[:], length[:] = 0, 1
+    for array in jax.tree.leaves(prompts):
+        assert int(array.max()) in (3, 16) and int(array.min()) in (3, 16)

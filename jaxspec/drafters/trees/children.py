@@ -18,7 +18,7 @@ DrawName = Literal["without_replacement", "replacement", "top", "mixed"]
 class Children(NamedTuple):
     """The children of some nodes, in the order in which they are to be judged."""
 
-    tokens: Int[Array, "B n k"]  # of each node as many as the most that one of them has
+    tokens: Int[Array, "B n k"]  # each node's children, as many as the node with the most has
     draws: Int[Array, "B n k"]  # how each was chosen, a `Draw`
     live: Bool[Array, "B n k"]  # whether there is such a child: a token without a probability is none
     log_probs: Float[Array, "B n V"] | None  # what they were drawn from, as `Draft.log_probs`; None: point masses

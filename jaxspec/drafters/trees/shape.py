@@ -34,7 +34,7 @@ class Shape(NamedTuple):
     entry i comes after fed token i.
     """
 
-    parents: tuple[int, ...]  # as in `core.Draft`
+    parents: tuple[int, ...]  # the same as in `core.Draft`
     depths: tuple[int, ...]  # each node's depth, 1 after the last committed token
     fed: int  # how many of the nodes are fed
     levels: tuple[Level, ...]  # from the last committed token down
@@ -98,10 +98,10 @@ def _shape_of(choices: Choices) -> Shape:
     if not choices:
         raise ValueError("the tree has no nodes: expected at least one, such as (0,)")
     trees.of_choices(choices)  # refuses what is no tree
-    nodes = sorted(choices, key=lambda node: (len(node), node))
+    nodes, existing = sorted(choices, key=lambda node: (len(node), node)), set(choices)
     for node in nodes:
         elder = (*node[:-1], node[-1] - 1)
-        if node[-1] and elder not in nodes:
+        if node[-1] and elder not in existing:
             raise ValueError(
                 f"the tree has the node {node} and not its elder sibling {elder}: add it, ranks have no gaps"
             )
