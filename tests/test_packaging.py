@@ -76,9 +76,9 @@ IMPORTS = {  # package: what it may import besides itself. A new one needs a row
 MOST = {  # lines of each package's Python, blank ones and docstrings included; "top": the modules beside the packages.
     # Whoever cuts lowers a number; whoever needs more raises it in the same commit and says why. Comments count: core,
     # decode, rules, draft_heads and nets have some 200 more since a test holds their share.
-    "analysis": 4_813,  # costs of recurrent layers by the draft; published acceptance, times of kernels; hub ids
+    "analysis": 4_815,  # costs of recurrent layers by the draft; published acceptance, times of kernels; hub ids
     "audio": 770,  # features, files, Whisper's rules and windows
-    "cli": 4_229,  # transcribe; times of a plan
+    "cli": 4_231,  # transcribe; times of a plan
     "core": 4_053,  # checks of who takes token trees, and of rewinds; kinds of caches are classes; room to read
     "decode": 4_458,
     "draft_heads": 4_666,  # block drafters of both writers, DFlash 2, P-EAGLE, assistants, PARD, windows; readers
@@ -90,7 +90,7 @@ MOST = {  # lines of each package's Python, blank ones and docstrings included; 
     "rules": 1_403,
     "sampling": 1_004,
     "structured": 1_575,
-    "testing": 2_051,
+    "testing": 2_053,
     "top": 771,
     "trace": 426,
     "training": 2_658,  # a lesson of a kind's own; recipes that cannot be written

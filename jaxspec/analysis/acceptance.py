@@ -147,9 +147,9 @@ def measure(
 def texts(prepared: Prepared, batch: int = BATCH) -> Iterator[TargetText]:
     """Yields the text that the target, decoding plainly, generates from a generation's prompts, in equal batches."""
     drafting_model(prepared)
-    for part in batches.in_batches(prepared, batch):
-        out = complete(part.prepared.plain())
-        yield TargetText(part, jnp.asarray(out.tokens), out.lengths)
+    for group in batches.in_batches(prepared, batch):
+        out = complete(group.prepared.plain())
+        yield TargetText(group, jnp.asarray(out.tokens), out.lengths)
 
 
 def _overlaps(text: TargetText) -> Float[np.ndarray, "B N"]:
@@ -199,8 +199,8 @@ def drafting_model(prepared: Prepared) -> core.Model:
     drafter = prepared.options["drafter"]
     if isinstance(drafter, core.Model) and prepared.drafter is not None:
         return prepared.drafter.models[0]  # which may share the target's encoder
-    kind = "no model" if isinstance(drafter, core.BoundDrafter) else f"of type {type(drafter).__name__}"
-    raise TypeError(f"drafter is {kind}: expected a jaxspec.Model, whose distribution is known")
+    described = "no model" if isinstance(drafter, core.BoundDrafter) else f"of type {type(drafter).__name__}"
+    raise TypeError(f"drafter is {described}: expected a jaxspec.Model, whose distribution is known")
 
 
 def conditional(*traces: loop.Trace) -> ConditionalAcceptance:
@@ -242,5 +242,5 @@ def teacher_forced(
     first, cache = lm.prefill(params, prompt, token_rows.reading_room(lm, prompt, tokens.shape[1]))
     if tokens.shape[1] == 1:
         return first.logits
-    rest, _ = lm.extend(params, cache, tokens[:, :-1])
-    return jnp.concatenate([first.logits, rest.logits], axis=1)
+    later, _ = lm.extend(params, cache, tokens[:, :-1])
+    return jnp.concatenate([first.logits, later.logits], axis=1)

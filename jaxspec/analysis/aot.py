@@ -202,20 +202,20 @@ def floors(prepared: Prepared, data: int, model: int) -> dict[str, float]:
     """Computes the bytes that a pass of each model must read on a chip: weights and the caches of its rows."""
     drafting = prepared.drafter.models[0] if prepared.drafter and prepared.drafter.models else None
     least = {}
-    for which, part in (("target", prepared.target), ("draft", drafting)):
-        if part is None or decoder_layers(part.config) == 0:
+    for which, network in (("target", prepared.target), ("draft", drafting)):
+        if network is None or decoder_layers(network.config) == 0:
             continue
         width = prepared.prompt.tokens.shape[1]
         headroom = token_rows.headroom(prepared.max_new_tokens, prepared.decoder.nodes)
-        row = headroom + token_rows.prefill_length(part.lm, prepared.prompt)
-        load = roofline.load_of(part.config, row=row, prompt=width)
-        params = part.params
+        row = headroom + token_rows.prefill_length(network.lm, prepared.prompt)
+        load = roofline.load_of(network.config, row=row, prompt=width)
+        params = network.params
         if "head" in params:  # else the embedding is it
             params = {name: layer for name, layer in params.items() if name != "embedding"}
         leaves = jax.tree.leaves(params, is_leaf=quantisation.is_quantised)
         matrices = [x for x in leaves if quantisation.is_quantised(x) or len(x.shape) > 1]
         weight_bytes = quantisation.nbytes(matrices) / quantisation.count(matrices)
-        heads = axes_of(part.config).parts.get("kv_heads", 1)
+        heads = axes_of(network.config).parts.get("kv_heads", 1)
         rows = len(prepared.request.max_new_tokens)
         numbers = load.numbers * load.bytes_read(rows) / load.weight_bytes  # of experts, those that its rows use
         caches = rows * load.cache_bytes / data / (model if heads % model == 0 else 1)
@@ -327,11 +327,11 @@ def collectives(text: str) -> dict[str, tuple[int, int]]:
     """
     shapes, totals = dict[str, str](), dict[str, tuple[int, int]]()  # an operand precedes the operation that reads it
     for name, shape, written, operands in _OPERATION.findall(text):
-        shapes[name], kind = shape, written.removesuffix("-start")
-        if kind in COLLECTIVES:
-            count, size = totals.get(kind, (0, 0))
+        shapes[name], operation = shape, written.removesuffix("-start")
+        if operation in COLLECTIVES:
+            count, size = totals.get(operation, (0, 0))
             moved = (array_bytes(shapes.get(operand, "")) for operand in re.findall(r"%([\w.\-]+)", operands))
-            totals[kind] = count + 1, size + sum(moved)
+            totals[operation] = count + 1, size + sum(moved)
     return totals
 
 

@@ -278,7 +278,7 @@ def _decode(run: Run, folder: Path, step: Step) -> Run:
             outcomes.append(jax.tree.map(lambda rows, real=real: rows[:real], outcome))
         if any(outcome.failed.any() for outcome in outcomes):
             raise FloatingPointError(f"the logits of {run.prepared.target.name or 'the target'} were not finite")
-        calls = [functools.partial(cost.run_all, (part,)) for part in run.parts]
+        calls = [functools.partial(cost.run_all, (prepared,)) for prepared in run.parts]
         texts, passes = batches.texts(outcomes), sum(1 + int(outcome.stats.rounds.max()) for outcome in outcomes)
     counts = {"texts": len(texts), "tokens": sum(map(len, texts)), "passes": passes}
     result = run.result._replace(first_call=first_call, **counts)
@@ -297,7 +297,7 @@ def _pass_timers(runs: Sequence[Run]) -> dict[tuple[int, int], PassTimer]:
 
 def _time(runs: Sequence[Run], timers: Sequence[PassTimer], repeats: int, step: Step) -> list[Run]:
     """Times every run and its prefill, interleaved part by part; and between the repeats, what passes cost."""
-    calls = [call for part in zip(*(run.calls for run in runs), strict=True) for call in part]
+    calls = [call for group in zip(*(run.calls for run in runs), strict=True) for call in group]
     compiled = [i for i, run in enumerate(runs) if run.is_compiled]
     prefills = [functools.partial(cost.run_all, (cost.only_first(runs[i].parts[0]),)) for i in compiled]
     seconds, prefill = np.zeros((len(runs), repeats)), np.full((len(runs), repeats), np.nan)
@@ -327,13 +327,13 @@ def _latencies(runs: Sequence[Run], repeats: int) -> list[records.Latency | None
     first = np.zeros((len(compiled), repeats))  # milliseconds, of the first part
     later: list[list[list[float]]] = [[[] for _ in range(repeats)] for _ in compiled]  # seconds of each token
     for repeat in range(repeats):
-        for part, group in enumerate(zip(*(run.parts for run in compiled), strict=True)):
+        for index, group in enumerate(zip(*(run.parts for run in compiled), strict=True)):
             for i, prepared in enumerate(group):
                 for took, info in cost.timed_rounds(prepared):
                     if info is not None:
                         counts = np.asarray(info.num_committed).tolist()
                         later[i][repeat] += [took / n for n in counts for _ in range(n)]
-                    elif part == 0:
+                    elif index == 0:
                         first[i, repeat] = took
 
     def latency(i: int) -> records.Latency:
@@ -375,14 +375,14 @@ def _with_texts(run: Run, plain: Run) -> BenchResult:
         return result
     count = len(run.prepared.prompt.length)  # beyond, prompts are the same, and intervals want independent texts
     stats, traces = [outcome.stats for outcome in run.outcomes], [outcome.trace for outcome in run.outcomes]
-    rounds = np.concatenate([part.rounds for part in stats])
-    emitted = np.concatenate([part.emitted for part in stats])[:count]
+    rounds = np.concatenate([counts.rounds for counts in stats])
+    emitted = np.concatenate([counts.emitted for counts in stats])[:count]
     # Rounds with a draft: a round after the row's end has a draft length, too, but commits nothing.
     drafted = [(trace.draft_length * (trace.num_committed > 0) > 0).sum(axis=1) for trace in traces]
     longest = np.concatenate([longest_drafts(outcome) for outcome in run.outcomes])
     drafts = records.Drafts(
         share_of_rounds=Rate.of(np.concatenate(drafted)[:count], rounds[:count], probability=True),
-        tokens_per_round=sum(int(part.drafted.sum()) for part in stats) / max(int(rounds.sum()), 1),
+        tokens_per_round=sum(int(counts.drafted.sum()) for counts in stats) / max(int(rounds.sum()), 1),
         longest_per_round=float(longest.mean()) if len(longest) else 0.0,
     )
     if not run.prepared.decoder.trees:

@@ -43,20 +43,20 @@ _CAPABILITIES = {(8, 0): (2048, 64, 164), (8, 9): (1536, 128, 100), (9, 0): (204
 
 def devices_of(topology: str) -> tuple[str, list[Any]]:
     """Returns the full name of a topology, and its devices, of which none is here."""
-    kind = topology.partition(":")[0]
-    if kind not in SMALLEST and kind not in GPUS:
-        raise ValueError(f"topology is {topology!r}: no chip {kind!r} is in the table. {_expected()}")
-    return _gpus(topology) if kind in GPUS else _tpus(topology)
+    chip = topology.partition(":")[0]
+    if chip not in SMALLEST and chip not in GPUS:
+        raise ValueError(f"topology is {topology!r}: no chip {chip!r} is in the table. {_expected()}")
+    return _gpus(topology) if chip in GPUS else _tpus(topology)
 
 
 def _expected() -> str:
-    names = [f"{kind}:{shape}" for kind, shape in SMALLEST.items()]
+    names = [f"{chip}:{shape}" for chip, shape in SMALLEST.items()]
     return f"Expected one such as {', '.join(names)}, or {', '.join(GPUS)}, several as h100:8"
 
 
 def _tpus(topology: str) -> tuple[str, list[Any]]:
-    kind, _, shape = topology.partition(":")
-    name = f"{kind}:{shape or SMALLEST[kind]}"
+    chip, _, shape = topology.partition(":")
+    name = f"{chip}:{shape or SMALLEST[chip]}"
     if importlib.util.find_spec("libtpu") is None:
         pins = [r.partition(";")[0].strip() for r in importlib.metadata.requires("jax") or () if "libtpu" in r]
         raise ImportError(
@@ -76,17 +76,17 @@ def _tpus(topology: str) -> tuple[str, list[Any]]:
 
 
 def _gpus(topology: str) -> tuple[str, list[Any]]:
-    kind, _, written = topology.partition(":")
+    chip, _, written = topology.partition(":")
     if not (written or "1").isdecimal() or int(written or "1") < 1:
-        raise ValueError(f"topology is {topology!r}: expected how many GPUs of one host, as {kind}:8")
+        raise ValueError(f"topology is {topology!r}: expected how many GPUs of one host, as {chip}:8")
     if plugin() is None:
         raise ImportError(f"the compiler of GPUs, a plugin of jax, is not installed (it needs no GPU): {how_to_get()}")
     from jax.experimental import topologies
 
     # One process with so many devices. JAX_PLATFORMS=cpu keeps jax from looking for a GPU, not from finding the plugin.
-    shape, described = f"1x1x{written or 1}", description(kind)
+    shape, described = f"1x1x{written or 1}", description(chip)
     devices = topologies.get_topology_desc(platform="cuda", topology=shape, target_config=described).devices
-    return f"{kind}:{written or 1}", list(devices)
+    return f"{chip}:{written or 1}", list(devices)
 
 
 def plugin() -> str | None:
@@ -136,8 +136,8 @@ def description(kind: str) -> str:
         "shared_memory_per_block": 48 << 10,
         "registers_per_core_limit": 1 << 16,
         "registers_per_block_limit": 1 << 16,
-        **{f"block_dim_limit_{axis}": most for axis, most in (("x", 2**31 - 1), ("y", 65535), ("z", 65535))},
-        **{f"thread_dim_limit_{axis}": most for axis, most in (("x", 1024), ("y", 1024), ("z", 64))},
+        **{f"block_dim_limit_{axis}": limit for axis, limit in (("x", 2**31 - 1), ("y", 65535), ("z", 65535))},
+        **{f"thread_dim_limit_{axis}": limit for axis, limit in (("x", 1024), ("y", 1024), ("z", 64))},
     }
     lines = "\n".join(f"  {name}: {number}" for name, number in numbers.items())
     capability = f"cuda_compute_capability {{ major: {major} minor: {minor} feature_extension: {features} }}"
@@ -149,8 +149,8 @@ def description(kind: str) -> str:
 
 def machine_of(topology: str, devices: Sequence[Any]) -> roofline.Machine:
     """Returns a device of a topology as a machine. If a chip is two devices, each has half of it."""
-    kind = topology.partition(":")[0]
-    chip = roofline.machine(kind if kind in GPUS else f"tpu-{kind}")
+    name = topology.partition(":")[0]
+    chip = roofline.machine(name if name in GPUS else f"tpu-{name}")
     halved = {f: getattr(chip, f) / cores(devices) for f in ("bandwidth", "bfloat16", "memory") if getattr(chip, f)}
     return chip._replace(**halved)
 

@@ -150,14 +150,14 @@ def obstacles(alpha: float, c: float, v: Verify = 1.0) -> tuple[str, ...]:
     """
     if optimal_gamma(alpha, c, v) > 0:
         return ()
-    most = _most(v, None)
-    costs = _verify_costs(v, np.arange(most + 1))
+    largest = _most(v, None)
+    costs = _verify_costs(v, np.arange(largest + 1))
     mended: dict[str, tuple[float, float, Verify]] = {
         "low alpha": (1.0, c, costs),
         "expensive draft": (alpha, 0.0, costs),
         "no spare compute": (alpha, c, 1.0),
     }
-    enough = tuple(name for name, numbers in mended.items() if optimal_gamma(*numbers, most) > 0)
+    enough = tuple(name for name, numbers in mended.items() if optimal_gamma(*numbers, largest) > 0)
     imperfect = {"low alpha": alpha < 1, "expensive draft": c > 0, "no spare compute": bool((costs > 1).any())}
     return enough or tuple(name for name, is_imperfect in imperfect.items() if is_imperfect)
 
@@ -214,15 +214,15 @@ def exact_counts(survives: Float[np.ndarray, "T G"]) -> Float[np.ndarray, "T G+1
     return -np.diff(np.pad(survives, ((0, 0), (1, 1)), constant_values=((0, 0), (1, 0))), axis=1)
 
 
-def _most(v: Verify, most: int | None) -> int:
+def _most(v: Verify, largest: int | None) -> int:
     """Returns the largest gamma to try, which an array v has an entry for."""
     last = None if callable(v) or np.ndim(v) == 0 else np.size(v) - 1
-    if most is None:
-        most = MOST if last is None else last
-    if most < 0 or (last is not None and last < most):
+    if largest is None:
+        largest = MOST if last is None else last
+    if largest < 0 or (last is not None and last < largest):
         bound = "" if last is None else f" (v has entries up to gamma {last})"
-        raise ValueError(f"most is {most}: expected 0 or more, and a v for each gamma{bound}")
-    return most
+        raise ValueError(f"most is {largest}: expected 0 or more, and a v for each gamma{bound}")
+    return largest
 
 
 def _verify_costs(v: Verify, gammas: np.ndarray) -> np.ndarray:

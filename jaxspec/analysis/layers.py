@@ -138,7 +138,7 @@ def _changed(best: Skipped, seen: set[Skipped], count: int, rng: np.random.Gener
         parts = {(0, layer) for layer in best[0]} | {(1, layer) for layer in best[1]}
         for _ in range(rng.integers(1, 3)):
             parts ^= {(int(rng.integers(2)), int(rng.integers(count)))}
-        attention, mlp = (tuple(sorted(layer for kind, layer in parts if kind == which)) for which in (0, 1))
+        attention, mlp = (tuple(sorted(layer for sublayer, layer in parts if sublayer == which)) for which in (0, 1))
         changed: Skipped = attention, mlp
         skips_all = all(len(layers) == count for layers in changed)
         if any(changed) and not skips_all and changed not in seen:

@@ -77,8 +77,8 @@ def longest_prompt(prepared: Prepared, room: float) -> tuple[int, int, int]:
     few, many = 2**15, 2**16  # where layers with windows have all that they will ever have
     at_few, weights = held(few), inputs.size_of(prepared.weights)
     per_token = (held(many) - at_few) // (many - few)
-    most, width = few + (room - weights - at_few) // max(per_token, 1), 0
-    while (wider := token_rows.bucket(width + 1)) <= most:
+    longest, width = few + (room - weights - at_few) // max(per_token, 1), 0
+    while (wider := token_rows.bucket(width + 1)) <= longest:
         width = wider
     return width, weights, per_token
 

@@ -88,7 +88,7 @@ def first_difference(first: Sequence[int], second: Sequence[int]) -> int | None:
     return next((i for i, (a, b) in pairs if a != b), min(len(first), len(second)))
 
 
-def _margins(prepared: Prepared, before: Sequence[int], plain: int, other: int) -> tuple[float, float]:
+def _margins(prepared: Prepared, before: Sequence[int], plain: int, differing: int) -> tuple[float, float]:
     """Computes how far two logits after `before` lie apart, and the top two; fed one by one, as plain decoding does."""
     target, prompt = prepared.target, prepared.prompt
     prefill, extend = jax.jit(target.lm.prefill), jax.jit(target.lm.extend)
@@ -98,4 +98,4 @@ def _margins(prepared: Prepared, before: Sequence[int], plain: int, other: int) 
         forward, cache = extend(target.params, cache, jnp.full((1, 1), token, jnp.int32))
     logits = np.asarray(forward.logits[0, -1])
     second, largest = np.partition(logits, -2)[-2:]
-    return float(logits[plain] - logits[other]), float(largest - second)
+    return float(logits[plain] - logits[differing]), float(largest - second)

@@ -322,9 +322,9 @@ def of_pair(
     c_hat = cost.operations_ratio(prepared.target, draft)
     for batch in batches:
 
-        def timed(part: Prepared, batch: int = batch) -> list[cost.Cost]:
+        def timed(rows: Prepared, batch: int = batch) -> list[cost.Cost]:
             compiled = lambda gamma: advance(f"batch {batch}, passes of gamma {gamma}")  # noqa: E731
-            return cost.measure_all(part, cost.gammas_up_to(most), repeats=repeats, advance=compiled)
+            return cost.measure_all(rows, cost.gammas_up_to(most), repeats=repeats, advance=compiled)
 
         (group,) = batching.whole_batches(prepared, batch, batch)
         costs = timed(group)
@@ -394,10 +394,10 @@ def sentence(plan: Plan) -> str:
     if not plan.fits:
         return _no_room(plan)
     if not best.shape:
-        other = "" if tree is None else f" (the best tree, {size}, {tree.improvement:.2f} times)"
+        tree_note = "" if tree is None else f" (the best tree, {size}, {tree.improvement:.2f} times)"
         return (
             f"Do not speculate: the best γ, {chain.gamma}, would have {chain.improvement:.2f} times the speed of plain "
-            f"decoding{other}, because {', and '.join(map(_reasons(plan).__getitem__, plan.obstacles))}."
+            f"decoding{tree_note}, because {', and '.join(map(_reasons(plan).__getitem__, plan.obstacles))}."
         )
     rows = " (for each row; the batch waits for its slowest)" if plan.batch > 1 else ""
     choices = ["plain decoding"] * (0 in plan.near)
@@ -417,10 +417,10 @@ def sentence(plan: Plan) -> str:
         text += f" The best tree ({size}) gains no more than {TOLERANCE:.0%} over it ({tree.improvement:.2f} times)."
     if plan.measured is None:
         return text
-    least, most = (share * best.improvement for share in SHARE)
+    least, highest = (share * best.improvement for share in SHARE)
     perhaps = ", so plain decoding may be as fast" if least < 1 else ""
     of_texts = f"Whole texts had {SHARE[0]:g} to {SHARE[1]:g} of what passes promised"
-    return f"{text} {of_texts}: {least:.2f} to {most:.2f} times{perhaps}."
+    return f"{text} {of_texts}: {least:.2f} to {highest:.2f} times{perhaps}."
 
 
 def _reasons(plan: Plan) -> dict[str, str]:

@@ -74,10 +74,12 @@ def needed(target: str) -> str:
     """Says what to give as a drafter for a target on a machine that is not here, with the published ones."""
     rows = {name: row for name, row in _planned().items() if _same(row.target, target)}
     choices = ", ".join(f"{name} ({row.tokens} tokens a round)" for name, row in sorted(rows.items()))
-    other = "the size or shape of another with an --alpha (the paper has 0.5 to 0.9)"
+    alternative = "the size or shape of another with an --alpha (the paper has 0.5 to 0.9)"
     if not choices:
-        return f"a plan for a --device needs a --draft, and no acceptance is published with {target}: give {other}"
-    return f"a plan for a --device needs a --draft: for {target} one of {choices}, or {other}"
+        return (
+            f"a plan for a --device needs a --draft, and no acceptance is published with {target}: give {alternative}"
+        )
+    return f"a plan for a --device needs a --draft: for {target} one of {choices}, or {alternative}"
 
 
 def is_of(drafter: str, target: str) -> bool:

@@ -162,10 +162,10 @@ def tree_ratios(trace: LogitTrace, draw: DrawName, children: int) -> Float[np.nd
     in_range(1, vocab, children=children)
     ratios, temperature = np.zeros((len(trace.tokens), children, children)), trace.temperature
     for chunk, index in enumerate(_chunks(len(ratios))):
-        part = (jnp.asarray(values[index]) for values in (trace.tokens, trace.target, trace.draft))
+        rows = (jnp.asarray(values[index]) for values in (trace.tokens, trace.target, trace.draft))
         key = jax.random.fold_in(jax.random.key(0), chunk)
         draw_here = "top" if temperature == 0 else draw
-        ratios[index] = np.asarray(_chunk_tree_ratios(draw_here, children, temperature or 1.0, key, *part))
+        ratios[index] = np.asarray(_chunk_tree_ratios(draw_here, children, temperature or 1.0, key, *rows))
     return ratios
 
 
@@ -199,22 +199,22 @@ def _chunk_tree_ratios(
         return jnp.where(is_fixed, 1.0, drawn)
 
     def sample(key: Key[Array, ""]) -> Float[Array, "N K"]:
-        """Goes through the siblings: `left` is what is left of p, `siblings` the distribution that draws the next."""
+        """Goes through the siblings: `p_left` is what is left of p, `siblings` the distribution that draws the next."""
         gumbel = jax.random.gumbel(key, q.shape)
         order = jax.lax.top_k(jnp.log(q) + gumbel, children)[1]  # draws without replacement
-        left, siblings, all_rejected, by_rank = p, q, jnp.ones_like(p_x), []
+        p_left, siblings, all_rejected, by_rank = p, q, jnp.ones_like(p_x), []
         for child in range(children):
-            left_x, siblings_x = (jnp.take_along_axis(values, x, axis=1) for values in (left, siblings))
+            left_x, siblings_x = (jnp.take_along_axis(values, x, axis=1) for values in (p_left, siblings))
             by_rank.append(all_rejected * jnp.minimum(left_x, siblings_x) / jnp.maximum(p_x, 1e-30))
             if draw == "replacement":  # what is left does not depend on which token was drawn
-                all_rejected = all_rejected * (1 - jnp.sum(jnp.minimum(left, siblings), axis=1, keepdims=True))
+                all_rejected = all_rejected * (1 - jnp.sum(jnp.minimum(p_left, siblings), axis=1, keepdims=True))
             else:
                 y = order[:, child : child + 1]  # [N, 1], this sibling
-                left_y, siblings_y = (jnp.take_along_axis(values, y, axis=1) for values in (left, siblings))
+                left_y, siblings_y = (jnp.take_along_axis(values, y, axis=1) for values in (p_left, siblings))
                 all_rejected = all_rejected * jnp.maximum(1 - left_y / jnp.maximum(siblings_y, 1e-30), 0.0)
-            after = jnp.maximum(left - siblings, 0.0)
+            after = jnp.maximum(p_left - siblings, 0.0)
             mass = jnp.sum(after, axis=1, keepdims=True)
-            left = jnp.where(mass > 1e-6, after / jnp.maximum(mass, 1e-30), left)
+            p_left = jnp.where(mass > 1e-6, after / jnp.maximum(mass, 1e-30), p_left)
             if draw == "without_replacement":
                 siblings = jnp.where(jnp.arange(q.shape[1])[None, :] == y, 0.0, siblings)
                 siblings = siblings / jnp.maximum(jnp.sum(siblings, axis=1, keepdims=True), 1e-30)
@@ -281,7 +281,7 @@ def _by_text(
     """
     nodes = sorted((tuple(map(int, node)) for node in choices), key=len)
     depth = len(nodes[-1])
-    children = {node: sum(other[:-1] == node for other in nodes) for node in ((), *nodes)}
+    children = {node: sum(child[:-1] == node for child in nodes) for node in ((), *nodes)}
     for end, count in zip(np.cumsum(counts), counts, strict=True):
         # A node is reached if all nodes on its path are accepted: the product of their ratios at the tokens there.
         later = np.pad(ratios[end - count + 1 : end], ((0, depth), (0, 0), (0, 0)))

@@ -198,7 +198,7 @@ def describe(setting: Setting, target: Model, digests: Digests | None = None) ->
     task, model, drafter = setting.task, setting.target or target, setting.drafter
     prompts = token_rows.to_lists(*task.prompts[:2]) if isinstance(task.prompts, Prompt) else task.prompts
     features = getattr(task.prompts, "encoder", None)
-    drafting = [getattr(drafter, "params", ()), [part.params for part in getattr(drafter, "models", ())]]
+    drafting = [getattr(drafter, "params", ()), [inner.params for inner in getattr(drafter, "models", ())]]
     numbers = getattr(setting.policy, "params", ())
     return summary(setting, model)._asdict() | {
         "prompts": fingerprint([*prompts, *([] if features is None else [digest(features, digests)])]),
@@ -334,11 +334,11 @@ def to_json(value: Any) -> Any:
     elif dataclasses.is_dataclass(value):
         value = vars(value)
     if isinstance(value, Mapping):
-        return {str(name): to_json(part) for name, part in value.items()}
+        return {str(name): to_json(entry) for name, entry in value.items()}
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, tuple | list | np.ndarray):
-        return [to_json(part) for part in (value.tolist() if isinstance(value, np.ndarray) else value)]
+        return [to_json(entry) for entry in (value.tolist() if isinstance(value, np.ndarray) else value)]
     return str(value) if isinstance(value, Path) else value
 
 
@@ -349,10 +349,10 @@ def from_json(stored: Any, form: Any = BenchResult) -> Any:
     if isinstance(form, types.UnionType):
         return from_json(stored, typing.get_args(form)[0])
     if typing.get_origin(form) is tuple:
-        return tuple(from_json(part, typing.get_args(form)[0]) for part in stored)
+        return tuple(from_json(entry, typing.get_args(form)[0]) for entry in stored)
     if hasattr(form, "_fields"):
         hints = typing.get_type_hints(form)
-        return form(**{name: from_json(part, hints[name]) for name, part in stored.items()})
+        return form(**{name: from_json(entry, hints[name]) for name, entry in stored.items()})
     return stored
 
 

@@ -157,7 +157,7 @@ def tables(results: Sequence[BenchResult], columns: Groups, width: int | None = 
         beside = _settings_that_differ(grouped)
         filled = [[c for c in group if any(c.cell(r) not in ("", MISSING) for r in grouped)] for group in groups]
         wide = [_table(grouped, beside, group) for group in filled if group] or [_table(grouped, beside, [])]
-        parts = [part for view in wide for part in fitting(view, width, len(beside))]
+        parts = [piece for view in wide for piece in fitting(view, width, len(beside))]
         parts[0].title = ", ".join(filter(None, words))
         views += parts
     return views
@@ -187,14 +187,14 @@ def fitting(view: Table, width: int | None, beside: int = 1) -> list[Table]:
     parts, unlimited = list[Table](), Console(width=1000)
     while columns:
         for count in range(len(columns), 0, -1):
-            part = Table(title=None if parts else view.title, title_justify="left", title_style="bold", box=view.box)
-            part.columns = [dataclasses.replace(column) for column in (*first, *columns[:count])]
-            part.rows = view.rows
+            piece = Table(title=None if parts else view.title, title_justify="left", title_style="bold", box=view.box)
+            piece.columns = [dataclasses.replace(column) for column in (*first, *columns[:count])]
+            piece.rows = view.rows
             # A range stays beside the number that it is around.
             is_parted = count < len(columns) and columns[count].header == RANGE
-            if count == 1 or not (is_parted or (width and unlimited.measure(part).maximum > width)):
+            if count == 1 or not (is_parted or (width and unlimited.measure(piece).maximum > width)):
                 break
-        parts.append(part)
+        parts.append(piece)
         columns = columns[count:]
     return parts or [view]
 
@@ -297,4 +297,4 @@ def _columns(name: str, value: Any) -> list[tuple[str, Any]]:
     if not isinstance(value, dict | list):
         return [(name, value)]
     parts = value.items() if isinstance(value, dict) else enumerate(value, start=1)
-    return [column for part, inner in parts for column in _columns(f"{name}_{part}", inner)]
+    return [column for key, inner in parts for column in _columns(f"{name}_{key}", inner)]

@@ -264,11 +264,11 @@ def _sentences(job: _Job, totals: Progress, before: int, is_complete: bool) -> I
 def _check_some_line(job: _Job) -> None:
     """Refuses an input of which no line can be decoded, whatever the reason: a field, a template, a length."""
     reader, first = job.reader(job.prepared(1), job.source._replace(shard=InputShard()).prompts()), None
-    while ahead := reader.peek(job.settings.slots):
-        if any(request.error is None for request in ahead):
+    while requests := reader.peek(job.settings.slots):
+        if any(request.error is None for request in requests):
             return
-        first = first or ahead[0].error
-        reader.take(ahead)
+        first = first or requests[0].error
+        reader.take(requests)
     if reader.error is not None:
         raise reader.error
     why = "All prompts are too long" if first is None else f"The first: {first}"
@@ -293,9 +293,9 @@ def _costs(job: _Job, err: Console) -> dict[str, Any]:
     rows = rows or [Row(0, [*(prefix.tokens if prefix else ()), 0], prepared.max_new_tokens)]
     widths = [prepared.widths(len(row.tokens))[0] for row in rows]
     widest = sorted(widths)[(len(rows) - 1) // 2]  # wider prompts may be errors of the job, for lack of memory
-    most = reader.limits.prompt if job.settings.max_prompt_tokens else None
-    if most is not None:
-        widest = prepared.widths(most)[0]
+    longest = reader.limits.prompt if job.settings.max_prompt_tokens else None
+    if longest is not None:
+        widest = prepared.widths(longest)[0]
     while True:
         narrow = [row for row, width in zip(rows, widths, strict=True) if width <= widest]
 
@@ -309,7 +309,7 @@ def _costs(job: _Job, err: Console) -> dict[str, Any]:
             return {"c": float(costs.c), "v": [float(v) for v in costs.v]}
         except inputs.NotEnoughMemory:
             widest = max((width for width in widths if width < widest), default=0)
-            if most is not None or not widest:
+            if longest is not None or not widest:
                 raise
 
 

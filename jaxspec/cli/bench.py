@@ -75,7 +75,7 @@ def bench(
     """
     from jaxspec.analysis import memory, table
 
-    extra = tuple(part for part in options.values(also, "--also") if part != "none")
+    extra = tuple(drafter for drafter in options.values(also, "--also") if drafter != "none")
     check_files(work)
     before = memory.process_bytes()
     target, settings = settings_of(work)
@@ -118,7 +118,7 @@ def _untimed(work: Workload) -> Workload:
     """Leaves out what rests on costs: the plan's gamma, and the policy that takes them."""
     if any(name.strip() == "adaptive" for name in work.policy.split(",")):
         raise ValueError("--policy adaptive goes by costs, and with --no-speed nothing is timed: leave one of them out")
-    numbers = [part for part in options.values(work.gamma, "--gamma") if part != PLANNED]
+    numbers = [gamma for gamma in options.values(work.gamma, "--gamma") if gamma != PLANNED]
     return work._replace(gamma=",".join(numbers) or str(GAMMA))
 
 
@@ -138,8 +138,8 @@ def settings_of(work: Workload) -> tuple[Model, list[Setting]]:
         for name in (options.values(work.policy, "--policy") if work.policy else ())
         if name != NONE
     }
-    most = max((gamma for gamma in gammas if gamma != PLANNED), default=0)
-    if drafts and policies and not most:
+    largest = max((gamma for gamma in gammas if gamma != PLANNED), default=0)
+    if drafts and policies and not largest:
         raise ValueError("--policy needs the most draft tokens of a round: give a number with --gamma, too")
     rules = catalogue.RULES if work.rule == "all" else options.values(work.rule, "--rule")
     dtypes, tasks = options.values(work.dtype, "--dtype"), _chosen_tasks(work)
@@ -168,7 +168,7 @@ def settings_of(work: Workload) -> tuple[Model, list[Setting]]:
         # Of no drafters, or no policies, there is no combination.
         settings += product(**axes, drafter=chains, gamma=gammas)
         settings += product(**axes, drafter=trees, gamma=next((g for g in gammas if g != PLANNED), 1))
-        settings += product(**axes, drafter=drafters, gamma=most, policy=policies)
+        settings += product(**axes, drafter=drafters, gamma=largest, policy=policies)
         if not drafters:
             settings += product(**axes, drafter=[None], gamma=0)
     order = {id(task): i for i, task in enumerate(shared["task"])}
@@ -256,8 +256,8 @@ def _drafts_trees(drafter: Any) -> bool:
     return getattr(getattr(drafter, "functions", None), "tree", None) is not None
 
 
-def _gamma(part: str) -> int | str:
-    return PLANNED if part == PLANNED else options.positive(part)
+def _gamma(written: str) -> int | str:
+    return PLANNED if written == PLANNED else options.positive(written)
 
 
 def run(

@@ -182,18 +182,18 @@ class Writer:
             self._out.print(Text("".join(map(self._placed, re.findall(r"\n|[^\S\n]+|\S+", text)))), end="")
         self._out.file.flush()
 
-    def _placed(self, part: str) -> str:
-        if part == "\n":
+    def _placed(self, piece: str) -> str:
+        if piece == "\n":
             self._column, self._space = 0, ""
-            return part
-        if part.isspace():
-            self._space += part
+            return piece
+        if piece.isspace():
+            self._space += piece
             return ""
-        size, space = cell_len(part), self._space.expandtabs(8)
+        size, space = cell_len(piece), self._space.expandtabs(8)
         if self._column and self._column + len(space) + size > self._out.width:
             self._column, space, self._space = 0, "", "\n"
         self._column += len(space) + size
         if self._column > self._out.width:  # the terminal breaks a long word
             self._column %= self._out.width
         lead, self._space = self._space, ""
-        return lead + part
+        return lead + piece

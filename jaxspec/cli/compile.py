@@ -127,7 +127,7 @@ def show_sizes(out: Console, inputs: CompileInputs, programs: Programs, source: 
     view = console.table(heads, first="program")
     room = programs.machine.memory
     for name, program in ((name, kept.program) for name, kept in programs.compiled.items()):
-        moved = [f"{n} {kind} ({filesize.decimal(size)})" for kind, (n, size) in program.collectives.items()]
+        moved = [f"{n} {operation} ({filesize.decimal(size)})" for operation, (n, size) in program.collectives.items()]
         code = filesize.decimal(program.code) if program.code else "?"  # a GPU's compiler does not say
         cells = [*map(filesize.decimal, (program.arguments, program.temporaries)), code]
         cells += [filesize.decimal(program.memory), "?" if room is None else filesize.decimal(int(room))]

@@ -59,8 +59,10 @@ def convert(
     dtypes = orbax.DTYPES if form == OURS else ("float32", "bfloat16")
     stored_as = dtype or (stored_dtype if stored_dtype in dtypes else "float32")
     one_of(stored_as, f"--dtype for {form}", dtypes)
-    kind = ("Hugging Face model", huggingface.CONFIG) if form == HUGGING_FACE else ("checkpoint", orbax.MANIFEST)
-    if complaint := folders.occupied(to.expanduser().resolve(), kind[0], overwrite, marker=kind[1]):
+    title, marker = (
+        ("Hugging Face model", huggingface.CONFIG) if form == HUGGING_FACE else ("checkpoint", orbax.MANIFEST)
+    )
+    if complaint := folders.occupied(to.expanduser().resolve(), title, overwrite, marker=marker):
         raise ValueError(complaint)
     files.check_writable(to)
     with Console(stderr=True).status(f"reading {source}"):

@@ -41,30 +41,30 @@ def parse(name: str) -> Written | None:
     Traceback (most recent call last):
     ValueError: there is no drafter 'prompt_lookp=2': did you mean prompt_lookup=NUMBER, the fewest tokens to match?
     """
-    front, colon, rest = name.partition(":")
-    kind, _, written = front.partition("=")
-    if kind not in KINDS:
+    front, colon, inner_names = name.partition(":")
+    form_name, _, written = front.partition("=")
+    if form_name not in KINDS:
         if not name:
             raise ValueError("the drafter is '': expected the name of a model, or of another drafter")
-        usages = {kind: form.usage for kind, form in KINDS.items()}
-        closest = difflib.get_close_matches(kind, usages, n=1, cutoff=0.75)
+        usages = {form_name: form.usage for form_name, form in KINDS.items()}
+        closest = difflib.get_close_matches(form_name, usages, n=1, cutoff=0.75)
         if closest and not Path(name).expanduser().exists():
             raise ValueError(f"there is no drafter {name!r}: did you mean {usages[closest[0]]}?")
         return None
-    form = KINDS[kind]
+    form = KINDS[form_name]
     wrong = ValueError(f"the drafter is {name!r}: expected {form.usage}")
-    if kind == "skip_layers":  # layers are counted from 0, and either side may be empty
-        sides = tuple(f"{written}{colon}{rest}".split(":"))
+    if form_name == "skip_layers":  # layers are counted from 0, and either side may be empty
+        sides = tuple(f"{written}{colon}{inner_names}".split(":"))
         if len(sides) > 2 or not any(sides) or not all(re.fullmatch(r"([0-9]+(x[0-9]+)*)?", side) for side in sides):
             raise wrong
-        return Written(name, kind, inner=sides)
-    written, _, draw = written.partition("-") if kind == "tree" else (written, "", "")
-    numbers = tuple(int(part) if part.isdecimal() else 0 for part in written.split("x")) if written else ()
-    inner = tuple(rest.split(":", len(form.inner) - 1)) if colon else ()
-    names_fit = len(inner) == len(form.inner) or (kind == "retrieval" and not colon)  # of held-out texts
+        return Written(name, form_name, inner=sides)
+    written, _, draw = written.partition("-") if form_name == "tree" else (written, "", "")
+    numbers = tuple(int(number) if number.isdecimal() else 0 for number in written.split("x")) if written else ()
+    inner = tuple(inner_names.split(":", len(form.inner) - 1)) if colon else ()
+    names_fit = len(inner) == len(form.inner) or (form_name == "retrieval" and not colon)  # of held-out texts
     if 0 in numbers or not form.least <= len(numbers) <= form.most or not names_fit or "" in inner:
         raise wrong
-    return Written(name, kind, numbers, inner, draw)
+    return Written(name, form_name, numbers, inner, draw)
 
 
 def is_model(name: str) -> bool:
@@ -155,9 +155,9 @@ def _leaves(name: str) -> Iterator[tuple[str, str]]:
     >>> list(_leaves("tree=4x2:debian-t5-draft+cascade:debian-t5-small:prompt_lookup+head:a"))
     [('model', 'debian-t5-draft'), ('model', 'debian-t5-small'), ('head', 'a')]
     """
-    for part in parts(name):
-        if (written := parse(part)) is None:
-            yield MODEL, part
+    for drafter_name in parts(name):
+        if (written := parse(drafter_name)) is None:
+            yield MODEL, drafter_name
             continue
         for role, inner in zip(KINDS[written.kind].inner, written.inner, strict=False):
             yield from _leaves(inner) if role in (MODEL, DRAFTER) else [(role, inner)]
@@ -304,8 +304,8 @@ BARE = ("forced", "online_ngram", "token_recycling", "suffix", "lookahead", "jac
 WITH_HEAD = ("head", "early_exit", "skip_layers")  # whose head is the target's, and may be trimmed
 KINDS = {
     "prompt_lookup": DrafterSpelling("prompt_lookup=NUMBER, the fewest tokens to match", most=1, make=_prompt_lookup),
-    **{kind: DrafterSpelling(kind) for kind in BARE},
-    **{kind: DrafterSpelling(kind, make=_counted, of_target=True) for kind in COUNTED},
+    **{name: DrafterSpelling(name) for name in BARE},
+    **{name: DrafterSpelling(name, make=_counted, of_target=True) for name in COUNTED},
     "retrieval": DrafterSpelling("retrieval:FOLDER", (STORE,), make=_retrieval),
     "head": DrafterSpelling("head:FOLDER", (HEAD,), make=_head, of_target=True),
     "greedy": DrafterSpelling("greedy:NAME", (DRAFTER,)),

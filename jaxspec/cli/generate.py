@@ -165,11 +165,11 @@ def _decoded(
     begin = prefill if stats or prefill.is_watched else None
     with err.status("compiling (stored for the next call)"):
         _warm_up(prepared, settings, streamed, begin and begin.quietly)
-    for part in in_batches(prepared, settings.batch):  # of one shape, and so of one program
+    for group in in_batches(prepared, settings.batch):  # of one shape, and so of one program
         if streamed:
-            yield _stream(part.prepared, stop, begin)
+            yield _stream(group.prepared, stop, begin)
         else:
-            yield from ((record,) for record in _complete(part, stop, begin))
+            yield from ((record,) for record in _complete(group, stop, begin))
 
 
 def _reported(
@@ -263,13 +263,13 @@ def _warm_up(prepared: Prepared, settings: GenerateSettings, streamed: bool, beg
         complete(first, settings.pair.stop or (), begin)
 
 
-def _complete(part: Batch, stop: Sequence[str], begin: WatchedPrefill | None) -> list[dict[str, Any]]:
+def _complete(group: Batch, stop: Sequence[str], begin: WatchedPrefill | None) -> list[dict[str, Any]]:
     """Decodes a batch at once, and divides its seconds among its tokens: prefill's among those that it has read."""
     start = time.perf_counter()
-    generation = complete(part.prepared, stop, begin)
+    generation = complete(group.prepared, stop, begin)
     seconds = time.perf_counter() - start
-    records = generation.records()[: part.real]
-    read = read_tokens(part.prepared)[: part.real]
+    records = generation.records()[: group.real]
+    read = read_tokens(group.prepared)[: group.real]
     prefill = 0.0 if begin is None else begin.seconds
     share = (seconds - prefill) / max(1, sum(len(record["tokens"]) for record in records))
     for row, record in enumerate(records):
@@ -325,13 +325,13 @@ def _search(
         out.print(show.headline(prepared, settings.pair), "", sep="\n")
     hypotheses: list[list[dict[str, Any]]] = []
     steps, passes, seconds = 0, 0, 0.0
-    for part in parts:
+    for group in parts:
         start = time.perf_counter()
-        result = beam_search(prepared.target, part.prepared.prompt, **shared)
+        result = beam_search(prepared.target, group.prepared.prompt, **shared)
         seconds += time.perf_counter() - start
-        steps += int((result.steps[: part.real] - 1).sum())
-        passes += int(result.passes[: part.real].sum())
-        for row in range(part.real):
+        steps += int((result.steps[: group.real] - 1).sum())
+        passes += int(result.passes[: group.real].sum())
+        for row in range(group.real):
             number = len(hypotheses)
             hypotheses.append([record | {"row": number} for record in result.records() if record["row"] == row])
             if as_lines:

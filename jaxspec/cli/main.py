@@ -95,8 +95,8 @@ class Commands(TyperGroup):
             formatter.write_dl(list(COMMANDS.items()))
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        name, stub, rest = super().resolve_command(ctx, args)
-        return name, stub if name is None else command(name), rest
+        name, stub, arguments = super().resolve_command(ctx, args)
+        return name, stub if name is None else command(name), arguments
 
 
 @functools.lru_cache
@@ -166,8 +166,8 @@ def _message(error: Exception, command: Any) -> str:
     flags = {p.name: next((flag for flag in p.opts if flag.startswith("--")), p.name) for p in command.params}
     flags |= {"banned": "--ban"} if "ban" in flags else {}
     text = console.message(error)
-    argument, _, rest = text.partition(" ")
-    return f"{flags[argument]} {rest}" if argument in flags and rest.startswith(("is ", "are ", "has ")) else text
+    argument, _, fault = text.partition(" ")
+    return f"{flags[argument]} {fault}" if argument in flags and fault.startswith(("is ", "are ", "has ")) else text
 
 
 def prepare(environment: Mapping[str, str]) -> None:

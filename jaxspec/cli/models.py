@@ -75,9 +75,9 @@ def published_heads() -> dict[str, int]:
     from jaxspec.draft_heads import KINDS
 
     counts = {}
-    for kind in KINDS:
-        for name, config in kind.published.items():
-            leaves = jax.tree.leaves(jax.eval_shape(functools.partial(kind.init, config), jax.random.key(0)))
+    for head in KINDS:
+        for name, config in head.published.items():
+            leaves = jax.tree.leaves(jax.eval_shape(functools.partial(head.init, config), jax.random.key(0)))
             counts[name] = sum(x.size for x in leaves if jnp.issubdtype(x.dtype, jnp.floating))
     return counts
 

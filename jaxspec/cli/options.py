@@ -32,14 +32,14 @@ METAVARS = {float: "X", int: "N"}
 MANY = 12  # options: more are shown in groups
 
 
-def number(help: str, *names: str, least: int = 1, most: int | None = None) -> Any:
+def number(help: str, *names: str, least: int = 1, limit: int | None = None) -> Any:
     """Describes an option that is a whole number to typer."""
-    return typer.Option(*names, help=help, min=least, max=most, metavar="N")
+    return typer.Option(*names, help=help, min=least, max=limit, metavar="N")
 
 
 def seed_number(help: str) -> Any:
     """Describes a seed to typer: `jax.random.key` reads 32 bits of it, and would take others for these."""
-    return number(help, least=0, most=2**32 - 1)
+    return number(help, least=0, limit=2**32 - 1)
 
 
 def text(metavar: str, help: str, *names: str) -> Any:
@@ -97,31 +97,31 @@ def refuse(names: Sequence[str], mode: str) -> None:
         raise ValueError(f"{mode} does not read {spelt}: leave {'it' if len(names) == 1 else 'them'} out")
 
 
-def values(text: str, option: str, kind: Callable[[str], Any] = str, expected: str = "values") -> tuple[Any, ...]:
-    """Splits values at commas, each once; `kind` makes one of its text, or raises ValueError.
+def values(text: str, option: str, read: Callable[[str], Any] = str, expected: str = "values") -> tuple[Any, ...]:
+    """Splits values at commas, each once; `read` makes one of its text, or raises ValueError.
 
     >>> values("a, b,a", "--draft"), integers("1,4, 7,4", "--gamma"), temperatures("0,0.7", "--temperature")
     (('a', 'b'), (1, 4, 7), (0.0, 0.7))
     """
     try:
-        parts = [part.strip() for part in text.split(",")]
-        return tuple(dict.fromkeys(kind(part) if part else int("") for part in parts))
+        parts = [piece.strip() for piece in text.split(",")]
+        return tuple(dict.fromkeys(read(piece) if piece else int("") for piece in parts))
     except ValueError:
         raise ValueError(f"{option} is {text!r}: expected {expected} separated by commas") from None
 
 
-def positive(part: str) -> int:
+def positive(written: str) -> int:
     """Reads a positive integer."""
-    return int(part) if part.isdecimal() and int(part) else int("")
+    return int(written) if written.isdecimal() and int(written) else int("")
 
 
-def _temperature(part: str) -> float:
-    temperature = float(part)
+def _temperature(written: str) -> float:
+    temperature = float(written)
     return temperature if 0 <= temperature < math.inf else float("")
 
 
-integers = functools.partial(values, kind=positive, expected="positive integers")
-temperatures = functools.partial(values, kind=_temperature, expected="numbers 0 or more,")
+integers = functools.partial(values, read=positive, expected="positive integers")
+temperatures = functools.partial(values, read=_temperature, expected="numbers 0 or more,")
 
 
 def group(name: str, members: Sequence[inspect.Parameter], join: Callable[[dict[str, Any]], Any]) -> Callable[..., Any]:
@@ -144,16 +144,16 @@ def group(name: str, members: Sequence[inspect.Parameter], join: Callable[[dict[
     return decorate
 
 
-def group_of(name: str, kind: Any, **defaults: Any) -> Callable[..., Any]:
+def group_of(name: str, options_type: Any, **defaults: Any) -> Callable[..., Any]:
     """Adds an option for each field of a NamedTuple, as `group`; its annotations say what typer should know.
 
     A field that is a NamedTuple itself adds its own fields. A field without a default is an option that must be given.
     """
-    return group(name, _options_of(kind, defaults), functools.partial(_joined, kind))
+    return group(name, _options_of(options_type, defaults), functools.partial(_joined, options_type))
 
 
-def _options_of(kind: Any, defaults: Mapping[str, Any]) -> list[inspect.Parameter]:
-    hints, usual, members = _hints(kind), kind._field_defaults | defaults, list[inspect.Parameter]()
+def _options_of(options_type: Any, defaults: Mapping[str, Any]) -> list[inspect.Parameter]:
+    hints, usual, members = _hints(options_type), options_type._field_defaults | defaults, list[inspect.Parameter]()
     for field, hint in hints.items():
         if hasattr(hint, "_fields"):
             members += _options_of(hint, defaults)
@@ -162,13 +162,13 @@ def _options_of(kind: Any, defaults: Mapping[str, Any]) -> list[inspect.Paramete
     return members
 
 
-def _joined(kind: Any, values: Mapping[str, Any]) -> Any:
-    parts = {field: _joined(hint, values) for field, hint in _hints(kind).items() if hasattr(hint, "_fields")}
-    return kind(**{field: values[field] for field in kind._fields if field not in parts}, **parts)
+def _joined(options_type: Any, values: Mapping[str, Any]) -> Any:
+    parts = {field: _joined(hint, values) for field, hint in _hints(options_type).items() if hasattr(hint, "_fields")}
+    return options_type(**{field: values[field] for field in options_type._fields if field not in parts}, **parts)
 
 
-def _hints(kind: Any) -> dict[str, Any]:
-    return typing.get_type_hints(kind, include_extras=True)
+def _hints(options_type: Any) -> dict[str, Any]:
+    return typing.get_type_hints(options_type, include_extras=True)
 
 
 def flat(settings: Any) -> dict[str, Any]:
@@ -196,8 +196,8 @@ def sampling_options(command: Callable[..., None]) -> Callable[..., None]:
     described |= {name: (str, metavar, help) for name, (metavar, help, _) in PATTERNS.items()}
     flags = {"temperature": ("--temperature", "-t")}
     members = [
-        _option(name, Annotated[kind | None, text(metavar, help, *flags.get(name, ()))], None)
-        for name, (kind, metavar, help) in described.items()
+        _option(name, Annotated[value_type | None, text(metavar, help, *flags.get(name, ()))], None)
+        for name, (value_type, metavar, help) in described.items()
     ]
     return group("sampling", members, _sampling)(command)
 

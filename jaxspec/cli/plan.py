@@ -76,20 +76,20 @@ def plan(inputs: Inputs, context: typer.Context) -> None:
     from jaxspec.analysis import environment, published, roofline
     from jaxspec.analysis import plan as planning
 
-    alpha, c, v, target, most = inputs.alpha, inputs.c, inputs.v, inputs.target, inputs.gamma
+    alpha, c, v, target, largest = inputs.alpha, inputs.c, inputs.v, inputs.target, inputs.gamma
     batches, note, speeds = options.integers(inputs.batch, "--batch"), "", []
     _check(inputs, context)
     if inputs.device and not inputs.draft and (alpha is None or target != TARGET):
         raise ValueError(published.needed(target))
     draft = inputs.draft or (drafter_names.default_model(target) if inputs.device or alpha is None else "")
     if inputs.device:
-        sizes = {"dtype": inputs.dtype or "bfloat16", "row_tokens": inputs.row_tokens, "most": most}
+        sizes = {"dtype": inputs.dtype or "bfloat16", "row_tokens": inputs.row_tokens, "most": largest}
         sizes |= {"c": c, "c_hat": inputs.c_hat}
         is_hub_id = "/" in draft and roofline.shape_of(draft) is None
         if alpha is None or is_hub_id or published.is_of(draft, target):
             row = published.of(draft, target)
             draft, sizes["at_once"] = row.reads, row.at_once
-            sizes["most"] = min(most, row.draft) if row.at_once else most  # a block drafts no more
+            sizes["most"] = min(largest, row.draft) if row.at_once else largest  # a block drafts no more
         if alpha is None:
             alpha = row.alpha
             note = f"α is that of {row.figure}, drafting {row.draft}, with {row.drafter}: {row.source}, {row.url}"
@@ -100,15 +100,15 @@ def plan(inputs: Inputs, context: typer.Context) -> None:
         heading = f"{target} with {inputs.draft or draft} on {inputs.device}, {basis}"
         note = "\n".join([*filter(None, [note]), *(_times(plan, device) for plan in plans if plan.fits)])
     elif alpha is not None and c is not None:
-        plans = [planning.plan(alpha, c, [1 + v * gamma for gamma in range(most + 1)], c_hat=inputs.c_hat)]
+        plans = [planning.plan(alpha, c, [1 + v * gamma for gamma in range(largest + 1)], c_hat=inputs.c_hat)]
         heading = f"α = {alpha:g}, c = {c:g}, a pass over γ + 1 tokens taking {'1' if not v else f'1 + {v:g} γ'}"
     else:
         generation = {name: getattr(inputs, name) for name in ("temperature", "seed", "max_new_tokens")}
         dtype = inputs.dtype or "float32"
         prepared = prepared_pair(target, draft, dtype, inputs.prompts, inputs.count, gamma=TIMED, **generation)
-        most = inputs.nodes if inputs.tree else most
-        measuring = {"batches": batches, "most": most, "trees": inputs.tree, "repeats": inputs.repeats}
-        with console.counting("plan", planning.steps(batches, most, inputs.tree)) as advance:
+        largest = inputs.nodes if inputs.tree else largest
+        measuring = {"batches": batches, "most": largest, "trees": inputs.tree, "repeats": inputs.repeats}
+        with console.counting("plan", planning.steps(batches, largest, inputs.tree)) as advance:
             plans = list(planning.of_pair(prepared, advance=advance, **measuring))
         speeds = _time(plans, prepared) if inputs.timed else []
         machine = environment.current()
@@ -126,8 +126,8 @@ def _check(inputs: Inputs, context: typer.Context) -> None:
     """Refuses options that the kind of plan does not read, and a lack of those that it needs."""
     alpha, c, device = inputs.alpha, inputs.c, inputs.device
     if not device and (alpha is None) != (c is None):
-        present, other = ("--alpha", "--c") if c is None else ("--c", "--alpha")
-        raise ValueError(f"{present} needs {other}, too, or sizes as --target and --draft, and a --device")
+        present, absent = ("--alpha", "--c") if c is None else ("--c", "--alpha")
+        raise ValueError(f"{present} needs {absent}, too, or sizes as --target and --draft, and a --device")
     mode = "--tree" if inputs.tree else "a plan for a pair"
     if device or alpha is not None:
         mode = "a plan for a --device" if device else "a plan for --alpha and --c"

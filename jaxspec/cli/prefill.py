@@ -76,6 +76,6 @@ def cut(prepared: Prepared) -> Prepared:
     """
     if prepared.target.lm.limits.start_token is not None:
         return prepared
-    most = 2 * chunks.LONGEST + (0 if prepared.before is None else int(jnp.max(prepared.before.start)))
-    prompt = prepared.prompt._replace(length=jnp.minimum(prepared.prompt.length, most))
+    longest = 2 * chunks.LONGEST + (0 if prepared.before is None else int(jnp.max(prepared.before.start)))
+    prompt = prepared.prompt._replace(length=jnp.minimum(prepared.prompt.length, longest))
     return prepared._replace(prompt=prompt)

@@ -55,7 +55,7 @@ def _rows(file: str | Path, count: int | None = None) -> list[dict[str, str]]:
         where, lines = str(file), files.read_lines(file)
     is_json = files.is_json_lines(where)
     first = itertools.islice((line for line in lines if line[1].strip()) if is_json else lines, count)
-    rows = [_object(line, at) if is_json else {"input": line} for at, line in first]
+    rows = [_object(line, line_place) if is_json else {"input": line} for line_place, line in first]
     if not rows:
         raise ValueError(f"{where} holds no prompt: expected one a line")
     return rows

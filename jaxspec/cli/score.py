@@ -91,8 +91,8 @@ def _scored(settings: ScoreSettings, model: Model, total: int, totals: Totals) -
             yield scored
 
     try:
-        with contextlib.closing(texts()) as ahead, console.counting("scoring", total) as step:
-            for scored in iterate(model, ahead, settings.batch, token, settings.end):
+        with contextlib.closing(texts()) as reading, console.counting("scoring", total) as step:
+            for scored in iterate(model, reading, settings.batch, token, settings.end):
                 totals.add(scored)
                 step("scoring")
                 line_id = ids.popleft()

@@ -40,8 +40,8 @@ def headline(prepared: Prepared, pair: Pair) -> Text:
     s, target, drafter, drafted = pair, prepared.target, prepared.options["drafter"], "plain decoding"
     if drafter is not None:
         tree = drafter.functions.tree if isinstance(drafter, BoundDrafter) else None
-        most = tree.nodes if tree else s.gamma
-        drafted = f"{'up to ' if s.policy else ''}{most} draft tokens a round from "
+        limit = tree.nodes if tree else s.gamma
+        drafted = f"{'up to ' if s.policy else ''}{limit} draft tokens a round from "
         drafted += name(drafter) if isinstance(drafter, Model) else str(s.draft)
         drafted += f", {s.policy}" if s.policy else ""
         drafted += f", in {s.draft_dtype}" if s.draft_dtype not in ("", s.dtype) else ""

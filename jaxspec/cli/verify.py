@@ -91,7 +91,7 @@ def _rules_table(certificates: Sequence[Certificate]) -> Table:
     table = console.table([*DRAFTERS, "above\nits bound", "verdict"], first="rule", title="Total variation, by drafter")
     for certificate in certificates:
         distances = certificate.total_variation
-        cells = [f"{distances[kind]:.1e}" if kind in distances else "–" for kind in DRAFTERS]
+        cells = [f"{distances[name]:.1e}" if name in distances else "–" for name in DRAFTERS]
         bounds = certificate.above_bound
         cells.append("–" if bounds is None else f"{max(*bounds.values(), 0.0):.1e}")
         verdict = Text("as stated", "green") if certificate.as_stated else Text("WRONG", "bold red")

@@ -31,18 +31,18 @@ def excess(
         0.15
     """
     followers, plain_followers = _followers(distribution, vocab), _followers(plain, vocab)
-    most = -np.inf
+    largest = -np.inf
     for before, mass in followers.items():
         p = plain_followers[before]
         allowed = np.asarray(bound(jnp.log(jnp.asarray(p / p.sum(), jnp.float32))), np.float64)
-        most = max(most, float((mass - mass.sum() * allowed).max()))
-    return round(most, 12)
+        largest = max(largest, float((mass - mass.sum() * allowed).max()))
+    return round(largest, 12)
 
 
 def _followers(distribution: SequenceDistribution, vocab: int) -> dict[tuple[int, ...], Float[np.ndarray, " V"]]:
     """Returns the probability of each beginning of a text with each token after it."""
     followers: dict[tuple[int, ...], Float[np.ndarray, " V"]] = {}
     for tokens, probability in distribution.items():
-        for at, token in enumerate(tokens):
-            followers.setdefault(tokens[:at], np.zeros(vocab))[token] += probability
+        for position, token in enumerate(tokens):
+            followers.setdefault(tokens[:position], np.zeros(vocab))[token] += probability
     return followers

@@ -95,8 +95,8 @@ def _row_by_row(policy: core.BoundPolicy | core.Policy) -> core.BoundPolicy:
 
         return jax.vmap(of_one)(rows)
 
-    def max_draft(params: Any, state: Any, gamma: int, left: Int[Array, " N"]) -> Int[Array, " N"]:
-        return alone(lambda params, state, left: functions.max_draft(params, state, gamma, left), params, state, left)
+    def max_draft(params: Any, state: Any, gamma: int, room: Int[Array, " N"]) -> Int[Array, " N"]:
+        return alone(lambda params, state, room: functions.max_draft(params, state, gamma, room), params, state, room)
 
     update, shorten = functools.partial(alone, functions.update), functions.shorten
     shorten = None if shorten is None else functools.partial(alone, shorten)

@@ -63,11 +63,11 @@ def certificate(entry: RuleEntry, *, gamma: int = 2, steps: int = 3, seed: int =
     prepared = prepare(target, prompt, rule=rule, gamma=gamma, temperature=1.0, key=jax.random.key(0), eos_ids=())
     plain = plain_distribution(target, prepared.prompt, prepared.sampler, prepared.request.sampling_params, steps)
     texts = {
-        kind: decoder_distribution(prepared.replace(drafter=drafter, max_new_tokens=steps), steps=steps)
-        for kind, drafter in kinds.items()
+        name: decoder_distribution(prepared.replace(drafter=drafter, max_new_tokens=steps), steps=steps)
+        for name, drafter in kinds.items()
     }
-    distances = {kind: total_variation(text, plain) for kind, text in texts.items()}
-    above = None if bound is None else {kind: excess(text, plain, bound, VOCAB) for kind, text in texts.items()}
+    distances = {name: total_variation(text, plain) for name, text in texts.items()}
+    above = None if bound is None else {name: excess(text, plain, bound, VOCAB) for name, text in texts.items()}
     errors = distances if rule.exact or above is None else above
     return Certificate(rule.name, rule.exact, distances, above, bool(max(errors.values()) < ROUNDING))
 

@@ -72,7 +72,9 @@ class Draws:
         if self._shared is None:
             return enumerated
         after = self._distributions
-        return {x: math.prod(float(after[x[:at]][0][token]) for at, token in enumerate(x)) for x in enumerated}
+        return {
+            x: math.prod(float(after[x[:position]][0][token]) for position, token in enumerate(x)) for x in enumerated
+        }
 
     def _spend(self, sites: list[str], ends: Ends, used: Used) -> Used:
         """Adds the keys of a call to those that were used, and notes the first that was used before."""
@@ -97,8 +99,8 @@ class Draws:
         """
         count, capacity = ends.state.tokens.shape
         position, start = jnp.arange(capacity, dtype=jnp.int32), ends.state.start
-        at = noise.at(row_keys(jnp.zeros(capacity, jnp.int32)), position, noise.Purpose.TOKEN)
-        token_keys = _numbers(np.asarray(jax.random.key_data(at)))
+        keys = noise.at(row_keys(jnp.zeros(capacity, jnp.int32)), position, noise.Purpose.TOKEN)
+        token_keys = _numbers(np.asarray(jax.random.key_data(keys)))
         probs, token = normalised(ends.drawn.log_probs), ~is_uniform(ends.drawn.number)
         for path in range(count):
             row, fixed, drawn = ends.state.tokens[path], ends.fixed[path], take(ends.drawn, path)

@@ -172,14 +172,14 @@ def _prompts(s: Sequences, cached: Float[Array, "l V"]) -> dict[str, LogitsToCom
 
 def _passes(s: Sequences, cached: Float[Array, "l V"]) -> dict[str, LogitsToCompare]:
     """Reads the rest in one pass: by itself, with other tokens from each place on, and beside another row."""
-    other, count = s.other[s.begin :], len(s.rest)
+    other_tokens, count = s.other[s.begin :], len(s.rest)
     at_once, _ = s.fed(s.begun(2), jnp.stack([s.rest, s.rest]))
-    changed = jnp.where(jnp.tri(count, dtype=bool), s.rest[None], other[None])  # row i from its place i + 1 on
-    ahead, _ = s.fed(s.begun(count), changed)
-    mixed, _ = s.fed(s.begun(2), jnp.stack([s.rest, other]))
+    changed = jnp.where(jnp.tri(count, dtype=bool), s.rest[None], other_tokens[None])  # row i from its place i + 1 on
+    of_changed, _ = s.fed(s.begun(count), changed)
+    mixed, _ = s.fed(s.begun(2), jnp.stack([s.rest, other_tokens]))
     return {
         "one pass": LogitsToCompare(at_once[0], cached),
-        "causality": LogitsToCompare(jnp.diagonal(ahead, axis1=0, axis2=1).T, at_once[0]),
+        "causality": LogitsToCompare(jnp.diagonal(of_changed, axis1=0, axis2=1).T, at_once[0]),
         "batch": LogitsToCompare(mixed[0], at_once[0]),
     }
 

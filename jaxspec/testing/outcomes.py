@@ -103,7 +103,7 @@ class Outcomes:
             if stuck > PATIENCE:
                 raise NotEnumerable(self._together(last))
             paths = Paths.joined([paths, children])
-        return Paths.joined([part for part, _ in ready]), np.concatenate([turns for _, turns in ready])
+        return Paths.joined([done for done, _ in ready]), np.concatenate([turns for _, turns in ready])
 
     def _together(self, paths: Paths) -> str:
         """Says which draws of a path matter only together."""
@@ -128,9 +128,9 @@ class Outcomes:
         turns, no = np.tile(turn + np.arange(LOOKS), count), np.zeros(count * LOOKS, bool)
         seen = self.runs.look(take(paths, path), turns, no)
         share = shares(take(paths, path), seen.drawn).reshape(count, LOOKS).max(axis=1)
-        other = differ(seen, row, seen, path * LOOKS, share[path] == 0).reshape(count, LOOKS)
-        finished = np.logical_not(np.any(other, axis=1))
-        differs = np.arange(count) * LOOKS + np.where(finished, 1, other.argmax(axis=1))
+        differing = differ(seen, row, seen, path * LOOKS, share[path] == 0).reshape(count, LOOKS)
+        finished = np.logical_not(np.any(differing, axis=1))
+        differs = np.arange(count) * LOOKS + np.where(finished, 1, differing.argmax(axis=1))
         total = seen.drawn.total.reshape(count, LOOKS).max(axis=1)
         # Paths whose completions all did the same get more: every one, or the more, the likelier the path is.
         sample = np.clip(ALL_TRIED * share, LEAST, MOST).astype(np.int64)
@@ -161,8 +161,8 @@ class Outcomes:
         state, drawn = self.runs.states(paths, turn, no)
         played = np.where(drawn.number >= 0, drawn.value, -1).astype(np.int32)
         keys = 1 + np.arange(len(turn), dtype=np.int32) % chunk
-        other, drawn_anew = self.runs.states(paths, turn, no, keys, played)
-        if not _same(state, other):
+        state_anew, drawn_anew = self.runs.states(paths, turn, no, keys, played)
+        if not _same(state, state_anew):
             raise ValueError(
                 "the decoder's output depends on its keys otherwise than by the functions of jaxspec.core.noise (by "
                 "jax.random, or by an argmax of its own over noise.gumbel): its distribution cannot be enumerated. "

@@ -41,14 +41,14 @@ class Paths(NamedTuple):
     @classmethod
     def joined(cls, parts: list[Paths]) -> Paths:
         """Concatenates paths."""
-        most = max(part.number.shape[1] for part in parts)
+        width = max(paths.number.shape[1] for paths in parts)
 
         def together(name: str) -> np.ndarray:
             fill = NONE if name == "number" else 0
-            entries = [getattr(part, name) for part in parts]  # padded to as many draws as any path fixes
-            return np.concatenate([np.pad(x, ((0, 0), (0, most - x.shape[1])), constant_values=fill) for x in entries])
+            entries = [getattr(paths, name) for paths in parts]  # padded to as many draws as any path fixes
+            return np.concatenate([np.pad(x, ((0, 0), (0, width - x.shape[1])), constant_values=fill) for x in entries])
 
-        return cls(np.concatenate([part.source for part in parts]), *map(together, cls._fields[1:]))
+        return cls(np.concatenate([paths.source for paths in parts]), *map(together, cls._fields[1:]))
 
     def fixing(self, key: np.ndarray, number: np.ndarray, low: np.ndarray, high: np.ndarray) -> Paths:
         """Fixes one more draw of each path, or makes the interval of a uniform smaller."""
@@ -57,8 +57,8 @@ class Paths(NamedTuple):
         pairs = zip(old, (key, number, low, high), strict=True)
         key, number, low, high = (np.column_stack(pair) for pair in pairs)
         order = np.argsort(number == NONE, axis=1, kind="stable")  # no path grows by what others fix
-        most = int((number != NONE).sum(axis=1).max(initial=0))
-        return Paths(self.source, *(np.take_along_axis(x, order, axis=1)[:, :most] for x in (key, number, low, high)))
+        width = int((number != NONE).sum(axis=1).max(initial=0))
+        return Paths(self.source, *(np.take_along_axis(x, order, axis=1)[:, :width] for x in (key, number, low, high)))
 
 
 class Drawn(NamedTuple):
@@ -173,9 +173,9 @@ class Runs:
         played = np.full((len(turn), size), NONE, np.int32) if played is None else played
         for first in range(0, max(len(turn), 1), self.chunk):
             real = min(self.chunk, len(turn) - first)
-            part = np.minimum(first + np.arange(self.chunk), len(turn) - 1)
-            script = _script(take(paths, part), turn[part], tries_all[part], played[part])
-            state, record = self.program.run(which[part], self.shared, take(self.rows, paths.source[part]), script)
+            index = np.minimum(first + np.arange(self.chunk), len(turn) - 1)
+            script = _script(take(paths, index), turn[index], tries_all[index], played[index])
+            state, record = self.program.run(which[index], self.shared, take(self.rows, paths.source[index]), script)
             out = pick(jax.tree.map(np.asarray, state)), _drawn(jax.tree.map(np.asarray, record))
             results.append(take(out, slice(0, real)))
         return jax.tree.map(lambda *leaves: np.concatenate(leaves), *results)

@@ -65,8 +65,8 @@ def split(runs: Runs, paths: Paths, contexts: Contexts) -> Paths:
     parts += _halves(take(paths, by_uniform), *_picked(first, chosen, by_uniform), point[by_uniform])
     log_probs = np.take_along_axis(first.log_probs, token[:, None, None], axis=1)[:, 0]
     parts.append(_each_token(take(paths, by_token), *_picked(first, token, by_token), log_probs[by_token]))
-    left = ~(by_uniform | by_token)
-    rows = (np.flatnonzero(left)[:, None] * WIDTH + np.arange(WIDTH)).reshape(-1)
+    unsplit = ~(by_uniform | by_token)
+    rows = (np.flatnonzero(unsplit)[:, None] * WIDTH + np.arange(WIDTH)).reshape(-1)
     parts += _by_distributions(runs, parts.pop(0), take(contexts, rows))
     return Paths.joined(parts)
 
@@ -94,10 +94,10 @@ def _changes(runs: Runs, paths: Paths, contexts: Contexts, compared: Paths | Non
     drawn = contexts.look.drawn
     owner = np.arange(len(drawn.number)) // WIDTH
     entry = matches(take(paths, owner), drawn.key, drawn.number)
-    fixed, at = entry.any(axis=2), entry.argmax(axis=2) if entry.shape[2] else np.zeros(drawn.number.shape, int)
+    fixed, index = entry.any(axis=2), entry.argmax(axis=2) if entry.shape[2] else np.zeros(drawn.number.shape, int)
     uniform = is_uniform(drawn.number)
     if entry.shape[2]:
-        low, high = (np.take_along_axis(x[owner], at, axis=1) for x in (paths.low, paths.high))
+        low, high = (np.take_along_axis(x[owner], index, axis=1) for x in (paths.low, paths.high))
     else:
         low = high = np.zeros(drawn.number.shape, np.int32)
     low, high = np.where(fixed, low, 0), np.where(fixed, high, UNIFORMS)
@@ -108,9 +108,9 @@ def _changes(runs: Runs, paths: Paths, contexts: Contexts, compared: Paths | Non
     possible = np.take_along_axis(drawn.log_probs != -np.inf, following, axis=2)
     next_token = np.take_along_axis(following, possible.argmax(axis=2)[:, :, None], axis=2)[:, :, 0]
     next_token = np.where(possible.any(axis=2) & ~fixed, next_token, drawn.value)
-    other = np.where(uniform, far_end, next_token)
-    context, draw = np.nonzero((other != drawn.value) & (drawn.number != NONE))
-    path, old, new = owner[context], drawn.value[context, draw], other[context, draw]
+    new_value = np.where(uniform, far_end, next_token)
+    context, draw = np.nonzero((new_value != drawn.value) & (drawn.number != NONE))
+    path, old, new = owner[context], drawn.value[context, draw], new_value[context, draw]
     compared = paths if compared is None else compared
     look = runs.look(*_completion(paths, contexts, context, draw, new), take(compared, path))
     key, number = drawn.key[context, draw][:, None], drawn.number[context, draw][:, None]
@@ -175,8 +175,8 @@ def _turning_points(
     )
     if not len(candidates):
         return point, agreed
-    path, at = np.unique(changes.path[candidates], return_index=True)
-    run = candidates[at]
+    path, index = np.unique(changes.path[candidates], return_index=True)
+    run = candidates[index]
     point[path] = _first_change(runs, paths, contexts, take(changes, run))
     others = np.setdiff1d(candidates, run)
     if len(others):
@@ -209,7 +209,7 @@ def _first_change(runs: Runs, paths: Paths, contexts: Contexts, changes: Changes
         same = ~differ(look, np.arange(len(rows)), at_low, rows).reshape(points.shape)
         before = np.cumprod(same, axis=1).sum(axis=1)  # points before the first change
         edges = np.concatenate([low[:, None], points, high[:, None]], axis=1)
-        low, high = (edges[np.arange(count), before + at] for at in range(2))
+        low, high = (edges[np.arange(count), before + offset] for offset in range(2))
     return high
 
 

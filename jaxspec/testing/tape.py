@@ -92,16 +92,16 @@ class Tape:
     ) -> Int[Array, " B *n"]:
         """Plays `noise.categorical`; a draw that is not wanted is token 0."""
         used, site = jnp.ones(keys.shape, bool) if used is None else used, self._site("token")
-        other = jnp.zeros(keys.shape, jnp.int32)
+        unplayed = jnp.zeros(keys.shape, jnp.int32)
         if drawn is not None:
             is_gumbel = jnp.all(jnp.abs(drawn - _gumbel_again(keys, drawn.shape[-1])) < ROUNDING, axis=-1)
             used = jnp.logical_and(used, is_gumbel)
-            other = jnp.where(is_gumbel, other, noise.first_largest(log_probs + drawn))
+            unplayed = jnp.where(is_gumbel, unplayed, noise.first_largest(log_probs + drawn))
 
         def draw(key: Array, log_probs: Array, used: Array) -> Int[Array, " B"]:
             return self._token(key, self._first(key), log_probs, used, site)
 
-        return jnp.where(used, _each(draw, jax.random.key_data(keys), log_probs, used), other)
+        return jnp.where(used, _each(draw, jax.random.key_data(keys), log_probs, used), unplayed)
 
     def without_replacement(
         self, keys: Key[Array, " B *n"], log_probs: Float[Array, " B *n V"], count: int
@@ -113,9 +113,9 @@ class Tape:
             first = self._first(key)
 
             def next_token(drawn: Bool[Array, "B V"], index: Int[Array, ""]) -> tuple[Array, Int[Array, " B"]]:
-                left = jnp.where(drawn, -jnp.inf, log_probs)
-                is_left = jnp.any(left != -jnp.inf, axis=1)
-                token = self._token(key, first + 2 * index, left, is_left, site)
+                remaining = jnp.where(drawn, -jnp.inf, log_probs)
+                is_left = jnp.any(remaining != -jnp.inf, axis=1)
+                token = self._token(key, first + 2 * index, remaining, is_left, site)
                 token = jnp.where(is_left, token, jnp.argmin(drawn, axis=1).astype(jnp.int32))
                 return jnp.logical_or(drawn, tokens == token[:, None]), token
 
@@ -192,12 +192,12 @@ class Tape:
         self.count[...] = count + used.astype(jnp.int32)
         return value
 
-    def _site(self, kind: str) -> int:
+    def _site(self, value_name: str) -> int:
         """Adds the place in the code that asks for a draw to `sites`, and returns its index."""
         hidden = str(Path(jax.__file__).parent), __file__
         frames = [frame for frame in traceback.extract_stack() if not frame.filename.startswith(hidden)]
         where = (f"{Path(frame.filename).name}:{frame.lineno} ({frame.name})" for frame in frames[:-3:-1])
-        self.sites.append(f"a {kind} drawn in {' for '.join(where)}")
+        self.sites.append(f"a {value_name} drawn in {' for '.join(where)}")
         return len(self.sites) - 1
 
     @contextlib.contextmanager
