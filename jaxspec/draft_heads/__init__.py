@@ -40,7 +40,7 @@ def kind_of(config: Any) -> Kind:
     >>> kind_of(lookahead_embeddings.LookAheadConfig(32, dim=16, vectors=2)).name
     'lookahead_embeddings'
     """
-    return next(kind for kind in KINDS if type(config) is kind.config)
+    return next(head_kind for head_kind in KINDS if type(config) is head_kind.config)
 
 
 def shapes_of(config: Any) -> dict[str, jax.ShapeDtypeStruct]:

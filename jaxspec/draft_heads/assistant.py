@@ -323,7 +323,7 @@ def canonical(name: str) -> str | None:
     >>> canonical("model.layers.0.self_attn.q_proj.weight"), canonical("model.layers.0.self_attn.k_proj.weight")
     ('model.layers.0.self_attn.q_proj.weight', None)
     """
-    return None if name == "lm_head.weight" or any(part in name for part in WITHOUT) else decoders.canonical(name)
+    return None if name == "lm_head.weight" or any(key in name for key in WITHOUT) else decoders.canonical(name)
 
 
 def read(table: dict, shapes: Shapes, target: TargetShape) -> AssistantConfig:

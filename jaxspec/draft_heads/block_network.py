@@ -115,10 +115,10 @@ class BlockDrafter(PartlyShared):
     ) -> kv.KVCache:
         """Writes keys and values of further positions."""
         # Context positions only fill the cache; no query of theirs is computed, since their features are the target's.
-        at, caches = kv.Pass(cache.length, context.shape[1], real=real), []
-        for old, new in zip(cache.layers, self._keys_values(context, at.positions()), strict=True):
-            caches.append(old.after(old.read(at, (), *new), at))
-        return cache.grown(caches, at)
+        pass_, caches = kv.Pass(cache.length, context.shape[1], real=real), []
+        for old, new in zip(cache.layers, self._keys_values(context, pass_.positions()), strict=True):
+            caches.append(old.after(old.read(pass_, (), *new), pass_))
+        return cache.grown(caches, pass_)
 
     def _keys_values(self, context: Float[Array, "B T M"], position: Int[Array, "#B T"]) -> list[tuple]:
         """Makes each layer's keys and values of committed positions."""
@@ -137,18 +137,21 @@ class BlockDrafter(PartlyShared):
         The block's keys and values are dropped.
         """
         config, length = self.config, cache.length
-        at, slot = kv.Pass(length, config.block), jnp.arange(config.block, dtype=length.dtype)
+        pass_, slot = kv.Pass(length, config.block), jnp.arange(config.block, dtype=length.dtype)
 
         def mask(window: int | None, view: kv.View) -> Mask:
             # Bidirectional inside a block: all of its positions are visible, whatever their order, unless a window says
             # less.
-            ahead = view.entries() - length[:, None]  # [B, S]: below 0 before the block, then its positions
-            visible = jnp.logical_and((ahead < config.block)[:, None], self._in_window(window, ahead[:, None], slot))
+            key_offset = view.entries() - length[:, None]  # [B, S]: below 0 before the block, then its positions
+            visible = jnp.logical_and(
+                (key_offset < config.block)[:, None], self._in_window(window, key_offset[:, None], slot)
+            )
             return visible[:, None]
 
-        layers = self._layers([mask(*x) for x in zip(self._windows(), cache.views(at), strict=True)], at.positions())
+        masks = [mask(*x) for x in zip(self._windows(), cache.views(pass_), strict=True)]
+        layers = self._layers(masks, pass_.positions())
         # The grown cache is dropped: mask tokens are no context, and the next block begins after other tokens.
-        x, _, _ = stack.with_cache(layers, self._embedded(shared, last[:, None]), cache, pass_=at)
+        x, _, _ = stack.with_cache(layers, self._embedded(shared, last[:, None]), cache, pass_=pass_)
         # Slot 0 is the committed token. Unless drafts are made from this anchor, it predicts nothing, and they begin at
         # slot 1.
         first = config.block - config.count
@@ -179,13 +182,14 @@ class BlockDrafter(PartlyShared):
             context_position = jnp.concatenate([source_position, offset + keys[None]], axis=1)
 
         def mask(window: int | None, first: int | Int[Array, ""], count: int) -> tuple[Mask, None]:
-            anchor, at = jnp.divmod(first + jnp.arange(count, dtype=position.dtype), size)  # of each query
+            anchor, query_slot = jnp.divmod(first + jnp.arange(count, dtype=position.dtype), size)  # of each query
             # [T, S] distances to the block's first position, and [T, A size] whether a key is of the same block.
             before, of_block = keys[None, :] - position[anchor][:, None], anchor[:, None] == block[None, :]
             visible = jnp.concatenate([before < 0, of_block], axis=1)
             # As in `block`: each query's keys, counted from its block.
-            ahead = jnp.concatenate([before, jnp.broadcast_to(slot[None, :], of_block.shape)], axis=1)
-            visible = jnp.logical_and(visible[None], self._in_window(window, ahead[None], at))  # [1, T, S + A size]
+            key_offset = jnp.concatenate([before, jnp.broadcast_to(slot[None, :], of_block.shape)], axis=1)
+            # [1, T, S + A size]
+            visible = jnp.logical_and(visible[None], self._in_window(window, key_offset[None], query_slot))
             if of_source is not None:
                 # Every block reads the whole source, [B, T, P], in front of its row's context.
                 seen = jnp.broadcast_to(of_source, (batch, count, of_source.shape[2]))
@@ -199,20 +203,20 @@ class BlockDrafter(PartlyShared):
         return self.norm(x.reshape(batch, anchors, size, c.dim)[:, :, size - config.count - config.lead :])
 
     def _in_window(
-        self, window: int | None, ahead: Int[Array, "#B #T S"], slot: Int[Array, " T"]
+        self, window: int | None, key_offset: Int[Array, "#B #T S"], slot: Int[Array, " T"]
     ) -> Bool[Array, "#B #T S"]:
         """Says which keys positions of blocks see in a layer, besides those that nobody sees.
 
-        `ahead`, of each key, and `slot`, of each position, count from the block's first.
+        `key_offset`, of each key, and `slot`, of each position, count from the block's first.
         """
         config, slot = self.config, slot[None, :, None]
         causal = config.causal_full if window is None else config.causal_windows
-        seen = ahead <= slot if causal else jnp.ones_like(ahead, bool)
+        seen = key_offset <= slot if causal else jnp.ones_like(key_offset, bool)
         if window is None:
             return seen
         if config.windows_from_anchor:
-            return jnp.logical_and(seen, ahead >= -window)
-        return jnp.logical_and(seen, jnp.abs(slot - ahead) < window)
+            return jnp.logical_and(seen, key_offset >= -window)
+        return jnp.logical_and(seen, jnp.abs(slot - key_offset) < window)
 
     def _windows(self) -> list[int | None]:
         return [layer.attention.window for layer in self.config.layer.layers]

@@ -48,11 +48,11 @@ class ChangedReading(NamedTuple):
 
 def bound(config: Any, params: Params, target: Model, trimmed: Model | None = None) -> BoundDrafter:
     """Makes the drafter of a network's configuration and parameters, with the taps that it reads."""
-    kind = kind_of(config)
-    network = DraftHead(kind.head(config), params)
+    head_kind = kind_of(config)
+    network = DraftHead(head_kind.head(config), params)
     if taps := network.network.requirements.taps:
         target = loading.with_taps(target, taps)
-    return kind.drafter(network, target, trimmed)
+    return head_kind.drafter(network, target, trimmed)
 
 
 def check_acceptance(
@@ -149,8 +149,8 @@ def changes(config: Any, params: Params, target: Model) -> Iterator[ChangedReadi
             yield from _changed("taps", f"exit {layer} in place of {layer - by}", config, params, exit=layer)
     for name, value in settings.items():
         if isinstance(value, bool) and _changes_drafts(config, name):
-            part, options = "norms" if "norm" in name else "settings", {name: not value}
-            yield from _changed(part, f"{name} {not value} in place of {value}", config, params, **options)
+            suspect, options = "norms" if "norm" in name else "settings", {name: not value}
+            yield from _changed(suspect, f"{name} {not value} in place of {value}", config, params, **options)
     scales = {path: x for path, x in parameters.flat(params).items() if path.endswith("scale")}
     if scales and sum(float(np.mean(np.asarray(x, np.float32))) for x in scales.values()) < 0.5 * len(scales):
         shifted = parameters.flat(params) | {path: x + 1 for path, x in scales.items()}
@@ -173,7 +173,7 @@ def _changes_drafts(config: Any, name: str) -> bool:
     return name != "confidence_reads_token"
 
 
-def _changed(part: str, description: str, config: Any, params: Params, **options: Any) -> Iterator[ChangedReading]:
+def _changed(suspect: str, description: str, config: Any, params: Params, **options: Any) -> Iterator[ChangedReading]:
     """Yields a configuration with other options, if the weights fit it and there is such a network."""
     try:
         changed = dataclasses.replace(config, **options)
@@ -186,7 +186,7 @@ def _changed(part: str, description: str, config: Any, params: Params, **options
     if any(leaves[path].shape != expected[path].shape for path in leaves.keys() & expected.keys()):
         return
     fitted = {path: leaves[path] if path in leaves else jnp.ones(x.shape, x.dtype) for path, x in expected.items()}
-    yield ChangedReading(part, description, changed, parameters.nested(fitted))
+    yield ChangedReading(suspect, description, changed, parameters.nested(fitted))
 
 
 def embedding_likeness(params: Params, target: Model) -> float | None:
@@ -202,5 +202,5 @@ def embedding_likeness(params: Params, target: Model) -> float | None:
         np.asarray(embedding[ids], np.float32),
         np.asarray(inside.embed(target.params, jnp.asarray(ids)[None])[0], np.float32),
     )
-    unit, other = (x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-6) for x in rows)
-    return float(np.mean(np.sum(unit * other, axis=1)))
+    drafter_rows, target_rows = (x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-6) for x in rows)
+    return float(np.mean(np.sum(drafter_rows * target_rows, axis=1)))

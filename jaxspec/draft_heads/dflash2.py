@@ -224,9 +224,9 @@ def walk_lesson(
     return jax.nn.log_softmax(among), walk
 
 
-def _read(at: DraftStep) -> tuple[Float[Array, "N 1 M"], Int[Array, "N 1"]]:
+def _read(step: DraftStep) -> tuple[Float[Array, "N 1 M"], Int[Array, "N 1"]]:
     """Returns the features of a step's positions, and the tokens before them."""
-    return at.hidden[:, at.depth : at.depth + 1], at.ahead[:, at.depth, None]
+    return step.hidden[:, step.depth : step.depth + 1], step.ahead[:, step.depth, None]
 
 
 # --- its files

@@ -147,7 +147,7 @@ class Eagle(RecurrentNetwork):
         if config.norm_each_tap:
             # Taps lie side by side on the last axis, [B, T, taps D], in the order in which they were asked for.
             parts = jnp.split(taps, len(config.taps), axis=-1)
-            taps = jnp.concatenate([norm(part) for norm, part in zip(self.tap_norms, parts, strict=True)], axis=-1)
+            taps = jnp.concatenate([norm(tap) for norm, tap in zip(self.tap_norms, parts, strict=True)], axis=-1)
         return self.fc(taps)
 
     def joined(
@@ -163,9 +163,9 @@ class Eagle(RecurrentNetwork):
         if not self.config.taps:
             # EAGLE-1 joins pairs before its layers; EAGLE-3's first layer does so itself.
             hidden = self.fc(jnp.concatenate([embedded, hidden], axis=-1))
-        first, *rest = self.layers
+        first, *later = self.layers
         first = functools.partial(first, embedded=embedded)
-        return hidden, [functools.partial(layer, inputs=x) for layer, x in zip((first, *rest), inputs, strict=True)]
+        return hidden, [functools.partial(layer, inputs=x) for layer, x in zip((first, *later), inputs, strict=True)]
 
     def slot(self) -> Float[Array, " D"]:
         return self.read(Forward(self.mask_hidden, self.mask_hidden, self.mask_hidden))[0, 0]

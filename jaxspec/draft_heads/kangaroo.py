@@ -66,13 +66,13 @@ class Net(nn.Module):
 
     def __call__(self, x: Float[Array, "B T M"], cache: kv.KVCache, parent: Int[Array, "B N"] | None = None):
         """Reads T further positions of each row."""
-        at = kv.Pass(cache.length, x.shape[1], parent)
-        mask = causal(at.length, at.step, cache.capacity, parent)
+        pass_ = kv.Pass(cache.length, x.shape[1], parent)
+        mask = causal(pass_.length, pass_.step, cache.capacity, parent)
         turn = self.config.layer.layers[0].attention.rotation
-        inputs = LayerInputs(mask, turn and turn[0].at(at.positions(), turn[1]), None)
+        inputs = LayerInputs(mask, turn and turn[0].at(pass_.positions(), turn[1]), None)
         # The adapter's layers are attention alone: their feed-forward blocks have no parameters.
         layers = [functools.partial(layer, inputs=inputs, mlp=False) for layer in self.layers]
-        x, _, cache = stack.with_cache(layers, x.astype(self.config.layer.dtype), cache, pass_=at)
+        x, _, cache = stack.with_cache(layers, x.astype(self.config.layer.dtype), cache, pass_=pass_)
         return self.norm(x), cache
 
 

@@ -258,7 +258,7 @@ def _recognised(folder: Path, table: dict, files: list[tensors.Shard]) -> tuple[
     """Returns the first format that matches, and the tensors by its spelling of their names."""
     if (algorithm := table.get("speculators_model_type", "eagle3")) not in SPECULATORS:
         raise FamilyError(f"speculators_model_type is {algorithm!r}: expected one of {', '.join(SPECULATORS)}")
-    for form in (kind.format for kind in KINDS):
+    for form in (head_kind.format for head_kind in KINDS):
         by_name: dict[str, FileTensor] = {}
         for name, shape in ((name, shape) for shard in files for name, shape in shard.shapes.items()):
             if (canonical := form.canonical(name)) is None:
@@ -270,7 +270,7 @@ def _recognised(folder: Path, table: dict, files: list[tensors.Shard]) -> tuple[
             return form, by_name
     if quantised := quantised_files.unread(folder, (name for shard in files for name in shard.shapes)):
         raise FamilyError(quantised)
-    titles = ", ".join(kind.format.title for kind in KINDS)
+    titles = ", ".join(head_kind.format.title for head_kind in KINDS)
     raise FamilyError(f"its tensors match no known format: expected one of {titles}")
 
 

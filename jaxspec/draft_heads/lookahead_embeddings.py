@@ -133,9 +133,9 @@ def _drafter(head: LookAheadEmbeddings, parts: HeadParts) -> core.Drafter:
         last = token_rows.window(row.tokens, row.length - 1, 1)
 
         def every_logits(cache: core.Cache) -> tuple[Float[Array, "B C V"], core.Cache]:
-            ahead = jnp.broadcast_to(lm.vocab_size + jnp.arange(count - 1, dtype=last.dtype), (len(last), count - 1))
+            ids = jnp.broadcast_to(lm.vocab_size + jnp.arange(count - 1, dtype=last.dtype), (len(last), count - 1))
             # The target's own cache is used, and rewound again before the target's pass.
-            cache, tokens = lm.rewind(cache, row.length - 1), jnp.concatenate([last, ahead], axis=1)
+            cache, tokens = lm.rewind(cache, row.length - 1), jnp.concatenate([last, ids], axis=1)
             forward, cache = head.extend(params, lm.extend, weights.target, cache, tokens, None)
             return head.logits(params, shared, forward.features), cache
 

@@ -198,16 +198,16 @@ def canonical(name: str) -> str | None:
     """
     for pattern, root in PATTERNS:
         if match := re.fullmatch(pattern, name):
-            number, rest = "", match[1]
+            number, suffix = "", match[1]
             if root == NEXTN:
-                number, dot, rest = rest.partition(".")
+                number, dot, suffix = suffix.partition(".")
                 number += dot
-            stem, _, last = rest.rpartition(".")
+            stem, _, last = suffix.rpartition(".")
             if stem in PARTS and not name.startswith("mtp.layers."):
                 return f"{root}{number}{PARTS[stem]}.{last}"
             if stem.startswith("layers."):  # a second module's
                 return None
-            return f"{root}{number}layers.0.{rest}"
+            return f"{root}{number}layers.0.{suffix}"
     return None
 
 

@@ -113,14 +113,14 @@ class RecurrentNetwork(PartlyShared):
         real: Int[Array, " B"] | None = None,
     ) -> tuple[Float[Array, "B T M"], kv.KVCache]:
         """Feeds further pairs."""
-        at = kv.Pass(cache.length, tokens.shape[1], parent, real)
+        pass_ = kv.Pass(cache.length, tokens.shape[1], parent, real)
 
         def seen(view: kv.View) -> Mask | QueryMask:
-            return for_queries(at.step, lambda first, count: (view.mask(first, count)[:, None], None), parent)[0]
+            return for_queries(pass_.step, lambda first, count: (view.mask(first, count)[:, None], None), parent)[0]
 
-        masks = [seen(view) for view in cache.views(at)]
-        x, layers = self._layers(shared, hidden, tokens, at.positions(), masks)
-        x, _, cache = stack.with_cache(layers, x, cache, pass_=at)
+        masks = [seen(view) for view in cache.views(pass_)]
+        x, layers = self._layers(shared, hidden, tokens, pass_.positions(), masks)
+        x, _, cache = stack.with_cache(layers, x, cache, pass_=pass_)
         return self.fed_on(x), cache
 
     def step(

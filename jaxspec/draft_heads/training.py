@@ -54,8 +54,8 @@ class DraftStep(NamedTuple):
 def logits_of_head(head: Callable[[Any], Any]) -> Callable[..., tuple[Float[Array, "N V"], None]]:
     """Makes logits of a draft token from the hidden states at its own depth, with `head(config).logits`."""
 
-    def logits(config: Any, params: Params, shared: SharedWithTarget, at: DraftStep) -> tuple[Array, None]:
-        return head(config).logits(params, shared, at.hidden[:, at.depth : at.depth + 1])[:, 0], None
+    def logits(config: Any, params: Params, shared: SharedWithTarget, step: DraftStep) -> tuple[Array, None]:
+        return head(config).logits(params, shared, step.hidden[:, step.depth : step.depth + 1])[:, 0], None
 
     return logits
 
