@@ -104,8 +104,8 @@ def _shard(path: Path, header: Header, family: Family, config: Any, head_counts:
         if architecture in llama_cpp.NORMS_FROM_ONE and name.endswith("norm.weight"):
             return np.asarray(x) - np.float32(1)
         if architecture in llama_cpp.INTERLEAVED:
-            for part, count in heads.items():
-                if part in name:
+            for infix, count in heads.items():
+                if infix in name:
                     return _halves(np.asarray(x), count)
         return x
 
@@ -144,7 +144,7 @@ def _in_turn(parts: list[Stored]) -> Stored:
     def rows(start: int, stop: int) -> np.ndarray:
         # [gate 0, up 0, gate 1, ...]: one matrix is read at a time, however large the stack is.
         turns = (divmod(i, len(parts)) for i in range(start, stop))
-        return np.concatenate([parts[part][i : i + 1] for i, part in turns])
+        return np.concatenate([parts[index][i : i + 1] for i, index in turns])
 
     return Stored((len(parts) * parts[0].shape[0], *parts[0].shape[1:]), parts[0].dtype, rows)
 
@@ -178,18 +178,18 @@ def _quantisation(number: int) -> tuple[Any, int, int] | str:
     gguf = package()
     called = f"type {number}"
     try:
-        kind = gguf.GGMLQuantizationType(number)
-        called = kind.name
-        block, size = gguf.GGML_QUANT_SIZES[kind]
-        _dequantised(kind, np.zeros((1, size), np.uint8))
+        ggml_type = gguf.GGMLQuantizationType(number)
+        called = ggml_type.name
+        block, size = gguf.GGML_QUANT_SIZES[ggml_type]
+        _dequantised(ggml_type, np.zeros((1, size), np.uint8))
     except (ValueError, KeyError, NotImplementedError):
         return called
-    return kind, block, size
+    return ggml_type, block, size
 
 
-def _dequantised(kind: Any, packed: np.ndarray) -> np.ndarray:
+def _dequantised(ggml_type: Any, packed: np.ndarray) -> np.ndarray:
     with np.errstate(all="ignore"):  # what a block does not use may be anything
-        return package().dequantize(packed, kind)
+        return package().dequantize(packed, ggml_type)
 
 
 def _stored(name: str, entry: TensorEntry) -> Stored:
@@ -198,23 +198,23 @@ def _stored(name: str, entry: TensorEntry) -> Stored:
     if isinstance(quantisation, str):
         expected = "F32, F16, BF16, Q8_0, Q4_K or another quantisation that the gguf package can undo"
         raise CheckpointError(f"{path}: {name} is quantised as {quantisation}: expected {expected}")
-    kind, block, size = quantisation
+    ggml_type, block, size = quantisation
     # Blocks of entries run along the last axis; a row is all that has one index of the first.
-    *rest, last = shape
+    *outer, last = shape
     if last % block:
         raise CheckpointError(f"{path}: rows of {name} have {last} entries, expected a multiple of {block}")
-    per_row = math.prod(rest[1:]) * (last // block) * size if rest else size
-    count = shape[0] if rest else last // block
+    per_row = math.prod(outer[1:]) * (last // block) * size if outer else size
+    count = shape[0] if outer else last // block
     if offset + count * per_row > path.stat().st_size:
         raise CheckpointError(f"{path} is incomplete: it ends before {name} does. Download it again")
 
     def rows(start: int, stop: int) -> np.ndarray:
         # A vector's blocks are not cut.
-        if not rest and (start, stop) != (0, last):
+        if not outer and (start, stop) != (0, last):
             return rows(0, last)[start:stop]
-        n = (stop - start) if rest else count
+        n = (stop - start) if outer else count
         packed = np.fromfile(path, np.uint8, n * per_row, offset=offset + start * per_row)
-        return _dequantised(kind, packed.reshape(-1, (last // block) * size)).reshape(stop - start, *shape[1:])
+        return _dequantised(ggml_type, packed.reshape(-1, (last // block) * size)).reshape(stop - start, *shape[1:])
 
     return Stored(shape, np.dtype(np.float32), rows)
 

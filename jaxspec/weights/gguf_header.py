@@ -21,7 +21,7 @@ from jaxspec.weights.tensors import CheckpointError, damaged
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
 SCALARS = dict(enumerate("BbHhIif?")) | {10: "Q", 11: "q", 12: "d"}  # of struct, by the format's number
-WIDTHS = {kind: struct.calcsize(f"<{form}") for kind, form in SCALARS.items()}
+WIDTHS = {number: struct.calcsize(f"<{form}") for number, form in SCALARS.items()}
 STRING, ARRAY = 8, 9
 MOST_AXES = 4
 PART = "-{:05}-of-{:05}.gguf"  # how the name of a part of a split file ends; counted from 1
@@ -72,18 +72,18 @@ def read(path: Path) -> Header:
     if not path.name.endswith(ending):
         raise CheckpointError(f"{which_part}: its name must end in {ending}, so that the others are found beside it")
     paths = [path.with_name(path.name.removesuffix(ending) + PART.format(i + 1, count)) for i in range(count)]
-    if missing := [part.name for part in paths if not part.is_file()]:
+    if missing := [file.name for file in paths if not file.is_file()]:
         absent = ", ".join(missing)
         raise CheckpointError(f"{which_part}, and beside it there is no {absent}: put all parts into one folder")
-    parts = [header if part == path else _read(part) for part in paths]
+    parts = [header if file == path else _read(file) for file in paths]
     # Each part has its own tensors and offsets; only the first has the metadata of the model.
     tensors: dict[str, TensorEntry] = {}
-    for i, (name, part) in enumerate(zip(paths, parts, strict=True)):
-        if (part.metadata.get("split.no"), part.metadata.get("split.count")) != (i, count):
+    for i, (name, piece) in enumerate(zip(paths, parts, strict=True)):
+        if (piece.metadata.get("split.no"), piece.metadata.get("split.count")) != (i, count):
             raise CheckpointError(f"{name} is not part {i + 1} of {count}, as its name says: download it again")
-        if both := tensors.keys() & part.tensors.keys():
+        if both := tensors.keys() & piece.tensors.keys():
             raise CheckpointError(f"{name} and a part before it both hold {min(both)}: they are not of the same model")
-        tensors |= part.tensors
+        tensors |= piece.tensors
     expected = parts[0].metadata.get("split.tensors.count", len(tensors))
     if len(tensors) != expected:
         raise CheckpointError(f"{which_part}, whose parts hold {len(tensors)} tensors, expected {expected}")
@@ -121,17 +121,17 @@ class _Cursor:
         """Takes a text: its length in 64 bits, and its bytes."""
         return self.block(self.take("Q"), "a text").decode()
 
-    def value(self, kind: int) -> Any:
+    def value(self, number: int) -> Any:
         """Takes a value of the format's type of that number."""
-        if kind == STRING:
+        if number == STRING:
             return self.text()
-        if kind != ARRAY:
-            scalar = self.take(SCALARS[kind])
-            return float(str(np.float32(scalar))) if SCALARS[kind] == "f" else scalar  # 1e-06, not 9.99999997e-07
-        kind, count = self.take("IQ")
-        if kind == STRING:
+        if number != ARRAY:
+            scalar = self.take(SCALARS[number])
+            return float(str(np.float32(scalar))) if SCALARS[number] == "f" else scalar  # 1e-06, not 9.99999997e-07
+        number, count = self.take("IQ")
+        if number == STRING:
             return [self.text() for _ in range(count)]
-        return list(struct.unpack(f"<{count}{SCALARS[kind]}", self.block(count * WIDTHS[kind], "an array")))
+        return list(struct.unpack(f"<{count}{SCALARS[number]}", self.block(count * WIDTHS[number], "an array")))
 
 
 def _header(path: Path, content: mmap.mmap) -> Header:
@@ -145,10 +145,10 @@ def _header(path: Path, content: mmap.mmap) -> Header:
     metadata: dict[str, Any] = {}
     for _ in range(keys):
         key = text()
-        if (kind := take("I")) not in (STRING, ARRAY) and kind not in WIDTHS:
-            raise ValueError(f"{key!r} is of an unknown type, {kind}")
+        if (number := take("I")) not in (STRING, ARRAY) and number not in WIDTHS:
+            raise ValueError(f"{key!r} is of an unknown type, {number}")
         try:
-            metadata[key] = cursor.value(kind)
+            metadata[key] = cursor.value(number)
         except (KeyError, TypeError) as error:
             raise ValueError(f"{key!r} is an array of an unknown type ({error})") from error
     entries: dict[str, TensorEntry] = {}

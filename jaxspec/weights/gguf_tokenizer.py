@@ -141,12 +141,12 @@ def _ids(metadata: Mapping[str, Any]) -> dict[str, int]:
     return {role: i for role, i in assumed.items() if i < len(metadata[f"{KEY}tokens"])} | _named(metadata)
 
 
-def _tokenizer(kind: str, metadata: Mapping[str, Any]) -> Any:
+def _tokenizer(model: str, metadata: Mapping[str, Any]) -> Any:
     from tokenizers import AddedToken, processors
     from transformers import PreTrainedTokenizerFast
 
     tokens, ids = need(metadata, f"{KEY}tokens"), _ids(metadata)
-    backend, adds = KINDS[kind](metadata, ids)
+    backend, adds = KINDS[model](metadata, ids)
     types = dict(enumerate(metadata.get(f"{KEY}token_type", ())))
     named, ending = set(_named(metadata).values()), _end_texts(ids)
     special = {

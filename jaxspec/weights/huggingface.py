@@ -126,8 +126,8 @@ def assemble(
             parameters.check_float(shard.path, name, x.dtype.name)
             # What makers of 4 bits left in full hurts when it is rounded: it gets 8.
             finer = "int8" if dtype == "int4" and name in shard.in_full else dtype
-            for path, part in _split(x, expected, where[canonical]) if canonical in where else ():
-                params[path] = parameters.place(path, part, axes, mesh, finer)
+            for path, piece in _split(x, expected, where[canonical]) if canonical in where else ():
+                params[path] = parameters.place(path, piece, axes, mesh, finer)
     return parameters.nested(params), config
 
 
@@ -345,8 +345,8 @@ def _without_copies(
     by_name: dict[str, str] = {}
     for name in (name for shard in files for name in shard.shapes):
         canonical = family.canonical(name)
-        if canonical is not None and (other := by_name.setdefault(canonical, name)) != name:
-            raise CheckpointError(f"{folder} holds {canonical} twice, as {other} and as {name}: expected it once")
+        if canonical is not None and (earlier := by_name.setdefault(canonical, name)) != name:
+            raise CheckpointError(f"{folder} holds {canonical} twice, as {earlier} and as {name}: expected it once")
     # Files of a model without its head lack what the head adds.
     config = dataclasses.replace(
         config, **{field: False for name, field in family.optional.items() if name not in by_name}
@@ -355,7 +355,7 @@ def _without_copies(
     # Digests, not arrays, are compared: two embeddings of a large model would not fit.
     names = {by_name[name] for pair in copies.items() for name in pair}
     contents = {
-        name: (x.dtype.name, x.shape, digests.of_arrays(x[part] for part in tensors.chunks(x)))
+        name: (x.dtype.name, x.shape, digests.of_arrays(x[rows] for rows in tensors.chunks(x)))
         for shard in (files if names else ())
         for name, x in shard.read(names)
     }

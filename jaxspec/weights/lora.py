@@ -60,11 +60,11 @@ class Change(NamedTuple):
     def merged(self, matrix: np.ndarray | Stored) -> Stored:
         """Returns the sum in float32, which is made as its rows are read: who asked for a dtype rounds it once."""
         A, B = (np.asarray(x).astype(np.float32) for x in (self.A, self.B))
-        left, right = (A.T, B.T) if self.is_transposed else (B, A)
-        right = right * np.float32(self.factor)
+        tall, wide = (A.T, B.T) if self.is_transposed else (B, A)  # [out, r], [r, in]
+        wide = wide * np.float32(self.factor)
 
         def rows(start: int, stop: int) -> np.ndarray:
-            return np.asarray(matrix[start:stop]).astype(np.float32) + left[start:stop] @ right
+            return np.asarray(matrix[start:stop]).astype(np.float32) + tall[start:stop] @ wide
 
         return Stored(tuple(matrix.shape), np.dtype(np.float32), rows)
 
@@ -193,7 +193,7 @@ def merge(
 
 def _copy(shards: list[Shard], canonical: Callable[[str], str | None], source: str, name: str) -> Shard:
     """Returns a file with one tensor, which is another file's under another name."""
-    shard, stored_name = next((x, other) for x in shards for other in x.shapes if canonical(other) == source)
+    shard, stored_name = next((x, tensor) for x in shards for tensor in x.shapes if canonical(tensor) == source)
 
     def load(names: Collection[str]) -> Iterator[tuple[str, np.ndarray | Stored]]:
         return ((name, x) for _, x in shard.load({stored_name} if name in names else ()))

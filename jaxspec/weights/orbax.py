@@ -181,7 +181,7 @@ def _read(
 
     def place(path: str, x: Any) -> Any:
         if quantisation.is_quantised(x):
-            x = {part: parameters.put(f"{path}/{part}", x[part], axes, mesh) for part in x}
+            x = {name: parameters.put(f"{path}/{name}", x[name], axes, mesh) for name in x}
         else:
             x = parameters.put(path, x, axes, mesh)
         x = _as_dtype(path, x, dtype, mixed)
@@ -225,12 +225,12 @@ def _shares(params: Params, beside: Path, dtype: str) -> dict[str, Any]:
     return {"folder": beside.name, "digest": _digest(beside), "modules": names}
 
 
-def _is_stored_as(module: Params, other: Params, name: str, dtype: str) -> bool:
+def _is_stored_as(module: Params, reference: Params, name: str, dtype: str) -> bool:
     """Tells whether a module has the values of another one, once it is stored in `dtype`."""
     store = functools.partial(_as_dtype, dtype=dtype)
     stored = parameters.map_by_path(store, {name: module}, is_leaf=quantisation.is_quantised)[name]
-    return jax.tree.structure(stored) == jax.tree.structure(other) and all(
-        bool(jnp.array_equal(a, b)) for a, b in zip(*map(jax.tree.leaves, (stored, other)), strict=True)
+    return jax.tree.structure(stored) == jax.tree.structure(reference) and all(
+        bool(jnp.array_equal(a, b)) for a, b in zip(*map(jax.tree.leaves, (stored, reference)), strict=True)
     )
 
 
@@ -402,7 +402,7 @@ def _shape(x: Any) -> str:
     """
     if quantisation.is_quantised(x):
         if not quantised.is_whole(x):
-            return " with ".join(f"{name} {_shape(part)}" for name, part in x.items())
+            return " with ".join(f"{name} {_shape(array)}" for name, array in x.items())
         return f"quantised{list(quantised.shape(x))}"
     return f"{jnp.dtype(x.dtype).name}{list(x.shape)}"
 

@@ -63,7 +63,7 @@ def write(folder: Path, params: Params, store: Callable[[str, Any], Any]) -> Non
         if not isinstance(abstract, dict):
             return _Later(abstract, make)
         # Entries and scales of a matrix are written apart, so it is quantised once for each.
-        return {part: _Later(shape, lambda part=part: make()[part]) for part, shape in abstract.items()}
+        return {name: _Later(shape, lambda name=name: make()[name]) for name, shape in abstract.items()}
 
     handler = Handler(use_replica_parallel=False, enable_write_sharding_file=False)
     registry = type_handlers.create_type_handler_registry((_Later, handler))

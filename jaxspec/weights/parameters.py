@@ -71,32 +71,32 @@ def place(path: str, x: np.ndarray | Stored, axes: Axes, mesh: Mesh | None, dtyp
     Returns:
         The parameter; of a quantised matrix, a dict with its parts.
     """
-    matrix, kind = quantisation.is_matrix(keys(path), x), quantisation.kind_of(keys(path), dtype)
-    if matrix and kind is not None:
-        if isinstance(x, Quantised) and (x.floats or f"int{x.bits}" in (kind, "int4")):
-            parts: Mapping[str, Any] = _parts(path, x, kind)
+    matrix, scheme = quantisation.is_matrix(keys(path), x), quantisation.kind_of(keys(path), dtype)
+    if matrix and scheme is not None:
+        if isinstance(x, Quantised) and (x.floats or f"int{x.bits}" in (scheme, "int4")):
+            parts: Mapping[str, Any] = _parts(path, x, scheme)
         elif len(x.shape) == 3:  # experts, one at a time: all in float32 would be twice what a file of bfloat16 has
-            stack = [_rounded(x[i : i + 1], kind) for i in range(x.shape[0])]
+            stack = [_rounded(x[i : i + 1], scheme) for i in range(x.shape[0])]
             parts = {name: np.concatenate([np.asarray(z[name]) for z in stack]) for name in stack[0]}
         else:
-            parts = _rounded(x, kind)
-        return {name: put(f"{path}/{name}", part, axes, mesh) for name, part in parts.items()}
+            parts = _rounded(x, scheme)
+        return {name: put(f"{path}/{name}", array, axes, mesh) for name, array in parts.items()}
     y = _converted(x, jnp.dtype(dtype if matrix else "float32"))
     return put(path, y, axes, mesh) if mesh is not None else jax.block_until_ready(jax.device_put(y, may_alias=True))
 
 
-def _rounded(x: np.ndarray | Stored, kind: str) -> dict[str, jax.Array]:
+def _rounded(x: np.ndarray | Stored, scheme: str) -> dict[str, jax.Array]:
     """Quantises a matrix; waited for, so that one at a time is in float32."""
-    return jax.block_until_ready(quantisation.quantise_matrix(_converted(x, jnp.dtype("float32")), kind))
+    return jax.block_until_ready(quantisation.quantise_matrix(_converted(x, jnp.dtype("float32")), scheme))
 
 
-def _parts(path: str, x: Quantised, kind: str) -> dict[str, np.ndarray]:
+def _parts(path: str, x: Quantised, scheme: str) -> dict[str, np.ndarray]:
     """Returns the parts of a matrix that is stored quantised, with entries of a wider or of the same kind."""
     if x.columns is not None:
         order = f"{path} is stored with its columns in groups of another order (GPTQ's desc_act)"
         raise CheckpointError(f'{order}: load it with dtype="bfloat16", or a model that was quantised without')
     # The file's own numbers stay so where there are 4 bits for them; their scales are powers of two, as bfloat16 holds.
-    stored, is_float4 = x.entries, x.floats and kind == "int4"
+    stored, is_float4 = x.entries, x.floats and scheme == "int4"
     if is_float4:
         stored = Stored(stored.shape, FLOAT4.dtype, lambda start, stop: FLOAT4[x.entries[start:stop] + 12])
     # [..., out, in] -> [..., G, out, width], as `nets.quantised` multiplies them.
@@ -105,7 +105,7 @@ def _parts(path: str, x: Quantised, kind: str) -> dict[str, np.ndarray]:
         entries = entries.reshape(*entries.shape[:-1], groups, -1).swapaxes(-3, -2)
     if is_float4:
         return {"float4": entries, "scale": (2 * x.scale).astype(jnp.bfloat16)}
-    parts = {kind: entries.astype(kind, copy=False), "scale": _converted(x.scale, jnp.dtype("float32"))}
+    parts = {scheme: entries.astype(scheme, copy=False), "scale": _converted(x.scale, jnp.dtype("float32"))}
     return parts if x.zero is None else parts | {"zero": _converted(x.zero, jnp.dtype("int8"))}
 
 
@@ -118,8 +118,8 @@ def _converted(x: np.ndarray | Stored, dtype: Any) -> np.ndarray:
     memory = np.empty(size + ALIGNMENT, np.uint8)
     start = -memory.ctypes.data % ALIGNMENT
     copy = memory[start : start + size].view(dtype).reshape(x.shape)
-    for part in chunks(x):
-        copy[part] = x[part]
+    for rows in chunks(x):
+        copy[rows] = x[rows]
     return copy
 
 

@@ -66,20 +66,20 @@ def as_dtype(path: tuple[Any, ...], leaf: Any, dtype: Any) -> Any:
 
     A quantised matrix stays as it is, or gets wider entries. In a dtype of floats it becomes what it stands for.
     """
-    kind = kind_of(path, dtype)
+    scheme = kind_of(path, dtype)
     if is_quantised(leaf):
         name = quantised.entries_name(leaf)
-        if kind == name or (kind == "int4" and name == "float4"):
+        if scheme == name or (scheme == "int4" and name == "float4"):
             return leaf
-        if kind == "int8" and name == "int4":
+        if scheme == "int8" and name == "int4":
             return {"int8": leaf["int4"].astype(jnp.int8)} | {name: x for name, x in leaf.items() if name != "int4"}
-        if kind == "int8":  # twice each number is an integer
+        if scheme == "int8":  # twice each number is an integer
             entries = (2 * leaf["float4"].astype(jnp.float32)).astype(jnp.int8)
             return {"int8": entries, "scale": leaf["scale"].astype(jnp.float32) / 2}
         leaf = dequantise_matrix(leaf)
     if not is_matrix(path, leaf):
         return leaf
-    return leaf.astype(dtype) if kind is None else quantise_matrix(leaf, kind)
+    return leaf.astype(dtype) if scheme is None else quantise_matrix(leaf, scheme)
 
 
 def quantise(params: Params, dtype: str = "int8") -> Params:

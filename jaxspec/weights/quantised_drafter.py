@@ -54,8 +54,8 @@ def quantised(target: Model, *, bits: int = 8, compute: str | None = None) -> Bo
     if bits not in (4, 8):
         raise ValueError(f"bits is {bits!r}: expected 8 or 4")
     if quantisation.has_quantised(target.params):
-        kind = quantisation.dtype_of(target.params, "float32")
-        raise ValueError(f"{name} has {kind} matrices already, and its copy would be as slow: expected a wider dtype")
+        dtype = quantisation.dtype_of(target.params, "float32")
+        raise ValueError(f"{name} has {dtype} matrices already, and its copy would be as slow: expected a wider dtype")
     dtype = f"int{bits}"
     quantise = functools.partial(quantisation.quantise, dtype=dtype)
     params = jax.eval_shape(quantise, target.params) if are_shapes(target.params) else quantise(target.params)

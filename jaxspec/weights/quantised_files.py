@@ -156,7 +156,7 @@ def _of_compressed_tensors(config: Mapping[str, Any]) -> Scheme:
     cache = ["a quantised cache"] if config.get("kv_cache_scheme") else []
 
     def are(pattern: str) -> bool:
-        return bool(kinds) and not cache and all(re.fullmatch(pattern, kind) for kind in kinds)
+        return bool(kinds) and not cache and all(re.fullmatch(pattern, text) for text in kinds)
 
     for bits in (4, 8):
         if form == "pack-quantized" and are(rf"int, {bits} bits, (channel|group)(, asymmetric)?"):

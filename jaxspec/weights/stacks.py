@@ -30,13 +30,13 @@ def stacked(shards: list[Shard], names: tuple[str, ...], alternate: bool = False
         CheckpointError: a matrix is absent, or of another shape than those beside it.
     """
     shards = [_in_pairs(shard, alternate) for shard in shards]
-    members: dict[str, dict[tuple[int, int], tuple[int, str]]] = {}  # stack -> (expert, part) -> (file, name)
+    members: dict[str, dict[tuple[int, int], tuple[int, str]]] = {}  # stack -> (expert, index) -> (file, name)
     pattern = re.compile(rf"(.*\.(?:experts|norms))\.(\d+)({'|'.join(map(_end, names))})")
     for number, shard in enumerate(shards if names else ()):
         for name in shard.shapes:
             if match := pattern.fullmatch(name):
-                stack, part = _STACKS[len(names)][list(map(_end, names)).index(match[3])]
-                members.setdefault(f"{match[1]}.{stack}", {})[int(match[2]), part] = number, name
+                stack, index = _STACKS[len(names)][list(map(_end, names)).index(match[3])]
+                members.setdefault(f"{match[1]}.{stack}", {})[int(match[2]), index] = number, name
     stacks = [_stack(shards, name, matrices) for name, matrices in members.items()]
     apart = {name for matrices in members.values() for _, name in matrices.values()}
     return [*(shard.keep(lambda name: name not in apart) for shard in shards), *stacks]
@@ -67,17 +67,17 @@ def _stack(shards: list[Shard], stack: str, matrices: Mapping[tuple[int, int], t
         counted = f"{len(matrices)} matrices of {count} experts, {first} among them"
         raise CheckpointError(f"{path}: {stack} has {counted}: expected {count * parts}. Download it again")
     for number, name in matrices.values():
-        if (other := shards[number].shapes[name]) != shape:
-            raise CheckpointError(f"{path}: {name} is {list(other)}, and {first} {list(shape)}: expected one shape")
+        if (got := shards[number].shapes[name]) != shape:
+            raise CheckpointError(f"{path}: {name} is {list(got)}, and {first} {list(shape)}: expected one shape")
 
     def load(names: Collection[str]) -> Iterator[tuple[str, Stored]]:
         # Of safetensors these still lie in their files; of other formats they are in memory, a stack at a time.
         arrays: dict[str, np.ndarray | Stored] = {}
         for number in dict.fromkeys(number for number, _ in matrices.values()):
-            arrays |= shards[number].read({name for other, name in matrices.values() if other == number})
+            arrays |= shards[number].read({name for shard, name in matrices.values() if shard == number})
 
         dtype = np.result_type(*{x.dtype for x in arrays.values()})
-        ordered = [arrays[matrices[expert, part][1]] for expert in range(count) for part in range(parts)]
+        ordered = [arrays[matrices[expert, index][1]] for expert in range(count) for index in range(parts)]
         yield from ((name, _joined(shapes[stack], dtype, ordered)) for name in names)
 
     shapes = {stack: (count * parts, *shape)}
@@ -87,8 +87,8 @@ def _stack(shards: list[Shard], stack: str, matrices: Mapping[tuple[int, int], t
 def _joined(shape: tuple[int, ...], dtype: np.dtype, members: Sequence[np.ndarray | Stored]) -> Stored:
     """Makes the stack of matrices; quantised ones stay so."""
 
-    def stack(part: Callable[[np.ndarray | Stored], np.ndarray]) -> Callable[[int, int], np.ndarray]:
-        return lambda a, b: np.stack([part(x) for x in members[a:b]])
+    def stack(array_of: Callable[[np.ndarray | Stored], np.ndarray]) -> Callable[[int, int], np.ndarray]:
+        return lambda a, b: np.stack([array_of(x) for x in members[a:b]])
 
     rows = stack(np.asarray)
     layers = [x for x in members if isinstance(x, Quantised)]
@@ -158,7 +158,7 @@ def unstacked(
     """
     layer, _, stack = name.rpartition(".")
     parts = _STACKS[len(names) if layer.endswith((".experts", ".norms")) else 0]
-    ends = [_end(x) for x, (other, _) in zip(names, parts, strict=False) if other == stack]
+    ends = [_end(x) for x, (member_stack, _) in zip(names, parts, strict=False) if member_stack == stack]
     if ends:
         for entry, matrix in enumerate(tensor):
             yield f"{layer}.{entry // len(ends)}{ends[entry % len(ends)]}", matrix

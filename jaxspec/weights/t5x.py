@@ -68,18 +68,18 @@ def open_model(folder: Path) -> Reader:
 def _shard(checkpoint: Path, arrays: dict[str, Stored]) -> Shard:
     """Presents arrays with the names and shapes of T5X's examples/t5, whichever of its networks they are of."""
     names = {name: t5x_names.unstacked(name, x.shape) for name, x in arrays.items()}
-    shapes = {part: shape for parts, shape in names.values() for part in parts}
+    shapes = {layer_name: shape for parts, shape in names.values() for layer_name in parts}
 
     def load(only: Collection[str]) -> Iterator[tuple[str, np.ndarray]]:
         for name, (parts, shape) in names.items():
-            if not any(part in only for part in parts):
+            if not any(layer_name in only for layer_name in parts):
                 continue
             x = np.asarray(arrays[name])
             # [in, layers, ...] -> [layers, in, ...], so that every layer's part is one of the first axis.
             x = x[None] if parts == [name] else np.moveaxis(x, 1, 0)
-            for part, layer in zip(parts, x, strict=True):
-                if part in only:
-                    yield part, layer.reshape(shape)
+            for layer_name, layer in zip(parts, x, strict=True):
+                if layer_name in only:
+                    yield layer_name, layer.reshape(shape)
             del x, layer
 
     return Shard(checkpoint, shapes, load)

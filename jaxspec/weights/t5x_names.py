@@ -44,8 +44,8 @@ def unstacked(name: str, shape: Shape) -> tuple[list[str], Shape]:
     """
     names = [name]
     if name.startswith(STACKS) and len(shape) > 1:
-        side, _, rest = name.split("/", 2)
-        names, shape = [f"{side}/layers_{i}/{rest}" for i in range(shape[1])], (shape[0], *shape[2:])
+        side, _, inner = name.split("/", 2)
+        names, shape = [f"{side}/layers_{i}/{inner}" for i in range(shape[1])], (shape[0], *shape[2:])
     projection = re.search(r"attention/(query|key|value|out)/kernel$", name)
     if projection and len(shape) == 3:  # heads are apart from their width
         shape = (shape[0] * shape[1], shape[2]) if projection[1] == "out" else (shape[0], shape[1] * shape[2])
@@ -81,8 +81,8 @@ def _modules(gated: bool) -> dict[str, str]:
         for path, (block, norm) in blocks.items():
             parts = t5.FF[gated] if path == "ff" else {x: x for x in t5.PROJECTIONS}
             modules |= {
-                f"{side}_{{}}/{path}/{x}/weight": f"{side}/layers_{{}}/{block}/{part}/kernel"
-                for x, part in parts.items()
+                f"{side}_{{}}/{path}/{x}/weight": f"{side}/layers_{{}}/{block}/{projection}/kernel"
+                for x, projection in parts.items()
             }
             modules[f"{side}_{{}}/{path}_norm/scale"] = f"{side}/layers_{{}}/{norm}/scale"
     return modules

@@ -47,8 +47,8 @@ class Stored:
     dtype: np.dtype
     rows: Callable[[int, int], np.ndarray]  # a, b -> rows from a up to b, of the first axis
 
-    def __getitem__(self, part: slice) -> np.ndarray:
-        start, stop, _ = part.indices(self.shape[0])
+    def __getitem__(self, index: slice) -> np.ndarray:
+        start, stop, _ = index.indices(self.shape[0])
         return self.rows(start, stop)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
@@ -171,15 +171,15 @@ def _safetensors(path: Path) -> Shard:
 
 def from_file(path: Path, offset: int, shape: tuple[int, ...], dtype: np.dtype) -> Stored:
     """Opens a tensor that lies in a file as it is, in C order; what was read of it does not stay in memory."""
-    rest = shape[1:]
-    per_row = int(np.prod(rest, dtype=np.int64))
+    row_shape = shape[1:]
+    per_row = int(np.prod(row_shape, dtype=np.int64))
 
     def rows(start: int, stop: int) -> np.ndarray:
         count = (stop - start) * per_row
         x = np.fromfile(path, dtype, count, offset=offset + start * per_row * dtype.itemsize)
         if len(x) != count:
             raise CheckpointError(f"{path} has become shorter while it was read: download it again")
-        return x.reshape(stop - start, *rest)
+        return x.reshape(stop - start, *row_shape)
 
     return Stored(shape, dtype, rows)
 

@@ -46,7 +46,7 @@ def read(options: dict[str, Any], activation: str, table: dict) -> BartConfig:
         activation: the one of a file that names none.
         table: the file's content. Both sides must have layers of the same sizes.
     """
-    common.only(table, **{key: common.need(table, other) for key, other in SIDES.items()})
+    common.only(table, **{key: common.need(table, decoder_key) for key, decoder_key in SIDES.items()})
     source = None
     # Their vocab_size is then the encoder's alone.
     if table.get(OWN) is False:
@@ -101,7 +101,7 @@ def write(model_type: str, architecture: str, config: BartConfig) -> dict[str, A
         "is_encoder_decoder": True,
         **table,
         "tie_word_embeddings": True,  # False unties the sides' embeddings, too; the weights show a head of its own
-        **{key: table[other] for key, other in SIDES.items()},
+        **{key: table[decoder_key] for key, decoder_key in SIDES.items()},
         "activation_function": THEIRS[config.activation],
     }
 

@@ -208,7 +208,7 @@ def windows(table: dict, otherwise: list[bool]) -> dict[str, Any]:
     if kinds:
         check_layers(kinds, table["num_hidden_layers"])
     # A list of layers, where there is one, goes before the family's pattern.
-    local = [kind == "sliding_attention" for kind in kinds] if kinds else otherwise
+    local = [layer_type == "sliding_attention" for layer_type in kinds] if kinds else otherwise
     if table.get("sliding_window") is None or not any(local):
         return {}
     return {"window": int(table["sliding_window"]), "local": period(local)}
@@ -221,7 +221,7 @@ def check_layers(kinds: Any, count: int, expected: Sequence[str] = ("full_attent
     Traceback (most recent call last):
     jaxspec.weights.hf_families.common.FamilyError: layer_types is 'full': expected a list of names
     """
-    if not isinstance(kinds, list) or not all(isinstance(kind, str) for kind in kinds):
+    if not isinstance(kinds, list) or not all(isinstance(layer_type, str) for layer_type in kinds):
         raise FamilyError(f"layer_types is {kinds!r}: expected a list of names")
     if others := sorted(set(kinds) - set(expected)):
         raise FamilyError(f"layer_types has {', '.join(others)}: expected {' and '.join(expected)}")

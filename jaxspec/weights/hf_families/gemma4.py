@@ -48,7 +48,8 @@ def read(table: dict) -> DecoderConfig:
     is_unified = str(table.get("model_type")).startswith("gemma4_unified")
     table = decoders.with_defaults(table, **_DEFAULTS | (_UNIFIED if is_unified else {}))
     only(table, use_bidirectional_attention="vision")  # of text "vision" is causal
-    kinds, rotaries = _kinds(table), {kind: table["rope_parameters"].get(kind) for kind in (LOCAL, GLOBAL)}
+    kinds = _kinds(table)
+    rotaries = {layer_type: table["rope_parameters"].get(layer_type) for layer_type in (LOCAL, GLOBAL)}
     sizes, heads, biases = _sizes(table, kinds), table["num_attention_heads"], bool(table.get("attention_bias", False))
     first_shared = len(kinds) - table["num_kv_shared_layers"]
     activation = common.activation(table["hidden_activation"])
@@ -57,14 +58,14 @@ def read(table: dict) -> DecoderConfig:
 
     # Layers differ in head size, kv heads, window, rotation, width and in whose keys they read: each is made by itself.
     def layer(index: int) -> LayerShape:
-        kind, (head_dim, kv_heads) = kinds[index], sizes[index]
-        is_shared, is_global = index >= first_shared, kind == GLOBAL
+        layer_type, (head_dim, kv_heads) = kinds[index], sizes[index]
+        is_shared, is_global = index >= first_shared, layer_type == GLOBAL
         attention = AttentionShape(
             heads,
             kv_heads,
             head_dim,
             window=None if is_global else table["sliding_window"],
-            rotary=_rotary(rotaries[kind], kind, head_dim),
+            rotary=_rotary(rotaries[layer_type], layer_type, head_dim),
             query_scalar=1.0,
             qkv_bias=biases,
             out_bias=biases,
@@ -127,7 +128,7 @@ def _sizes(table: dict, kinds: list[str]) -> list[tuple[int, int]]:
         of_global["num_key_value_heads"] = table["num_global_key_value_heads"]
     named = table.get("per_layer_config")
     if named is None:
-        named = {str(i): of_global for i, kind in enumerate(kinds) if kind == GLOBAL}
+        named = {str(i): of_global for i, layer_type in enumerate(kinds) if layer_type == GLOBAL}
     if not isinstance(named, dict) or not all(isinstance(changes, dict) for changes in named.values()):
         raise FamilyError(f"per_layer_config is {str(named)[:40]}: expected an object of objects, by numbers of layers")
     sizes = []
@@ -148,7 +149,7 @@ def _source(kinds: list[str], sizes: list[tuple[int, int]], index: int, first_sh
     return sources[-1]
 
 
-def _rotary(scaling: dict | None, kind: str, head_dim: int) -> Rotary:
+def _rotary(scaling: dict | None, layer_type: str, head_dim: int) -> Rotary:
     scaling = scaling or {}
     common.check(scaling)
     form, share = scaling.get("rope_type", "default"), float(scaling.get(decoders.PARTIAL) or 1.0)
@@ -158,7 +159,7 @@ def _rotary(scaling: dict | None, kind: str, head_dim: int) -> Rotary:
         scale = RopeScaling() if factor == 1.0 else RopeScaling("linear", factor)
         return Rotary(base, 2 * int(share * head_dim // 2), scale, proportional=True)
     if form != "default" or share != 1.0:
-        described = f"the rotation of {kind} is {form!r} for a share of {share}"
+        described = f"the rotation of {layer_type} is {form!r} for a share of {share}"
         raise FamilyError(f"{described}: expected 'proportional', or 'default' for all of a head")
     return Rotary(base)
 
@@ -255,7 +256,7 @@ def unused(config: DecoderConfig) -> set[str]:
     """Names the tensors that published files hold of layers without keys of their own."""
     without = [i for i, layer in enumerate(config.layers) if layer.attention.shares is not None]
     parts = ("k_proj.weight", "v_proj.weight", "k_norm.weight", "v_norm.weight", "k_proj.bias", "v_proj.bias")
-    return {f"model.layers.{i}.self_attn.{part}" for i in without for part in parts}
+    return {f"model.layers.{i}.self_attn.{suffix}" for i in without for suffix in parts}
 
 
 _E2B = {"layer_types": ([LOCAL] * 4 + [GLOBAL]) * 7, "num_kv_shared_layers": 20, "use_double_wide_mlp": True}

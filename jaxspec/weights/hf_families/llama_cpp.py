@@ -164,7 +164,7 @@ def _decoder(
     dim, heads, width = _attention(keys, rotates_part)
     longest = _take(keys, "context_length")
     norm = "attention.layer_norm_rms_epsilon" if epsilon == "rms_norm_eps" else "attention.layer_norm_epsilon"
-    part = {"partial_rotary_factor": _take(keys, "rope.dimension_count", width) / width} if rotates_part else {}
+    rotated = {"partial_rotary_factor": _take(keys, "rope.dimension_count", width) / width} if rotates_part else {}
     return {
         "model_type": model_type,
         "hidden_size": dim,
@@ -183,7 +183,7 @@ def _decoder(
         "mlp_bias": "blk.0.ffn_up.bias" in shapes,
         "use_qk_norm": "blk.0.attn_q_norm.weight" in shapes,
         "use_parallel_residual": "blk.0.ffn_norm.weight" not in shapes,
-        **part,
+        **rotated,
         **{name: _take(keys, key) for name, key in (read_from or {}).items()},
         **fixed,
     }

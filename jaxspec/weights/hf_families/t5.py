@@ -93,7 +93,7 @@ def _modules(gated: bool) -> dict[str, str]:
         for i, block in enumerate(blocks):
             path, name = f"{side}_{{}}/{block}", f"{side}.block.{{}}.layer.{i}"
             parts = FF[gated] if block == "ff" else {x: x[0] for x in PROJECTIONS}
-            modules |= {f"{path}/{x}": f"{name}.{_CALLED[block]}.{part}" for x, part in parts.items()}
+            modules |= {f"{path}/{x}": f"{name}.{_CALLED[block]}.{module}" for x, module in parts.items()}
             modules[f"{path}_norm"] = f"{name}.layer_norm"
     return modules
 
