@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import jaxspec
 from jaxspec import nets
 from jaxspec.core import Prompt, Room
 from jaxspec.nets import attention, on_gpu
@@ -92,3 +93,13 @@ def test_gradients_are_those_without_it(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv(on_gpu.SWITCH, "1")
     as_on_a_gpu(monkeypatch)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), jax.grad(loss, (0, 1, 2))(*arrays), expected)
+
+
+def test_the_switch_is_1_or_0(monkeypatch: pytest.MonkeyPatch):
+    assert not on_gpu.is_on()
+    monkeypatch.setenv(on_gpu.SWITCH, "yes")
+    with pytest.raises(ValueError, match=f"{on_gpu.SWITCH} is 'yes': expected 1, or 0"):
+        on_gpu.is_on()
+    monkeypatch.setenv(on_gpu.SWITCH, "1")
+    with pytest.raises(ValueError, match=f"got a mesh, and {on_gpu.SWITCH}=1: .* unset it"):
+        jaxspec.load("debian-gpt-small", mesh="model=1")
