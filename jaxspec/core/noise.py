@@ -8,13 +8,12 @@ batch, nor padding, nor the device changes it.
 from __future__ import annotations
 
 import enum
-import functools
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from jaxspec.core import Keys
+from jaxspec.core import Keys, programs
 
 FEW = 16  # largest values that are sought one by one
 CLOSE = (1e-6, 1e-4, 1e-2)  # how far below the largest value its own may be when computed once more, in parts of it
@@ -43,7 +42,7 @@ def row_keys(key: Key[Array, ""] | Keys, batch: int) -> Keys:
     return key
 
 
-@functools.partial(jax.jit, static_argnums=1)  # one program, not one an operation
+@programs.jit(static_argnames=("batch",))  # one program, not one an operation
 def _keys_of_rows(key: Key[Array, ""], batch: int) -> Keys:
     # Not `split`, whose keys would depend on the number of rows.
     return jax.vmap(lambda row: jax.random.fold_in(key, row))(jnp.arange(batch))
