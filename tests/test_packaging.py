@@ -79,7 +79,7 @@ MOST = {  # lines of each package's Python, blank ones and docstrings included; 
     "analysis": 4_815,  # costs of recurrent layers by the draft; published acceptance, times of kernels; hub ids
     "audio": 770,  # features, files, Whisper's rules and windows
     "cli": 4_231,  # transcribe; times of a plan
-    "core": 4_053,  # checks of who takes token trees, and of rewinds; kinds of caches are classes; room to read
+    "core": 4_052,  # checks of who takes token trees, and of rewinds; kinds of caches are classes; room to read
     "decode": 4_458,
     "draft_heads": 4_670,  # block drafters of both writers, DFlash 2, P-EAGLE, assistants, PARD, windows; readers
     "drafters": 4_458,  # PARD
