@@ -11,7 +11,7 @@ import numpy as np
 from jaxspec.core import LogProbs, Model, token_rows
 from jaxspec.jobs import generate_many
 
-Pair = tuple[Model, Any]
+TargetAndDrafter = tuple[Model, Any]
 COLUMNS = ("text", "finish", "rounds", "drafted", "accepted", "truncated", "error")  # of a Completion
 LOG_PROBS = ("raw_log_probs", "sampled_log_probs", "top_tokens", "top_log_probs")  # of a core.LogProbs, in its order
 REFUSED = {  # options of `generate_many`
@@ -58,7 +58,7 @@ class RayDecoder:
 
     def __init__(
         self,
-        load: Callable[[], Pair],
+        load: Callable[[], TargetAndDrafter],
         *,
         column: str = "prompt",
         number: str | None = None,

@@ -26,7 +26,7 @@ import numpy as np
 from jaxtyping import Float, Int
 from numpy.typing import ArrayLike
 
-Verify = Callable[[int], float] | ArrayLike  # v: a function of gamma, an array with v(gamma) at gamma, or a number
+VerifyCost = Callable[[int], float] | ArrayLike  # v: a function of gamma, an array with v(gamma) at gamma, or a number
 
 MOST = 64  # the largest gamma that `optimal_gamma` tries by default
 TIE = 1e-12  # speeds are equal if they differ by less, relatively: alpha = c makes gamma 0 and 1 equally good
@@ -90,7 +90,7 @@ def operations(alpha: ArrayLike, gamma: ArrayLike, c_hat: ArrayLike) -> np.ndarr
     return _per_token(alpha, gamma, _checked(c_hat, "c_hat") + 1, np.ones(()))
 
 
-def optimal_gamma(alpha: ArrayLike, c: ArrayLike, v: Verify = 1.0, most: int | None = None) -> np.ndarray:
+def optimal_gamma(alpha: ArrayLike, c: ArrayLike, v: VerifyCost = 1.0, most: int | None = None) -> np.ndarray:
     """Finds the gamma that maximises `improvement` (section 3.5, Figure 3); 0, plain decoding, where none improves.
 
     Args:
@@ -114,7 +114,7 @@ def optimal_gamma(alpha: ArrayLike, c: ArrayLike, v: Verify = 1.0, most: int | N
     return np.argmax(speed >= best * (1 - TIE), axis=-1)
 
 
-def break_even(c: float, v: Verify = 1.0) -> float:
+def break_even(c: float, v: VerifyCost = 1.0) -> float:
     """Finds the alpha above which some gamma improves on plain decoding; infinite if not even alpha = 1 does.
 
     Where v = 1 this is c itself, Corollary 3.9.
@@ -132,7 +132,7 @@ def break_even(c: float, v: Verify = 1.0) -> float:
     return high
 
 
-def obstacles(alpha: float, c: float, v: Verify = 1.0) -> tuple[str, ...]:
+def obstacles(alpha: float, c: float, v: VerifyCost = 1.0) -> tuple[str, ...]:
     """Names what keeps every gamma from improving on plain decoding; nothing, if one does.
 
     Speculation loses in three regimes. Each is named if mending it alone would make some gamma improve:
@@ -152,7 +152,7 @@ def obstacles(alpha: float, c: float, v: Verify = 1.0) -> tuple[str, ...]:
         return ()
     largest = _most(v, None)
     costs = _verify_costs(v, np.arange(largest + 1))
-    mended: dict[str, tuple[float, float, Verify]] = {
+    mended: dict[str, tuple[float, float, VerifyCost]] = {
         "low alpha": (1.0, c, costs),
         "expensive draft": (alpha, 0.0, costs),
         "no spare compute": (alpha, c, 1.0),
@@ -214,7 +214,7 @@ def exact_counts(survives: Float[np.ndarray, "T G"]) -> Float[np.ndarray, "T G+1
     return -np.diff(np.pad(survives, ((0, 0), (1, 1)), constant_values=((0, 0), (1, 0))), axis=1)
 
 
-def _most(v: Verify, largest: int | None) -> int:
+def _most(v: VerifyCost, largest: int | None) -> int:
     """Returns the largest gamma to try, which an array v has an entry for."""
     last = None if callable(v) or np.ndim(v) == 0 else np.size(v) - 1
     if largest is None:
@@ -225,7 +225,7 @@ def _most(v: Verify, largest: int | None) -> int:
     return largest
 
 
-def _verify_costs(v: Verify, gammas: np.ndarray) -> np.ndarray:
+def _verify_costs(v: VerifyCost, gammas: np.ndarray) -> np.ndarray:
     if callable(v):
         costs = np.array([1.0, *(float(v(int(gamma))) for gamma in gammas[1:])])
     elif np.ndim(v) == 0:

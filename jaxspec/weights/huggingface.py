@@ -39,9 +39,8 @@ from jaxspec.weights import (
 )
 from jaxspec.weights.hf_families import Family, FamilyError, Tensor
 from jaxspec.weights.hf_families.common import EMBEDDING, read_object
-from jaxspec.weights.parameters import Shape
 from jaxspec.weights.reader import ModelFormat, Reader
-from jaxspec.weights.tensors import CheckpointError, Stored
+from jaxspec.weights.tensors import ArrayShape, CheckpointError, Stored
 
 CONFIG = "config.json"
 SHARD_BYTES = 5 * 10**9  # of the files that `save` writes, as transformers has it
@@ -298,7 +297,7 @@ def _by_tensor(names: dict[str, Tensor]) -> dict[str, list[tuple[str, Tensor]]]:
     return {name: sorted(members, key=lambda item: item[1].order) for name, members in parts.items()}
 
 
-def _shape(expected: dict[str, Shape], parts: list[tuple[str, Tensor]]) -> Shape:
+def _shape(expected: dict[str, ArrayShape], parts: list[tuple[str, Tensor]]) -> ArrayShape:
     path, tensor = parts[0]
     if not expected[path]:  # a number
         return ()
@@ -309,7 +308,7 @@ def _shape(expected: dict[str, Shape], parts: list[tuple[str, Tensor]]) -> Shape
 
 
 def _split(
-    x: np.ndarray | Stored, expected: dict[str, Shape], parts: list[tuple[str, Tensor]]
+    x: np.ndarray | Stored, expected: dict[str, ArrayShape], parts: list[tuple[str, Tensor]]
 ) -> Iterator[tuple[str, np.ndarray | Stored]]:
     """Yields the parameters that lie in a tensor."""
     start, (_, tensor) = 0, parts[0]
@@ -377,7 +376,7 @@ def _check(
     family: Family,
     copies: Container[str],
     described: str,
-) -> dict[str, Shape]:
+) -> dict[str, ArrayShape]:
     """Compares names, and then shapes, both in PyTorch's terms, before any weights are read.
 
     Returns the shapes of our parameters. The whole network is traced for them: not before its names are known to be

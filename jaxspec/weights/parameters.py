@@ -25,7 +25,7 @@ from jaxspec.nets import net_of
 from jaxspec.sharding import Axes
 from jaxspec.weights import quantisation
 from jaxspec.weights.quantised_files import Quantised
-from jaxspec.weights.tensors import CheckpointError, Stored, chunks
+from jaxspec.weights.tensors import ArrayShape, CheckpointError, Stored, chunks
 
 LONGEST_PATH = 4096  # in bytes, of folders that processes tell each other of
 ALIGNMENT = 64  # in bytes, of memory that jax's CPU devices take without a copy
@@ -33,11 +33,10 @@ FLOATS = ("float32", "bfloat16", "float16", "float64")  # what stored weights ma
 FLOAT4 = (np.arange(-12, 13) / 2).astype(jnp.float4_e2m1fn)  # of twice each number, from -12 on
 NARROW = ("float8", "float4", "int8", "uint8", "int4", "int32")  # what quantised ones are
 
-Shape = tuple[int, ...]
 T = TypeVar("T")
 
 
-def shapes(config: Any) -> dict[str, Shape]:
+def shapes(config: Any) -> dict[str, ArrayShape]:
     """Returns the shape of each of a network's parameters.
 
     >>> from jaxspec.nets.decoder import gpt_config

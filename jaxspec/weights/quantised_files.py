@@ -37,7 +37,7 @@ import numpy as np
 
 from jaxspec.files.folders import some
 from jaxspec.weights.hf_families.common import FamilyError
-from jaxspec.weights.tensors import CheckpointError, Shard, Stored
+from jaxspec.weights.tensors import ArrayShape, CheckpointError, Shard, Stored
 
 CONFIG = "quantization_config"
 WORD = 32  # bits
@@ -59,7 +59,6 @@ EXPECTED = (
 
 FLOAT32 = np.dtype(np.float32)
 Array = np.ndarray | Stored
-Shape = tuple[int, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,7 +94,7 @@ class Scheme(NamedTuple):
     main: str  # the end of the name of the tensor that holds the entries
     needed: tuple[str, ...]  # ends of the tensors beside it, and of such as may be there
     perhaps: tuple[str, ...]
-    shape: Callable[[Mapping[str, Array]], Shape]  # parts -> the shape of the matrix
+    shape: Callable[[Mapping[str, Array]], ArrayShape]  # parts -> the shape of the matrix
     matrix: Callable[[Mapping[str, Array], Any], Stored]  # parts, shape -> the matrix
     end: str = ".weight"  # end of the matrix's name
 
@@ -181,7 +180,7 @@ def _kind(group: dict) -> str:
 # --- the formats
 
 
-class Layout(NamedTuple):
+class PackedLayout(NamedTuple):
     """The way in which a format stores integers [out, in] in words, and scales and zero points [out, G]."""
 
     # these three: the ends of their tensors' names
@@ -227,13 +226,13 @@ class Layout(NamedTuple):
         return rows, columns, groups
 
 
-GPTQ = Layout(".qweight", ".scales", ".qzeros", (".qzeros",), (".g_idx",))
-AWQ = Layout(".qweight", ".scales", ".qzeros", (".qzeros",), of_outputs=True, order=AWQ_ORDER)
-PACKED = Layout(".weight_packed", ".weight_scale", ".weight_zero_point", (".weight_shape",), is_turned=False)
+GPTQ = PackedLayout(".qweight", ".scales", ".qzeros", (".qzeros",), (".g_idx",))
+AWQ = PackedLayout(".qweight", ".scales", ".qzeros", (".qzeros",), of_outputs=True, order=AWQ_ORDER)
+PACKED = PackedLayout(".weight_packed", ".weight_scale", ".weight_zero_point", (".weight_shape",), is_turned=False)
 PACKED = PACKED._replace(perhaps=(PACKED.zeros,))
 
 
-def _integers(layout: Layout, bits: int, group_size: int | None = None, less: int = 0) -> Scheme:
+def _integers(layout: PackedLayout, bits: int, group_size: int | None = None, less: int = 0) -> Scheme:
     """Makes the scheme of integers in words.
 
     Args:
@@ -327,14 +326,14 @@ MXFP4_PAIRS = np.stack([np.tile(MXFP4, 16), np.repeat(MXFP4, 16)], axis=1)  # [2
 
 
 def _mxfp4() -> Scheme:
-    def shape(parts: Mapping[str, Array]) -> Shape:
+    def shape(parts: Mapping[str, Array]) -> ArrayShape:
         experts, rows, groups, size = parts["_blocks"].shape
         if tuple(parts["_scales"].shape) != (experts, rows, groups) or size != 16:
             raise ValueError(f"scales {list(parts['_scales'].shape)} of blocks {list(parts['_blocks'].shape)}")
         # As the same matrices are stored in full: [in, out], of each expert.
         return experts, 2 * size * groups, rows
 
-    def matrix(parts: Mapping[str, Array], shape: Shape) -> Stored:
+    def matrix(parts: Mapping[str, Array], shape: ArrayShape) -> Stored:
         blocks, (experts, width, rows) = parts["_blocks"], shape
         if blocks.dtype != np.uint8 or parts["_scales"].dtype != np.uint8:
             raise ValueError(f"blocks of {blocks.dtype}, scales of {parts['_scales'].dtype}: expected uint8")

@@ -33,8 +33,7 @@ import numpy as np
 
 from jaxspec.files.folders import some
 from jaxspec.weights import tensors
-from jaxspec.weights.parameters import Shape
-from jaxspec.weights.tensors import CheckpointError, Stored
+from jaxspec.weights.tensors import ArrayShape, CheckpointError, Stored
 
 STEP = re.compile(r"checkpoint_(\d+)")
 UNFINISHED = re.compile(r"checkpoint_\d+\..*tmp.*")  # T5X's and Orbax's names of what is still being written
@@ -86,7 +85,7 @@ def arrays(checkpoint: Path) -> dict[str, Stored]:
     return opened | {name: _stored(x.shape, x.dtype, lambda x=x: x) for name, x in inside.items()}
 
 
-def _stored(shape: Shape, dtype: np.dtype, read: Callable[[], np.ndarray]) -> Stored:
+def _stored(shape: ArrayShape, dtype: np.dtype, read: Callable[[], np.ndarray]) -> Stored:
     """Makes an array of one that is read whole: chunks of zarr are compressed, and hold more than a few rows."""
     return Stored(shape, dtype, lambda start, stop: read()[start:stop])
 
@@ -95,7 +94,7 @@ class _Apart(NamedTuple):
     """A leaf that lies outside the index: its name there, and its shape if the index says so."""
 
     name: str
-    shape: Shape | None = None
+    shape: ArrayShape | None = None
 
 
 def _index(checkpoint: Path) -> Path | None:

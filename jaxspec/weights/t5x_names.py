@@ -18,8 +18,7 @@ from jaxspec.nets import net_of
 from jaxspec.nets.t5 import T5Config
 from jaxspec.weights.hf_families import common, t5
 from jaxspec.weights.hf_families.common import Family, Tensor
-from jaxspec.weights.parameters import Shape
-from jaxspec.weights.tensors import CheckpointError
+from jaxspec.weights.tensors import ArrayShape, CheckpointError
 
 EMBEDDING, HEAD = "token_embedder/embedding", "decoder/logits_dense/kernel"
 BIAS = "relpos_bias/rel_embedding"
@@ -35,7 +34,7 @@ BLOCKS = {  # of a side's layers, by our names: T5X's and its norm's
 }
 
 
-def unstacked(name: str, shape: Shape) -> tuple[list[str], Shape]:
+def unstacked(name: str, shape: ArrayShape) -> tuple[list[str], ArrayShape]:
     """Returns what examples/t5 has in the place of an array: a name for each of its layers, and their shape.
 
     >>> unstacked("decoder/decoder/self_attention/out/kernel", (2, 3, 4, 16))
@@ -88,7 +87,7 @@ def _modules(gated: bool) -> dict[str, str]:
     return modules
 
 
-def infer(checkpoint: Path, arrays: Mapping[str, Shape]) -> T5Config:
+def infer(checkpoint: Path, arrays: Mapping[str, ArrayShape]) -> T5Config:
     """Infers the network whose arrays these are, as far as names and shapes say.
 
     Args:
@@ -96,7 +95,7 @@ def infer(checkpoint: Path, arrays: Mapping[str, Shape]) -> T5Config:
     """
     shapes = {name: shape for path, x in arrays.items() for names, shape in [unstacked(path, x)] for name in names}
 
-    def sizes(name: str) -> Shape:
+    def sizes(name: str) -> ArrayShape:
         shape = shapes.get(name)
         if shape is None or len(shape) != 2 or 0 in shape:
             got, names = "is absent" if shape is None else f"is {list(shape)}", some(list(arrays))

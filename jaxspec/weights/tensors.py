@@ -26,6 +26,7 @@ import numpy as np
 
 from jaxspec.files.folders import some
 
+ArrayShape = tuple[int, ...]
 SAFE_TORCH = "2.6"
 CHUNK_BYTES = 2**22  # of a tensor that are in memory twice; they fit a cache
 SAFETENSORS_DTYPES = {

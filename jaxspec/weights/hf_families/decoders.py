@@ -16,7 +16,7 @@ from jaxspec.nets.uniform import UniformDecoder, nearest, period
 from jaxspec.weights.hf_families import common
 from jaxspec.weights.hf_families.common import HEAD, THEIRS, Family, FamilyError, Tensor, need, only
 
-Change = Callable[[int, LayerShape], LayerShape]
+LayerChange = Callable[[int, LayerShape], LayerShape]
 KEYS = {  # the network's fields: those of config.json
     "vocab_size": "vocab_size",
     "dim": "hidden_size",
@@ -47,7 +47,7 @@ ORIGINAL = {"rope_original": FIRST_CONTEXT}
 ROPE_KEYS = {"linear": ROPE, "llama3": ROPE | LLAMA3 | ORIGINAL, "yarn": ROPE | YARN | ORIGINAL}  # of a scaling
 
 
-def read(table: dict, changed: Change | None = None, **options: Any) -> DecoderConfig:
+def read(table: dict, changed: LayerChange | None = None, **options: Any) -> DecoderConfig:
     """Reads the configuration of a config.json of any of these families.
 
     Args:
@@ -77,7 +77,7 @@ def sizes(
     return {name: read(table) for name, table in tables.items()}
 
 
-def reader(*flags: str, changed: Change | None = None, **defaults: Any) -> Callable[[dict], DecoderConfig]:
+def reader(*flags: str, changed: LayerChange | None = None, **defaults: Any) -> Callable[[dict], DecoderConfig]:
     """Makes the `read` of a family that is a Llama but for constants.
 
     Args:
@@ -88,7 +88,7 @@ def reader(*flags: str, changed: Change | None = None, **defaults: Any) -> Calla
     return lambda table: read(with_defaults(table, **defaults), changed, **biases(table, *flags))
 
 
-def with_layers(config: DecoderConfig, changed: Change | None = None, **options: Any) -> DecoderConfig:
+def with_layers(config: DecoderConfig, changed: LayerChange | None = None, **options: Any) -> DecoderConfig:
     """Changes layers of a configuration, and options of the whole."""
     layers = config.layers if changed is None else tuple(changed(i, layer) for i, layer in enumerate(config.layers))
     return dataclasses.replace(config, layers=layers, **options)

@@ -10,7 +10,7 @@ from jaxspec.weights.hf_families import decoders
 FUSED = {"ff/gate": "mlp.gate_up_proj", "ff/wi": "mlp.gate_up_proj"}
 
 
-def _adjacent(share: float = 1.0, **norms: Any) -> decoders.Change:
+def _adjacent(share: float = 1.0, **norms: Any) -> decoders.LayerChange:
     return lambda index, layer: decoders.change(layer, decoders.turned(layer, share, adjacent=True), **norms)
 
 

@@ -16,8 +16,8 @@ from typing import Any
 from jaxspec.nets.rotary import yarn_magnitude
 from jaxspec.weights.hf_families import common
 from jaxspec.weights.hf_families.common import FamilyError
+from jaxspec.weights.tensors import ArrayShape
 
-Shape = tuple[int, ...]
 _WINDOW, _LOGITS = {"sliding_window": "attention.sliding_window"}, {"logit_scale": "logit_scale"}
 
 UNREAD = {  # by llama.cpp, when it generates text with these architectures
@@ -41,7 +41,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
 }
 
 
-def config_json(metadata: Mapping[str, Any], shapes: Mapping[str, Shape]) -> dict[str, Any]:
+def config_json(metadata: Mapping[str, Any], shapes: Mapping[str, ArrayShape]) -> dict[str, Any]:
     """Translates a file's metadata into a config.json that `hf_families.of` reads.
 
     Args:
@@ -107,7 +107,7 @@ def _attention(keys: dict[str, Any], rotates_part: bool = False) -> tuple[int, i
     return dim, heads, width
 
 
-def _gpt2(keys: dict[str, Any], shapes: Mapping[str, Shape]) -> dict[str, Any]:
+def _gpt2(keys: dict[str, Any], shapes: Mapping[str, ArrayShape]) -> dict[str, Any]:
     # Heads of another width than dim / heads have no place in a GPT-2.
     dim, heads, width = _attention(keys)
     _only({"attention.key_length": width}, "attention.key_length", dim // heads)
@@ -123,7 +123,7 @@ def _gpt2(keys: dict[str, Any], shapes: Mapping[str, Shape]) -> dict[str, Any]:
     }
 
 
-def _t5(keys: dict[str, Any], shapes: Mapping[str, Shape]) -> dict[str, Any]:
+def _t5(keys: dict[str, Any], shapes: Mapping[str, ArrayShape]) -> dict[str, Any]:
     dim, heads, width = _attention(keys)
     _only(keys, "attention.head_count_kv", heads)
     _take(keys, "context_length")  # of the training
@@ -146,7 +146,7 @@ def _t5(keys: dict[str, Any], shapes: Mapping[str, Shape]) -> dict[str, Any]:
 def _decoder(
     model_type: str,
     keys: dict[str, Any],
-    shapes: Mapping[str, Shape],
+    shapes: Mapping[str, ArrayShape],
     *,
     epsilon: str = "rms_norm_eps",
     rotates_part: bool = False,
@@ -192,31 +192,31 @@ def _decoder(
 EXPERTS = {"num_experts_per_tok": "expert_used_count", "moe_intermediate_size": "expert_feed_forward_length"}
 
 
-def _mixture(model_type: str, count: str, keys: dict[str, Any], shapes: Mapping[str, Shape], **fixed: Any) -> dict:
+def _mixture(model_type: str, count: str, keys: dict[str, Any], shapes: Mapping[str, ArrayShape], **fixed: Any) -> dict:
     """Reads a network with experts, whose number has the key `count` in config.json."""
     if "expert_used_count" not in keys:
         raise FamilyError(f"expert_count is {keys.get('expert_count')!r}, and it lacks 'expert_used_count'")
     return _decoder(model_type, keys, shapes, read_from=EXPERTS | _WINDOW | {count: "expert_count"}, **fixed)
 
 
-def _llama(keys: dict[str, Any], shapes: Mapping[str, Shape]) -> dict[str, Any]:
+def _llama(keys: dict[str, Any], shapes: Mapping[str, ArrayShape]) -> dict[str, Any]:
     if not keys.get("expert_count"):
         return _decoder("llama", keys, shapes)
     _only(keys, "attention.sliding_window", 0)
     return _mixture("mixtral", "num_local_experts", keys, shapes)
 
 
-def _gpt_oss(keys: dict[str, Any], shapes: Mapping[str, Shape]) -> dict[str, Any]:
+def _gpt_oss(keys: dict[str, Any], shapes: Mapping[str, ArrayShape]) -> dict[str, Any]:
     table = _mixture("gpt_oss", "num_local_experts", keys, shapes)
     return table | {"rope_scaling": {**(table["rope_scaling"] or {"rope_type": "default"}), "truncate": False}}
 
 
-def _qwen3moe(keys: dict[str, Any], shapes: Mapping[str, Shape]) -> dict[str, Any]:
+def _qwen3moe(keys: dict[str, Any], shapes: Mapping[str, ArrayShape]) -> dict[str, Any]:
     _only(keys, "attention.sliding_window", 0)
     return _mixture("qwen3_moe", "num_experts", keys, shapes, norm_topk_prob=True)
 
 
-def _granite(keys: dict[str, Any], shapes: Mapping[str, Shape]) -> dict[str, Any]:
+def _granite(keys: dict[str, Any], shapes: Mapping[str, ArrayShape]) -> dict[str, Any]:
     for key in [key for key in keys if key.startswith("ssm.")]:  # a dense Granite 4 has sizes of layers that it lacks
         keys.pop(key)
     _only(keys, "rope.scaling.finetuned", True)  # else llama.cpp rotates nothing
@@ -226,14 +226,14 @@ def _granite(keys: dict[str, Any], shapes: Mapping[str, Shape]) -> dict[str, Any
     return table | {"attention_multiplier": table["attention_multiplier"] or table["head_dim"] ** -0.5}
 
 
-def _exaone4(keys: dict[str, Any], shapes: Mapping[str, Shape]) -> dict[str, Any]:
+def _exaone4(keys: dict[str, Any], shapes: Mapping[str, ArrayShape]) -> dict[str, Any]:
     table = _decoder("exaone4", keys, shapes, read_from=_WINDOW)
     layers = _layer_types(keys, table, pattern=4)
     # Without a window all layers have positions, and a config.json says so by null.
     return table | ({"layer_types": layers} if table["sliding_window"] else {"nulls": ["sliding_window"]})
 
 
-def _phi3(keys: dict[str, Any], shapes: Mapping[str, Shape]) -> dict[str, Any]:
+def _phi3(keys: dict[str, Any], shapes: Mapping[str, ArrayShape]) -> dict[str, Any]:
     magnitude = _take(keys, "rope.scaling.attn_factor", 1.0)
     table = _decoder("phi3", keys, shapes, rotates_part=True, read_from=_WINDOW)
     original = _take(keys, "rope.scaling.original_context_length", table["max_position_embeddings"])
@@ -263,7 +263,7 @@ def _rope_scaling(keys: dict[str, Any], longest: int | None) -> dict[str, Any] |
     }
 
 
-def _gemma(model_type: str, largest: int, keys: dict[str, Any], shapes: Mapping[str, Shape]) -> dict[str, Any]:
+def _gemma(model_type: str, largest: int, keys: dict[str, Any], shapes: Mapping[str, ArrayShape]) -> dict[str, Any]:
     """Scores are divided by the root of the heads' dimension; of the largest, as its layers show, by dim / heads."""
     table = _decoder(model_type, keys, shapes)
     # No key says it: llama.cpp, too, tells the 27B models by their number of layers.
@@ -273,7 +273,7 @@ def _gemma(model_type: str, largest: int, keys: dict[str, Any], shapes: Mapping[
     return table | {"query_pre_attn_scalar": scalar, "final_logit_softcapping": cap}
 
 
-def _gemma2(keys: dict[str, Any], shapes: Mapping[str, Shape]) -> dict[str, Any]:
+def _gemma2(keys: dict[str, Any], shapes: Mapping[str, ArrayShape]) -> dict[str, Any]:
     table = _gemma("gemma2", 46, keys, shapes)
     _only(keys, "rope.freq_base_swa", table["rope_theta"])
     return table | {
@@ -283,7 +283,7 @@ def _gemma2(keys: dict[str, Any], shapes: Mapping[str, Shape]) -> dict[str, Any]
     }
 
 
-def _gemma3(keys: dict[str, Any], shapes: Mapping[str, Shape]) -> dict[str, Any]:
+def _gemma3(keys: dict[str, Any], shapes: Mapping[str, ArrayShape]) -> dict[str, Any]:
     table = _gemma("gemma3_text", 62, keys, shapes)
     window = _take(keys, "attention.sliding_window") or None
     layers = _layer_types(keys, table, pattern=6)
