@@ -86,7 +86,7 @@ class Prepared(NamedTuple):
         >>> import jaxspec
         >>> from jaxspec.testing import table_model
         >>> model = table_model(jax.random.key(1), vocab=5)
-        >>> prepared = prepare(model, core.Prompt(jnp.array([[3, 1]]), jnp.array([2])), drafter=model, gamma=3)
+        >>> prepared = prepare(model, [[3, 1]], drafter=model, gamma=3)
         >>> prepared.decoder.gamma, prepared.replace(gamma=7).decoder.gamma, prepared.plain().decoder.gamma
         (3, 7, 0)
         """
