@@ -118,10 +118,10 @@ def scheme_of(table: Mapping[str, Any]) -> Scheme | None:
     version = str(form or {"gptq": "gptq", "awq": "gemm"}.get(method, "")).lower()
     width = config.get("group_size", -1)
     if method == "gptq" and bits in (4, 8) and version in ("gptq", "gptq_v2") and isinstance(width, int):
-        return _integers(GPTQ, bits, width, less=int(version == "gptq"))
+        return _integers(_GPTQ, bits, width, less=int(version == "gptq"))
     bits = bits if bits is not None else config.get("w_bit")
     if method == "awq" and bits == 4 and version == "gemm":
-        return _integers(AWQ, 4, config.get("group_size", config.get("q_group_size", -1)))
+        return _integers(_AWQ, 4, config.get("group_size", config.get("q_group_size", -1)))
     # DeepSeek and Qwen: blocks of rows and columns, each with a scale.
     block = config.get("weight_block_size")
     if method == "fp8" and config.get("fmt", "e4m3") == "e4m3":
@@ -159,7 +159,7 @@ def _of_compressed_tensors(config: Mapping[str, Any]) -> Scheme:
 
     for bits in (4, 8):
         if form == "pack-quantized" and are(rf"int, {bits} bits, (channel|group)(, asymmetric)?"):
-            return _integers(PACKED, bits)
+            return _integers(_PACKED, bits)
     blocks = {tuple((table.get("weights") or {}).get("block_structure") or ()) for table in tables}
     of_floats = "float, 8 bits, (tensor|channel|block)(, asymmetric)?(, activations, too)?"
     if form == "float-quantized" and len(blocks) == 1 and are(of_floats):
@@ -226,10 +226,10 @@ class PackedLayout(NamedTuple):
         return rows, columns, groups
 
 
-GPTQ = PackedLayout(".qweight", ".scales", ".qzeros", (".qzeros",), (".g_idx",))
-AWQ = PackedLayout(".qweight", ".scales", ".qzeros", (".qzeros",), of_outputs=True, order=AWQ_ORDER)
-PACKED = PackedLayout(".weight_packed", ".weight_scale", ".weight_zero_point", (".weight_shape",), is_turned=False)
-PACKED = PACKED._replace(perhaps=(PACKED.zeros,))
+_GPTQ = PackedLayout(".qweight", ".scales", ".qzeros", (".qzeros",), (".g_idx",))
+_AWQ = PackedLayout(".qweight", ".scales", ".qzeros", (".qzeros",), of_outputs=True, order=AWQ_ORDER)
+_PACKED = PackedLayout(".weight_packed", ".weight_scale", ".weight_zero_point", (".weight_shape",), is_turned=False)
+_PACKED = _PACKED._replace(perhaps=(_PACKED.zeros,))
 
 
 def _integers(layout: PackedLayout, bits: int, group_size: int | None = None, less: int = 0) -> Scheme:
