@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-# The names that tests/test_style.py refuses, in all packages or in those that a round passes through.
+# Local names that hold nothing; tests/test_style.py refuses them.
 VAGUE = {"found", "made", "own", "one", "some", "each", "given", "taken", "about", "known", "here", "there", "asked"}
 VAGUE |= {"whole", "what", "who", "ours", "theirs", "said", "odd", "held", "had", "has", "have", "wanted", "place"}
 VAGUE |= {"again", "near", "meant", "nothing", "every", "kind", "at", "most", "left", "other", "ahead", "rest", "part"}
