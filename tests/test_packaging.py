@@ -76,7 +76,7 @@ IMPORTS = {  # package: what it may import besides itself. A new one needs a row
 MOST = {  # lines of each package's Python, blank ones and docstrings included; "top": the modules beside the packages.
     # Whoever cuts lowers a number; whoever needs more raises it in the same commit and says why. Comments count: core,
     # decode, rules, draft_heads and nets have some 200 more since a test holds their share.
-    "analysis": 4_815,  # costs of recurrent layers by the draft; published acceptance, times of kernels; hub ids
+    "analysis": 4_820,  # costs of recurrent layers by the draft; published acceptance, times of kernels; hub ids
     "audio": 770,  # features, files, Whisper's rules and windows
     "cli": 4_231,  # transcribe; times of a plan
     "core": 4_052,  # checks of who takes token trees, and of rewinds; kinds of caches are classes; room to read
@@ -85,7 +85,7 @@ MOST = {  # lines of each package's Python, blank ones and docstrings included; 
     "drafters": 4_458,  # PARD
     "files": 649,
     "jobs": 1_975,
-    "nets": 5_694,  # BART, Whisper, T5Gemma, encoder-decoders; forms for a CPU, kernels for a GPU
+    "nets": 5_699,  # BART, Whisper, T5Gemma, encoder-decoders; forms for a CPU, kernels for a GPU
     "policies": 579,
     "rules": 1_403,
     "sampling": 1_004,

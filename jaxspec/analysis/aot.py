@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import importlib.metadata
 import json
@@ -28,7 +29,7 @@ from rich import filesize
 
 from jaxspec import sharding
 from jaxspec.analysis import chips, memory, random_model, roofline
-from jaxspec.core import Model, Params, Request, Weights, token_rows
+from jaxspec.core import Model, Request, Weights, token_rows
 from jaxspec.core.programs import accepted_options
 from jaxspec.decode import loop
 from jaxspec.decode.request import Prepared
@@ -118,11 +119,9 @@ def shape_model(shape: Any, dtype: str = "bfloat16") -> Model:
         dtype=quantisation.computation(dtype, "bfloat16"),
     )
 
-    def params() -> Params:
-        return quantisation.quantise(net_of(config).init(config, jax.random.key(0)), dtype)
-
-    name = shape if isinstance(shape, str) else ""
-    return Model(net_of(config).language_model(config), jax.eval_shape(params), config=config, name=name)
+    network, name = net_of(config), shape if isinstance(shape, str) else ""
+    params = jax.eval_shape(functools.partial(quantisation.quantise, dtype=dtype), network.shapes(config))
+    return Model(network.language_model(config), params, config=config, name=name)
 
 
 def compile_for(

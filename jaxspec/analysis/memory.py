@@ -113,17 +113,19 @@ def of_config(name: str, config: Any) -> NetSize:
     """
     network = net_of(config)
 
-    def nbytes(piece: Any, dtype: str) -> int:
-        stored = functools.partial(quantisation.quantise, dtype=dtype)
-        return quantisation.nbytes(jax.eval_shape(stored, network.shapes(piece)))
-
     def cache_of_token(dtype: str) -> int:
         computed = dataclasses.replace(config, dtype=quantisation.computation(dtype, "float32"))
         return network.cache_bytes(computed, 2) - network.cache_bytes(computed, 1)
 
     count = network.total(config, lambda piece: quantisation.count(network.shapes(piece)))
-    memory_bytes = {dtype: network.total(config, functools.partial(nbytes, dtype=dtype)) for dtype in DTYPES}
+    memory_bytes = {dtype: weight_bytes(config, dtype) for dtype in DTYPES}
     return NetSize(name, count, memory_bytes, {dtype: cache_of_token(dtype) for dtype in DTYPES}, config)
+
+
+def weight_bytes(config: Any, dtype: str) -> int:
+    """Counts the bytes of a network's parameters in some dtype, without making them."""
+    network, stored = net_of(config), functools.partial(quantisation.quantise, dtype=dtype)
+    return network.total(config, lambda piece: quantisation.nbytes(jax.eval_shape(stored, network.shapes(piece))))
 
 
 def process_bytes() -> int | None:

@@ -10,6 +10,7 @@ Reference: Leviathan, Kalman, Matias, ICML 2023, arXiv 2211.17192, section 3.5.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -259,7 +260,10 @@ def of_sizes(
 def _weight_bytes(size: str, load: roofline.Load) -> float:
     """Returns the bytes of all weights of a shape, those of prefill alone too; of a number, of so many."""
     config = roofline.shape_of(size)
-    return load.weight_bytes if config is None else memory.of_config(size, config).memory_bytes[load.dtype]
+    if config is None:
+        return load.weight_bytes
+    # In the dtype of the load, whose shapes are there.
+    return memory.weight_bytes(dataclasses.replace(config, dtype=load.dtype), load.dtype)
 
 
 def of_pair(

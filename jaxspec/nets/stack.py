@@ -6,6 +6,7 @@ Shapes: B batch, T step, P prompt, S cache capacity, K key-value heads, D head d
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -13,7 +14,8 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.core import Tracer
+from jax.core import Tracer, eval_jaxpr
+from jax.interpreters import partial_eval
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from jaxspec.core import Forward, Inside, LanguageModel, Layers, Params, Parts, Prompt, Room, chunks
@@ -46,11 +48,14 @@ def init_params(module: nn.Module, key: Key[Array, ""], *inputs: Any, **more: An
     >>> init_params(nn.Dense(2), jax.random.key(0), jnp.zeros((1, 3)))["kernel"].shape
     (3, 2)
     """
+    draw = lambda key, inputs: module.init(key, *inputs, **more)["params"]  # noqa: E731
     if isinstance(key, Tracer):  # only shapes are wanted
-        return module.init(key, *inputs, **more)["params"]
-    # Lazily: parameters need the shapes of inputs, and no pass over the network is run.
-    inputs = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), inputs)
-    return module.lazy_init(key, *inputs, **more)["params"]
+        return draw(key, inputs)
+    # Parameters need the shapes of inputs alone: what the module computes with them is left out, and not compiled.
+    drawn, shapes = jax.make_jaxpr(draw, return_shape=True)(key, inputs)
+    jaxpr, used = partial_eval.dce_jaxpr(drawn.jaxpr, True)
+    leaves = eval_jaxpr(jaxpr, drawn.consts, *itertools.compress(jax.tree.leaves((key, inputs)), used))
+    return jax.tree.unflatten(jax.tree.structure(shapes), leaves)
 
 
 def with_cache(

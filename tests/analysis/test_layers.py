@@ -9,14 +9,14 @@ from jaxspec import Model, Prompt
 from jaxspec.analysis import layers
 from jaxspec.nets import decoder
 from jaxspec.testing import table_model
-from tests.small import tiny_gpt
+from tests.small import random_params, tiny_gpt
 
 PROMPT = Prompt(jnp.array([[5, 6, 7]]), jnp.array([3]))
 
 
 def target(count):
     shape = tiny_gpt(layers=count)
-    return Model(decoder.language_model(shape), decoder.init(shape, jax.random.key(0)))
+    return Model(decoder.language_model(shape), random_params(decoder.init, shape))
 
 
 @pytest.mark.slow

@@ -18,9 +18,9 @@ from jaxspec.core import Forward, LanguageModel, Model, Prompt, Room, chunks, to
 from jaxspec.core import kv_cache as kv
 from jaxspec.nets import decoder, t5
 from jaxspec.vocab.remap import NONE, map_vocabulary
-from tests.draft_heads.test_drafters import noisy
 from tests.marks import marked
 from tests.rehearsals import test_recurrent_family, test_shared_family
+from tests.small import random_params
 
 VOCAB, WINDOW, REWIND, CAPACITY, WIDTH = 11, 3, 6, 40, 32
 WHOLE = decoder.decoder_config(VOCAB, dim=8, ff_dim=8, layers=2, heads=2, kv_heads=1, head_dim=4)
@@ -86,10 +86,10 @@ def _kind(name: str) -> Kind:
     if name in CONFIGS:
         config = CONFIGS[name]
         lm = decoder._language_model.__wrapped__(config, ())
-        params = noisy(decoder.init(config, jax.random.key(0)), 1, 0.3)
+        params = random_params(decoder.init, config, 1, 0.3)
         whole_rows = lambda params, rows: decoder.DecoderNet(config).apply({"params": params}, rows)  # noqa: E731
     elif name == "cross":
-        lm, params = t5.language_model(CROSS), noisy(t5.init(CROSS, jax.random.key(0)), 1, 0.3)
+        lm, params = t5.language_model(CROSS), random_params(t5.init, CROSS, 1, 0.3)
         whole_rows = lambda params, rows: t5.T5(CROSS).apply(  # noqa: E731
             {"params": params}, encoder_prompt(rows), rows.at[:, 0].set(CROSS.start_token)
         )
@@ -100,7 +100,8 @@ def _kind(name: str) -> Kind:
 
 
 def _compiled(lm: LanguageModel, params: Any, whole_rows: Callable[[Any, Any], Any]) -> Kind:
-    return Kind(lm._replace(prefill=jax.jit(lm.prefill), extend=jax.jit(lm.extend)), params, jax.jit(whole_rows))
+    jitted = {name: jax.jit(getattr(lm, name)) for name in ("extend", "rewind", "select") if getattr(lm, name)}
+    return Kind(lm._replace(prefill=jax.jit(lm.prefill), **jitted), params, jax.jit(whole_rows))
 
 
 def _mapped(inner: Kind) -> Kind:

@@ -16,7 +16,8 @@ from jaxspec.decode.generate import pieces as stream_of
 from jaxspec.decode.request import prepare
 from jaxspec.nets import decoder
 from jaxspec.testing import word_tokenizer
-from tests.draft_heads.test_drafters import LLAMA, drafter_of, noisy, target_of
+from tests.draft_heads.test_drafters import LLAMA, drafter_of, target_of
+from tests.small import random_params
 
 WORDS = ["<unk>", "</s>", "one", "two", "three", "<think>", "user", "assistant", "system", "four"]
 PLAIN = "{% for m in messages %}{{ m['role'] }} {{ m['content'] }} </s> {% endfor %}assistant"
@@ -27,7 +28,7 @@ FORGETS = (
 )
 # Networks, in which everything depends on all that was read before.
 TARGET, DRAFT = (
-    jaxspec.Model(decoder.language_model(config), noisy(decoder.init(config, jax.random.key(0)), layers, 0.6))
+    jaxspec.Model(decoder.language_model(config), random_params(decoder.init, config, layers, 0.6))
     for layers in (2, 1)
     for config in [nets.replace(LLAMA, vocab_size=len(WORDS), layers=layers)]
 )

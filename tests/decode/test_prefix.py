@@ -16,9 +16,10 @@ from jaxspec.decode.request import prepare
 from jaxspec.nets import decoder
 from jaxspec.testing import certify, table_model, word_tokenizer
 from jaxspec.vocab.remap import map_vocabulary
-from tests.draft_heads.test_drafters import LLAMA, NAMES, SELDOM, TRIMMED, drafter_of, noisy, target_of
+from tests.draft_heads.test_drafters import LLAMA, NAMES, SELDOM, TRIMMED, drafter_of, target_of
 from tests.drafters.cases import CASES, MODEL, TARGET
 from tests.marks import marked
+from tests.small import random_params
 
 SHARED = [1, 0, 2, 2, 1]
 ROWS = [[0], [2, 1, 1, 0, 2, 1, 0], [1, 1]]  # ragged, one of a single token
@@ -34,7 +35,7 @@ def networks():
     """
     configs = [(seed, nets.replace(LLAMA, layers=layers)) for seed, layers in ((1, 2), (7, 1), (8, 1))]
     return [
-        Model(decoder.language_model(config), noisy(decoder.init(config, jax.random.key(0)), seed, 0.6), None, config)
+        Model(decoder.language_model(config), random_params(decoder.init, config, seed, 0.6), None, config)
         for seed, config in configs
     ]
 

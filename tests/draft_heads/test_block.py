@@ -193,7 +193,10 @@ def test_a_drafter_that_no_format_can_store_says_why(option, published, folder, 
 def confident():
     """A drafter whose estimates lie on both sides of a half, as the tokens before them are."""
     config = heads.CONFIGS["dspark"]
-    params = heads.noisy(block.init(config, jax.random.key(3)), 4, 0.6)
+    params, structure = jax.tree.flatten(block.init(config, jax.random.key(3)))
+    keys = jax.random.split(jax.random.key(4), len(params))
+    params = [x + 0.6 * jax.random.normal(key, x.shape) for x, key in zip(params, keys, strict=True)]
+    params = jax.tree.unflatten(structure, params)
     params["confidence"] = {"weight": 8 * params["confidence"]["weight"], "bias": jnp.zeros(1)}
     network = jaxspec.DraftHead(block.head(config), params)
     return drafters.block(network, heads.target_of("decoder", config.taps))

@@ -10,6 +10,7 @@ import warnings
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from jaxspec import Model, Prompt, nets
@@ -25,9 +26,14 @@ PROMPTS = Prompt(jnp.arange(1, SIZE)[:, None], jnp.ones(SIZE - 1, jnp.int32))
 SAME, NEXT = jnp.eye(SIZE), jnp.roll(jnp.eye(SIZE), 1, axis=0)  # matrices from a token to itself, and to another
 
 
+def zeros(init, config):
+    shapes = jax.eval_shape(lambda: init(config, jax.random.key(0)))
+    return jax.tree.map(lambda x: jnp.asarray(np.zeros(x.shape, x.dtype)), shapes)
+
+
 @pytest.fixture(scope="module")
 def target():
-    params = jax.tree.map(jnp.zeros_like, decoder.init(SHAPE, jax.random.key(0)))
+    params = zeros(decoder.init, SHAPE)
     # [1 at t, 3 at t + 1] after the first layer, [3 at t, less elsewhere] after the second
     feeds = 3 / 8 * NEXT, NEXT.T / 3 - SAME / 2
     for i, out in enumerate(feeds):
@@ -39,7 +45,7 @@ def target():
 
 
 def weights(head=SAME, embedding=SAME):
-    params = jax.tree.map(jnp.zeros_like, eagle.init(CONFIG, jax.random.key(0)))
+    params = zeros(eagle.init, CONFIG)
     params |= {"fc": {"weight": SAME}, "head": {"weight": head}, "embedding": {"embedding": embedding}}
     for norm in (params, "norm"), (params["layers_0"], "hidden_norm"), (params["layers_0"], "embedding_norm"):
         norm[0][norm[1]] = {"scale": jnp.ones(SIZE)}

@@ -40,17 +40,6 @@ TARGETS = {
 }
 
 
-def noisy(params, seed, scale):
-    """Random numbers in place of norms of one and blocks of zeros; ids stay."""
-    leaves, structure = jax.tree.flatten(params)
-    keys = jax.random.split(jax.random.key(seed), len(leaves))
-    floats = [jnp.issubdtype(x.dtype, jnp.floating) for x in leaves]
-    changed = [
-        x + scale * jax.random.normal(k, x.shape) if f else x for x, k, f in zip(leaves, keys, floats, strict=True)
-    ]
-    return jax.tree.unflatten(structure, changed)
-
-
 @functools.cache
 def target_of(name, taps=()):
     net, config = TARGETS[name]

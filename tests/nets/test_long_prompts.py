@@ -18,9 +18,9 @@ from jaxspec.draft_heads.training import DraftStarts
 from jaxspec.nets import attention, decoder, encoder_decoder, t5
 from jaxspec.testing import certify, tables
 from tests.draft_heads.test_drafters import CONFIGS as CONFIGS_OF_HEADS
-from tests.draft_heads.test_drafters import noisy
 from tests.marks import marked
 from tests.nets.test_trees import CONFIGS
+from tests.small import random_params
 
 VOCAB, WIDTH, CAPACITY = 37, 17, 20  # no number of chunks but 1 and 17 fills the width
 PROMPT = Prompt(jax.random.randint(jax.random.key(5), (3, WIDTH), 0, VOCAB), jnp.array([17, 8, 1]))
@@ -255,7 +255,7 @@ def training_of(name, length):
         starts = DraftStarts(Forward(None, features, taps), tokens, places, 3, None)
         return jnp.sum(jnp.sin(kind.training.hidden_states(config, params, shared, starts)))
 
-    return loss, (noisy(kind.init(config, keys[2]), 1, 0.3), hidden, taps)
+    return loss, (random_params(kind.init, config, 1, 0.3), hidden, taps)
 
 
 HEADS = ("eagle 3", "mtp", "dflash", "dflash, windows")

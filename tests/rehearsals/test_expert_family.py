@@ -10,7 +10,6 @@ import itertools
 
 import flax.linen as nn
 import jax
-import jax.flatten_util
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -24,6 +23,7 @@ from jaxspec.nets.shapes import AttentionShape, DecoderConfig, FeedForwardShape,
 from jaxspec.weights import orbax, parameters, quantisation
 from jaxspec.weights.loading import find
 from jaxspec.weights.orbax import CheckpointError
+from tests.small import random_params
 
 VOCAB, DIM = 11, 8
 
@@ -88,8 +88,7 @@ ROWS = [[3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8], [2, 7], [1, 8, 2, 8, 1, 8]]
 
 @functools.cache
 def model(seed=0):
-    flat, unravel = jax.flatten_util.ravel_pytree(decoder.init(CONFIG, jax.random.key(seed)))
-    params = unravel(flat + 0.5 * jax.random.normal(jax.random.key(seed + 1), flat.shape))
+    params = random_params(decoder.init, CONFIG, seed, 0.5)
     return Model(decoder.language_model(CONFIG), params, config=CONFIG, name=f"experts-{seed}")
 
 

@@ -12,7 +12,6 @@ from typing import ClassVar
 
 import flax.linen as nn
 import jax
-import jax.flatten_util
 import jax.numpy as jnp
 import pytest
 
@@ -32,6 +31,7 @@ from jaxspec.training import head_loss, top_tokens
 from jaxspec.weights import orbax
 from tests.decode import test_chat
 from tests.marks import marked
+from tests.small import random_params
 
 VOCAB, DIM, KERNEL = 11, 8, 3
 
@@ -105,8 +105,7 @@ CONFIG = DecoderConfig(VOCAB, DIM, tuple(LayerShape(mixer, FeedForwardShape(6)) 
 def network(seed=0):
     """The family's language model, and its parameters."""
     lm = decoder._language_model.__wrapped__(CONFIG, ())  # whose functions nothing has compiled
-    flat, unravel = jax.flatten_util.ravel_pytree(decoder.init(CONFIG, jax.random.key(seed)))
-    return lm, unravel(flat + 0.4 * jax.random.normal(jax.random.key(seed + 1), flat.shape))
+    return lm, random_params(decoder.init, CONFIG, seed, 0.4)
 
 
 def whole_rows(params, rows):
@@ -131,11 +130,11 @@ def model(seed=0):
 
 
 PROMPT, NEW = jaxspec.Prompt(jnp.ones((1, 4), jnp.int32), jnp.array([4])), jnp.ones((1, 40), jnp.int32)
-LESSON = head_loss.Lesson(SimpleNamespace(target=NEW, target_length=jnp.array([40])), network()[1])  # pyright: ignore
+LINES = SimpleNamespace(target=NEW, target_length=jnp.array([40]))
 READERS = {
     "teacher forcing": lambda target: acceptance.teacher_forced(target.lm, target.params, PROMPT, NEW),
     "distillation": lambda target: top_tokens.most_probable(target.lm, target.params, PROMPT, NEW, 2),
-    "training of heads": lambda target: head_loss.read(target.lm, LESSON),
+    "training of heads": lambda target: head_loss.read(target.lm, head_loss.Lesson(LINES, target.params)),
     "checks of causality": lambda target: causality.look_ahead.__wrapped__(target.lm, target.params),
     "checks of shapes": causality.check_shapes,
     "certificates": lambda target: tables._network.__wrapped__(target.lm, target.params, PROMPT, NEW),

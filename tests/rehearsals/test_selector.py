@@ -16,8 +16,8 @@ from jaxspec.draft_heads import block
 from jaxspec.nets import decoder
 from jaxspec.rules.catalogue import RULES
 from jaxspec.testing import certify
-from tests.draft_heads.test_drafters import noisy
 from tests.marks import marked
+from tests.small import random_params
 
 MANY, BEST = 17, 16
 EXACT = [name for name, entry in RULES.items() if entry.rule.exact]
@@ -46,10 +46,10 @@ def pair(vocab, best):
     """A target, and a block drafter with a selector."""
     shape = functools.partial(decoder.decoder_config, vocab, dim=8, ff_dim=8, heads=2, kv_heads=1, head_dim=4)
     net = shape(layers=2)
-    params = noisy(decoder.init(net, jax.random.key(0)), 1, 0.6)
+    params = random_params(decoder.init, net, 1, 0.6)
     target = Model(decoder.language_model(net, (0, 1)), params, config=net)
     config = block.BlockConfig(shape(layers=1), 8, (0, 1), block=4, mask_token=vocab - 1)
-    params = noisy(block.init(config, jax.random.key(3)), 4, 0.3)
+    params = random_params(block.init, config, 4, 0.3)
     functions = block.head(config)._replace(memory=1, next_logits=functools.partial(selector, best))
     return target, block.block(jaxspec.DraftHead(functions, params | values(vocab)), target)
 

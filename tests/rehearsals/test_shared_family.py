@@ -11,7 +11,6 @@ from typing import ClassVar
 
 import flax.linen as nn
 import jax
-import jax.flatten_util
 import jax.numpy as jnp
 import pytest
 
@@ -23,6 +22,7 @@ from jaxspec.nets.rotary import Rotary
 from jaxspec.nets.shapes import AttentionShape, DecoderConfig, FeedForwardShape, LayerShape
 from jaxspec.weights import orbax
 from tests.marks import marked
+from tests.small import random_params
 
 VOCAB, DIM, SIDE = 11, 8, 3
 
@@ -100,8 +100,7 @@ ROWS = [[3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8], [2, 7], [1, 8, 2, 8, 1, 8]]
 
 @functools.cache
 def model(seed=0):
-    flat, unravel = jax.flatten_util.ravel_pytree(decoder.init(CONFIG, jax.random.key(seed)))
-    params = unravel(flat + 0.3 * jax.random.normal(jax.random.key(seed + 1), flat.shape))
+    params = random_params(decoder.init, CONFIG, seed, 0.1)
     return Model(decoder.language_model(CONFIG), params, None, CONFIG, name=f"shared-{seed}")
 
 
