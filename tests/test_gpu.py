@@ -104,6 +104,18 @@ def test_attention_is_one_kernel(programs, monkeypatch: pytest.MonkeyPatch):
             assert fewer["bytes_read"] < 1.01 * more["bytes_read"], (name, part)
 
 
+def test_a_quantised_product_is_a_kernel_of_ours(programs, monkeypatch: pytest.MonkeyPatch):
+    """Groups of int4 are added up as they are read, so a pass over several tokens reads the matrices alone."""
+    monkeypatch.setenv(on_gpu.SWITCH, "1")
+    for dtype, fewer, most in ("int8", 1, 1.01), ("int4", 5, 0.9):
+        name = f"Llama, chain, {dtype}"
+        chain = compiled_cases(SCRIPT, name)[name]["programs"]["speculative"]["parts"]
+        before = programs[name]["programs"]["speculative"]["parts"]
+        for part in "target", "draft step":
+            assert chain[part]["kernels"] <= before[part]["kernels"] - fewer, (name, part)
+        assert chain["target"]["bytes_read"] < most * before["target"]["bytes_read"], name
+
+
 def test_the_command_keeps_programs(tmp_path: Path):
     """The whole way of `jaxspec compile`, on checkpoints that ship, of which only the shapes are read."""
     options = "--target debian-t5-base --draft debian-t5-small --gamma 2 --topology h100 --json"

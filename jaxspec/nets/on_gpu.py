@@ -1,12 +1,13 @@
-"""A kernel for attention in passes over few tokens on one GPU, where small kernels take as long as their launches.
+"""Kernels for passes over few tokens on one GPU: attention to a cache, and products with int8 and int4 matrices.
 
-XLA makes scores, softmax and mixing up to three kernels, and reads the whole room of a cache. This kernel, written for
-Triton, does all three, and reads what is filled. It compiles for an H100, and in Pallas' interpreter its results are
-XLA's. **No card has timed it**, so it is off unless the environment variable JAXSPEC_GPU_KERNELS is 1 when a program is
-traced. On a mesh it must stay off: XLA cannot split it.
+XLA makes scores, softmax and mixing up to three kernels, and reads the whole room of a cache. `attention` does all
+three, and reads what is filled. A product of an int4 matrix writes the sums of its groups, and a second kernel adds
+them. `quantised_product` adds them as it reads. Both are written for Triton. They compile for an H100, and in Pallas'
+interpreter their results are XLA's. **No card has timed them**, so they are off unless the environment variable
+JAXSPEC_GPU_KERNELS is 1 when a program is traced. On a mesh they must stay off: XLA cannot split them.
 
 Shapes: B batch, T step, S keys, H query heads, K key-value heads, D head dimension; R = H / K * T rows of queries that
-read the same keys; N spans of keys.
+read the same keys; N spans of keys. Of products: N = B T rows, G groups of columns, P numbers in a word of memory.
 """
 
 from __future__ import annotations
@@ -18,14 +19,18 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
+from jaxspec.nets.quantised import Quantised, entries_name, entries_of
+
 SWITCH = "JAXSPEC_GPU_KERNELS"
 KEYS, SPAN = 64, 256  # keys of one product, and of one program: 2,048 keys of 8 heads are read by 64 programs
 ROWS, WIDEST = 64, 256  # rows of queries, and entries of a head, that a program has registers for
 MASKED = -1e30  # as in `nets.attention`
+OUTPUTS, TURNS, PROGRAMS = 64, 4, 1024  # of a product: outputs of a program, its least turns, and the most programs
+WORDS = {"int8": (1, 128), "int4": (8, 64)}  # numbers in a word of a quantised matrix, and the most words of a turn
 
 
 def is_on() -> bool:
-    """Tells whether this kernel is to be used.
+    """Tells whether these kernels are to be used.
 
     Raises:
         ValueError: the environment variable is neither 1 nor 0.
@@ -48,7 +53,7 @@ def _indices(size: int, least: int = 1) -> Array:
     return jax.lax.broadcasted_iota(jnp.int32, (max(least, 1 << (size - 1).bit_length()),), 0)
 
 
-def takes(query: Float[Array, "B H T D"], keys: Float[Array, "B K S D"]) -> bool:
+def takes_attention(query: Float[Array, "B H T D"], keys: Float[Array, "B K S D"]) -> bool:
     """Tells whether a program has registers for all queries that read the same keys, and they have one dtype."""
     _, heads, step, width = query.shape
     return query.dtype == keys.dtype and heads // keys.shape[1] * step <= ROWS and width <= WIDEST
@@ -150,3 +155,95 @@ def attention(
         sums = jnp.concatenate([sums, jnp.broadcast_to(of_none, (B, K, 1, R))], axis=2)
     weights = jax.nn.softmax(sums, axis=2)[:, :, :N, :, None]
     return jnp.sum(weights * mixed, axis=2).astype(query.dtype).reshape(B, H, T, D)
+
+
+def takes_product(x: Float[Array, "B T in"], matrix: Quantised) -> bool:
+    """Tells whether a matrix is int8 or int4 without zero points, in parts that a program reads, and rows are few."""
+    name, (batch, step, _) = entries_name(matrix), x.shape
+    is_plain = name in WORDS and "zero" not in matrix and matrix["scale"].ndim == 2
+    return is_plain and x.dtype.itemsize == 2 and batch * step <= ROWS and _turn(matrix) >= 16
+
+
+def _turn(matrix: Quantised) -> int:
+    """Counts the words that a program reads of each output in one turn: they divide a group."""
+    per_word, most = WORDS[entries_name(matrix)]
+    words, rest = divmod(entries_of(matrix).shape[-1], per_word)
+    return 0 if rest else min(words & -words, most)
+
+
+def quantised_product(x: Float[Array, "B T in"], matrix: Quantised, *, interpret: bool = False) -> Array:
+    """Computes `quantised.product`: each program multiplies some outputs with a part of the columns.
+
+    Returns:
+        Products [B, T, out], in the dtype of `x`.
+    """
+    from jax.experimental import pallas as pl
+    from jax.experimental.pallas import triton
+
+    name, scale = entries_name(matrix), matrix["scale"]
+    (per_word, _), turn = WORDS[name], _turn(matrix)
+    entries = entries_of(matrix).reshape(-1, *entries_of(matrix).shape[-2:])  # [G, out, width]
+    if name == "int4":
+        # Memory holds eight numbers in 32 bits already: nothing is copied. A product multiplies one of each eight.
+        entries = jax.lax.bitcast_convert_type(entries.reshape(*entries.shape[:2], -1, per_word), jnp.int32)
+    rows = x.reshape(-1, x.shape[-1] // per_word, per_word).transpose(2, 0, 1)  # [P, N, words]
+    (G, out, words), N = entries.shape, rows.shape[1]
+    turns, tiles = G * words // turn, pl.cdiv(out, OUTPUTS)
+    each = pl.cdiv(turns, max(1, min(turns // TURNS, PROGRAMS // tiles)))
+    parts = pl.cdiv(turns, each)
+
+    def kernel(rows_ref, entries_ref, scale_ref, sums_ref):
+        output, row, word = _indices(OUTPUTS), _indices(N, least=16), _indices(turn)
+        is_output, is_row = pl.program_id(0) * OUTPUTS + output < out, row < N
+        first = pl.program_id(1) * each
+
+        def add(i, total):
+            start = (first + i) * turn
+            group, place = (start // words, start % words) if G > 1 else (0, start)
+            index = group, output[:, None], place + word[None, :]
+            block = triton.load(entries_ref.at[*index], mask=is_output[:, None] & (word < turn)[None, :], other=0)
+            sums = jnp.zeros_like(total)
+            for p in range(per_word):
+                index = p, row[:, None], start + word[None, :]
+                columns = triton.load(rows_ref.at[*index], mask=is_row[:, None] & (word < turn)[None, :], other=0.0)
+                number = block if per_word == 1 else _number(block, p)
+                sums += triton.dot(number.astype(x.dtype), columns, trans_b=True)
+            if G > 1:
+                sums *= triton.load(scale_ref.at[output, group], mask=is_output, other=0.0)[:, None]
+            return total + sums
+
+        zeros = jnp.zeros((OUTPUTS, len(row)), jnp.float32)
+        total = jax.lax.fori_loop(0, jnp.minimum(each, turns - first), add, zeros)
+        if G == 1:
+            total *= triton.load(scale_ref.at[output, 0 * output], mask=is_output, other=0.0)[:, None]
+        index = 0, row[None, :], output[:, None]
+        triton.store(sums_ref.at[*index], total.astype(sums_ref.dtype), mask=is_output[:, None] & is_row[None, :])
+
+    sums = pl.pallas_call(
+        kernel,
+        jax.ShapeDtypeStruct((parts, N, out), x.dtype if parts == 1 else jnp.float32),
+        grid=(tiles, parts),
+        in_specs=[
+            pl.BlockSpec(rows.shape, lambda i, part: (0, 0, 0)),
+            pl.BlockSpec((G, OUTPUTS, words), lambda i, part: (0, i, 0)),
+            pl.BlockSpec((OUTPUTS, scale.shape[1]), lambda i, part: (i, 0)),
+        ],
+        out_specs=pl.BlockSpec((1, N, OUTPUTS), lambda i, part: (part, 0, i)),
+        compiler_params=triton.CompilerParams(num_warps=2, num_stages=3),
+        interpret=interpret,
+        name="quantised_product",
+    )(rows, entries, scale)
+    return sums.sum(axis=0).astype(x.dtype).reshape(*x.shape[:-1], out)
+
+
+def _number(word: Array, p: int) -> Array:
+    """Takes number p of the eight in a word, as bfloat16.
+
+    A GPU converts integers at a fraction of its rate. But the bits 0x4300 + n are 128 + n in bfloat16, for n below 128;
+    and of a number in four bits with its sign, `n ^ 8` is n + 8.
+
+    >>> [_number(jnp.int32(0x7F8), p).item() for p in range(3)]
+    [-8.0, -1.0, 7.0]
+    """
+    bits = ((word >> (4 * p)) & 0xF) ^ 0x4308
+    return jax.lax.bitcast_convert_type(bits.astype(jnp.int16), jnp.bfloat16) - jnp.bfloat16(136)

@@ -137,7 +137,7 @@ def load(
     if mesh is not None:
         mesh = sharding.mesh(mesh)
         if on_gpu.is_on():
-            raise ValueError(f"got a mesh, and {on_gpu.SWITCH}=1: that kernel cannot be split over devices, unset it")
+            raise ValueError(f"got a mesh, and {on_gpu.SWITCH}=1: those kernels cannot be split over devices, unset it")
     folder = find(source, revision)
     hub.refuse_adapter(folder, source)
     reader = format_of(folder).open(folder)

@@ -13,7 +13,7 @@ import pytest
 import jaxspec
 from jaxspec import nets
 from jaxspec.core import Prompt, Room
-from jaxspec.nets import attention, on_gpu
+from jaxspec.nets import attention, dense, on_gpu, quantised
 from tests.small import random_params, tiny_llama, tiny_t5
 
 
@@ -40,16 +40,77 @@ def test_attention(heads, kv_heads, step, keys, width, options):
     bias = drawn(1, heads, step, keys) if "bias" in options else None
     sinks, cap = drawn(heads) if "sinks" in options else None, 2.0 if "cap" in options else None
     arrays, scale = (query, key, value, mask, bias, sinks), width**-0.5
-    assert on_gpu.takes(query, key)
+    assert on_gpu.takes_attention(query, key)
     kernel = functools.partial(on_gpu.attention, scale=scale, cap=cap, interpret=True)
     expected = attention._whole(scale, cap, *arrays)
     np.testing.assert_allclose(jax.jit(kernel)(*arrays), expected, atol=2e-6)
 
 
+@pytest.mark.parametrize(
+    ("dtype", "rows", "groups", "outputs", "width"),
+    [
+        ("int8", 1, 1, 40, 1024),  # two parts of the columns; a program whose last outputs are none
+        ("int8", 5, 1, 70, 48),
+        ("int8", 2, 3, 16, 256),  # two turns a group
+        ("int4", 3, 9, 70, 128),  # the last part has one turn
+        ("int4", 20, 1, 64, 256),  # more rows than a tensor core's least product
+    ],
+)
+def test_quantised_product(dtype, rows, groups, outputs, width):
+    matrix, x = random_matrix(dtype, groups, outputs, width), drawn(1, rows, groups * width).astype(jnp.bfloat16)
+    assert on_gpu.takes_product(x, matrix)
+    got = jax.jit(functools.partial(on_gpu.quantised_product, interpret=True))(x, matrix)
+    assert got.dtype == jnp.bfloat16 and got.shape == (1, rows, outputs)
+    # Products and sums are float32; only the order of sums differs, which may decide how the last bit is rounded.
+    np.testing.assert_allclose(*(np.asarray(y, np.float32) for y in (got, quantised.product(x, matrix))), rtol=8e-3)
+
+
+def random_matrix(dtype: str, groups: int, outputs: int, width: int) -> dict[str, jax.Array]:
+    random, most = np.random.default_rng(groups), 1 << (int(dtype[3:]) - 1)
+    entries = jnp.asarray(random.integers(-most, most, (groups, outputs, width)), dtype)
+    return {
+        dtype: entries if groups > 1 else entries[0],
+        "scale": jnp.asarray(random.uniform(1, 2, (outputs, groups)), jnp.float32),
+    }
+
+
+def test_other_products_stay_with_xla():
+    x, matrix = drawn(1, 2, 64).astype(jnp.bfloat16), random_matrix("int8", 1, 24, 64)
+    assert on_gpu.takes_product(x, matrix)
+    assert not on_gpu.takes_product(x.astype(jnp.float32), matrix)
+    assert not on_gpu.takes_product(jnp.tile(x, (1, 40, 1)), matrix)  # 80 rows
+    assert not on_gpu.takes_product(x, matrix | {"zero": jnp.zeros((24, 1), jnp.int8)})
+    assert not on_gpu.takes_product(x[..., :40], random_matrix("int8", 1, 24, 40))  # turns of 8 columns
+    assert not on_gpu.takes_product(x[..., :36], random_matrix("int4", 1, 24, 36))  # half a word
+
+
+def test_one_row_of_int8_is_one_of_two_on_a_gpu(monkeypatch: pytest.MonkeyPatch):
+    matrix, x = random_matrix("int8", 1, 24, 64), drawn(1, 1, 64).astype(jnp.bfloat16)
+    expected = quantised.product(x, matrix)
+    as_on_a_gpu(monkeypatch)
+    assert "f32[1,2,24]" in str(jax.make_jaxpr(dense.product)(x, matrix))
+    np.testing.assert_array_equal(dense.product(x, matrix), expected)
+
+
+@pytest.mark.parametrize(("dtype", "groups"), [("int8", 1), ("int4", 2)])
+def test_the_kernel_in_a_product_and_its_gradient(dtype, groups, monkeypatch: pytest.MonkeyPatch):
+    matrix, x = random_matrix(dtype, groups, 24, 128), drawn(1, 3, groups * 128).astype(jnp.bfloat16)
+
+    def run() -> tuple[jax.Array, jax.Array]:
+        return jax.value_and_grad(lambda x: jnp.sum(dense.product(x, matrix).astype(jnp.float32) ** 2))(x)
+
+    expected = run()
+    monkeypatch.setenv(on_gpu.SWITCH, "1")
+    as_on_a_gpu(monkeypatch)
+    assert "pallas_call" in str(jax.make_jaxpr(dense.product)(x, matrix))
+    np.testing.assert_allclose(run()[0], expected[0], rtol=1e-2)
+    np.testing.assert_allclose(*(np.asarray(y[1], np.float32) for y in (run(), expected)), rtol=2e-2, atol=1)
+
+
 def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Has a GPU's branches run here, and the kernel in the interpreter."""
-    kernel = functools.partial(on_gpu.attention, interpret=True)
-    monkeypatch.setattr(on_gpu, "attention", kernel)
+    """Has a GPU's branches run here, and the kernels in the interpreter."""
+    for name in ("attention", "quantised_product"):
+        monkeypatch.setattr(on_gpu, name, functools.partial(getattr(on_gpu, name), interpret=True))
 
     def branch(*arrays: Any, default: Any, cuda: Any = None, **_: Any) -> Any:
         return (cuda or default)(*arrays)
