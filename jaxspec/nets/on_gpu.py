@@ -166,13 +166,13 @@ def takes_product(x: Float[Array, "B T in"], matrix: Quantised) -> bool:
 
 def _turn(matrix: Quantised) -> int:
     """Counts the words that a program reads of each output in one turn: they divide a group."""
-    per_word, most = WORDS[entries_name(matrix)]
-    words, rest = divmod(entries_of(matrix).shape[-1], per_word)
-    return 0 if rest else min(words & -words, most)
+    per_word, limit = WORDS[entries_name(matrix)]
+    words, remainder = divmod(entries_of(matrix).shape[-1], per_word)
+    return 0 if remainder else min(words & -words, limit)
 
 
 def quantised_product(x: Float[Array, "B T in"], matrix: Quantised, *, interpret: bool = False) -> Array:
-    """Computes `quantised.product`: each program multiplies some outputs with a part of the columns.
+    """Computes `quantised.product`: each program multiplies some outputs with a span of the columns.
 
     Returns:
         Products [B, T, out], in the dtype of `x`.
@@ -189,23 +189,24 @@ def quantised_product(x: Float[Array, "B T in"], matrix: Quantised, *, interpret
     rows = x.reshape(-1, x.shape[-1] // per_word, per_word).transpose(2, 0, 1)  # [P, N, words]
     (G, out, words), N = entries.shape, rows.shape[1]
     turns, tiles = G * words // turn, pl.cdiv(out, OUTPUTS)
-    each = pl.cdiv(turns, max(1, min(turns // TURNS, PROGRAMS // tiles)))
-    parts = pl.cdiv(turns, each)
+    span = pl.cdiv(turns, max(1, min(turns // TURNS, PROGRAMS // tiles)))
+    spans = pl.cdiv(turns, span)
 
     def kernel(rows_ref, entries_ref, scale_ref, sums_ref):
         output, row, word = _indices(OUTPUTS), _indices(N, least=16), _indices(turn)
         is_output, is_row = pl.program_id(0) * OUTPUTS + output < out, row < N
-        first = pl.program_id(1) * each
+        first = pl.program_id(1) * span
+        of_outputs, of_rows = (is_real[:, None] & (word < turn)[None, :] for is_real in (is_output, is_row))
 
         def add(i, total):
             start = (first + i) * turn
-            group, place = (start // words, start % words) if G > 1 else (0, start)
-            index = group, output[:, None], place + word[None, :]
-            block = triton.load(entries_ref.at[*index], mask=is_output[:, None] & (word < turn)[None, :], other=0)
+            group, column = (start // words, start % words) if G > 1 else (0, start)
+            index = group, output[:, None], column + word[None, :]
+            block = triton.load(entries_ref.at[*index], mask=of_outputs, other=0)
             sums = jnp.zeros_like(total)
             for p in range(per_word):
                 index = p, row[:, None], start + word[None, :]
-                columns = triton.load(rows_ref.at[*index], mask=is_row[:, None] & (word < turn)[None, :], other=0.0)
+                columns = triton.load(rows_ref.at[*index], mask=of_rows, other=0.0)
                 number = block if per_word == 1 else _number(block, p)
                 sums += triton.dot(number.astype(x.dtype), columns, trans_b=True)
             if G > 1:
@@ -213,7 +214,7 @@ def quantised_product(x: Float[Array, "B T in"], matrix: Quantised, *, interpret
             return total + sums
 
         zeros = jnp.zeros((OUTPUTS, len(row)), jnp.float32)
-        total = jax.lax.fori_loop(0, jnp.minimum(each, turns - first), add, zeros)
+        total = jax.lax.fori_loop(0, jnp.minimum(span, turns - first), add, zeros)
         if G == 1:
             total *= triton.load(scale_ref.at[output, 0 * output], mask=is_output, other=0.0)[:, None]
         index = 0, row[None, :], output[:, None]
@@ -221,14 +222,14 @@ def quantised_product(x: Float[Array, "B T in"], matrix: Quantised, *, interpret
 
     sums = pl.pallas_call(
         kernel,
-        jax.ShapeDtypeStruct((parts, N, out), x.dtype if parts == 1 else jnp.float32),
-        grid=(tiles, parts),
+        jax.ShapeDtypeStruct((spans, N, out), x.dtype if spans == 1 else jnp.float32),
+        grid=(tiles, spans),
         in_specs=[
-            pl.BlockSpec(rows.shape, lambda i, part: (0, 0, 0)),
-            pl.BlockSpec((G, OUTPUTS, words), lambda i, part: (0, i, 0)),
-            pl.BlockSpec((OUTPUTS, scale.shape[1]), lambda i, part: (i, 0)),
+            pl.BlockSpec(rows.shape, lambda i, k: (0, 0, 0)),
+            pl.BlockSpec((G, OUTPUTS, words), lambda i, k: (0, i, 0)),
+            pl.BlockSpec((OUTPUTS, scale.shape[1]), lambda i, k: (i, 0)),
         ],
-        out_specs=pl.BlockSpec((1, N, OUTPUTS), lambda i, part: (part, 0, i)),
+        out_specs=pl.BlockSpec((1, N, OUTPUTS), lambda i, k: (k, 0, i)),
         compiler_params=triton.CompilerParams(num_warps=2, num_stages=3),
         interpret=interpret,
         name="quantised_product",
