@@ -184,9 +184,9 @@ def _of_fixed_and_one(q: Probabilities, count: int, draw: DrawName) -> Probabili
 def _all_inside(q: Probabilities, count: int) -> Float[np.ndarray, " V+1"]:
     """The probability that `count` draws without replacement are all among the first 0, 1, ..., V tokens.
 
-    Draws without replacement are the order in which independent exponential clocks of rates q ring. With the others'
-    first ring after a time t of rate r, at least `count` of the first tokens must have rung before: an integral over t,
-    by the trapezoidal rule in log t, whose integrand falls off on both sides, so that it converges exponentially.
+    Draws without replacement are the order in which independent exponential clocks of rates q ring. The other tokens'
+    clocks ring first after a time t, of rate r. At least `count` of the first tokens must have rung before. That is an
+    integral over t. Its integrand falls off on both sides in log t, so the trapezoidal rule converges exponentially.
     """
     log_time = np.arange(FIRST, LAST, STEP)
     time = np.exp(log_time)

@@ -44,12 +44,12 @@ _HIDDEN: dict[tuple[str, ...], int] = {
 def random_verdicts_for_benchmarks(alpha: float) -> Rule:
     r"""NOT a rule to decode with: accepts each draft token with probability alpha, whatever the two distributions are.
 
-    The time of speculative decoding depends on how many draft tokens are accepted and not on which, so models of random
-    weights, which agree on nothing, decode in the time of trained ones whose acceptance rate is alpha: a round accepts
-    k < gamma draft tokens with probability alpha^k (1 - alpha), the distribution behind Equation 1 of the paper. The
-    text is nonsense: draft tokens are accepted that the target would never generate, and the token after them is the
-    target's argmax, or drawn from its distribution. The rule is marked inexact, and no name in `jaxspec.rules` or on
-    the command line leads to it.
+    The time of speculative decoding depends on how many draft tokens are accepted, not on which. So with this rule
+    models of random weights, which agree on nothing, take the time of trained ones whose acceptance rate is alpha. A
+    round accepts k < gamma draft tokens with probability alpha^k (1 - alpha), the distribution behind Equation 1 of the
+    paper. The text is nonsense: draft tokens are accepted that the target would never generate. The token after them is
+    the target's argmax, or drawn from its distribution. The rule is marked inexact, and no name in `jaxspec.rules` or
+    on the command line leads to it.
 
     Example:
         >>> import jax, jax.numpy as jnp
