@@ -8,10 +8,15 @@ Two cores, tens of minutes.
 The T5 pair has read English and translated it; the draft has learnt its target's greedy texts. Here both are given
 German, the references of `heldout/translation.jsonl`, batch by batch, each prompt once. Every batch is generated with
 the draft as shipped and with drafts that learn (`jaxspec.training.online`) at rejected positions or at all, from the
-same keys. It prints three figures for each part of the generation. The first is alpha (accepted of tested draft tokens),
-with its difference from that of the draft as shipped and the standard error over rows. The second is tokens a round. The
-third is the seconds of an update over the seconds of its batch's generation, as quartiles of the batches after the
-first, which compiles. At the end all drafts are given English, which shows what learning German has cost or brought.
+same keys. It prints three figures for each part of the generation:
+
+- alpha (accepted of tested draft tokens), and its difference from that of the draft as shipped, with the standard error
+  over rows;
+- tokens a round;
+- the seconds of an update over the seconds of its batch's generation, as quartiles of the batches after the first,
+  which compiles.
+
+At the end all drafts are given English, which shows what learning German has cost or brought.
 """
 
 import argparse
