@@ -40,7 +40,7 @@ def best_acceptance(p: ArrayLike, q: ArrayLike, count: int, draw: DrawName = "re
     Args:
         p, q: distributions of target and drafter [V].
         count: K.
-        draw: see the top of this file.
+        draw: its name, as the top of this file says.
 
     Raises:
         ValueError: p or q is no distribution, their vocabularies differ, K is not in 1 .. V, or an unknown draw.

@@ -49,7 +49,7 @@ class Fit(NamedTuple):
         draws: how many pairs were looked at.
         pvalue: how likely it is that draws are as far off, or farther, if the distribution or the bound is right. Below
             0.001 it is hardly chance.
-        statistic: of chi-square, sum over cells of (observed - expected)^2 / expected.
+        statistic: chi-square, the sum over cells of (observed - expected)^2 / expected.
     """
 
     test: str
@@ -81,9 +81,9 @@ class RuleFit(NamedTuple):
     """The test of a rule after one prompt, at one temperature.
 
     Attributes:
-        rule, exact, temperature, prompt: what was tested; prompts are counted from the shortest.
-        acceptance_rate: of the draft tokens.
-        test, cells, draws, pvalue, statistic: as of `Fit`.
+        rule, exact, temperature, prompt: the tested case; prompts are counted from the shortest.
+        acceptance_rate: the share of draft tokens that were accepted.
+        test, cells, draws, pvalue, statistic: the fields of `Fit`.
         frequent: the likeliest first tokens, but for those that are too rare.
         corrected: the p-value for how many tests there are (Holm).
         as_stated: whether that is likely enough.
@@ -110,7 +110,7 @@ class RuleFits(NamedTuple):
     Attributes:
         draws, prompts, temperatures: how many draws after each of how many prompts, at which temperatures.
         false_alarm: the corrected p-value below which a test is not as stated.
-        confidence: that all intervals hold what they are of.
+        confidence: the probability that all intervals hold their values.
         tests: by prompt, temperature and rule.
     """
 

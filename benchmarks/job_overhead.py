@@ -48,8 +48,8 @@ class Work(NamedTuple):
 
     Attributes:
         target, drafter: the models; without a drafter decoding is plain.
-        prompts, limits: of each row its ids, and its number of new tokens.
-        slots, gamma: as in `generate_many`.
+        prompts, limits: the ids of each row, and its number of new tokens.
+        slots, gamma: options of `generate_many`.
     """
 
     target: Model

@@ -55,12 +55,12 @@ class Kind(NamedTuple):
     """A kind of folder: a published configuration, how its tensors are called and stored, and the dtype to load.
 
     Attributes:
-        name: what the table calls it.
+        name: its name in the table.
         config: a hub id in tests/pairs/configs.
-        dtype: what it is loaded in.
+        dtype: the dtype that it is loaded in.
         changed: keys of its config.json beside `NARROW`, or of its text_config.
-        prefix: what a wrapper's names begin with in place of "model.", the head's excepted.
-        beside: of a wrapper: the beginning of the names of what is not read.
+        prefix: the beginning of a wrapper's names in place of "model.", the head's excepted.
+        beside: the beginning of a wrapper's names that are not read.
     """
 
     name: str
@@ -112,8 +112,8 @@ class Loaded(NamedTuple):
         files, largest: how many, and bytes of the largest.
         size: bytes of the parameters.
         extra: bytes of host memory at the peak, beyond what was there before and what the parameters take.
-        how: that peak is known, as `Peak` has it.
-        seconds: of loading.
+        how: the way that peak was measured, as in `Peak`.
+        seconds: the time of loading.
         bits: the sum of the parameters' bits.
         busy: seconds of a CPU.
     """

@@ -43,7 +43,7 @@ class Sample(NamedTuple):
         tokens: new ones, since the last sample.
         seconds, processor_seconds: since the last sample.
         resident: bytes of the process.
-        arrays, array_bytes: that are alive on the device.
+        arrays, array_bytes: the arrays that are alive on the device, and their bytes.
         compiled: programs, since the process began.
     """
 
@@ -82,8 +82,8 @@ def samples(target: Model, drafter: Model | None, count: int, every: int, **opti
     Args:
         target, drafter: the models.
         count: prompts.
-        every: of them there is a sample.
-        **options: of `generate_many`.
+        every: the number of prompts between two samples.
+        **options: options of `generate_many`.
     """
     counter, process = compilations(), psutil.Process()
     prompts = requests(count, target.lm.vocab_size)

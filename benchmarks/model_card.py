@@ -47,11 +47,11 @@ class Card(NamedTuple):
     """A task of a pair's card.
 
     Attributes:
-        task: of the held-out prompts.
+        task: the task of the held-out prompts.
         loss: per token, in nats, of the target and of the drafter.
-        metric, quality: of their greedy texts; empty and None where there is no score.
+        metric, quality: the score of their greedy texts; empty and None where there is no score.
         thirds: the same for thirds of the prompts by length: fewest and most characters, the target's, the drafter's.
-        rows: of `bench.run`, untimed: greedy at `GAMMAS`, and at temperature 1.
+        rows: rows of `bench.run`, untimed: greedy at `GAMMAS`, and at temperature 1.
     """
 
     task: str

@@ -66,7 +66,7 @@ class Sizes(NamedTuple):
 
     Attributes:
         target, drafter: weights.
-        caches: of both.
+        caches: bytes of both caches.
     """
 
     target: float
@@ -142,9 +142,9 @@ def layer_shapes(table: dict, prefix: str, *, fused: bool = False, norms: bool =
 
     Args:
         table: config.json.
-        prefix: of the names.
+        prefix: the beginning of the names.
         fused: whether attention reads two vectors, as in EAGLE-3.
-        norms, bias: of queries and keys.
+        norms, bias: whether queries and keys have norms, and biases.
     """
     dim, ff_dim, heads = table["hidden_size"], table["intermediate_size"], table["num_attention_heads"]
     size = table.get("head_dim") or dim // heads
@@ -342,7 +342,7 @@ def describe(pair: Pair, target: Model | None = None) -> load.Description:
     """Reads a draft head's config.json, and compares it with its tensors and its target, as `load_drafter` does.
 
     Args:
-        pair: of a format of `FORMATS`.
+        pair: a pair in a format of `FORMATS`.
         target: another one than the pair's, to be refused.
     """
 

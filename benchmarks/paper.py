@@ -60,7 +60,7 @@ class Printed(NamedTuple):
     """A row of the paper's Tables 2 and 4: T5-XXL with T5-small.
 
     Attributes:
-        task, temperature, gamma, alpha: as printed.
+        task, temperature, gamma, alpha: the printed values.
         speed: measured (EMP).
         expected: by Theorem 3.8 with v = 1 and c = 0.02 (EXP).
     """
@@ -136,8 +136,8 @@ class Floor(NamedTuple):
     """The time of reading a token's bytes.
 
     Attributes:
-        token_bytes, draft_bytes: that a token of the target, or of the drafter, needs.
-        bytes_per_second: of a large copy.
+        token_bytes, draft_bytes: the bytes that a token of the target, or of the drafter, needs.
+        bytes_per_second: the speed of a large copy.
     """
 
     token_bytes: float

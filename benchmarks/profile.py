@@ -51,7 +51,7 @@ class KernelGroup(NamedTuple):
         name: without the number that tells one from another.
         per_pass: how many.
         us_per_pass, us_each: microseconds.
-        share: of the time of all kernels.
+        share: the share of the time of all kernels.
     """
 
     name: str

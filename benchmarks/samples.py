@@ -47,7 +47,8 @@ class Samples(NamedTuple):
 
     Attributes:
         tokens: the two tokens after the first.
-        acceptance_rate: of the draft tokens, 0 without a drafter; near 0 or 1 only one branch of a rule was tested.
+        acceptance_rate: the share of accepted draft tokens, 0 without a drafter. Near 0 or 1 only one branch of a
+            rule was tested.
     """
 
     tokens: Int[np.ndarray, "N 2"]

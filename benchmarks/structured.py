@@ -91,7 +91,7 @@ def estimated(tokenizer: Any, shape: str, topology: str, masked: dict[str, Any])
     Args:
         tokenizer: the tokenizer, whose ids the shape has.
         shape: a published shape (`jaxspec models`), in bfloat16.
-        topology: as `jaxspec compile` takes it.
+        topology: a topology as `jaxspec compile` takes it.
         masked: the options that make the mask.
     """
     target = aot.shape_model(shape, "bfloat16")._replace(tokenizer=tokenizer)

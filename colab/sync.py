@@ -93,8 +93,8 @@ def notebook(name: str, text: str, outputs: Mapping[str, list] = MappingProxyTyp
     """A text form as the JSON of a notebook; the same arguments give the same JSON.
 
     Args:
-        name, text: of the text form.
-        outputs: what each cell printed, by its source; other cells have none.
+        name, text: the name and the text of the text form.
+        outputs: the output of each cell, by its source; other cells have none.
     """
     cells = jupytext.reads(text, "py:percent").cells
     for number, cell in enumerate(cells):

@@ -145,7 +145,7 @@ def save_tokenizer(tokenizer: Tokenizer, folder: str | Path, special: dict[str, 
     """Saves a tokenizer as ``tokenizer.json`` and ``tokenizer_config.json``, each complete or not at all.
 
     Args:
-        tokenizer: what to save.
+        tokenizer: the tokenizer to save.
         folder: created if missing.
         special: roles of the special tokens by the names of transformers, such as ``{"eos_token": "</s>"}``.
     """
