@@ -202,12 +202,14 @@ def confident():
     return drafters.block(network, heads.target_of("decoder", config.taps))
 
 
-@pytest.mark.parametrize("cold", marked([False, True], slow=[True]))
-def test_a_draft_that_ends_by_the_drafters_own_estimate_keeps_the_distribution(cold):
+@pytest.mark.parametrize(
+    ("params", "gamma"), marked([("PLAIN", 2), ("PLAIN", 3), ("COLD", 3)], slow=[("PLAIN", 3), ("COLD", 3)])
+)
+def test_a_draft_that_ends_by_the_drafters_own_estimate_keeps_the_distribution(params, gamma):
     """By enumeration, beside a draft that is never ended: at T = 1 and 0."""
-    params = heads.COLD if cold else heads.PLAIN
-    prompt = Prompt(jnp.array([[1, 0]]), jnp.array([2]))
-    options = {"drafter": confident(), "gamma": 3, "steps": 4, "sampler": at_temperature(3, True), "prompt": prompt}
+    params, prompt = getattr(heads, params), Prompt(jnp.array([[1, 0]]), jnp.array([2]))
+    options = {"drafter": confident(), "sampler": at_temperature(3, True), "prompt": prompt}
+    options |= {"gamma": gamma, "steps": gamma + 1}
     policy = jaxspec.policies.confidence(0.5)
     assert certify(confident().target, sampling_params=params, policy=policy, **options) < 1e-5
 

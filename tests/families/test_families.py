@@ -13,6 +13,7 @@ from jaxspec import rules
 from jaxspec.nets import decoder
 from jaxspec.weights import hf_families, huggingface
 from jaxspec.weights.hf_families import FAMILIES, FamilyError, decoders
+from tests.marks import marked
 from tests.small import random_params
 
 LLAMA = {"model_type": "llama", "rms_norm_eps": 1e-5, "hidden_act": "silu", "vocab_size": 128256}
@@ -179,15 +180,16 @@ def test_what_is_written_is_read_as_it_was(name):
     assert family.read(family.write(config)) == config
 
 
-def test_every_parameter_has_one_place():
+@pytest.mark.parametrize("name", marked(SIZES, slow=SIZES.keys() - {next(iter(x.sizes), "") for x in FAMILIES}))
+def test_every_parameter_has_one_place(name):
     """No two parameters lie in the same part of a tensor; those of one tensor are of one layer."""
-    for family, config in SIZES.values():
-        names = family.names(config)
-        assert len(set(names.values())) == len(names)
-        tensors: dict[str, set[str]] = {}
-        for path, tensor in names.items():
-            tensors.setdefault(tensor.name, set()).add(path.partition("/")[0])
-        assert {len(layers) for layers in tensors.values()} == {1}
+    family, config = SIZES[name]
+    names = family.names(config)
+    assert len(set(names.values())) == len(names)
+    tensors: dict[str, set[str]] = {}
+    for path, tensor in names.items():
+        tensors.setdefault(tensor.name, set()).add(path.partition("/")[0])
+    assert {len(layers) for layers in tensors.values()} == {1}
 
 
 @pytest.mark.parametrize(

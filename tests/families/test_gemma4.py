@@ -170,8 +170,9 @@ def test_vectors_that_are_no_tokens_have_the_row_of_padding():
     model = random("E2B")
     lent = jax.random.normal(jax.random.key(5), (2, 32))
     params = model.params | {"embedding": model.params["embedding"] | {"more": lent}}
-    _, cache = model.lm.prefill(params, jaxspec.Prompt(jnp.array([[3, 1]]), jnp.array([2])), jaxspec.core.Room(6))
-    logits = model.lm.extend(params, cache, jnp.array([[5, 61, 62]]))[0].logits
+    prompt = jaxspec.Prompt(jnp.array([[3, 1]]), jnp.array([2]))
+    _, cache = jax.jit(model.lm.prefill, static_argnums=2)(params, prompt, jaxspec.core.Room(6))
+    logits = jax.jit(model.lm.extend)(params, cache, jnp.array([[5, 61, 62]]))[0].logits
     assert bool(jnp.isfinite(logits).all())
 
 

@@ -57,7 +57,7 @@ def make_small(monkeypatch):
 
 @pytest.mark.parametrize("name", marked(["Llama", "Gemma", "LaMDA", "GPT", "T5 gated"], exhaustive={"Llama", "LaMDA"}))
 def test_a_prompt_in_chunks_is_read_as_in_one_pass(name, make_small):
-    params, new = net_of(name).init(CONFIGS[name], jax.random.key(0)), jnp.array([[1, 2], [3, 4], [5, 6]])
+    params, new = random_params(net_of(name).init, CONFIGS[name]), jnp.array([[1, 2], [3, 4], [5, 6]])
 
     def run(lm: LanguageModel):
         def read(params, prompt):
@@ -84,7 +84,7 @@ def test_a_prompt_in_chunks_is_read_as_in_one_pass(name, make_small):
 @pytest.mark.parametrize("name", marked(["Gemma", "LaMDA", "GPT", "T5 gated"], exhaustive={"LaMDA", "GPT"}))
 def test_a_long_text_has_the_loss_and_the_gradient_of_whole_scores(name, make_small):
     net, config = net_of(name), CONFIGS[name]
-    params, tokens = net.init(config, jax.random.key(0)), PROMPT.tokens
+    params, tokens = random_params(net.init, config), PROMPT.tokens
     module = {t5: t5.T5, decoder: decoder.DecoderNet}[net](config)
     inputs = (PROMPT, tokens) if net is t5 else (tokens,)
 

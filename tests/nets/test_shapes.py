@@ -3,7 +3,6 @@
 import dataclasses
 
 import jax
-import jax.flatten_util
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -15,6 +14,7 @@ from jaxspec.nets.rotary import RopeScaling, Rotary
 from jaxspec.nets.shapes import AttentionShape, DecoderConfig, FeedForwardShape, LayerShape, NormShape
 from jaxspec.weights import orbax
 from jaxspec.weights.hf_families import FAMILIES, llama, qwen
+from tests.small import random_params
 
 LOCAL = AttentionShape(2, 2, 4, window=3, rotary=Rotary(10.0), head_norms=True, value_norm=True, query_scalar=1.0)
 GLOBAL = AttentionShape(
@@ -36,15 +36,14 @@ CONFIG = DecoderConfig(13, 8, LAYERS, NormShape("rms", 1e-5), logits_cap=10.0)
 
 def test_no_two_layers_alike():
     """Tokens fed one by one, after a rewind and in chunks, are read as whole rows."""
-    flat, unravel = jax.flatten_util.ravel_pytree(decoder.init(CONFIG, jax.random.key(0)))
-    params = unravel(flat + 0.4 * jax.random.normal(jax.random.key(1), flat.shape))
+    params = random_params(decoder.init, CONFIG, 0, 0.2)
     tokens = jax.random.randint(jax.random.key(2), (2, 10), 0, 13)
-    full, lm = decoder.DecoderNet(CONFIG).apply({"params": params}, tokens), decoder.language_model(CONFIG)
+    full, lm = jax.jit(decoder.DecoderNet(CONFIG).apply)({"params": params}, tokens), decoder.language_model(CONFIG)
     first, cache = jax.jit(lm.prefill, static_argnums=2)(params, Prompt(tokens[:, :5], jnp.array([5, 3])), Room(12, 4))
     np.testing.assert_allclose(first.logits[:, 0], jnp.stack([full[0, 4], full[1, 2]]), atol=2e-5)
     extend = jax.jit(lm.extend)
     _, cache = extend(params, cache, jnp.zeros((2, 2), jnp.int32))
-    cache = lm.rewind(cache, jnp.array([5, 3]))
+    cache = jax.jit(lm.rewind)(cache, jnp.array([5, 3]))
     for step in range(4):
         forward, cache = extend(params, cache, jnp.stack([tokens[0, 5 + step], tokens[1, 3 + step]])[:, None])
         np.testing.assert_allclose(
