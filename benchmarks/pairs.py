@@ -29,6 +29,7 @@ from jaxspec.draft_heads.kind import shape_of
 from jaxspec.nets import decoder_layers, net_of
 from jaxspec.nets.whisper import speech_of
 from jaxspec.weights import huggingface, quantisation, tensors
+from jaxspec.weights.loading import DTYPES
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER, PAGE = ROOT / "tests" / "pairs", ROOT / "docs" / "pairs.md"
@@ -410,7 +411,7 @@ def sizes(pair: Pair, dtypes: Sequence[str] = ("bfloat16", "int8")) -> list[Size
 
 @functools.cache
 def _weight_bytes(name: str) -> dict[str, int]:
-    return memory.of_config(name, model(name).config).memory_bytes
+    return {dtype: memory.weight_bytes(model(name).config, dtype) for dtype in DTYPES}
 
 
 def _bytes(params: Any, dtype: str) -> int:

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxspec.core import Model
+from jaxspec.core import Model, Prompt, Room
 from jaxspec.nets.decoder import decoder_config, gpt_config
 from jaxspec.nets.shapes import DecoderConfig
 from jaxspec.nets.t5 import T5Config
@@ -51,6 +51,11 @@ def random_params(init: Callable, config: Any, seed: int = 0, noise: float = 0.0
         return jnp.asarray(mean + deviation * random.standard_normal(x.shape), x.dtype)
 
     return jax.tree_util.tree_map_with_path(drawn, jax.eval_shape(lambda: init(config, jax.random.key(0))))
+
+
+def prefill(model: Model, prompt: Prompt, room: Room) -> Any:
+    """Reads prompts in one program: operation by operation, a network is dozens of them."""
+    return jax.jit(model.lm.prefill, static_argnums=2)(model.params, prompt, room)
 
 
 def between(target: Model, other: Model, share: float) -> Model:

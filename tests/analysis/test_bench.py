@@ -97,6 +97,7 @@ def test_predictions_follow_theorem_3_8(results, tmp_path):
     assert adaptive.predicted.theorem is None and adaptive.predicted.rounds > 0
 
 
+@pytest.mark.slow
 def test_memory_is_accounted(results):
     plain, both = results[0].memory, results[5].memory
     assert plain.weights == TARGET.params.nbytes and plain.logits == 6 * 4
@@ -105,6 +106,7 @@ def test_memory_is_accounted(results):
     assert both.program is None or both.program > both.weights
 
 
+@pytest.mark.slow
 def test_a_row_is_json_and_back(results):
     assert [from_json(json.loads(json.dumps(to_json(row), allow_nan=False))) for row in results] == results
 

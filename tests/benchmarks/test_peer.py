@@ -74,6 +74,7 @@ def test_batches_with_limits_of_several_lengths_are_decoded_alike(net, config, t
     assert jobs.refilled(prepared, 2, most=9, longest=3).rows == ours.rows
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("one_thread")
 def test_a_trimmed_draft_drafts_with_its_whole_head_there(tmp_path):
     import torch

@@ -132,6 +132,7 @@ def test_verdicts_of_every_rule_are_timed_beside_passes(few_rules, monkeypatch, 
     assert shown.count("%") == 3  # shares of passes only where the vocabulary is the model's
 
 
+@pytest.mark.slow
 def test_a_model_card_has_loss_quality_and_acceptance(loading, monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(model_card, "heldout_loss", lambda model, folder, task: 2.5)
     monkeypatch.setattr(model_card, "SCORES", {"translation": ("words", lambda ours, theirs: float(len(ours)))})

@@ -64,7 +64,8 @@ POLICIES = {"early exit": policies.confidence(0.45), "early exit, a tree": polic
 PLAIN = SamplingParams(jnp.ones(1), jnp.array([3]), jnp.ones(1))
 COLD = PLAIN._replace(temperature=jnp.zeros(1))
 SELDOM = ("layers skipped, a tree", "early exit, sequences", "early exit, a dynamic tree")  # as the others
-LONG = ("early exit, trimmed", "layers skipped", "early exit, a tree")
+LONG = ("early exit, trimmed", "layers skipped", "early exit, a tree", "early exit, then a model")
+LONG += ("a look-up, or early exit",)
 
 
 @pytest.mark.parametrize("name", marked(MAKE, slow=LONG, exhaustive=SELDOM))

@@ -17,7 +17,7 @@ from jaxspec.testing import word_tokenizer
 from jaxspec.weights import huggingface, orbax
 from jaxspec.weights.hf_families import gemma4
 from tests.marks import marked
-from tests.small import random_params
+from tests.small import prefill, random_params
 
 LOCAL, GLOBAL = "sliding_attention", "full_attention"
 KINDS = [LOCAL] * 2 + [GLOBAL] + [LOCAL] * 2 + [GLOBAL]
@@ -161,7 +161,7 @@ def test_transformers_reads_what_is_saved(name, tmp_path):
     with torch.no_grad():
         expected = theirs(torch.tensor(tokens), use_cache=False).logits.numpy()[:, -1:]
     prompt = jaxspec.Prompt(jnp.asarray(tokens), jnp.array([9]))
-    logits = model.lm.prefill(model.params, prompt, jaxspec.core.Room(9))[0].logits
+    logits = prefill(model, prompt, jaxspec.core.Room(9))[0].logits
     np.testing.assert_allclose(np.asarray(logits), expected, atol=1e-4 * np.abs(expected).max())
 
 
@@ -169,10 +169,10 @@ def test_vectors_that_are_no_tokens_have_the_row_of_padding():
     """Ids from the vocabulary's end on are lent by a drafter; the table of embeddings per layer has no row for them."""
     model = random("E2B")
     lent = jax.random.normal(jax.random.key(5), (2, 32))
-    params = model.params | {"embedding": model.params["embedding"] | {"more": lent}}
+    model = model._replace(params=model.params | {"embedding": model.params["embedding"] | {"more": lent}})
     prompt = jaxspec.Prompt(jnp.array([[3, 1]]), jnp.array([2]))
-    _, cache = jax.jit(model.lm.prefill, static_argnums=2)(params, prompt, jaxspec.core.Room(6))
-    logits = jax.jit(model.lm.extend)(params, cache, jnp.array([[5, 61, 62]]))[0].logits
+    _, cache = prefill(model, prompt, jaxspec.core.Room(6))
+    logits = jax.jit(model.lm.extend)(model.params, cache, jnp.array([[5, 61, 62]]))[0].logits
     assert bool(jnp.isfinite(logits).all())
 
 
@@ -204,7 +204,7 @@ def test_narrow_weights_load(dtype, tmp_path):
     huggingface.save(model, tmp_path / "it")
     narrow = jaxspec.load(tmp_path / "it", dtype=dtype)
     prompt = jaxspec.Prompt(jnp.array(PROMPTS[:1]), jnp.array([9]))
-    logits = [x.lm.prefill(x.params, prompt, jaxspec.core.Room(9))[0].logits for x in (model, narrow)]
+    logits = [prefill(x, prompt, jaxspec.core.Room(9))[0].logits for x in (model, narrow)]
     of_float, of_narrow = (np.asarray(jax.nn.log_softmax(x.astype(jnp.float32))) for x in logits)
     off = np.abs(of_float - of_narrow).mean()
     assert 0 < off < {"bfloat16": 0.2, "int8": 0.2, "int4": 1.5}[dtype]

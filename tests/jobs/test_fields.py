@@ -61,7 +61,7 @@ def tokens_of(out):
     return [row[:n].tolist() for row, n in zip(out.tokens, out.lengths, strict=True)]
 
 
-@pytest.mark.parametrize("default", [0.8, 0.0])
+@pytest.mark.parametrize("default", [0.8, pytest.param(0.0, marks=pytest.mark.slow)])
 def test_a_prompts_own_settings_are_those_of_generate(default):
     """In slots beside others, whose settings differ; and later ones with other values compile nothing."""
     job = {name: value for name, value in JOB.items() if name not in ("temperature", "key")} | {"temperature": default}

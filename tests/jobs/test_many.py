@@ -33,7 +33,6 @@ PROMPTS = [RNG.integers(0, 6, size).tolist() for size in RNG.integers(1, 20, 13)
 LIMITS = RNG.integers(1, 17, len(PROMPTS)).astype(np.int32)
 KEY = jax.random.key(3)
 OPTIONS = dict(gamma=2, max_new_tokens=16, key=KEY, temperature=0.8, eos_ids=[4])
-FEW = ("n-gram samples", "prompt_lookup", "suffix", "a tree")
 LARGE = {name: case.large for name, case in CASES.items() if case.large is not None}
 REQUESTS = [dict(prompt=prompt, max_new_tokens=int(n)) for prompt, n in zip(PROMPTS, LIMITS, strict=True)]
 
@@ -58,7 +57,7 @@ ALIKE = ("n-gram argmax", "samples without back-off", "uniform", "retrieval", "s
 ALIKE += ("prompt_lookup, a tree",)
 
 
-@pytest.mark.parametrize("name", marked(LARGE, slow={*LARGE} - {*FEW}, exhaustive=ALIKE))
+@pytest.mark.parametrize("name", marked(LARGE, slow={*LARGE} - {"prompt_lookup", "suffix"}, exhaustive=ALIKE))
 def test_a_job_has_the_texts_of_generate(name):
     """Thirteen prompts in four slots: the rows of every drafter's state are replaced several times."""
     options = OPTIONS | {"drafter": LARGE[name]}
@@ -68,7 +67,7 @@ def test_a_job_has_the_texts_of_generate(name):
     assert all((row.tokens[-1] == 4) == (row.finish == "eos") for row in rows)
 
 
-@pytest.mark.parametrize("drafter", [None, LARGE_MODEL])
+@pytest.mark.parametrize("drafter", [None, pytest.param(LARGE_MODEL, marks=pytest.mark.slow)])
 def test_neither_slots_nor_order_nor_mates_change_a_text(drafter):
     options = OPTIONS | {"drafter": drafter, "rule": rules.block()}
     run = functools.partial(jaxspec.generate_many, LARGE_TARGET, **options)
@@ -108,7 +107,7 @@ def test_prompts_are_read_as_they_are_needed_and_nothing_more_is_compiled():
     assert (slots.prefill.num_programs(), slots.run_rounds.num_programs(), slots.insert.num_programs()) == programs
 
 
-@pytest.mark.parametrize("drafts", ["a model", "the last answers"])
+@pytest.mark.parametrize("drafts", marked(["a model", "the last answers"], slow=["a model"]))
 def test_other_weights_of_the_same_shapes_compile_nothing(drafts, caplog):
     """Between two jobs target and drafter have learnt; log probabilities are those of a job's own weights."""
     policies_of_epochs = [LARGE_TARGET._replace(params=jnp.asarray(LARGE_TARGET.params * heat)) for heat in (1.0, 1.5)]
@@ -135,7 +134,7 @@ def test_wider_prompts_wait_for_wider_slots():
     assert texts_of(rows) == expected(LARGE_TARGET, prompts, [16] * len(prompts), drafter=LARGE_MODEL, **OPTIONS)
 
 
-@pytest.mark.parametrize("drafts", ["a model", pytest.param("prompt_lookup", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("drafts", marked(["a model", "prompt_lookup"], slow=["a model"]))
 def test_an_encoder_decoder_reads_prompts_of_several_widths(drafts):
     config = tiny_t5()
     target, draft = (

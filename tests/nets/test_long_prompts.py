@@ -55,7 +55,9 @@ def make_small(monkeypatch):
 # --- the same numbers ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", marked(["Llama", "Gemma", "LaMDA", "GPT", "T5 gated"], exhaustive={"Llama", "LaMDA"}))
+@pytest.mark.parametrize(
+    "name", marked(["Llama", "Gemma", "LaMDA", "GPT", "T5 gated"], slow={"GPT"}, exhaustive={"Llama", "LaMDA"})
+)
 def test_a_prompt_in_chunks_is_read_as_in_one_pass(name, make_small):
     params, new = random_params(net_of(name).init, CONFIGS[name]), jnp.array([[1, 2], [3, 4], [5, 6]])
 
@@ -166,7 +168,9 @@ def plain():
     return jaxspec.generate(target_of(()), PROMPT, max_new_tokens=8).tokens.tolist()
 
 
-@pytest.mark.parametrize("kind", marked(["model", "eagle", "block", "exit_adapter"], exhaustive={"block"}))
+@pytest.mark.parametrize(
+    "kind", marked(["model", "eagle", "block", "exit_adapter"], slow={"eagle", "exit_adapter"}, exhaustive={"block"})
+)
 def test_drafters_read_long_prompts_and_give_the_plain_text(plain, kind, make_small):
     def generate():
         target = target_of({"model": (), "exit_adapter": (0,)}.get(kind, (0, 1)))
@@ -269,7 +273,7 @@ def test_nor_is_any_in_the_training_of_a_head(name):
     assert [shape for shape in shapes if sum(size >= LONG for size in shape) > 1] == []
 
 
-@pytest.mark.parametrize("name", marked(HEADS, slow={"mtp", "dflash"}))
+@pytest.mark.parametrize("name", marked(HEADS, slow={*HEADS} - {"eagle 3"}))
 def test_which_is_that_of_whole_masks(name, make_small):
     loss, arguments = training_of(name, 14)
     read = 2 if arguments[2].size else 1  # taps or features

@@ -216,6 +216,7 @@ def test_more_tensors_than_those_of_dflash_are_refused(monkeypatch: pytest.Monke
 # --- the page
 
 
+@pytest.mark.slow
 def test_page_has_what_is_computed():
     page = pairs.PAGE.read_text("utf-8")
     assert page == pairs.updated(page), "run python -m benchmarks.pairs"

@@ -22,7 +22,7 @@ from jaxspec.drafters.lookups import datastore
 from jaxspec.testing import certify_prepared, decoder_distribution, table_model, total_variation, word_tokenizer
 from tests.drafters.cases import EXACT
 from tests.marks import marked
-from tests.small import CHARACTERS, characters
+from tests.small import CHARACTERS, characters, prefill
 
 WORDS = ["<unk>", "</s>", "a", "b", "c"]
 TOKENIZER = word_tokenizer(WORDS)
@@ -57,9 +57,7 @@ def masked_by_hand(target, pattern, limit, temperature=1.0):
     for depth in range(limit):
         longer = {}
         for text, chance in chances.items():
-            row = np.asarray(
-                target.lm.prefill(target.params, _prompt_with(text), Room(16))[0].logits[0, -1], np.float64
-            )
+            row = np.asarray(prefill(target, _prompt_with(text), Room(16))[0].logits[0, -1], np.float64)
             following = sorted({x[depth] for x in allowed if x[:depth] == text and len(x) > depth})
             weights = np.exp(row[following] / temperature - np.max(row[following] / temperature))
             for token, share in zip(following, weights / weights.sum(), strict=True):
@@ -265,7 +263,7 @@ def test_beams_are_the_most_probable_texts_that_match():
 
     @functools.cache
     def after(text):
-        forward, _ = TARGET.lm.prefill(TARGET.params, _prompt_with(text), Room(16))
+        forward, _ = prefill(TARGET, _prompt_with(text), Room(16))
         return np.asarray(jax.nn.log_softmax(forward.logits[0, -1].astype(jnp.float32)))
 
     chances = {

@@ -16,7 +16,7 @@ from jaxspec.testing import word_tokenizer
 from jaxspec.training import data, distil, loop, losses, networks, optimizer, recipes
 from jaxspec.training.divergences import DIVERGENCES
 from jaxspec.training.recipes import Data, RecipeError, Train
-from tests.small import tiny_gpt, tiny_t5
+from tests.small import random_params, tiny_gpt, tiny_t5
 
 CONFIG = tiny_gpt(17, max_positions=16)
 ENCDEC = tiny_t5(17)
@@ -184,7 +184,7 @@ def test_a_drafter_learns_from_its_teachers_answers_alone(tmp_path, monkeypatch)
 
 def test_a_drafter_with_its_teachers_encoder_learns_the_rest(monkeypatch):
     shape = dataclasses.replace(ENCDEC, encoder_layers=2, decoder_layers=2, tied_head=True)
-    teacher = Model(t5.language_model(shape), t5.init(shape, jax.random.key(0)), config=shape)
+    teacher = Model(t5.language_model(shape), random_params(t5.init, shape), config=shape)
     monkeypatch.setattr(networks, "load", lambda name, dtype=None: teacher)
     shape = dataclasses.replace(shape, decoder_layers=1, tied_head=False, scaled_head=False)
     share = recipes.Distil("teacher", share_encoder=True)
@@ -193,13 +193,13 @@ def test_a_drafter_with_its_teachers_encoder_learns_the_rest(monkeypatch):
     )
     fixed = networks.fixed_parameters(recipe)
     assert sorted(fixed) == ["embedding", "encoder_0", "encoder_1", "encoder_bias", "encoder_norm"]
-    params = {name: x for name, x in t5.init(shape, jax.random.key(1)).items() if name not in fixed}
+    params = {name: x for name, x in random_params(t5.init, shape, 1).items() if name not in fixed}
     batch = data.collate(pairs(4), data.Bucket(8, 8, 4))
     loss = losses.cross_entropy(shape)
     held = losses.with_fixed(loss, fixed)
     expected = jax.jit(loss)(params | teacher.params | params, batch)[0]
     np.testing.assert_array_equal(jax.jit(held)(params, batch)[0], expected)
-    assert sorted(jax.grad(lambda p: held(p, batch)[0])(params)) == sorted(params)
+    assert sorted(jax.jit(jax.grad(lambda p: held(p, batch)[0]))(params)) == sorted(params)
     assert networks.fixed_parameters(dataclasses.replace(recipe, distil=recipes.Distil("teacher"))) == {}
     with pytest.raises(recipes.RecipeError, match=r"small: distil.share_encoder, and the teacher teacher is T5Config"):
         networks.fixed_parameters(dataclasses.replace(recipe, model=dataclasses.replace(shape, encoder_layers=1)))

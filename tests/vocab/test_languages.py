@@ -14,7 +14,7 @@ import jaxspec
 from jaxspec.core import Model, Prompt, Room
 from jaxspec.nets import t5
 from jaxspec.vocab.languages import language_id
-from tests.small import tiny_t5
+from tests.small import random_params, tiny_t5
 
 WORDS = ["<s>", "<pad>", "</s>", "<unk>", "▁", "a", "b", "c", "▁a", "ab"]
 CONFIG = dataclasses.replace(tiny_t5(256), start_token=2, end_tokens=(2,))
@@ -131,12 +131,13 @@ def test_rows_of_several_languages_share_a_batch_and_drafters_follow_their_targe
 
 
 def test_prefill_of_a_beginning_is_extend_after_the_start_token():
-    lm, params = t5.language_model(CONFIG), t5.init(CONFIG, jax.random.key(0))
+    lm, params = t5.language_model(CONFIG), random_params(t5.init, CONFIG)
     source = Prompt(jnp.array([[5, 6, 7], [8, 9, 0]]), jnp.array([3, 2]))
     row = Prompt(jnp.array([[2, 40, 41], [2, 50, 0]]), jnp.array([3, 2]), source)
-    forward, cache = lm.prefill(params, row, Room(6))
-    _, begun = lm.prefill(params, source, Room(6))
-    rest, _ = lm.extend(params, begun, row.tokens[:, 1:])
+    prefill = jax.jit(lm.prefill, static_argnums=2)
+    forward, cache = prefill(params, row, Room(6))
+    _, begun = prefill(params, source, Room(6))
+    rest, _ = jax.jit(lm.extend)(params, begun, row.tokens[:, 1:])
     np.testing.assert_allclose(forward.logits[:, 0], [rest.logits[0, 1], rest.logits[1, 0]], atol=1e-5)
     assert cache.decoder.length.tolist() == [3, 2]
     assert forward.features.shape == (2, 3, 16)

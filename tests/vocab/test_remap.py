@@ -19,7 +19,7 @@ from jaxspec.vocab.remap import map_vocabulary
 from jaxspec.vocab.trim import draft_tokens, trim_vocabulary
 from jaxspec.weights import quantisation
 from tests.marks import marked
-from tests.small import tiny_gpt, tiny_llama, tiny_t5
+from tests.small import prefill, tiny_gpt, tiny_llama, tiny_t5
 
 EXACT = 1e-5
 TARGET = table_model(jax.random.key(1), 3)
@@ -67,12 +67,12 @@ def test_a_spelled_row_is_what_the_model_reads():
     """Ragged rows, rewound and fed again: the logits are those of the model after the spelled row."""
     draft, length = MODELS["spelled, with a beginning"], jnp.array([3, 1])
     rows = np.array([[1, 0, 2, 2, 1, 0], [2, 1, 1, 0, 0, 0]])
-    forward, cache = draft.lm.prefill(draft.params, Prompt(jnp.asarray(rows[:, :3], jnp.int32), length), Room(8))
+    forward, cache = prefill(draft, Prompt(jnp.asarray(rows[:, :3], jnp.int32), length), Room(8))
     following = [forward.logits[:, 0]]
     for _ in range(2):
         cache = draft.lm.rewind(cache, length)
         new = np.stack([row[n : n + 3] for row, n in zip(rows, [3, 1], strict=True)])
-        forward, cache = draft.lm.extend(draft.params, cache, jnp.asarray(new, jnp.int32))
+        forward, cache = jax.jit(draft.lm.extend)(draft.params, cache, jnp.asarray(new, jnp.int32))
         following.append(forward.logits[:, 2])
     for row, ends in ((0, (3, 6, 6)), (1, (1, 4, 4))):
         for logits, end in zip(following, ends, strict=True):
@@ -139,7 +139,7 @@ def test_a_smaller_head_costs_less():
     model = Model(decoder.language_model(config), decoder.init(config, jax.random.key(0)), config=config)
     flops = {}
     for name, m in (("whole", model), ("trimmed", trim_vocabulary(model, size=512))):
-        _, cache = m.lm.prefill(m.params, Prompt(jnp.ones((1, 2), jnp.int32), jnp.array([2])), Room(4))
+        _, cache = prefill(m, Prompt(jnp.ones((1, 2), jnp.int32), jnp.array([2])), Room(4))
 
         def step(params, cache, lm=m.lm):
             forward, _ = lm.extend(params, cache, jnp.ones((1, 1), jnp.int32))

@@ -26,7 +26,7 @@ from jaxspec.weights import loading, orbax, parameters, quantisation, tokenizers
 from jaxspec.weights.loading import Model, load, shipped
 from jaxspec.weights.orbax import CheckpointError
 from tests.marks import marked
-from tests.small import tiny_gpt, tiny_t5
+from tests.small import prefill, tiny_gpt, tiny_t5
 
 WORDS = ["<pad>", "</s>", "<unk>", "the", "old", "dog", "saw", "a", "new", "cat"]
 T5 = tiny_t5(len(WORDS))
@@ -81,9 +81,9 @@ def test_bfloat16_is_the_computation_of_the_float32_parameters(folder, name):
     types = {path.rsplit("/", 1)[-1]: x.dtype.name for path, x in parameters.flat(narrow.params).items()}
     assert types["weight"] == types["embedding"] == "bfloat16"
     assert types["scale"] == "float32"
-    prefill = jax.jit(functools.partial(narrow.lm.prefill, room=Room(8)))
+    read = jax.jit(functools.partial(narrow.lm.prefill, room=Room(8)))
     with jax.numpy_dtype_promotion("standard"):  # Linen's LayerNorm promotes bfloat16 to float32 by itself
-        (forward, cache), (expected, _) = prefill(narrow.params, PROMPT), prefill(wide.params, PROMPT)
+        (forward, cache), (expected, _) = read(narrow.params, PROMPT), read(wide.params, PROMPT)
     assert forward.logits.dtype == jnp.float32
     assert (forward.logits == expected.logits).all()
     assert jax.tree.leaves(cache)[0].dtype == jnp.bfloat16
@@ -99,8 +99,8 @@ def test_int8_is_the_rounding_of_the_float32_parameters(folder, name):
     assert jax.tree.all(jax.tree.map(lambda a, b: a.dtype == b.dtype and bool((a == b).all()), narrow.params, expected))
     assert {x.dtype.name for x in jax.tree.leaves(narrow.params)} == {"int8", "float32"}
     assert quantisation.count(narrow.params) == quantisation.count(wide.params)
-    prefill = functools.partial(narrow.lm.prefill, room=Room(8))
-    forward, _ = jax.eval_shape(prefill, narrow.params, PROMPT)
+    read = functools.partial(narrow.lm.prefill, room=Room(8))
+    forward, _ = jax.eval_shape(read, narrow.params, PROMPT)
     assert forward.logits.shape == (1, 1, wide.config.vocab_size)
 
 
@@ -110,7 +110,7 @@ def test_int8_is_computed_in_bfloat16_where_asked_for_and_by_default_off_a_cpu(f
     assert (exact.config.dtype, narrow.config.dtype) == ("float32", "bfloat16")
     jax.tree.map(np.testing.assert_array_equal, narrow.params, exact.params)
     with jax.numpy_dtype_promotion("standard"):  # Linen's LayerNorm promotes bfloat16 to float32 by itself
-        (ours, cache), (theirs, _) = (m.lm.prefill(m.params, PROMPT, Room(8)) for m in (narrow, exact))
+        (ours, cache), (theirs, _) = (prefill(m, PROMPT, Room(8)) for m in (narrow, exact))
     assert jax.tree.leaves(cache)[0].dtype == jnp.bfloat16 and ours.logits.dtype == jnp.float32
     assert 0 < jnp.abs(ours.logits - theirs.logits).max() < 0.05 * jnp.abs(theirs.logits).max()
     monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
@@ -142,8 +142,8 @@ def test_what_is_stored_as_int8_is_the_same_function_in_memory():
     half = load("debian-t5-small", dtype="bfloat16").params
     matrices, ours = ([x for x in jax.tree.leaves(params) if x.ndim == 2] for params in (half, narrow.params))
     assert sum(x.nbytes for x in ours) < 0.53 * sum(x.nbytes for x in matrices)  # half, and a scale per channel
-    prefill = jax.jit(functools.partial(wide.lm.prefill, room=Room(8)))
-    (ours, _), (theirs, _) = (prefill(m.params, PROMPT) for m in (narrow, wide))
+    read = jax.jit(functools.partial(wide.lm.prefill, room=Room(8)))
+    (ours, _), (theirs, _) = (read(m.params, PROMPT) for m in (narrow, wide))
     np.testing.assert_allclose(ours.logits, theirs.logits, rtol=1e-4, atol=1e-4)
 
 
@@ -168,7 +168,7 @@ def trimmed(folder, tmp_path_factory) -> Path:
 
 def test_a_drafters_head_is_trimmed_to_the_tokens_of_its_checkpoint(folder, trimmed):
     untrimmed, few = load(folder / "tiny-t5"), load(trimmed)
-    (ours, _), (theirs, _) = (m.lm.prefill(m.params, PROMPT, Room(8)) for m in (few, untrimmed))
+    (ours, _), (theirs, _) = (prefill(m, PROMPT, Room(8)) for m in (few, untrimmed))
     np.testing.assert_allclose(ours.logits[..., FEW], theirs.logits[..., FEW], rtol=1e-5)
     assert (jnp.isfinite(ours.logits[0, 0]).nonzero()[0] == jnp.array(FEW)).all()
     assert few.name == "few" and trim.draft_tokens(few).tolist() == FEW and trim.draft_tokens(untrimmed) is None
