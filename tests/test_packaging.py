@@ -81,7 +81,7 @@ MOST = {  # lines of each package's Python, blank ones and docstrings included; 
     "cli": 4_231,  # transcribe; times of a plan
     "core": 4_052,  # checks of who takes token trees, and of rewinds; kinds of caches are classes; room to read
     "decode": 4_458,
-    "draft_heads": 4_670,  # block drafters of both writers, DFlash 2, P-EAGLE, assistants, PARD, windows; readers
+    "draft_heads": 4_671,  # block drafters of both writers, DFlash 2, P-EAGLE, assistants, PARD, windows; readers
     "drafters": 4_458,  # PARD
     "files": 649,
     "jobs": 1_975,

@@ -78,6 +78,8 @@ class BlockConfig:
         in_range(0, c.vocab_size, below=True, mask_token=self.mask_token)
         if self.reads_source and c.windows:
             raise ValueError("got reads_source and layers with windows: a window would hide the source")
+        if not (self.windows_from_anchor or c.windows):
+            raise ValueError("windows_from_anchor is False, and no layer has a window: give one, or leave it out")
 
     @property
     def count(self) -> int:

@@ -169,8 +169,7 @@ def write(config: BlockConfig, verifier: dict, tokens: int) -> dict:
     """Writes the config.json as `speculators` has it, or as z-lab has it if the network differs from those."""
     formats.check_head_norms(config.layer, "block drafters")
     scales = config.embedding_scale, config.logits_scale, config.logits_cap
-    from_queries = bool(config.layer.windows) and not config.windows_from_anchor
-    if scales != (1.0, 1.0, None) or config.causal_full or from_queries:
+    if scales != (1.0, 1.0, None) or config.causal_full or not config.windows_from_anchor:
         return _zlabs(config, verifier)
     table: dict[str, Any] = {
         "draft_vocab_size": config.draft_vocab or config.layer.vocab_size,
