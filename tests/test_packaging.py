@@ -85,7 +85,7 @@ MOST = {  # lines of each package's Python, blank ones and docstrings included; 
     "drafters": 4_458,  # PARD
     "files": 649,
     "jobs": 1_975,
-    "nets": 5_806,  # BART, Whisper, T5Gemma, encoder-decoders; forms for a CPU, kernels for a GPU
+    "nets": 5_812,  # BART, Whisper, T5Gemma, encoder-decoders; forms for a CPU, kernels for a GPU
     "policies": 579,
     "rules": 1_403,
     "sampling": 1_004,
@@ -95,7 +95,7 @@ MOST = {  # lines of each package's Python, blank ones and docstrings included; 
     "trace": 426,
     "training": 2_658,  # a lesson of a kind's own; recipes that cannot be written
     "vocab": 718,
-    "weights": 7_913,  # T5Gemma; stacks of experts and pairs, mxfp4; Apertus; GGUF of 18 architectures; 30 shapes
+    "weights": 7_925,  # T5Gemma; stacks of experts and pairs, mxfp4; Apertus; GGUF of 18 architectures; 30 shapes
 }
 FRONT_DOORS = ("__init__.py", "drafters/__init__.py")  # hand on names of any package, when they are asked for
 NEEDS_NO_FLAX = (

@@ -16,7 +16,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from jaxspec.core import kv_cache as kv
-from jaxspec.core.checks import one_of
+from jaxspec.core.checks import number, one_of
 from jaxspec.nets.attention import ACTIVATIONS, Attention, FeedForward, Norm
 from jaxspec.nets.rotary import Rotary
 
@@ -123,6 +123,10 @@ class AttentionShape(Mixer):
         if self.heads % self.kv_heads:
             complaint = f"{self.heads} query heads cannot share {self.kv_heads} key-value heads"
             raise ValueError(f"{complaint}: expected a divisor")
+        turned = self.head_dim if self.rotary is None or self.rotary.dims is None else self.rotary.dims
+        if self.rotary is not None and (turned % 2 or not 0 < turned <= self.head_dim):
+            expected = "an even number, and at most all of them"
+            raise ValueError(f"{turned} of a head's {self.head_dim} dimensions are rotated: expected {expected}")
 
     @property
     def rotation(self) -> tuple[Rotary, int] | None:
@@ -278,6 +282,8 @@ class DecoderConfig:
                 raise ValueError(f"layer {i} shares the keys of layer {source}: expected one before it with its own")
         if self.positions == "learned" and self.max_positions is None:
             raise ValueError("positions are learned, and max_positions is None: expected the size of their table")
+        for name in ("embedding_scale", "logits_scale"):
+            number(getattr(self, name), name, "a finite number above 0", above=0)
 
     def norm_module(self, heads: int = 0) -> Any:
         """Makes one of the norms, or one with a scale for each of so many heads, which has no bias."""

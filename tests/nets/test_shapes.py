@@ -13,7 +13,7 @@ from jaxspec.nets import decoder
 from jaxspec.nets.rotary import RopeScaling, Rotary
 from jaxspec.nets.shapes import AttentionShape, DecoderConfig, FeedForwardShape, LayerShape, NormShape
 from jaxspec.weights import orbax
-from jaxspec.weights.hf_families import FAMILIES, llama, qwen
+from jaxspec.weights.hf_families import FAMILIES, decoders, llama, qwen
 from tests.small import random_params
 
 LOCAL = AttentionShape(2, 2, 4, window=3, rotary=Rotary(10.0), head_norms=True, value_norm=True, query_scalar=1.0)
@@ -90,6 +90,24 @@ def test_manifests_hold_published_shapes(family):
 def test_a_manifest_holds_a_factor_of_embeddings():
     config = dataclasses.replace(CONFIG, embedding_scale=12.0, logits_scale=0.25)
     assert nets.from_table("decoder", orbax.without_none(dataclasses.asdict(config)), "[model]") == config
+
+
+@pytest.mark.parametrize("name", ["embedding_scale", "logits_scale"])
+@pytest.mark.parametrize("factor", [0.0, float("inf")])
+def test_factors_are_finite_and_not_zero(name, factor):
+    with pytest.raises(ValueError, match=f"{name} is {factor}: expected a finite number above 0"):
+        dataclasses.replace(CONFIG, **{name: factor})
+
+
+@pytest.mark.parametrize("dims", [0, 3, 6])
+def test_what_is_rotated_is_an_even_number_of_a_heads_dimensions(dims):
+    with pytest.raises(ValueError, match=f"{dims} of a head's 4 dimensions are rotated: expected an even number"):
+        dataclasses.replace(LOCAL, rotary=Rotary(dims=dims))
+
+
+def test_the_share_of_a_heads_rotated_dimensions_is_not_rounded_down():
+    layer = dataclasses.replace(LAYERS[0], attention=dataclasses.replace(LOCAL, head_dim=88, rotary=Rotary()))
+    assert decoders.turned(layer, 30 / 88)["rotary"].dims == 30
 
 
 def test_keys_are_shared_with_a_layer_before():

@@ -329,6 +329,34 @@ def test_keys_that_would_change_the_result_are_refused_by_name(key):
         described("llama", {key: ODD[key]})
 
 
+@pytest.mark.parametrize("architecture", ["phi3", "stablelm", "glm4", "nemotron"])
+@pytest.mark.parametrize("dims", [0, 3, 18, -2, 4.0])
+def test_rotated_dimensions_are_an_even_number_of_a_heads(architecture, dims):
+    norm = "layer_norm_rms_epsilon" if architecture in ("phi3", "glm4") else "layer_norm_epsilon"
+    sizes = {"embedding_length": 64, "attention.head_count": 4, "block_count": 1, "feed_forward_length": 96}
+    keys = {f"{architecture}.{key}": value for key, value in (sizes | {f"attention.{norm}": 1e-5}).items()}
+    keys |= {"general.architecture": architecture, f"{architecture}.rope.dimension_count": dims}
+    expected = rf"^rope.dimension_count is {dims}: expected an even number of a head's 16 dimensions$"
+    with pytest.raises(hf_families.FamilyError, match=expected):
+        llama_cpp.config_json(keys, {"token_embd.weight": (64, 64)})
+
+
+def test_a_granites_factor_of_zero_is_none_and_of_logits_is_refused():
+    """llama.cpp divides logits by theirs, and leaves the other factors out where they are 0."""
+    sizes = {"embedding_length": 64, "attention.head_count": 4, "block_count": 1, "feed_forward_length": 96}
+    sizes |= {"attention.layer_norm_rms_epsilon": 1e-5, "logit_scale": 8.0}
+    shapes = {"token_embd.weight": (64, 64)}
+
+    def read(**factors):
+        keys = {f"granite.{key}": value for key, value in (sizes | factors).items()}
+        table = llama_cpp.config_json({"general.architecture": "granite", **keys}, shapes)
+        return hf_families.of(table).read(table)
+
+    assert read(embedding_scale=0.0, residual_scale=0.0) == read()
+    with pytest.raises(hf_families.FamilyError, match="logit_scale is 0, and logits are divided by it: expected a pos"):
+        read(logit_scale=0.0)
+
+
 def test_every_key_of_the_format_is_obeyed_or_refused():
     """Each key that the gguf package knows of an architecture, with a value that none of ours has."""
     without_effect = {  # a limit or default that another key goes before, or that only YaRN reads

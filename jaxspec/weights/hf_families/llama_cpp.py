@@ -164,7 +164,7 @@ def _decoder(
     dim, heads, width = _attention(keys, rotates_part)
     longest = _take(keys, "context_length")
     norm = "attention.layer_norm_rms_epsilon" if epsilon == "rms_norm_eps" else "attention.layer_norm_epsilon"
-    rotated = {"partial_rotary_factor": _take(keys, "rope.dimension_count", width) / width} if rotates_part else {}
+    rotated = {"partial_rotary_factor": _rotated(keys, width) / width} if rotates_part else {}
     return {
         "model_type": model_type,
         "hidden_size": dim,
@@ -187,6 +187,14 @@ def _decoder(
         **{name: _take(keys, key) for name, key in (read_from or {}).items()},
         **fixed,
     }
+
+
+def _rotated(keys: dict[str, Any], width: int) -> int:
+    """Takes how many of a head's dimensions are rotated, two together."""
+    dims = _take(keys, key := "rope.dimension_count", width)
+    if type(dims) is not int or dims % 2 or not 0 < dims <= width:
+        raise FamilyError(f"{key} is {dims!r}: expected an even number of a head's {width} dimensions")
+    return dims
 
 
 EXPERTS = {"num_experts_per_tok": "expert_used_count", "moe_intermediate_size": "expert_feed_forward_length"}
@@ -223,6 +231,9 @@ def _granite(keys: dict[str, Any], shapes: Mapping[str, ArrayShape]) -> dict[str
     names = {"attention_multiplier": "attention.scale", "embedding_multiplier": "embedding_scale"}
     names |= {"residual_multiplier": "residual_scale", "logits_scaling": "logit_scale"}
     table = _decoder("granite", keys, shapes, read_from=names)
+    if table["logits_scaling"] == 0:  # any other factor of 0 is none
+        raise FamilyError("logit_scale is 0, and logits are divided by it: expected a positive number")
+    table |= {name: table[name] or None for name in names}
     return table | {"attention_multiplier": table["attention_multiplier"] or table["head_dim"] ** -0.5}
 
 
