@@ -51,14 +51,16 @@ def as_text(schema: Any) -> str:
     >>> as_text({"type": "integer"}), as_text('{"type":  "null"}')
     ('{"type": "integer"}', '{"type": "null"}')
     """
-    expected = "a dict, JSON text, or a class of pydantic"
+    expected = "a dict, the JSON text of an object, or a class of pydantic"
     if hasattr(schema, "model_json_schema"):
         schema = schema.model_json_schema()
     if isinstance(schema, str):
         try:
             schema = json.loads(schema)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ValueError(f"json_schema is no JSON ({error}): expected {expected}") from None
+        if not isinstance(schema, dict):
+            raise ValueError(f"json_schema is {schema!r:.80}: expected {expected}")
     if not isinstance(schema, Mapping):
         raise TypeError(f"json_schema is {schema!r:.80}: expected {expected}")
     return json.dumps(schema)

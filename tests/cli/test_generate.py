@@ -319,6 +319,7 @@ def test_without_a_prompt_plain_decoding_is_timed_beside_it(options, said, invok
         (["a", "--regex", "a(?=b)"], "--regex is 'a(?=b)', with"),
         (["a", "--json-schema", '{"not": {}}'], "--json-schema has not at #"),
         (["a", "--json-schema", "/no/such/file"], "/no/such/file: No such file"),
+        (["a", "--json-schema", '{"a": ' * 100_000], "--json-schema is no JSON (maximum recursion depth"),
         (["a", "--beams", "2", "--choices", "a"], "does not read --choices: leave it out"),
         (["a", "--target", "nowhere", "--draft", "none"], "no checkpoint at nowhere"),
         (["a", "--target", "nowhere"], "no checkpoint at nowhere"),
@@ -359,6 +360,12 @@ def test_a_file_that_is_no_text(tmp_path, refused):
     file = tmp_path / "prompts.bin"
     file.write_bytes(b"\xff\xfe\x00")
     assert "is not UTF-8 text" in refused("--prompts", str(file))
+
+
+def test_a_schema_that_is_no_object(tmp_path, refused):
+    file = tmp_path / "schema.json"
+    file.write_text("[3]")
+    assert "--json-schema is [3]: expected a dict, the JSON text of an object" in refused("a", "--json-schema", str(file))
 
 
 @pytest.mark.slow
