@@ -365,6 +365,9 @@ def fingerprint(settings: Any) -> str:
     return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
 
 
+_BEGINNING = b'{"fingerprint": "'  # of each line of a store's file
+
+
 class ResultStore:
     """Results by the fingerprint of their settings, so that a run that was interrupted goes on where it was.
 
@@ -374,7 +377,8 @@ class ResultStore:
         file: the file of an earlier run, or a new one.
 
     Raises:
-        ValueError: a line of the file is no result. The last one may be cut: the run ended while it was written.
+        ValueError: a line of the file is no result. The last one may be cut: the run ended while it was written. It is
+            then replaced, so it has to begin as a result does.
     """
 
     def __init__(self, file: Path | None):
@@ -391,7 +395,7 @@ class ResultStore:
                 if row is not None:
                     self._rows.setdefault(row["fingerprint"], []).append(row)
             except (ValueError, TypeError, KeyError, RecursionError) as error:
-                if number < len(lines):
+                if number < len(lines) or line[: len(_BEGINNING)] != _BEGINNING[: len(line)]:
                     raise ValueError(f"{file}: line {number} is not a measurement; give another file") from error
                 self._size -= len(line) + 1
 

@@ -25,7 +25,7 @@ def test_a_line_that_was_cut_is_measured_again(tmp_path):
     store.put(ONE, {"speed": 1.5}, {})
     store.put(TWO, {"speed": 2.0}, {})
     complete = file.read_bytes()
-    for cut in (1, 30, len(complete) // 2 - 1):
+    for cut in (1, 30, len(complete) // 2 - 1, len(complete) // 2 - 5):
         file.write_bytes(complete[:-cut])
         store = ResultStore(file)
         assert store.get(ONE) == {"speed": 1.5}
@@ -47,3 +47,13 @@ def test_a_file_of_something_else_is_refused(tmp_path, line):
     file.write_text(line + "\nmore\n")
     with pytest.raises(ValueError, match="line 1 is not a measurement"):
         ResultStore(file)
+
+
+@pytest.mark.parametrize("text", ["nonsense", '{"speed": 1}', '{"fingerprint"; 1}'])
+def test_a_file_of_something_else_whose_only_line_does_not_end_is_kept(tmp_path, text):
+    """The last line is replaced if it was cut, so it has to be one of ours."""
+    file = tmp_path / "notes.txt"
+    file.write_text(text)
+    with pytest.raises(ValueError, match="line 1 is not a measurement"):
+        ResultStore(file)
+    assert file.read_text() == text
