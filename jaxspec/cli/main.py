@@ -37,6 +37,7 @@ COMMANDS = {  # each in a file of its name, imported when it is called: `jaxspec
 }
 HELP_COLUMN = 28  # characters of an option before its help begins
 ELSEWHERE = {"measure": "bench"}  # commands that lie in another's file
+PATHS = {"FILE", "FOLDER", "FROM", "TO", "TEXTS"}  # what options and arguments that are paths show as their values
 REFUSED = 2  # exit code: unusable input
 
 
@@ -59,6 +60,16 @@ class Command(TyperCommand):
                 raise
             console.say(Console(stderr=True, highlight=False), f"error: {_message(error, ctx.command)}", "red")
             raise typer.Exit(REFUSED) from None
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Reads the arguments. An empty path, such as that of a shell's unset variable, would be this folder's."""
+        written, *_ = self.make_parser(ctx).parse_args(args=list(args))
+        for param in self.get_params(ctx):
+            value = written.get(str(param.name))
+            if param.metavar in PATHS and "" in (value if isinstance(value, list | tuple) else [value]):
+                name = max(param.opts, key=len) if param.param_type_name == "option" else param.metavar
+                ctx.fail(f"{name} is empty: expected a path")
+        return super().parse_args(ctx, args)
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Writes the help of the options, of many of them in groups."""

@@ -308,6 +308,8 @@ def local(source: str | Path, shipped: Mapping[str, Path], revision: str | None 
     """
     if not isinstance(source, str | os.PathLike):
         raise TypeError(f"source is of type {type(source).__name__}: expected a folder, a file, or the name of a model")
+    if not str(source):  # of a shell's unset variable; as a path it would be this folder
+        raise CheckpointError("the name of the model is empty: expected a folder, a file, or the name of a model")
     path = Path(source).expanduser()
     folders.recover(path)  # a checkpoint whose replacement was killed
     path = path if path.exists() else shipped.get(path.name) if _is_bare(path) else None

@@ -15,6 +15,27 @@ from jaxspec.cli import main, options, signals
 runner = CliRunner()
 
 
+@pytest.mark.parametrize(
+    ("arguments", "name"),
+    [
+        (["batch", "--input", "", "--output", "x"], "--input"),
+        (["batch", "--input", "a", "--output="], "--output"),
+        (["score", "--input", "a", "--input", ""], "--input"),
+        (["generate", "a", "--prompts", ""], "--prompts"),
+        (["generate", "a", "--json-schema", ""], "--json-schema"),
+        (["transcribe", "a", "", "--target", "x"], "FILE"),
+        (["convert", "debian-t5-draft", ""], "TO"),
+        (["datastore", "", "--out", "x", "--tokenizer", "y"], "TEXTS"),
+        (["train", "debian-t5-small", "--work", ""], "--work"),
+    ],
+)
+def test_a_path_that_is_empty_is_not_this_folder(arguments, name, tmp_path, monkeypatch):
+    """As of a shell's variable that is not set: results would be written to where the user is."""
+    monkeypatch.chdir(tmp_path)
+    result = runner.invoke(main.app, arguments)
+    assert result.exit_code == 2 and f"{name} is empty: expected a path" in result.stderr and not [*tmp_path.iterdir()]
+
+
 def test_version_is_printed():
     result = runner.invoke(main.app, ["--version"])
     assert (result.exit_code, result.stdout) == (0, f"jaxspec {jaxspec.__version__}\n")

@@ -420,3 +420,8 @@ def test_transformers_without_torch_gives_no_advice():
     }  # as a user has it
     done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True, env=env)
     assert done.stdout == "imported\n" and "PyTorch" not in done.stderr and "another line" in done.stderr
+
+
+def test_an_empty_name_is_not_this_folder():
+    with pytest.raises(CheckpointError, match="the name of the model is empty: expected a folder, a file, or"):
+        loading.load("")
