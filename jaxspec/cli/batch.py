@@ -31,7 +31,7 @@ from jaxspec.decode.request import Prepared, prepare
 from jaxspec.files import digests
 from jaxspec.jobs import Completion, Progress, generate_many, openai
 from jaxspec.jobs.chunks import Chunks
-from jaxspec.jobs.files import InputShard, Output, Source, Survey, check_paths, digests_of, manifest_of
+from jaxspec.jobs.files import PROMPT, InputShard, Output, Source, Survey, check_paths, digests_of, manifest_of
 from jaxspec.jobs.prompts import Line, PromptReader, limits_of
 from jaxspec.jobs.slots import Row, Slots
 
@@ -87,6 +87,7 @@ def batch(
     """
     in_range(0, settings.num_shards - 1, shard=settings.shard)
     check_paths(settings.input)
+    options.check_json_lines(settings.input, field=(settings.field, PROMPT))
     err = Console(stderr=True, highlight=False)
     with signals.leaving_soon(lambda: say_interrupted(err)), contextlib.ExitStack() as stack:
         job = _prepared(settings, sampling, resume, err, stack)

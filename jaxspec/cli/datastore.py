@@ -13,7 +13,7 @@ from jaxspec.cli import console, options
 
 def datastore(
     texts: Annotated[
-        list[Path], typer.Argument(metavar="TEXTS", help="JSON lines (.jsonl), or texts separated by blank lines.")
+        list[Path], typer.Argument(metavar="TEXTS", help="JSON lines (.jsonl), or texts separated by blank lines; also .gz.")
     ],
     out: Annotated[Path, options.text("FOLDER", "Where the datastore goes.")],
     tokenizer: Annotated[str, options.text("MODEL", "The target: a shipped checkpoint, a folder, or a hub id.")],
@@ -40,6 +40,7 @@ def datastore(
     if complaint := folders.occupied(out.resolve(), "datastore", overwrite):
         raise ValueError(complaint)
     files.check_writable(out)
+    options.check_json_lines(texts, field=(field, "text"), task=(task, None))
     target = vocabulary.load(tokenizer)
     documents = [text for path in texts for text in corpus.read_texts(path, field, task or ())]
     with console.progress() as bar:

@@ -12,6 +12,8 @@ from typing import Annotated, Any, NamedTuple
 
 import typer
 
+from jaxspec import files
+
 TARGET, DRAFT = "debian-t5-large", "debian-t5-draft"  # the default pair
 PREFIX = "What all prompts begin with, read once."
 NEW_TOKENS = "Most new tokens of each prompt; fewer than elsewhere (128), as runs are repeated."
@@ -95,6 +97,13 @@ def refuse(names: Sequence[str], mode: str) -> None:
     if names:
         spelt = ", ".join(map(spelling, names))
         raise ValueError(f"{mode} does not read {spelt}: leave {'it' if len(names) == 1 else 'them'} out")
+
+
+def check_json_lines(paths: Iterable[Path], **given: tuple[Any, Any]) -> None:
+    """Refuses options that only JSON lines obey, each given as its value and its default, where no file has these."""
+    if not any(files.is_json_lines(path.name) for path in paths):
+        names = [name for name, (value, default) in given.items() if value != default]
+        refuse(names, "input without JSON lines (.jsonl, .ndjson)")
 
 
 def values(text: str, option: str, read: Callable[[str], Any] = str, expected: str = "values") -> tuple[Any, ...]:
@@ -216,8 +225,6 @@ def _schema(written: str) -> str:
     """
     if written.lstrip().startswith("{"):
         return written
-    from jaxspec import files
-
     return files.read_text(written)
 
 

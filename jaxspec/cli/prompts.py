@@ -52,6 +52,7 @@ def _rows(file: str | Path, count: int | None = None) -> list[dict[str, str]]:
             sys.stdin.reconfigure(encoding=files.ENCODING, errors="strict")
         where, lines = "standard input", files.numbered(sys.stdin, "standard input")
     else:
+        files.check_lines(Path(file))
         where, lines = str(file), files.read_lines(file)
     is_json = files.is_json_lines(where)
     first = itertools.islice((line for line in lines if line[1].strip()) if is_json else lines, count)

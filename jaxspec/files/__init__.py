@@ -14,11 +14,13 @@ from typing import IO, Any, cast
 
 from jaxspec.files import folders
 
+# Files that are often given, and do not consist of lines of text.
+OTHER_FILES = (*(".json", ".csv", ".tsv"), *(".parquet", ".arrow"), *(".zst", ".bz2", ".xz", ".zip", ".tar", ".tgz"))
 ENCODING = "utf-8-sig"  # UTF-8; a byte order mark, which Windows' editors put first, is no part of the text
 
 
 def read_text(path: str | Path) -> str:
-    """Reads the text of a file.
+    """Reads the text of a file, perhaps compressed.
 
     >>> path = Path(tempfile.mkdtemp()) / "text"
     >>> _ = path.write_bytes(codecs.BOM_UTF8 + b"text")
@@ -26,7 +28,8 @@ def read_text(path: str | Path) -> str:
     'text'
     """
     try:
-        return Path(path).read_text(encoding=ENCODING)
+        with opened(Path(path)) as file, io.TextIOWrapper(file, ENCODING) as text:
+            return text.read()
     except UnicodeDecodeError as error:
         raise no_utf8(path, error) from error
 
@@ -45,6 +48,17 @@ def is_json_lines(name: str) -> bool:
     [True, True, True, False, False]
     """
     return name.lower().removesuffix(".gz").endswith((".jsonl", ".ndjson"))
+
+
+def check_lines(path: Path) -> None:
+    """Refuses a file whose name says that it holds something else than lines of text or of JSON.
+
+    >>> check_lines(Path("prompts.csv"))
+    Traceback (most recent call last):
+    ValueError: prompts.csv is no file of lines by its name: expected text or .jsonl, perhaps with a .gz
+    """
+    if path.name.lower().removesuffix(".gz").endswith(OTHER_FILES):
+        raise ValueError(f"{path} is no file of lines by its name: expected text or .jsonl, perhaps with a .gz")
 
 
 def read_json(path: Path, advice: str) -> Any:
@@ -180,9 +194,11 @@ def json_line(row: Mapping[str, Any]) -> str:
     return (json.dumps(row, ensure_ascii=False) + "\n").encode("utf-8", "backslashreplace").decode()
 
 
-def check_writable(path: str | Path) -> None:
+def check_writable(path: str | Path, *, is_file: bool = False) -> None:
     """Refuses a file or folder that could not be written, before the work that it is to hold."""
     path = Path(path).expanduser().absolute()
+    if is_file and path.is_dir():
+        raise ValueError(f"{path} is a folder: expected a file")
     existing = next(parent for parent in path.parents if parent.exists())
     try:
         with tempfile.TemporaryFile(dir=existing):

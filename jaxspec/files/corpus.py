@@ -11,7 +11,7 @@ from jaxtyping import Int
 
 from jaxspec.core import token_ids
 from jaxspec.core.checks import one_of
-from jaxspec.files import read_jsonl, read_text
+from jaxspec.files import check_lines, is_json_lines, read_jsonl, read_text
 
 if TYPE_CHECKING:
     from jaxspec.core import Model
@@ -25,8 +25,8 @@ def read_texts(path: str | Path, field: str = "text", tasks: Sequence[str] = ())
     """Reads the texts of a file.
 
     Args:
-        path: JSON lines (`.jsonl`), of which one field is read; any other file is plain text, in which blank lines
-            part one text from the next.
+        path: JSON lines (`.jsonl`, `.ndjson`), of which one field is read; any other file is plain text, in which blank
+            lines part one text from the next. Either may be compressed (`.gz`).
         field: the field of JSON lines to read.
         tasks: only lines whose `task` is one of these; all if there are none.
 
@@ -40,7 +40,8 @@ def read_texts(path: str | Path, field: str = "text", tasks: Sequence[str] = ())
     path = Path(path)
     if not path.is_file():
         raise FileNotFoundError(f"no text at {path}: expected a .jsonl file or a text file")
-    if path.suffix == ".jsonl":
+    check_lines(path)
+    if is_json_lines(path.name):
         texts = [row[field] for row in read_jsonl(path, field) if not tasks or row.get("task") in tasks]
     else:
         texts = [text.strip("\n") for text in read_text(path).split("\n\n")]

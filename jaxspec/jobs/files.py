@@ -24,8 +24,6 @@ from jaxspec.jobs import fields, openai
 from jaxspec.jobs.prompts import Line
 from jaxspec.sampling.params import OPTIONS, Sizes
 
-# Files that are often given, and do not consist of lines of prompts.
-OTHER_FILES = (*(".json", ".csv", ".tsv"), *(".parquet", ".arrow"), *(".zst", ".bz2", ".xz", ".zip", ".tar", ".tgz"))
 ANOTHER_FOLDER = "put the one back that the job wrote, or choose another folder"
 PROMPT = "prompt"  # the usual field of it
 VERSIONS = ("jaxspec-decoding", "jax", "jaxlib")
@@ -298,7 +296,6 @@ def check_paths(paths: Sequence[Path]) -> None:
     for path in paths:
         if str(path) == "-" or (path.exists() and not path.is_file() and not path.is_dir()):
             raise ValueError(f"{path} is no regular file, and a job reads its input twice: write it to a file first")
-        if path.name.lower().removesuffix(".gz").endswith(OTHER_FILES):
-            raise ValueError(f"{path} is no file of lines by its name: expected text or .jsonl, perhaps with a .gz")
+        files.check_lines(path)
         with path.open("rb"):
             pass

@@ -134,6 +134,13 @@ def test_wrong_lines_have_errors_and_the_others_texts(batch, tmp_path):
     assert "13 texts" in result.stderr and result.stderr.endswith("; 4 of 13 failed\n")
 
 
+def test_a_field_is_that_of_json_lines(tmp_path):
+    (tmp_path / "prompts.txt").write_text("a\n")
+    arguments = ["--input", str(tmp_path / "prompts.txt"), "--output", str(tmp_path / "out"), "--field", "text"]
+    result = CliRunner().invoke(app, ["batch", *arguments])
+    assert result.exit_code == 2 and "input without JSON lines (.jsonl, .ndjson) does not read --field" in result.stderr
+
+
 @pytest.mark.parametrize("name", ["prompts.json", "prompts.json.gz", "prompts.jsonl.zst", "A.CSV", "a.tsv.gz"])
 def test_files_that_are_no_lines_by_their_names_are_refused(batch, tmp_path, name):
     (tmp_path / name).write_text('[{"text": "a file"}]')

@@ -105,6 +105,8 @@ def test_what_cannot_work_is_refused(project, monkeypatch):
         (("none.txt", "--tokenizer", "target"), "no text at none.txt"),
         (("texts.txt", "--tokenizer", "nobody"), "no checkpoint at nobody"),
         (("pairs.jsonl", "--tokenizer", "target"), "line 1 has no 'text'"),
+        (("texts.txt", "--tokenizer", "target", "--task", "a"), "does not read --task: leave it out"),
+        (("texts.txt", "--tokenizer", "target", "--field", "a", "--task", "b"), "does not read --field, --task: leave"),
     ]:
         result = call(*arguments, "--out", "store")
         assert result.exit_code == 2 and said in result.stderr

@@ -1,5 +1,6 @@
 """Texts from files, and what is refused."""
 
+import gzip
 import json
 
 import pytest
@@ -31,6 +32,9 @@ def test_a_field_of_some_tasks(lines):
         ("rows.jsonl", b'{"a": "x"}\n{"a"', {"field": "a"}, "rows.jsonl: line 2 is no JSON"),
         ("rows.jsonl", b'{"a": 1}\n', {"field": "a"}, r"""line 1 has 'a': 1: expected {"a": "..."}"""),
         ("rows.jsonl", b"[1]\n", {}, r"""line 1 is \[1\]: expected {"text": "..."}"""),
+        ("rows.JSONL", b"[1]\n", {}, r"""line 1 is \[1\]: expected {"text": "..."}"""),
+        ("rows.csv", b"a,b\n", {}, "rows.csv is no file of lines by its name: expected text or .jsonl"),
+        ("texts.txt.gz", b"no gzip", {}, "texts.txt.gz is cut off or damaged, or is not compressed by gzip"),
         ("rows.jsonl", b'{"text": "x"}\n', {"tasks": ["z"]}, r"has no text of the tasks \['z'\]"),
     ],
 )
@@ -39,6 +43,18 @@ def test_what_is_no_text_is_refused(tmp_path, name, content, options, said):
         (tmp_path / name).write_bytes(content)
     with pytest.raises((ValueError, FileNotFoundError), match=said):
         read_texts(tmp_path / name, **options)
+
+
+@pytest.mark.parametrize("name", ["texts.ndjson", "texts.JSONL", "texts.jsonl.gz"])
+def test_json_lines_are_known_by_all_their_names(name, lines, tmp_path):
+    content = lines.read_bytes()
+    (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
+    assert read_texts(tmp_path / name, "output") == read_texts(lines, "output")
+
+
+def test_texts_may_be_compressed(tmp_path):
+    (tmp_path / "texts.txt.gz").write_bytes(gzip.compress(b"one\r\ntwo\r\n\r\nthree\r\n"))
+    assert read_texts(tmp_path / "texts.txt.gz") == ["one\ntwo", "three"]
 
 
 def test_rows_are_what_a_model_writes_and_not_what_it_reads():
