@@ -262,7 +262,7 @@ def test_a_terminal_that_lacks_characters(charset, report, invoke, tmp_path):
         (["bench", "--csv", "file/rows.csv"], "there is no folder file"),
         (["bench", "--resume", "file/rows.jsonl"], "Not a directory"),
         (["bench", "--resume", "file"], "file: line 1 is not a measurement"),
-        (["bench", "--csv", "."], "--csv is .: expected a file"),
+        (["bench", "--csv", "."], "is a folder: expected a file"),
         (["measure", "--csv", "nowhere/rows.csv"], "there is no folder nowhere"),
         (["plan", "--temperature", "-1"], "--temperature is -1"),
         (["plan", "--target", "stranger"], "--target stranger needs a --draft"),

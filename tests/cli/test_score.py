@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 
 import jaxspec
 from jaxspec.cli.main import app
+from jaxspec.weights import loading as model_loading
 
 LINES = [
     {"id": "a", "prompt": "der Hund", "completion": " sah die Katze"},
@@ -51,6 +52,14 @@ def test_each_line_has_its_score_and_totals_are_printed(scored, source, tmp_path
     assert math.isclose(totals["bits_per_byte"], -totals["log_prob"] / math.log(2) / sum(x.num_bytes for x in expected))
     again = scored("--input", source, "--output", output)
     assert again.exit_code == 2 and "--overwrite" in again.output
+
+
+def test_an_output_that_cannot_be_written_is_refused_before_the_model_is_loaded(source, tmp_path, monkeypatch):
+    monkeypatch.setattr(model_loading, "load", lambda *_, **__: pytest.fail("a model was loaded"))
+    for output, complaint in ((tmp_path, "is a folder: expected a file"), (source / "scores", "Not a directory")):
+        arguments = ["score", "--input", str(source), "--output", str(output), "--overwrite"]
+        result = CliRunner().invoke(app, arguments)
+        assert result.exit_code == 2 and complaint in " ".join(result.stderr.split())
 
 
 def test_lines_of_text_are_printed(scored, tmp_path):
