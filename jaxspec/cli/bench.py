@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from jaxspec.core import Model
 
 PLANNED, NONE = "plan", "none"
+ALSO = ("latency", "memory", "compile")
 GAMMA = 3  # where no gamma can be planned
 RANDOM_PROMPT = 64  # tokens of a random prompt
 
@@ -74,8 +75,11 @@ def bench(
         jaxspec bench --target random:t5-v1_1-small --draft none
     """
     from jaxspec.analysis import memory, table
+    from jaxspec.core.checks import one_of
 
-    extra = tuple(drafter for drafter in options.values(also, "--also") if drafter != "none")
+    extra = tuple(name for name in options.values(also, "--also") if name != NONE)
+    for name in extra:
+        one_of(name, "--also", ALSO)
     check_files(work)
     before = memory.process_bytes()
     target, settings = settings_of(work)
@@ -209,10 +213,17 @@ def fitting(settings: list[Setting]) -> list[Setting]:
 
 
 def check_files(work: Workload) -> None:
-    """Refuses files that could not be written, or gone on with, when all is measured."""
+    """Refuses files that could not be written, or gone on with, when all is measured, and options that are ignored."""
     from jaxspec import files
     from jaxspec.analysis.result import ResultStore
 
+    if work.markdown and work.as_json:
+        raise ValueError("got --markdown and --json: expected one of them")
+    if work.target.startswith(names.RANDOM):
+        options.refuse([name for name in ("prompts", "task") if getattr(work, name)], "a target of random weights")
+    if work.draft == NONE:
+        ignored = [name for name in ("policy", "rule") if getattr(work, name) != getattr(BENCH, name)]
+        options.refuse(ignored, "plain decoding (--draft none)")
     if work.csv is not None and not work.csv.resolve().parent.is_dir():
         raise ValueError(f"--csv is {work.csv}: there is no folder {work.csv.parent}")
     for file in filter(None, (work.csv, work.resume)):

@@ -72,7 +72,7 @@ def generate(
     shown: Shown,
     prompt: Annotated[str | None, typer.Argument(help="What to generate from; - reads standard input.")] = None,
     prompts: Annotated[str | None, text("FILE", "Prompts, one a line, or .jsonl with prompts.")] = None,
-    count: Annotated[int | None, number("Held-out prompts, if none are given; by default 3 short ones.")] = None,
+    count: Annotated[int | None, number("The first N of a file, or of held-out prompts; else all, or 3 short ones.")] = None,
     check: Annotated[bool, flag("First measure how often a draft head is right.", "--check")] = False,
     *,
     sampling: dict[str, Any],
@@ -93,7 +93,7 @@ def generate(
     prefix = None if settings.prefix is None else pairs.prefix_text(settings.prefix)
     settings = settings._replace(pair=pair, prefix=prefix)
     _refuse(settings, search, shown, sampling, context)
-    texts, as_json = prompting.from_arguments(prompt, prompts), shown.as_json
+    texts, as_json = prompting.from_arguments(prompt, prompts, count), shown.as_json
     as_lines = as_json and (prompts is not None or prompt == "-")
     is_example = not (texts or shown.compare or pair.stop)
     generation = pairs.checked_options(pair, sampling)

@@ -176,7 +176,7 @@ def _message(error: Exception, command: Any) -> str:
     """Writes an error; one that begins with the name of an argument of the library begins with the option's."""
     flags = {p.name: next((flag for flag in p.opts if flag.startswith("--")), p.name) for p in command.params}
     flags |= {"banned": "--ban"} if "ban" in flags else {}
-    text = console.message(error)
+    text = console.message(error).replace("give overwrite to replace", "give --overwrite to replace")
     argument, _, fault = text.partition(" ")
     return f"{flags[argument]} {fault}" if argument in flags and fault.startswith(("is ", "are ", "has ")) else text
 

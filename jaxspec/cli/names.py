@@ -59,6 +59,13 @@ def check_model(name: str, dtype: str = "float32") -> None:
         loading.find(name)
 
 
+def check_dtype(written: str, option: str) -> None:
+    """Refuses what is no dtype, by the name of its option."""
+    from jaxspec.weights import loading
+
+    loading.dtype_name(_dtypes(written)[0], option)
+
+
 def _dtypes(written: str) -> tuple[str, str | None]:
     """Splits "int8/bfloat16" into the dtypes of matrices and of the computation; None if the latter is not given.
 

@@ -52,6 +52,8 @@ def with_drafter(pair: Pair, default: str | None = None) -> Pair:
 def checked_options(pair: Pair, sampling: dict[str, Any]) -> dict[str, Any]:
     """Checks the drafter's name and all options; returns those of `jaxspec.generate`, but for drafter and token ids."""
     if pair.draft is not None:
+        if pair.draft_dtype:
+            names.check_dtype(pair.draft_dtype, "draft_dtype")
         drafter_names.check(pair.draft, pair.draft_dtype or pair.dtype)
     else:
         refuse([name for name in ("rule", "draft_dtype") if getattr(pair, name)], "plain decoding (no --draft)")

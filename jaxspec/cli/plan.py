@@ -132,8 +132,10 @@ def _check(inputs: Inputs, context: typer.Context) -> None:
     if device or alpha is not None:
         mode = "a plan for a --device" if device else "a plan for --alpha and --c"
     options.refuse(options.typed(context, [name for name in Inputs._fields if name not in READ[mode]]), mode)
-    if inputs.v < 0:
-        raise ValueError(f"--v is {inputs.v:g}: expected 0 or more")
+    from jaxspec.core.checks import at_least
+
+    costs = {"--c": c, "--v": inputs.v, "--c-hat": inputs.c_hat}
+    at_least(0, **{name: cost for name, cost in costs.items() if cost is not None})
 
 
 def _times(plan: Plan, device: Machine) -> str:

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from jaxspec.decode.request import Prepared
 
 
-def from_arguments(prompt: str | None, file: str | None) -> list[str]:
-    """Returns the prompts of the command line or of a file; `-` is standard input. None are none."""
+def from_arguments(prompt: str | None, file: str | None, count: int | None = None) -> list[str]:
+    """Returns the prompts of the command line, or the first of a file; `-` is standard input. None are none."""
     if prompt is not None and file is not None:
         raise ValueError("got a PROMPT and --prompts: expected one of them")
     if prompt == "":  # an unset variable of a shell, most likely
@@ -29,7 +29,7 @@ def from_arguments(prompt: str | None, file: str | None) -> list[str]:
     if prompt is not None and prompt != "-":
         return [prompt]
     file = prompt if file is None else file
-    return [] if file is None else from_file(file)
+    return [] if file is None else from_file(file, count)
 
 
 def from_file(file: str | Path, count: int | None = None) -> list[str]:

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from jaxspec.cli import console, drafter_names
+from jaxspec.cli import console, drafter_names, options
 from jaxspec.cli.options import Json, NewTokens, Seed, number, text
 from jaxspec.cli.prompts import prepared_pair
 
@@ -24,6 +24,7 @@ MOST = 5  # draft tokens; with one more a rule takes minutes
 
 
 def verify(
+    context: typer.Context,
     gamma: Annotated[int, number("Draft tokens a round.", "--gamma", "-g")] = 2,
     steps: Annotated[int, number("Tokens whose joint distribution is enumerated.", least=2)] = 3,
     seed: Seed = 0,
@@ -44,6 +45,8 @@ def verify(
         jaxspec verify
         jaxspec verify --target debian-t5-large --draft debian-t5-draft
     """
+    if not target:
+        options.refuse(options.typed(context, ("count", "max_new_tokens")), "verify without a pair")
     if gamma > MOST:
         raise ValueError(f"--gamma is {gamma}: expected at most {MOST}, for what a round may draw is enumerated")
     if draft and not target:

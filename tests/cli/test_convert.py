@@ -125,7 +125,7 @@ def test_nothing_is_replaced_unasked(theirs, tmp_path):
     (tmp_path / "to").mkdir()
     (tmp_path / "to" / "manifest.toml").write_text("")
     result = run(theirs, tmp_path / "to")
-    assert result.exit_code == 2 and "exists: give overwrite" in result.stderr
+    assert result.exit_code == 2 and "exists: give --overwrite" in result.stderr
     assert run(theirs, tmp_path / "to", "--overwrite").exit_code == 0
     assert jaxspec.load(tmp_path / "to").config == dataclasses.replace(CONFIG, end_tokens=(1,))  # config.json names it
 

@@ -87,7 +87,7 @@ def test_a_field_of_one_task(project):
     wanted = [WORDS.index(word) + 1 for word in ("a", "new", "dog", "</s>")]
     assert datastore.load("store").tokens.tolist() == [*wanted, 0]
     result = call("pairs.jsonl", *options)
-    assert result.exit_code == 2 and "store exists: give overwrite to replace it" in result.stderr
+    assert result.exit_code == 2 and "store exists: give --overwrite to replace it" in result.stderr
     assert call("pairs.jsonl", *options, "--overwrite").exit_code == 0
 
 

@@ -186,7 +186,7 @@ def test_what_was_done_is_printed_before_an_interruption(mode, batch, report, ru
         return complete(*arguments)
 
     monkeypatch.setattr(generate, "complete", interrupted)
-    result = invoke("--prompts", str(tmp_path / "prompts.txt"), mode, "--batch", str(batch))
+    result = invoke("--prompts", str(tmp_path / "prompts.txt"), mode, "--batch", str(batch), "--count", "4")
     assert result.exit_code == 130
     if mode == "--json":
         rows = list(map(json.loads, result.stdout.splitlines()))
@@ -251,13 +251,19 @@ def test_a_terminal_that_lacks_characters(charset, report, invoke, tmp_path):
         (["generate", "a", "--draft", "prompt_lookup+debian-t5-draf"], "no checkpoint at debian-t5-draf"),
         (["generate", "a", "--draft", "head:nowhere"], "no drafter at nowhere"),
         (["generate", "a", "--draft", "retrieval:nowhere"], "no datastore at nowhere"),
-        (["generate", "a", "--draft-dtype", "bf16"], "Did you mean 'bfloat16'?"),
+        (["generate", "a", "--draft-dtype", "bf16"], "--draft-dtype is 'bf16'"),
         (["bench", "--rule", "blok"], "--rule is 'blok'"),
         (["bench", "--policy", "clever"], "--policy is 'clever'"),
         (["bench", "--temperature", "-1"], "--temperature is '-1'"),
         (["bench", "--batch", "0"], "--batch is '0'"),
         (["bench", "--draft", "debian-t5-draft,suffix=3"], "expected suffix"),
         (["bench", "--prompts", "nowhere.txt"], "nowhere.txt: No such file"),
+        (["bench", "--also", "latency,sped"], "--also is 'sped': expected one of latency, memory, compile"),
+        (["bench", "--markdown", "--json"], "got --markdown and --json: expected one of them"),
+        (["bench", "--target", "random:t5-v1_1-small", "--prompts", "file"], "random weights does not read --prompts"),
+        (["bench", "--draft", "none", "--rule", "block", "--policy", "heuristic"], "does not read --policy, --rule"),
+        (["verify", "--count", "4"], "verify without a pair does not read --count: leave it out"),
+        (["plan", "--alpha", "0.5", "--c", "-1"], "--c is -1.0: expected at least 0"),
         (["bench", "--task", "songs"], "task is 'songs': expected one of"),
         (["bench", "--csv", "file/rows.csv"], "there is no folder file"),
         (["bench", "--resume", "file/rows.jsonl"], "Not a directory"),
@@ -269,7 +275,7 @@ def test_a_terminal_that_lacks_characters(charset, report, invoke, tmp_path):
         (["plan", "--prompts", "nowhere.txt"], "nowhere.txt: No such file"),
         (["verify", "--target", "stranger"], "--target stranger needs a --draft"),
         (["convert", "debian-t5-large", "file/to"], "Not a directory"),
-        (["convert", "debian-t5-large", "."], "exists: give overwrite"),
+        (["convert", "debian-t5-large", "."], "exists: give --overwrite"),
     ],
 )
 def test_what_can_be_known_is_refused_before_any_model_is_loaded(arguments, said, loading, monkeypatch, tmp_path):

@@ -15,6 +15,7 @@ def test_prompts_come_a_line_each_from_a_file_or_standard_input(tmp_path, monkey
     file.write_bytes(b"das alte\r\n\n  \ndie neue")
     expected = ["das alte", "die neue"]
     assert prompts.from_arguments(None, str(file)) == expected
+    assert prompts.from_arguments(None, str(file), 1) == expected[:1]
     for prompt, source in (("-", None), (None, "-")):
         monkeypatch.setattr(sys, "stdin", io.StringIO(file.read_text()))
         assert prompts.from_arguments(prompt, source) == expected
