@@ -209,6 +209,24 @@ def test_drafters_on_hidden_states_go_on_from_a_turn(kind):
     assert reused[0] == 0 and 0 < reused[1] <= reused[2]
 
 
+@pytest.mark.parametrize("drafts", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_answers_of_one_token_are_taken_back_from_the_smallest_rings(drafts):
+    """A chat keeps room in rings for an answer, which its template rewrites: here for one token."""
+    target, draft = (
+        jaxspec.Model(decoder.language_model(config), noisy(decoder.init(config, jax.random.key(0)), layers, 0.6))
+        for layers in (2, 1)
+        for config in [nets.replace(LLAMA, vocab_size=len(WORDS), layers=layers, window=4, local=(True, False))]
+    )
+    contents = ["one two " * 12, "three", "two", "four one"]
+    for template in (PLAIN, FORGETS):
+        drafter = draft if drafts else None
+        talk, reused = talk_through(with_template(target, template), drafter, contents, max_new_tokens=1)
+        slots = {x.shape[2] for x in jax.tree.leaves(talk._state.caches) if x.ndim == 4}
+        assert min(slots) < 32 < talk.prompt_tokens and min(reused[1:]) > 20
+        list(talk.retry())
+        assert talk.reused_tokens > 20
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("drafter", [None, jaxspec.drafters.prompt_lookup(2), jaxspec.drafters.tree(DRAFT, (2, 1))])
 def test_so_it_has_with_other_drafters(drafter):
