@@ -69,7 +69,7 @@ class BatchSettings(NamedTuple):
 @sampling_options
 def batch(
     settings: BatchSettings,
-    resume: Annotated[bool, flag("Go on with the job that the folder holds.", "--resume")] = False,
+    resume: Annotated[bool, flag("Go on with the folder's job; what failed is done, too.", "--resume")] = False,
     max_errors: Annotated[int | None, number("End the job when more than N texts are errors.", least=0)] = None,
     as_json: Annotated[bool, flag("Print what was done as JSON.", "--json")] = False,
     *,

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import hashlib
 import importlib.metadata
-import json
 from collections.abc import Container, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -56,7 +54,7 @@ def transcribe(
     batch: Annotated[int, number("Windows of 30 seconds decoded at a time.")] = 16,
     mesh: Annotated[str | None, text("MESH", "Devices to split the models over: data=2,model=4.")] = None,
     output: Annotated[Path | None, text("FOLDER", "Where the results are written, as JSON lines.")] = None,
-    resume: Annotated[bool, flag("Go on with the job that the folder holds.", "--resume")] = False,
+    resume: Annotated[bool, flag("Go on with the folder's job; what failed is done, too.", "--resume")] = False,
     as_json: Annotated[bool, flag("Print JSON: an object a sound, or what was done.", "--json")] = False,
 ) -> None:
     """Transcribe sound with a Whisper model, faster with a drafter.
@@ -114,12 +112,14 @@ def _chunks(folder: Output, settings: TranscribeSettings, listed: Sequence[Liste
     settings = settings._replace(draft=None if settings.draft == pairs.NONE else settings.draft)
     with err.status("reading the models' files"):
         models = {x: drafter_names.digests_of(x) for x in (settings.target, settings.draft) if x is not None}
-    sounds = [[str(x.path), files.bytes_of(x.path), x.language, x.id, dict(x.fields)] for x in listed]
+    sounds = {
+        f"{i}: {x.path}": [files.bytes_of(x.path), x.language, x.id, dict(x.fields)] for i, x in enumerate(listed)
+    }
     manifest = {
         "versions": {name: importlib.metadata.version(name) for name in VERSIONS},
         "models": models,
         "options": settings._asdict(),
-        "sounds": [len(sounds), hashlib.sha256(json.dumps(sounds).encode()).hexdigest()],
+        "sounds": sounds,
         "shard": 0,
     }
     with contextlib.ExitStack() as stack:
