@@ -78,7 +78,7 @@ MOST = {  # lines of each package's Python, blank ones and docstrings included; 
     # decode, rules, draft_heads and nets have some 200 more since a test holds their share.
     "analysis": 4_824,  # costs of recurrent layers by the draft; published acceptance, times of kernels; hub ids
     "audio": 770,  # features, files, Whisper's rules and windows
-    "cli": 4_276,  # transcribe; times of a plan
+    "cli": 4_279,  # transcribe; times of a plan
     "core": 4_052,  # checks of who takes token trees, and of rewinds; kinds of caches are classes; room to read
     "decode": 4_458,
     "draft_heads": 4_671,  # block drafters of both writers, DFlash 2, P-EAGLE, assistants, PARD, windows; readers

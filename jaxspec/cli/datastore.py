@@ -13,7 +13,8 @@ from jaxspec.cli import console, options
 
 def datastore(
     texts: Annotated[
-        list[Path], typer.Argument(metavar="TEXTS", help="JSON lines (.jsonl), or texts separated by blank lines; also .gz.")
+        list[Path],
+        typer.Argument(metavar="TEXTS", help="JSON lines (.jsonl), or texts separated by blank lines; also .gz."),
     ],
     out: Annotated[Path, options.text("FOLDER", "Where the datastore goes.")],
     tokenizer: Annotated[str, options.text("MODEL", "The target: a shipped checkpoint, a folder, or a hub id.")],

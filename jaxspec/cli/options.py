@@ -99,10 +99,10 @@ def refuse(names: Sequence[str], mode: str) -> None:
         raise ValueError(f"{mode} does not read {spelt}: leave {'it' if len(names) == 1 else 'them'} out")
 
 
-def check_json_lines(paths: Iterable[Path], **given: tuple[Any, Any]) -> None:
+def check_json_lines(paths: Iterable[Path], **option_values: tuple[Any, Any]) -> None:
     """Refuses options that only JSON lines obey, each given as its value and its default, where no file has these."""
     if not any(files.is_json_lines(path.name) for path in paths):
-        names = [name for name, (value, default) in given.items() if value != default]
+        names = [name for name, (value, default) in option_values.items() if value != default]
         refuse(names, "input without JSON lines (.jsonl, .ndjson)")
 
 

@@ -371,7 +371,9 @@ def test_a_file_that_is_no_text(tmp_path, refused):
 def test_a_schema_that_is_no_object(tmp_path, refused):
     file = tmp_path / "schema.json"
     file.write_text("[3]")
-    assert "--json-schema is [3]: expected a dict, the JSON text of an object" in refused("a", "--json-schema", str(file))
+    assert "--json-schema is [3]: expected a dict, the JSON text of an object" in refused(
+        "a", "--json-schema", str(file)
+    )
 
 
 @pytest.mark.slow

@@ -334,7 +334,7 @@ def test_a_draft_vocabulary_of_0_is_the_targets_as_none_is(family, target, tmp_p
     ("kind", "sizes", "complaint"),
     [
         ("dspark", dict(reads_source=True, window=4), "got reads_source and layers with windows"),
-        ("dspark", dict(windows_from_anchor=False), "windows_from_anchor is False, and no layer has a window: give one"),
+        ("dspark", dict(windows_from_anchor=False), "windows_from_anchor is False, and no layer has a window"),
         ("dspark", dict(head_norms=False), "the drafter cannot be written: .* block drafters .* head_norms = true"),
         ("dflash 2", dict(head_norms=False), "the drafter cannot be written: .* block drafters .* head_norms = true"),
         ("eagle 3", dict(fc_bias=True), r"the drafter cannot be written: .*cannot store fc_bias"),
