@@ -213,7 +213,7 @@ def test_drafters_on_hidden_states_go_on_from_a_turn(kind):
 def test_answers_of_one_token_are_taken_back_from_the_smallest_rings(drafts):
     """A chat keeps room in rings for an answer, which its template rewrites: here for one token."""
     target, draft = (
-        jaxspec.Model(decoder.language_model(config), noisy(decoder.init(config, jax.random.key(0)), layers, 0.6))
+        jaxspec.Model(decoder.language_model(config), random_params(decoder.init, config, layers, 0.6))
         for layers in (2, 1)
         for config in [nets.replace(LLAMA, vocab_size=len(WORDS), layers=layers, window=4, local=(True, False))]
     )
