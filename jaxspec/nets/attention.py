@@ -77,7 +77,7 @@ def attend(
     # The scores of all keys at once, [B, H, T, S] in float32, would be larger than all weights of a layer.
     if size > KEYS and step * size >= MANY_SCORES:
         return by_keys(*arrays)
-    if on_gpu.is_on() and on_gpu.takes_attention(query, keys):
+    if on_gpu.is_on("attention") and on_gpu.takes_attention(query, keys):
         kernel = on_gpu.with_gradient_of(at_once, functools.partial(on_gpu.attention, scale=scale, cap=cap))
         otherwise = at_once if size < MANY_KEYS else by_keys
         return jax.lax.platform_dependent(*arrays, cuda=kernel, rocm=at_once, default=otherwise)

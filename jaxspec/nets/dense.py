@@ -19,7 +19,7 @@ from jaxspec.nets import on_cpu, on_gpu, quantised
 from jaxspec.nets.quantised import Matrix, Precision, Quantised
 
 FEW = on_cpu.FEW  # rows up to which backends differ
-LARGE = 1 << 24  # entries of a matrix above which a TPU must not recompute what it is multiplied with
+LARGE = 1 << 24  # entries of a matrix above which a TPU must not recompute its factor, and a GPU not convert it
 
 
 class Dense(nn.Module):
@@ -87,7 +87,7 @@ def product(x: Float[Array, "B T in"], weight: Matrix) -> Float[Array, "B T out"
 
     A pass over a few tokens should cost little more than a pass over one, which reads the weights once.
 
-    `nets.on_cpu` has the forms for a CPU, `nets.on_gpu` a kernel for quantised matrices on a GPU, which is off.
+    `nets.on_cpu` has the forms for a CPU. `nets.on_gpu` has a kernel for quantised matrices, which is off by default.
 
     On a TPU, the product of one row is compiled for the vector unit, which is far slower than the memory. Padded to 8
     rows it goes to the matrix unit. A gated feed-forward block of 4096 by 10240 in bfloat16 then takes 305,000
@@ -109,7 +109,7 @@ def product(x: Float[Array, "B T in"], weight: Matrix) -> Float[Array, "B T out"
         on_cpus = functools.partial(multiply, how=on_cpu.quantised_product)
         on_gpus = functools.partial(multiply, how=_among_two)
         kernel = {}
-        if on_gpu.is_on() and on_gpu.takes_product(x, weight):
+        if on_gpu.is_on("products") and on_gpu.takes_product(x, weight):
             kernel["cuda"] = on_gpu.with_gradient_of(on_gpus, on_gpu.quantised_product)
         return jax.lax.platform_dependent(x, weight, cpu=on_cpus, tpu=_on_tpu, default=on_gpus, **kernel)
     # Parameters keep their dtype; XLA fuses the conversion into the product.
@@ -132,13 +132,14 @@ def _on_tpu(x: Float[Array, "B T in"], weight: Matrix) -> Float[Array, "B T out"
 
 
 def _among_two(x: Float[Array, "B T in"], matrix: Quantised, precision: Precision) -> Float[Array, "B T out"]:
-    """Multiplies apart from loops; one row with a scale per output as one of two.
+    """Multiplies apart from loops; one row with a large matrix of one scale per output as one of two.
 
     A GPU's product of one row is compiled in float32 (TF32), and every entry is converted to it. Products of two rows
-    stay in bfloat16: 41 instructions for what takes 71 with one, and none of them on the converting unit.
+    stay in bfloat16 (docs/gpu.md). The padding may be a kernel, which a small matrix would not pay for.
     """
-    alone = x.shape[0] * x.shape[1] == 1 and on_cpu.is_narrow(x.dtype) and matrix["scale"].shape[1] == 1
-    return quantised.apart_from_loops(jnp.pad(x, ((0, 0), (0, int(alone)), (0, 0))), matrix, precision)[:, : x.shape[1]]
+    alone = x.shape[0] * x.shape[1] == 1 and on_cpu.is_narrow(x.dtype)
+    more = int(alone and matrix["scale"].shape[1] == 1 and quantised.entries_of(matrix).size > LARGE)
+    return quantised.apart_from_loops(jnp.pad(x, ((0, 0), (0, more), (0, 0))), matrix, precision)[:, : x.shape[1]]
 
 
 def _plainly(x: Float[Array, "B T in"], weight: Matrix) -> Float[Array, "B T out"]:

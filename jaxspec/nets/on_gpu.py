@@ -4,7 +4,8 @@ XLA makes scores, softmax and mixing up to three kernels, and reads the whole ro
 three, and reads what is filled. A product of an int4 matrix writes the sums of its groups, and a second kernel adds
 them. `quantised_product` adds them as it reads. Both are written for Triton. They compile for an H100, and in Pallas'
 interpreter their results are XLA's. **No card has timed them**, so they are off unless the environment variable
-JAXSPEC_GPU_KERNELS is 1 when a program is traced. On a mesh they must stay off: XLA cannot split them.
+JAXSPEC_GPU_KERNELS names them when a program is traced: "attention", "products", or 1 for both. On a mesh they must
+stay off: XLA cannot split them.
 
 Shapes: B batch, T step, S keys, H query heads, K key-value heads, D head dimension; R = H / K * T rows of queries that
 read the same keys; N spans of keys. Of products: N = B T rows, G groups of columns, P numbers in a word of memory.
@@ -22,6 +23,7 @@ from jaxtyping import Array, Bool, Float
 from jaxspec.nets.quantised import Quantised, entries_name, entries_of
 
 SWITCH = "JAXSPEC_GPU_KERNELS"
+SETTINGS = {"0": (), "1": ("attention", "products"), "attention": ("attention",), "products": ("products",)}
 KEYS, SPAN = 64, 256  # keys of one product, and of one program: 2,048 keys of 8 heads are read by 64 programs
 ROWS, WIDEST = 64, 256  # rows of queries, and entries of a head, that a program has registers for
 MASKED = -1e30  # as in `nets.attention`
@@ -29,16 +31,28 @@ OUTPUTS, TURNS, PROGRAMS = 64, 4, 1024  # of a product: outputs of a program, it
 WORDS = {"int8": (1, 128), "int4": (8, 64)}  # numbers in a word of a quantised matrix, and the most words of a turn
 
 
-def is_on() -> bool:
-    """Tells whether these kernels are to be used.
+def is_on(name: str) -> bool:
+    """Tells whether a kernel is to be used: "attention" or "products".
 
     Raises:
-        ValueError: the environment variable is neither 1 nor 0.
+        ValueError: the environment variable has none of its values.
     """
     setting = os.environ.get(SWITCH) or "0"
-    if setting not in ("0", "1"):
-        raise ValueError(f"the environment variable {SWITCH} is {setting!r}: expected 1, or 0 (off)")
-    return setting == "1"
+    if setting not in SETTINGS:
+        expected = "attention, products, 1 (both) or 0 (neither)"
+        raise ValueError(f"the environment variable {SWITCH} is {setting!r}: expected {expected}")
+    return name in SETTINGS[setting]
+
+
+def refuse_mesh() -> None:
+    """Refuses a mesh while a kernel is on: XLA would gather what it cannot split.
+
+    Raises:
+        ValueError: a kernel is on.
+    """
+    if any(map(is_on, SETTINGS["1"])):
+        setting = os.environ[SWITCH]
+        raise ValueError(f"got a mesh, and {SWITCH}={setting}: such kernels are for one GPU. Unset {SWITCH}")
 
 
 def with_gradient_of(plain: Callable[..., Array], kernel: Callable[..., Array]) -> Callable[..., Array]:
@@ -158,14 +172,20 @@ def attention(
 
 
 def takes_product(x: Float[Array, "B T in"], matrix: Quantised) -> bool:
-    """Tells whether a matrix is int8 or int4 without zero points, in parts that a program reads, and rows are few."""
+    """Tells whether the kernel multiplies with a matrix.
+
+    It takes int8 and int4 without zero points, up to 64 rows in bfloat16 or float16, and matrices of less than 2**31
+    entries, as offsets have 32 bits. A turn has 16 words or more: groups are multiples of 16 columns in int8, of 128 in
+    int4.
+    """
     name, (batch, step, _) = entries_name(matrix), x.shape
     is_plain = name in WORDS and "zero" not in matrix and matrix["scale"].ndim == 2
-    return is_plain and x.dtype.itemsize == 2 and batch * step <= ROWS and _turn(matrix) >= 16
+    fits = x.dtype.itemsize == 2 and batch * step <= ROWS and entries_of(matrix).size < 2**31
+    return is_plain and fits and _turn(matrix) >= 16
 
 
 def _turn(matrix: Quantised) -> int:
-    """Counts the words that a program reads of each output in one turn: they divide a group."""
+    """Counts the words that a program reads of each output in one turn: a group is a number of whole turns."""
     per_word, limit = WORDS[entries_name(matrix)]
     words, remainder = divmod(entries_of(matrix).shape[-1], per_word)
     return 0 if remainder else min(words & -words, limit)
@@ -189,7 +209,9 @@ def quantised_product(x: Float[Array, "B T in"], matrix: Quantised, *, interpret
     rows = x.reshape(-1, x.shape[-1] // per_word, per_word).transpose(2, 0, 1)  # [P, N, words]
     (G, out, words), N = entries.shape, rows.shape[1]
     turns, tiles = G * words // turn, pl.cdiv(out, OUTPUTS)
-    span = pl.cdiv(turns, max(1, min(turns // TURNS, PROGRAMS // tiles)))
+    # The sums of all spans are written and read, in float32: they stay below a tenth of the matrix.
+    most_spans = G * words * entries.dtype.itemsize // (10 * 8 * N)
+    span = pl.cdiv(turns, max(1, min(turns // TURNS, PROGRAMS // tiles, most_spans)))
     spans = pl.cdiv(turns, span)
 
     def kernel(rows_ref, entries_ref, scale_ref, sums_ref):

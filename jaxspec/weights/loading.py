@@ -136,8 +136,7 @@ def load(
     dtype, computed = dtype_names(dtype, compute)
     if mesh is not None:
         mesh = sharding.mesh(mesh)
-        if on_gpu.is_on():
-            raise ValueError(f"got a mesh, and {on_gpu.SWITCH}=1: those kernels cannot be split over devices, unset it")
+        on_gpu.refuse_mesh()
     folder = find(source, revision)
     hub.refuse_adapter(folder, source)
     reader = format_of(folder).open(folder)

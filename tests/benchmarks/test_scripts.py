@@ -39,7 +39,7 @@ from jaxspec import Model, nets
 from jaxspec.analysis import bench, environment, random_model
 from jaxspec.analysis.result import BenchResult, SettingSummary, Spread
 from jaxspec.draft_heads import eagle
-from jaxspec.nets import decoder
+from jaxspec.nets import decoder, on_gpu
 from jaxspec.rules import catalogue
 from jaxspec.testing import table_model, word_tokenizer
 from jaxspec.weights import loading as model_loading
@@ -399,6 +399,23 @@ def test_an_accelerator_is_measured_at_a_given_acceptance_rate(tmp_path, capsys,
     # Every draft token is accepted: three tokens a round, along the first child of each node.
     assert lines["chain"]["tokens_per_round"] == lines["tree"]["tokens_per_round"] == 3.0
     assert "gpt-6m + gpt-6m, float32, batch 1: plain" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("dtype", "kernel"), [("bfloat16", "attention"), ("int8", "products")])
+def test_kernels_of_a_gpu_are_timed_last_and_compared(monkeypatch, dtype, kernel):
+    """On this CPU they change nothing."""
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    settings = SimpleNamespace(new_tokens=4, alpha=1.0, gamma=2, prompt=16, repeats=1, widest=0, long_prompt=16)
+    lines = {}
+    names = "gpt-6m", "gpt-6m"
+    monkeypatch.setattr(
+        accelerator.cost, "measure_all", lambda *_, **__: [SimpleNamespace(gamma=1, c=1, v=1, target_ms=1)]
+    )
+    accelerator.measured(settings, names, dtype, 1, lambda name, **figures: lines.update({name: figures}), lambda: True)
+    assert list(lines)[-1] == "gpu kernels"
+    assert lines["gpu kernels"]["kernel"] == kernel and lines["gpu kernels"]["logits_apart"] == 0.0
+    assert on_gpu.SWITCH not in os.environ
 
 
 @pytest.mark.slow

@@ -12,8 +12,10 @@ import pytest
 
 import jaxspec
 from jaxspec import nets
+from jaxspec.analysis import aot
 from jaxspec.core import Prompt, Room
 from jaxspec.nets import attention, dense, on_gpu, quantised
+from jaxspec.testing import prepared_table
 from tests.small import random_params, tiny_llama, tiny_t5
 
 
@@ -74,6 +76,12 @@ def random_matrix(dtype: str, groups: int, outputs: int, width: int) -> dict[str
     }
 
 
+def test_a_product_in_float16():
+    matrix, x = random_matrix("int4", 2, 24, 128), drawn(1, 2, 256).astype(jnp.float16)
+    got = on_gpu.quantised_product(x, matrix, interpret=True)
+    np.testing.assert_allclose(*(np.asarray(y, np.float32) for y in (got, quantised.product(x, matrix))), rtol=2e-3)
+
+
 def test_other_products_stay_with_xla():
     x, matrix = drawn(1, 2, 64).astype(jnp.bfloat16), random_matrix("int8", 1, 24, 64)
     assert on_gpu.takes_product(x, matrix)
@@ -82,14 +90,29 @@ def test_other_products_stay_with_xla():
     assert not on_gpu.takes_product(x, matrix | {"zero": jnp.zeros((24, 1), jnp.int8)})
     assert not on_gpu.takes_product(x[..., :40], random_matrix("int8", 1, 24, 40))  # turns of 8 columns
     assert not on_gpu.takes_product(x[..., :36], random_matrix("int4", 1, 24, 36))  # half a word
+    assert not on_gpu.takes_product(x, jax.tree.map(lambda leaf: leaf[None], matrix))  # experts
+    # Command R+'s head: its offsets need more than 31 bits.
+    scale = jax.ShapeDtypeStruct((256_000, 1), jnp.float32)
+    head = {"int8": jax.ShapeDtypeStruct((256_000, 12_288), jnp.int8), "scale": scale}
+    assert not on_gpu.takes_product(jax.ShapeDtypeStruct((1, 1, 12_288), jnp.bfloat16), head)
 
 
-def test_one_row_of_int8_is_one_of_two_on_a_gpu(monkeypatch: pytest.MonkeyPatch):
+def test_one_row_of_a_large_int8_matrix_is_one_of_two_on_a_gpu(monkeypatch: pytest.MonkeyPatch):
     matrix, x = random_matrix("int8", 1, 24, 64), drawn(1, 1, 64).astype(jnp.bfloat16)
     expected = quantised.product(x, matrix)
     as_on_a_gpu(monkeypatch)
-    assert "f32[1,2,24]" in str(jax.make_jaxpr(dense.product)(x, matrix))
+
+    def has_more_rows(x: jax.Array, matrix: dict[str, jax.Array]) -> bool:
+        traced = jax.make_jaxpr(lambda *arrays: dense.product(*arrays))(x, matrix)  # a function of its own, traced anew
+        return f"f32[1,{x.shape[1] + 1},24]" in str(traced)
+
+    assert not has_more_rows(x, matrix)
+    monkeypatch.setattr(dense, "LARGE", 24 * 64 - 1)
+    assert has_more_rows(x, matrix)
     np.testing.assert_array_equal(dense.product(x, matrix), expected)
+    assert not has_more_rows(jnp.tile(x, (1, 2, 1)), matrix)
+    assert not has_more_rows(x.astype(jnp.float32), matrix)
+    assert not has_more_rows(x, random_matrix("int8", 2, 24, 32))  # groups
 
 
 @pytest.mark.parametrize(("dtype", "groups"), [("int8", 1), ("int4", 2)])
@@ -156,11 +179,21 @@ def test_gradients_are_those_without_it(monkeypatch: pytest.MonkeyPatch):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), jax.grad(loss, (0, 1, 2))(*arrays), expected)
 
 
-def test_the_switch_is_1_or_0(monkeypatch: pytest.MonkeyPatch):
-    assert not on_gpu.is_on()
+def test_the_switch_names_kernels(monkeypatch: pytest.MonkeyPatch):
+    on = {}
+    for setting in ("", "0", "1", "attention", "products"):
+        monkeypatch.setenv(on_gpu.SWITCH, setting)
+        on[setting] = on_gpu.is_on("attention"), on_gpu.is_on("products")
+    both, none = (True, True), (False, False)
+    assert on == {"": none, "0": none, "1": both, "attention": (True, False), "products": (False, True)}
     monkeypatch.setenv(on_gpu.SWITCH, "yes")
-    with pytest.raises(ValueError, match=f"{on_gpu.SWITCH} is 'yes': expected 1, or 0"):
-        on_gpu.is_on()
-    monkeypatch.setenv(on_gpu.SWITCH, "1")
-    with pytest.raises(ValueError, match=f"got a mesh, and {on_gpu.SWITCH}=1: .* unset it"):
+    with pytest.raises(ValueError, match=rf"{on_gpu.SWITCH} is 'yes': expected attention, products, 1 \(both\) or 0"):
+        on_gpu.is_on("products")
+
+
+def test_a_mesh_is_refused_while_a_kernel_is_on(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv(on_gpu.SWITCH, "products")
+    with pytest.raises(ValueError, match=f"got a mesh, and {on_gpu.SWITCH}=products: .* Unset"):
         jaxspec.load("debian-gpt-small", mesh="model=1")
+    with pytest.raises(ValueError, match=f"got a mesh, and {on_gpu.SWITCH}=products"):
+        aot.compile_generation(prepared_table(), jax.devices(), "model=1")
