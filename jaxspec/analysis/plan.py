@@ -262,7 +262,7 @@ def _weight_bytes(size: str, load: roofline.Load) -> float:
     config = roofline.shape_of(size)
     if config is None:
         return load.weight_bytes
-    # In the dtype of the load, whose shapes are there.
+    # The shapes in this dtype are kept from the load.
     return memory.weight_bytes(dataclasses.replace(config, dtype=load.dtype), load.dtype)
 
 

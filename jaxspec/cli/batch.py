@@ -69,7 +69,7 @@ class BatchSettings(NamedTuple):
 @sampling_options
 def batch(
     settings: BatchSettings,
-    resume: Annotated[bool, flag("Go on with the folder's job; what failed is done, too.", "--resume")] = False,
+    resume: Annotated[bool, flag("Go on with the folder's job; what failed is not retried.", "--resume")] = False,
     max_errors: Annotated[int | None, number("End the job when more than N texts are errors.", least=0)] = None,
     as_json: Annotated[bool, flag("Print what was done as JSON.", "--json")] = False,
     *,
@@ -87,7 +87,8 @@ def batch(
     """
     in_range(0, settings.num_shards - 1, shard=settings.shard)
     check_paths(settings.input)
-    options.check_json_lines(settings.input, field=(settings.field, PROMPT))
+    if not resume:  # else the job that is there has it
+        options.check_json_lines(settings.input, field=(settings.field, PROMPT))
     err = Console(stderr=True, highlight=False)
     with signals.leaving_soon(lambda: say_interrupted(err)), contextlib.ExitStack() as stack:
         job = _prepared(settings, sampling, resume, err, stack)

@@ -221,13 +221,16 @@ def check_files(work: Workload) -> None:
         raise ValueError("got --markdown and --json: expected one of them")
     if work.target.startswith(names.RANDOM):
         options.refuse([name for name in ("prompts", "task") if getattr(work, name)], "a target of random weights")
-    if work.draft == NONE:
-        ignored = [name for name in ("policy", "rule") if getattr(work, name) != getattr(BENCH, name)]
+    if {draft.strip() for draft in work.draft.split(",")} == {NONE}:
+        ignored = [name for name in ("policy", "rule") if getattr(work, name) not in (getattr(BENCH, name), NONE)]
         options.refuse(ignored, "plain decoding (--draft none)")
     if work.csv is not None and not work.csv.resolve().parent.is_dir():
         raise ValueError(f"--csv is {work.csv}: there is no folder {work.csv.parent}")
-    for file in filter(None, (work.csv, work.resume)):
-        files.check_writable(file, is_file=True)
+    for option, file in ("--csv", work.csv), ("--resume", work.resume):
+        if file is not None and file.is_dir():
+            raise ValueError(f"{option} is {file}: expected a file, and this is a folder")
+        if file is not None:
+            files.check_writable(file)
     ResultStore(work.resume)
 
 

@@ -72,9 +72,7 @@ def generate(
     shown: Shown,
     prompt: Annotated[str | None, typer.Argument(help="What to generate from; - reads standard input.")] = None,
     prompts: Annotated[str | None, text("FILE", "Prompts, one a line, or .jsonl with prompts.")] = None,
-    count: Annotated[
-        int | None, number("The first N of a file, or of held-out prompts; else all, or 3 short ones.")
-    ] = None,
+    count: Annotated[int | None, number("Only the first N prompts of a file or held-out ones.")] = None,
     check: Annotated[bool, flag("First measure how often a draft head is right.", "--check")] = False,
     *,
     sampling: dict[str, Any],

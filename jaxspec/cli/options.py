@@ -12,8 +12,6 @@ from typing import Annotated, Any, NamedTuple
 
 import typer
 
-from jaxspec import files
-
 TARGET, DRAFT = "debian-t5-large", "debian-t5-draft"  # the default pair
 PREFIX = "What all prompts begin with, read once."
 NEW_TOKENS = "Most new tokens of each prompt; fewer than elsewhere (128), as runs are repeated."
@@ -101,6 +99,8 @@ def refuse(names: Sequence[str], mode: str) -> None:
 
 def check_json_lines(paths: Iterable[Path], **option_values: tuple[Any, Any]) -> None:
     """Refuses options that only JSON lines obey, each given as its value and its default, where no file has these."""
+    from jaxspec import files  # here, since it imports NumPy, which --help does without
+
     if not any(files.is_json_lines(path.name) for path in paths):
         names = [name for name, (value, default) in option_values.items() if value != default]
         refuse(names, "input without JSON lines (.jsonl, .ndjson)")
@@ -223,9 +223,9 @@ def _schema(written: str) -> str:
     >>> _schema('{"type": "null"}')
     '{"type": "null"}'
     """
-    if written.lstrip().startswith("{"):
-        return written
-    return files.read_text(written)
+    from jaxspec import files
+
+    return written if written.lstrip().startswith("{") else files.read_text(written)
 
 
 PATTERNS: dict[str, tuple[str, str, Callable[[str], Any]]] = {  # option: its value, its help, its reader

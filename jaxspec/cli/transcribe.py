@@ -54,7 +54,7 @@ def transcribe(
     batch: Annotated[int, number("Windows of 30 seconds decoded at a time.")] = 16,
     mesh: Annotated[str | None, text("MESH", "Devices to split the models over: data=2,model=4.")] = None,
     output: Annotated[Path | None, text("FOLDER", "Where the results are written, as JSON lines.")] = None,
-    resume: Annotated[bool, flag("Go on with the folder's job; what failed is done, too.", "--resume")] = False,
+    resume: Annotated[bool, flag("Go on with the folder's job; what failed is not retried.", "--resume")] = False,
     as_json: Annotated[bool, flag("Print JSON: an object a sound, or what was done.", "--json")] = False,
 ) -> None:
     """Transcribe sound with a Whisper model, faster with a drafter.
@@ -112,9 +112,11 @@ def _chunks(folder: Output, settings: TranscribeSettings, listed: Sequence[Liste
     settings = settings._replace(draft=None if settings.draft == pairs.NONE else settings.draft)
     with err.status("reading the models' files"):
         models = {x: drafter_names.digests_of(x) for x in (settings.target, settings.draft) if x is not None}
-    sounds = {
-        f"{i}: {x.path}": [files.bytes_of(x.path), x.language, x.id, dict(x.fields)] for i, x in enumerate(listed)
-    }
+    sounds = [
+        {"file": str(x.path), "bytes": files.bytes_of(x.path), "fields": dict(x.fields)}
+        | {"language": x.language, "id": x.id}
+        for x in listed
+    ]
     manifest = {
         "versions": {name: importlib.metadata.version(name) for name in VERSIONS},
         "models": models,
@@ -136,7 +138,7 @@ def _rows(
     for index, result in results:
         sound = listed[index]
         row: dict[str, Any] = {"number": index, "file": str(sound.path)}
-        row |= {} if sound.id is None else {"id": sound.id}
+        row |= {name: x for name, x in (("id", sound.id), ("language", sound.language)) if x is not None}
         row |= {"fields": sound.fields} if sound.fields else {}
         if isinstance(result, Exception):
             wrong = console.message(result).removeprefix(f"{sound.path}: ")

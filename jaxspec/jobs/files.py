@@ -235,7 +235,8 @@ class Output(NamedTuple):
 
     def _write_whole(self, path: Path, report: Mapping[str, Any], outcome: str) -> None:
         with folders.full_disk(self.folder, outcome):
-            files.write_text(path, [json.dumps(report, indent=2, ensure_ascii=False) + "\n"])
+            # Names of files need not be text in any encoding: what UTF-8 does not have is written as \udc..
+            files.write_text(path, [json.dumps(report, indent=2) + "\n"])
 
 
 def manifest_of(
@@ -280,6 +281,9 @@ def _compare(stored: Mapping[str, Any], expected: Mapping[str, Any], path: Path,
             continue
         if isinstance(stored.get(name), Mapping) and isinstance(expected.get(name), Mapping):
             _compare(stored[name], expected[name], path, f"{within}{name}: ")
+        if isinstance(stored.get(name), list) and isinstance(expected.get(name), list):
+            by_number = [{f"number {i}": x for i, x in enumerate(listed)} for listed in (stored[name], expected[name])]
+            _compare(by_number[0], by_number[1], path, f"{within}{name}: ")
         raise ValueError(
             f"{path} is of another job ({within}{name} is {stored.get(name)!r} there and {expected.get(name)!r} here): "
             "resume with what it began with, or choose another folder"

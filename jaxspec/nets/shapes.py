@@ -125,7 +125,7 @@ class AttentionShape(Mixer):
             raise ValueError(f"{complaint}: expected a divisor")
         turned = self.head_dim if self.rotary is None or self.rotary.dims is None else self.rotary.dims
         if self.rotary is not None and (turned % 2 or not 0 < turned <= self.head_dim):
-            expected = "an even number, and at most all of them"
+            expected = f"an even number from 2 to {self.head_dim}"
             raise ValueError(f"{turned} of a head's {self.head_dim} dimensions are rotated: expected {expected}")
 
     @property

@@ -54,8 +54,12 @@ def init_params(module: nn.Module, key: Key[Array, ""], *inputs: Any, **more: An
     # Parameters need the shapes of inputs alone: what the module computes with them is left out, and not compiled.
     drawn, shapes = jax.make_jaxpr(draw, return_shape=True)(key, inputs)
     jaxpr, used = partial_eval.dce_jaxpr(drawn.jaxpr, True)
+    if any(used[len(jax.tree.leaves(key)) :]):
+        raise ValueError(
+            f"a parameter of {type(module).__name__} depends on values of its inputs: expected shapes alone"
+        )
     leaves = eval_jaxpr(jaxpr, drawn.consts, *itertools.compress(jax.tree.leaves((key, inputs)), used))
-    return jax.tree.unflatten(jax.tree.structure(shapes), leaves)
+    return jax.tree.unflatten(jax.tree.structure(shapes), map(jnp.asarray, leaves))
 
 
 def with_cache(

@@ -499,7 +499,7 @@ def test_inputs_are_those_of_the_job_in_their_order(batch, tmp_path):
     assert (result := batch(*more)).exit_code == 0, result.output
     assert batch(*more, "--resume").exit_code == 0
     refused = batch(*more[2:], *more[:2], "--resume")
-    assert refused.exit_code == 2 and "is of another job (input is" in refused.stderr
+    assert refused.exit_code == 2 and "is of another job (input: number 1: number 1 is" in refused.stderr
     paths[0].write_text(json.dumps({"id": "m0", "text": "another"}))
     assert batch(*more, "--resume").exit_code == 2
 

@@ -107,3 +107,17 @@ def test_a_chunk_that_was_to_be_written_is_written_first(tmp_path):
     write(output.journal(0), [{"number": 1}, {"number": 0}])
     assert Chunks(output, 3).num_done == 2
     assert [path.name for path in tmp_path.iterdir()] == ["part-00000-of-00001-000000.jsonl"]
+
+
+def test_another_job_is_refused_by_its_first_difference(tmp_path):
+    """A name of a file need not be text in any encoding."""
+    output = Output(tmp_path, InputShard(), 8)
+    first, last, new = ({"file": name, "bytes": 3} for name in ("Gr\udcfc\udcdfe.wav", "c.wav", "b.wav"))
+    output.begin({"sounds": [first, last], "shard": 0})
+    output.begin({"sounds": [first, last], "shard": 0})
+    with pytest.raises(ValueError, match=r"\(sounds: number 1: file is 'c.wav' there and 'b.wav' here\)"):
+        output.begin({"sounds": [first, new, last], "shard": 0})
+    with pytest.raises(
+        ValueError, match=r"\(sounds: number 1 is \{'file': 'c.wav', 'bytes': 3\} there and None here\)"
+    ):
+        output.begin({"sounds": [first], "shard": 0})

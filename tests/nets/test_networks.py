@@ -8,14 +8,17 @@ import math
 from pathlib import Path
 from typing import Any
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import jaxspec
 from jaxspec import nets
 from jaxspec.core import Prompt, Room
 from jaxspec.nets.network import Load
+from jaxspec.nets.stack import init_params
 from jaxspec.weights.hf_families import FAMILIES
 
 PACKAGE = Path(jaxspec.__file__).parent
@@ -104,3 +107,22 @@ def test_configurations_of_others_are_of_no_network():
     assert nets.dtype_of(None, "bfloat16") == "bfloat16" and nets.axes_of(None).parts == {}
     with pytest.raises(TypeError, match="a str is no configuration of a network: expected one of T5Config"):
         nets.net_of("t5")
+
+
+def test_parameters_are_arrays_drawn_from_shapes_of_inputs():
+    class Mixed(nn.Module):
+        of_values: bool = False
+
+        @nn.compact
+        def __call__(self, x):
+            decay = self.param("decay", lambda key: np.linspace(0, 1, 3))
+            mean = self.param("mean", lambda key: x.mean() if self.of_values else jnp.zeros(()))
+            return nn.Dense(2)(x) + decay.sum() + mean
+
+    x, key = jnp.ones((1, 3)), jax.random.key(0)
+    params = init_params(Mixed(), key, x)
+    assert all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(params))
+    expected = Mixed().init(key, x)["params"]
+    jax.tree.map(np.testing.assert_array_equal, params, expected)
+    with pytest.raises(ValueError, match="a parameter of Mixed depends on values of its inputs"):
+        init_params(Mixed(of_values=True), key, x)

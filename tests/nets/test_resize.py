@@ -19,7 +19,6 @@ PROMPT = Prompt(jnp.array([[3, 4, 5, 1]]), jnp.array([4]))
 
 
 @functools.partial(jax.jit, static_argnums=0)
-@functools.partial(jax.jit, static_argnums=0)
 def logits(config, params):
     return t5.T5(config).apply({"params": params}, PROMPT, jnp.array([[0, 4, 7]]))
 

@@ -262,8 +262,7 @@ def test_the_targets_own_layers_draft_in_its_rings(model_with):
     assert got.stats.accepted.tolist() == expected.stats.accepted.tolist()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["a model", "a tree"])
+@pytest.mark.parametrize("kind", [pytest.param("a model", marks=pytest.mark.slow), "a tree"])
 def test_rows_of_a_job_take_each_others_rings(kind, model_with):
     """Slots are refilled: rows of caches are taken and put."""
     target, draft = model_with(GEMMA), model_with(DRAFT, seed=5)

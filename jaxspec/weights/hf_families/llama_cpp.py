@@ -193,7 +193,7 @@ def _rotated(keys: dict[str, Any], width: int) -> int:
     """Takes how many of a head's dimensions are rotated, two together."""
     dims = _take(keys, key := "rope.dimension_count", width)
     if type(dims) is not int or dims % 2 or not 0 < dims <= width:
-        raise FamilyError(f"{key} is {dims!r}: expected an even number of a head's {width} dimensions")
+        raise FamilyError(f"{key} is {dims!r}: expected an even number from 2 to {width}, a head's dimensions")
     return dims
 
 
