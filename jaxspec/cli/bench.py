@@ -227,10 +227,8 @@ def check_files(work: Workload) -> None:
     if work.csv is not None and not work.csv.resolve().parent.is_dir():
         raise ValueError(f"--csv is {work.csv}: there is no folder {work.csv.parent}")
     for option, file in ("--csv", work.csv), ("--resume", work.resume):
-        if file is not None and file.is_dir():
-            raise ValueError(f"{option} is {file}: expected a file, and this is a folder")
         if file is not None:
-            files.check_writable(file)
+            files.check_file(file, option)
     ResultStore(work.resume)
 
 

@@ -56,9 +56,9 @@ def score(settings: ScoreSettings) -> None:
     s, output, totals = settings, settings.output, Totals()
     check_paths(s.input)
     if output is not None:
-        files.check_writable(output, is_file=True)
-    if output is not None and output.exists() and not s.overwrite:
-        raise ValueError(f"{output} exists: give --overwrite to replace it, or choose another name")
+        files.check_file(output, "--output")
+        if output.exists() and not s.overwrite:
+            raise ValueError(f"{output} exists: give --overwrite to replace it, or choose another name")
     if s.as_json and output is None:
         raise ValueError("--json prints the totals, where the scores would be printed: give --output")
     names.check_model(s.target, s.dtype)

@@ -51,7 +51,7 @@ def is_json_lines(name: str) -> bool:
 
 
 def check_lines(path: Path) -> None:
-    """Refuses a file whose name says that it holds something else than lines of text or of JSON.
+    """Refuses a file whose name ends as those of files that hold no lines of text or of JSON.
 
     >>> check_lines(Path("prompts.csv"))
     Traceback (most recent call last):
@@ -194,11 +194,21 @@ def json_line(row: Mapping[str, Any]) -> str:
     return (json.dumps(row, ensure_ascii=False) + "\n").encode("utf-8", "backslashreplace").decode()
 
 
-def check_writable(path: str | Path, *, is_file: bool = False) -> None:
+def check_file(path: Path, option: str) -> None:
+    """Refuses a file, given by an option, that could not be written, before the work that it is to hold.
+
+    >>> check_file(Path(), "--csv")
+    Traceback (most recent call last):
+    ValueError: --csv is .: expected a file, and this is a folder
+    """
+    if path.is_dir():
+        raise ValueError(f"{option} is {path}: expected a file, and this is a folder")
+    check_writable(path)
+
+
+def check_writable(path: str | Path) -> None:
     """Refuses a file or folder that could not be written, before the work that it is to hold."""
     path = Path(path).expanduser().absolute()
-    if is_file and path.is_dir():
-        raise ValueError(f"{path} is a folder: expected a file")
     existing = next(parent for parent in path.parents if parent.exists())
     try:
         with tempfile.TemporaryFile(dir=existing):

@@ -45,6 +45,9 @@ def init_params(module: nn.Module, key: Key[Array, ""], *inputs: Any, **more: An
         inputs: the arrays that the module is called with, of which only shapes and dtypes matter.
         more: its other arguments.
 
+    Raises:
+        ValueError: a parameter depends on the values of inputs.
+
     >>> init_params(nn.Dense(2), jax.random.key(0), jnp.zeros((1, 3)))["kernel"].shape
     (3, 2)
     """

@@ -56,7 +56,10 @@ def test_each_line_has_its_score_and_totals_are_printed(scored, source, tmp_path
 
 def test_an_output_that_cannot_be_written_is_refused_before_the_model_is_loaded(source, tmp_path, monkeypatch):
     monkeypatch.setattr(model_loading, "load", lambda *_, **__: pytest.fail("a model was loaded"))
-    for output, complaint in ((tmp_path, "is a folder: expected a file"), (source / "scores", "Not a directory")):
+    for output, complaint in (
+        (tmp_path, "expected a file, and this is a folder"),
+        (source / "scores", "Not a directory"),
+    ):
         arguments = ["score", "--input", str(source), "--output", str(output), "--overwrite"]
         result = CliRunner().invoke(app, arguments)
         assert result.exit_code == 2 and complaint in " ".join(result.stderr.split())
