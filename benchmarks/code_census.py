@@ -1,4 +1,4 @@
-"""Counts what a reader of the package has to read: lines, files, types, signatures, names, docstrings.
+"""Counts what a reader of the package has to read: tokens, how dense they are, types, signatures, docstrings.
 
     python -m benchmarks.code_census [CHECKOUT] [--round] [--floors]      seconds
 
@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import argparse
 import ast
+import io
 import os
 import re
 import subprocess
 import sys
+import tokenize
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -103,6 +105,96 @@ def count_lines(source: str, tree: ast.Module) -> Lines:
     counts = Counter(kinds.values())
     types = sum(isinstance(node, ast.ClassDef) for node in ast.walk(tree))
     return Lines(1, len(kinds), counts["code"], counts["docstrings"], counts["imports"], types)
+
+
+class Density(NamedTuple):
+    """Tokens of a file or a package, and how densely they are written.
+
+    Tokens leave out docstrings, comments, line ends and indentation. They do not depend on where lines are broken, so
+    they measure how much there is to read; lines measure how it is laid out.
+    """
+
+    code_lines: int = 0  # lines with a token
+    tokens: int = 0
+    conditionals: int = 0  # a if b else c
+    tuple_assignments: int = 0  # a, b = x, y
+    walruses: int = 0
+    unpacked_tuples: int = 0  # f(*(a, b)), which takes the arguments' names away
+
+    def __add__(self, other: Density) -> Density:
+        return Density(*(count + more for count, more in zip(self, other, strict=True)))
+
+    def per_thousand(self, count: int) -> float:
+        """Returns a count for each 1,000 tokens."""
+        return 1000 * count / max(self.tokens, 1)
+
+
+LAYOUT = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
+
+
+def is_tuple_assignment(node: ast.AST) -> bool:
+    """Says whether a statement assigns a written tuple to a written tuple."""
+    return isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Tuple) and isinstance(node.value, ast.Tuple)
+
+
+def unpacks_a_tuple(node: ast.AST) -> bool:
+    """Says whether a call unpacks a tuple that is written in the call."""
+    return isinstance(node, ast.Call) and any(
+        isinstance(argument, ast.Starred) and isinstance(argument.value, ast.Tuple) for argument in node.args
+    )
+
+
+def density(source: str) -> Density:
+    """Counts the tokens of one file and its dense forms.
+
+    >>> density("def f(x):\\n    'Adds.'\\n    return (x + 1 if x else 2)  # why")
+    Density(code_lines=2, tokens=16, conditionals=1, tuple_assignments=0, walruses=0, unpacked_tuples=0)
+    """
+    tree = ast.parse(source)
+    documentation = {
+        line
+        for _, docstring in docstring_nodes(tree)
+        for line in range(docstring.lineno, (docstring.end_lineno or docstring.lineno) + 1)
+    }
+    tokens = [
+        token
+        for token in tokenize.generate_tokens(io.StringIO(source).readline)
+        if token.type not in LAYOUT and token.start[0] not in documentation
+    ]
+    nodes = list(ast.walk(tree))
+    return Density(
+        code_lines=len({line for token in tokens for line in range(token.start[0], token.end[0] + 1)}),
+        tokens=len(tokens),
+        conditionals=sum(isinstance(node, ast.IfExp) for node in nodes),
+        tuple_assignments=sum(is_tuple_assignment(node) for node in nodes),
+        walruses=sum(isinstance(node, ast.NamedExpr) for node in nodes),
+        unpacked_tuples=sum(unpacks_a_tuple(node) for node in nodes),
+    )
+
+
+def densities(package: Path) -> dict[str, Density]:
+    """Counts each folder of a package; "(root)" are the modules beside the folders."""
+    by_folder: dict[str, Density] = defaultdict(Density)
+    for path in sorted(package.rglob("*.py")):
+        parts = path.relative_to(package).parts
+        name = parts[0] if len(parts) > 1 else "(root)"
+        by_folder[name] += density(path.read_text(encoding="utf-8"))
+    return by_folder
+
+
+def print_densities(package: Path) -> None:
+    """Prints tokens and dense forms of each folder, the largest first."""
+    by_folder = densities(package)
+    titles = ("tokens", "a code line", "if-else", "a, b = x, y", ":=", "f(*(a, b))")
+    print(f"\n{'per 1,000 tokens':<22}" + "".join(f"{title:>13}" for title in titles))
+    rows = sorted(by_folder.items(), key=lambda item: -item[1].tokens)
+    for name, counts in [*rows, ("all", sum(by_folder.values(), Density()))]:
+        rates = map(counts.per_thousand, (counts.conditionals, counts.tuple_assignments, counts.walruses))
+        print(
+            f"{name:<22}{counts.tokens:>13,}{counts.tokens / max(counts.code_lines, 1):>13.1f}"
+            + "".join(f"{rate:>13.2f}" for rate in rates)
+            + f"{counts.unpacked_tuples:>13}"
+        )
 
 
 def bindings(tree: ast.Module) -> Iterator[tuple[str, int]]:
@@ -205,6 +297,7 @@ def main() -> None:
         print(f"{name:<22}" + "".join(f"{count:>12,}" for count in lines))
     total = Lines(*(sum(column) for column in zip(*by_package.values(), strict=True)))
     print(f"{'all':<22}" + "".join(f"{count:>12,}" for count in total))
+    print_densities(package)
     wide = sum(count >= 7 for count, _ in widest)
     share = 100 * wide / len(widest)
     print(f"\nfunctions with 7 parameters or more: {wide} of {len(widest)} ({share:.1f} %); the widest:")

@@ -13,7 +13,7 @@ from types import ModuleType
 import pytest
 
 import jaxspec
-from benchmarks.code_census import VAGUE
+from benchmarks.code_census import VAGUE, Density, densities, density
 
 PACKAGE = Path(jaxspec.__file__).parent
 ALLOWED = {
@@ -204,6 +204,26 @@ def test_dense_code_says_why(package: str):
     counts = [code_and_comments(file.read_text(encoding="utf-8")) for file in (PACKAGE / package).rglob("*.py")]
     code, comments = map(sum, zip(*counts, strict=True))
     assert 100 * comments >= COMMENTS * code, f"{comments} comments in {code} lines: add shapes, invariants, reasons"
+
+
+# How densely the package may be written. Whoever writes it plainer lowers these numbers; nobody raises them.
+MOST_TOKENS_A_LINE = 12.1
+MOST_PER_THOUSAND = {"conditionals": 3.25, "tuple_assignments": 2.12, "walruses": 0.47}
+MOST_UNPACKED_TUPLES = 33
+
+
+def test_dense_forms_are_counted():
+    source = "a, b = 1, 2\nf(*(a, b))\nif (c := a) > b:\n    d = a if b else c\n"
+    assert density(source) == Density(4, 32, 1, 1, 1, 1)
+
+
+def test_the_package_is_not_written_more_densely():
+    counts = sum(densities(PACKAGE).values(), Density())
+    assert counts.tokens <= MOST_TOKENS_A_LINE * counts.code_lines, "write one thing a statement, one statement a line"
+    rates = {name: counts.per_thousand(getattr(counts, name)) for name in MOST_PER_THOUSAND}
+    over = {name: rate for name, rate in rates.items() if rate > MOST_PER_THOUSAND[name]}
+    assert over == {}, "write an `if`, or two statements"
+    assert counts.unpacked_tuples <= MOST_UNPACKED_TUPLES, "name the arguments"
 
 
 CHECKOUT = Path(__file__).parent.parent
