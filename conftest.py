@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import importlib.metadata
+import importlib.util
 import os
 import re
 import signal
@@ -103,6 +104,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if isinstance(item, pytest.DoctestItem) and item.name[8:] in SLOW_EXAMPLES:
             item.add_marker("slow")
+        if item.get_closest_marker("needs_torch") and importlib.util.find_spec("torch") is None:
+            item.add_marker(pytest.mark.skip(reason="compares with PyTorch, which is not installed"))
     if not config.getoption("exhaustive"):
         left_out = [item for item in items if item.get_closest_marker("exhaustive")]
         items[:] = [item for item in items if not item.get_closest_marker("exhaustive")]

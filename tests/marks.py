@@ -1,6 +1,16 @@
 """Marks for the cases of a parametrised test that are slow, and for those that others stand for."""
 
+import importlib
+
 import pytest
+
+
+def optional(name):
+    """Imports a module that only tests with the mark `needs_torch` use; returns None where it is not installed."""
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        return None
 
 
 def marked(cases, *, slow=(), exhaustive=()):

@@ -58,9 +58,12 @@ def test_the_template_on_the_page_lets_a_model_that_only_continues_answer(model)
     assert out.texts == [" Paris", " Rome"]
 
 
+@pytest.mark.needs_torch
 @pytest.mark.slow
 def test_greedy_text_is_that_of_transformers(model, plain, tmp_path):
-    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    import torch
+    import transformers
+
     huggingface.save(model, tmp_path / "folder")
     peer = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "folder", dtype=torch.float32).eval()
     for prompt, tokens, length in zip(PROMPTS, plain.tokens, plain.lengths, strict=True):

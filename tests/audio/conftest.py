@@ -22,7 +22,9 @@ SPECIAL = {
 
 def peer(seed: int, decoder_layers: int):
     """Makes a model: words, their end, the start, languages, tasks, and timestamps of 3 seconds."""
-    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    import torch
+    import transformers
+
     sizes = {f"{side}_attention_heads": 4 for side in ("encoder", "decoder")}
     sizes |= {f"{side}_ffn_dim": 48 for side in ("encoder", "decoder")}
     tokens = {"decoder_start_token_id": 41, "pad_token_id": WORDS, "bos_token_id": WORDS, "eos_token_id": WORDS}
@@ -51,7 +53,9 @@ def peer(seed: int, decoder_layers: int):
 
 def tokenizer(words: int = WORDS):
     """Makes a tokenizer of one letter a word."""
-    tokenizers, transformers = pytest.importorskip("tokenizers"), pytest.importorskip("transformers")
+    import tokenizers
+    import transformers
+
     letters = [chr(ord("A") + i) for i in range(words)]
     made_of_letters = tokenizers.Tokenizer(tokenizers.models.BPE({x: i for i, x in enumerate(letters)}, []))
     made_of_letters.decoder = tokenizers.decoders.ByteLevel()
@@ -63,7 +67,8 @@ def tokenizer(words: int = WORDS):
 @pytest.fixture(scope="session")
 def whisper(tmp_path_factory):
     """The model in transformers, and the folders of it and of a drafter with one decoder layer and its encoder."""
-    torch = pytest.importorskip("torch")
+    import torch
+
     target, draft = peer(0, decoder_layers=2), peer(1, decoder_layers=1)
     folders = [tmp_path_factory.mktemp(name) for name in ("target", "draft")]
     with torch.no_grad():

@@ -21,9 +21,11 @@ def texts():
 
 def expected(row, scores, timestamps):
     """What transformers makes of the scores after a whole row."""
-    torch = pytest.importorskip("torch")
-    process = pytest.importorskip("transformers").generation.logits_process
-    config = pytest.importorskip("transformers").GenerationConfig(eos_token_id=END)
+    import torch
+    import transformers
+
+    process = transformers.generation.logits_process
+    config = transformers.GenerationConfig(eos_token_id=END)
     config.no_timestamps_token_id, config.max_initial_timestamp_index = 12, SPEECH.latest_start
     chain = [
         process.SuppressTokensAtBeginLogitsProcessor(list(SPEECH.suppressed_first), BEGIN),
@@ -36,6 +38,7 @@ def expected(row, scores, timestamps):
     return scores[0].numpy()
 
 
+@pytest.mark.needs_torch
 @pytest.mark.slow
 @pytest.mark.parametrize("timestamps", [True, False])
 @pytest.mark.parametrize("spread", [0.5, 4.0])  # timestamps together beat any word, or rarely
@@ -51,6 +54,7 @@ def test_logits_are_those_of_transformers(timestamps, spread):
     np.testing.assert_array_equal(ours[:, 0], theirs)
 
 
+@pytest.mark.needs_torch
 @pytest.mark.slow
 def test_each_draft_token_is_processed_after_those_before_it():
     """Drafted after the row [begin 13 2]: timestamps, a pair of them and words, in one pass of four positions."""

@@ -39,7 +39,8 @@ def plain(target, sound):
 
 def theirs(peer, waveform, **options):
     """Runs transformers' long-form decoding on our features; returns its tokens and segments of words."""
-    torch = pytest.importorskip("torch")
+    import torch
+
     sound = torch.tensor(features.log_mel(waveform, least=WIDTH))[None]
     with torch.no_grad():
         result = peer.generate(sound, return_segments=True, **options)
@@ -53,6 +54,7 @@ def check(transcript, segments):
     np.testing.assert_allclose(times, [segment[:2] for segment in segments], atol=1e-6)
 
 
+@pytest.mark.needs_torch
 def test_many_windows_are_transcribed_as_transformers_does(whisper, plain, sound):
     check(plain, theirs(whisper[0], sound, return_timestamps=True, language="en", task="transcribe"))
     assert plain.language == "en" and plain.seconds == 24.0
@@ -61,6 +63,7 @@ def test_many_windows_are_transcribed_as_transformers_does(whisper, plain, sound
     assert len(plain.segments) > 8 and len(set(words)) > 4
 
 
+@pytest.mark.needs_torch
 @pytest.mark.parametrize("name", ["shared encoder", "prompt lookup", "tree", "the target itself"])
 def test_drafts_change_rounds_and_no_text(name, target, draft, plain, sound):
     if name == "shared encoder":
@@ -90,6 +93,7 @@ def head(name, target):
     return kind.drafter(network, jaxspec.with_taps(target, network.network.requirements.taps), None)
 
 
+@pytest.mark.needs_torch
 @pytest.mark.parametrize("name", ["medusa", "eagle 3", "dflash", "early exit", "tree"])
 def test_heads_draft_and_change_no_text(name, target, sound):
     if name == "early exit":
@@ -103,6 +107,7 @@ def test_heads_draft_and_change_no_text(name, target, sound):
     assert drafted._replace(rounds=0) == alone._replace(rounds=0)
 
 
+@pytest.mark.needs_torch
 def test_several_sounds_are_each_as_by_itself(whisper, target, draft, sound, tmp_path):
     """More sounds than rows, of several lengths and one from a file; each language is detected."""
     parts = [sound[:40_000], sound[100_000:220_000], sound[50_000:60_000]]
@@ -115,6 +120,7 @@ def test_several_sounds_are_each_as_by_itself(whisper, target, draft, sound, tmp
         assert transcript._replace(rounds=0) == alone._replace(rounds=0) and alone.language in ("en", "de", "fr")
 
 
+@pytest.mark.needs_torch
 def test_text_without_timestamps_is_that_of_transformers(whisper, target, draft, sound):
     part = sound[:40_000]
     options: dict[str, Any] = {"language": "german", "task": "translate"}
@@ -125,12 +131,14 @@ def test_text_without_timestamps_is_that_of_transformers(whisper, target, draft,
     assert drafted.tokens == transcript.tokens and transcript.language == "de"
 
 
+@pytest.mark.needs_torch
 def test_sampled_text_has_a_key_for_each_window(target, sound):
     part, key = sound[: 9 * features.RATE], jax.random.key(0)
     sampled = [jaxspec.transcribe(target, [part, part], temperature=1.0, key=key, language="fr") for _ in range(2)]
     assert sampled[0] == sampled[1] and sampled[0][0].tokens != sampled[0][1].tokens
 
 
+@pytest.mark.needs_torch
 def test_what_cannot_be_transcribed_is_refused(target, sound):
     with pytest.raises(ValueError, match="reads text: expected a Whisper"):
         jaxspec.transcribe(jaxspec.testing.table_model(jax.random.key(0), vocab=5), sound)
@@ -160,6 +168,7 @@ def test_an_english_only_model_has_neither_language_nor_task():
     assert transcribe._beginning(config, None, None, timestamps=False) == [5, 7]
 
 
+@pytest.mark.needs_torch
 def test_text_prompts_are_refused_by_the_encoder(target):
     for refused in (
         lambda: jaxspec.generate(target, [[1, 2]], max_new_tokens=3),
@@ -170,6 +179,7 @@ def test_text_prompts_are_refused_by_the_encoder(target):
             refused()
 
 
+@pytest.mark.needs_torch
 def test_options_that_hold_for_no_sound_are_refused(target, sound):
     wrong: list[tuple[dict[str, Any], str]] = [
         ({"temperature": [1.0, 0.0]}, "temperature has a value for each of several rows: expected one for all sounds"),
@@ -192,6 +202,7 @@ def test_options_that_hold_for_no_sound_are_refused(target, sound):
         jaxspec.transcribe(target._replace(config=dataclasses.replace(target.config, speech=speech)), sound)
 
 
+@pytest.mark.needs_torch
 def test_files_may_name_a_language_and_a_task(target):
     """As published ones do: under their names, or as tokens of a row's beginning."""
     for table in ({"language": "<|de|>", "task": "translate"}, {"forced_decoder_ids": [[1, 43], [2, 46]]}):

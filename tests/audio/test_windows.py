@@ -17,11 +17,13 @@ def random_text(rng):
     return tokens
 
 
+@pytest.mark.needs_torch
 @pytest.mark.slow
 @pytest.mark.parametrize("frames", [3000, 1234])
 def test_segments_are_those_of_transformers(frames):
-    torch = pytest.importorskip("torch")
-    generation = pytest.importorskip("transformers.models.whisper.generation_whisper")
+    import torch
+    from transformers.models.whisper import generation_whisper as generation
+
     rng = np.random.RandomState(0)
     for tokens in [random_text(rng) for _ in range(60)] + [[7, 8], [FIRST, 3, 4], [FIRST + 9], [1, 150, 150]]:
         theirs, moved = generation.WhisperGenerationMixin._retrieve_segment(

@@ -34,7 +34,8 @@ def random(net, config, seed):
 
 @pytest.fixture
 def one_thread(monkeypatch):
-    torch = pytest.importorskip("torch")
+    import torch
+
     threads = torch.get_num_threads()
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     yield
@@ -74,6 +75,7 @@ def test_batches_with_limits_of_several_lengths_are_decoded_alike(net, config, t
     assert jobs.refilled(prepared, 2, most=9, longest=3).rows == ours.rows
 
 
+@pytest.mark.needs_torch
 @pytest.mark.slow
 @pytest.mark.usefixtures("one_thread")
 def test_a_trimmed_draft_drafts_with_its_whole_head_there(tmp_path):
@@ -91,8 +93,8 @@ def test_a_trimmed_draft_drafts_with_its_whole_head_there(tmp_path):
     assert said == "trimmed: transformers drafts with the whole head, jaxspec with the trimmed one."
 
 
+@pytest.mark.needs_torch
 def test_padding_is_on_the_side_that_a_model_wants():
-    pytest.importorskip("torch")
     left, right = (peer.inputs(PROMPT, left=side) for side in (True, False))
     assert left["input_ids"].tolist() == [[5, 17, 33, 2], [0, 0, 9, 5]]
     assert left["attention_mask"].tolist() == [[1, 1, 1, 1], [0, 0, 1, 1]]

@@ -24,6 +24,7 @@ def test_what_is_not_there_is_refused_before_anything_is_loaded(tmp_path):
     assert result.exit_code == 2 and "plain decoding (no --draft) does not read --draft-dtype" in result.output
 
 
+@pytest.mark.needs_torch
 @pytest.mark.slow
 def test_files_become_text_and_segments(whisper, sound, tmp_path):  # noqa: F811
     _, target, draft = whisper
@@ -54,6 +55,7 @@ def test_files_become_text_and_segments(whisper, sound, tmp_path):  # noqa: F811
     assert result.exit_code == 2 and "--task is 'sing': expected one of transcribe, translate" in result.output
 
 
+@pytest.mark.needs_torch
 @pytest.mark.slow
 def test_a_job_of_sounds_goes_on_where_it_was(whisper, sound, tmp_path):  # noqa: F811
     _, target, draft = whisper

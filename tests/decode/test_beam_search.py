@@ -227,7 +227,9 @@ def test_refuses_a_target_of_chains_and_logits_that_are_not_finite():
 
 def peer_of(kind):
     """A random network of transformers, that is sure enough of itself that no two scores are nearly equal."""
-    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    import torch
+    import transformers
+
     ids = dict(eos_token_id=1, pad_token_id=0, bos_token_id=2, tie_word_embeddings=False)
     if kind == "gpt":
         config = transformers.GPT2Config(vocab_size=24, n_embd=16, n_layer=2, n_head=2, n_positions=32, **ids)
@@ -249,6 +251,7 @@ def peer_of(kind):
     return peer
 
 
+@pytest.mark.needs_torch
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "beams"),
@@ -258,7 +261,8 @@ def peer_of(kind):
     ),
 )
 def test_hypotheses_and_scores_are_transformers(kind, beams, tmp_path):
-    torch = pytest.importorskip("torch")
+    import torch
+
     peer = peer_of(kind)
     peer.save_pretrained(tmp_path)
     target, prompts = jaxspec.load(tmp_path), np.array([[5, 6, 7, 8], [9, 3, 3, 11]])

@@ -90,9 +90,12 @@ def test_long_texts_are_read_in_chunks_with_few_logits_at_a_time(head, monkeypat
         np.testing.assert_allclose(score.log_probs, expected[: len(score.tokens)], atol=1e-4)
 
 
+@pytest.mark.needs_torch
 @pytest.mark.slow
 def test_scores_are_transformers_of_a_decoder():
-    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    import torch
+    import transformers
+
     torch.manual_seed(0)
     config = transformers.LlamaConfig(
         vocab_size=40, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2,
@@ -110,9 +113,12 @@ def test_scores_are_transformers_of_a_decoder():
         assert score.greedy.tolist() == (expected.argmax(-1).numpy() == row[1:]).tolist()
 
 
+@pytest.mark.needs_torch
 @pytest.mark.slow
 def test_scores_are_transformers_of_an_encoder_decoder():
-    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    import torch
+    import transformers
+
     torch.manual_seed(0)
     config = transformers.T5Config(
         vocab_size=40, d_model=16, d_kv=8, d_ff=32, num_layers=1, num_decoder_layers=1, num_heads=2,

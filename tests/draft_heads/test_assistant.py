@@ -79,7 +79,9 @@ def bound(config, goal, seed=0):
 @functools.cache
 def theirs(name, root):
     """A target and an assistant of transformers with random parameters of every kind, and their folders."""
-    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    import torch
+    import transformers
+
     _, config = tables(name)
     folders = root / name / "target", root / name / "assistant"
     model = peer(CASES[name][0], folders[0], **words(CASES[name][0]))
@@ -127,6 +129,7 @@ def their_logits(model, helper, draft, position):
     return torch.stack(logits).numpy()
 
 
+@pytest.mark.needs_torch
 @pytest.mark.parametrize("name", marked(CASES, slow={*CASES} - {"12B, unified"}))
 def test_logits_are_those_of_transformers(name, root, draft_of):
     """Of a draft from our cache, rings included; tokens of other centroids get -inf, not the least logit minus 1."""
@@ -147,6 +150,7 @@ def test_logits_are_those_of_transformers(name, root, draft_of):
         assert np.ptp(expected[possible]) > 1.0
 
 
+@pytest.mark.needs_torch
 @pytest.mark.slow
 def test_a_cap_of_logits_is_applied(root, draft_of, tmp_path):
     """As servers do; transformers' assistants leave it out."""
@@ -164,6 +168,7 @@ def test_a_cap_of_logits_is_applied(root, draft_of, tmp_path):
 # --- text
 
 
+@pytest.mark.needs_torch
 @pytest.mark.slow
 @pytest.mark.parametrize("name", marked(CASES, exhaustive={*CASES} - {"E2B"}))
 def test_drafted_text_is_plain_text(name):
@@ -186,6 +191,7 @@ def test_drafted_text_is_plain_text(name):
         assert out.tokens.tolist() == plain[:1]
 
 
+@pytest.mark.needs_torch
 @pytest.mark.slow
 def test_greedy_text_is_that_of_transformers_with_its_assistant(root):
     import torch
@@ -252,12 +258,13 @@ def test_the_distribution_of_the_text_is_the_targets(draft):
         assert certify(drafter.target, drafter=drafter, sampling_params=params, **options) < 1e-5
 
 
+@pytest.mark.needs_torch
 def test_transformers_samples_another_distribution(root):
     """It accepts the argmax as if it were a sample of what it returns; samples of that are accepted rightly.
 
     These are its own generator of candidates and its own rule, at temperature 4.
     """
-    torch = pytest.importorskip("torch")
+    import torch
     from transformers.generation.candidate_generator import SinglePositionMultiTokenCandidateGenerator as Candidates
     from transformers.generation.utils import _speculative_sampling
 
@@ -286,10 +293,12 @@ def test_transformers_samples_another_distribution(root):
 # --- files
 
 
+@pytest.mark.needs_torch
 @pytest.mark.parametrize("name", marked(CASES, slow={*CASES} - {"12B, unified"}))
 def test_what_is_written_is_read_again(name, root, tmp_path):
     """By us, and by transformers: the same tensors bit for bit."""
-    transformers = pytest.importorskip("transformers")
+    import transformers
+
     _, helper, *folders = theirs(name, root)
     goal = jaxspec.load(folders[0])
     config, params = read_head(folders[1], target=goal)
@@ -311,6 +320,7 @@ def test_layers_of_another_kind_are_not_written_as_gemmas(tmp_path):
         save(config, assistant.init(config, jax.random.key(0)), tmp_path / "it", target=gemma("E2B"))
 
 
+@pytest.mark.needs_torch
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -338,6 +348,7 @@ def test_assistants_that_do_not_fit(changes, message):
         assistant.read(config, {}, formats.target_shape(gemma("E2B")))
 
 
+@pytest.mark.needs_torch
 def test_targets_that_have_no_such_keys():
     _, config = tables("E2B")
     llama = decoder.decoder_config(60, 32, 24, 2, 4, 1, 16)

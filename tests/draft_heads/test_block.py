@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import transformers
 
 import jaxspec
 from jaxspec import drafters
@@ -24,10 +25,10 @@ from jaxspec.weights.tensors import CheckpointError
 from tests.draft_heads import test_drafters as heads
 from tests.draft_heads import test_formats as references
 from tests.draft_heads.conftest import EPS, FIRST, GAMMA, KV, PROMPT, QWEN3, D, Published, V, dflash_shapes
-from tests.marks import marked
+from tests.marks import marked, optional
 
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
+torch = optional("torch")
+pytestmark = pytest.mark.needs_torch
 
 SIZES = {"vocab_size": V, "hidden_size": D, "intermediate_size": 24, "num_hidden_layers": 4, "num_attention_heads": 4}
 SIZES |= {"head_dim": 8, "num_key_value_heads": KV, "rms_norm_eps": EPS, "max_position_embeddings": 64}

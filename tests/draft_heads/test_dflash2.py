@@ -99,6 +99,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.needs_torch
 @pytest.mark.parametrize("key", REFUSED)
 def test_options_that_do_not_fit_the_tensors(key, published, folder, target, tmp_path):
     where = published["DFlash 2, speculators"].write(tmp_path / "it", folder)
@@ -109,6 +110,7 @@ def test_options_that_do_not_fit_the_tensors(key, published, folder, target, tmp
         jaxspec.load_drafter(where, target=target)
 
 
+@pytest.mark.needs_torch
 def test_dflashs_reader_refuses_its_options_by_name(published, folder, target, tmp_path):
     """A folder that names convolutions, without their tensors, is not read as DFlash."""
     where = published["DFlash"].write(tmp_path / "it", folder)

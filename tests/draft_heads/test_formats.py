@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import transformers
 
 import jaxspec
 from jaxspec import nets
@@ -26,12 +27,10 @@ from jaxspec.draft_heads.load import read_head
 from jaxspec.draft_heads.medusa import HeadsConfig
 from jaxspec.draft_heads.save import config_json, save
 from jaxspec.weights.orbax import CheckpointError
-from tests.marks import marked
+from tests.marks import marked, optional
 
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
-F = torch.nn.functional
-load_file = pytest.importorskip("safetensors.torch").load_file
+torch = optional("torch")
+pytestmark = pytest.mark.needs_torch
 
 V, D, HEADS, KV, HD, EPS = 13, 16, 4, 2, 4, 1e-5  # as in conftest.py
 PROMPT, FIRST, GAMMA = [3, 1, 4, 1, 5], 9, 3
@@ -103,7 +102,7 @@ def attention(t, name, x, context=None, causal=True, hidden=None):
 
 def mlp(t, name, x):
     gate, up, down = (t[f"{name}.{part}_proj.weight"] for part in ("gate", "up", "down"))
-    return (F.silu(x @ gate.T) * (x @ up.T)) @ down.T
+    return (torch.nn.functional.silu(x @ gate.T) * (x @ up.T)) @ down.T
 
 
 def block(t, name, x, context=None, causal=True):
@@ -174,7 +173,7 @@ def medusa(t, table, hidden, draft):
     for i in range(GAMMA):
         x = hidden.last[-1]
         for j in range(2):
-            x = x + F.silu(x @ t[f"{i}.{j}.linear.weight"].T + t[f"{i}.{j}.linear.bias"])
+            x = x + torch.nn.functional.silu(x @ t[f"{i}.{j}.linear.weight"].T + t[f"{i}.{j}.linear.bias"])
         logits.append(x @ t[f"{i}.2.weight"].T)
     return torch.stack(logits)
 
@@ -183,7 +182,7 @@ def vllm_medusa(t, table, hidden, draft):
     logits = torch.full((GAMMA, V), float("-inf"))
     for i in range(GAMMA):
         x = hidden.last[-1]
-        x = x + F.silu(x @ t[f"blocks.{i}.layers.0.weight"].T)
+        x = x + torch.nn.functional.silu(x @ t[f"blocks.{i}.layers.0.weight"].T)
         logits[i, t["token_map"]] = x @ t[f"lm_heads.{i}.weight"].T
     return logits
 
@@ -355,6 +354,8 @@ def test_what_is_written_is_read_again(name, folder, target, tmp_path, published
     assert said["verifier"] == {"name_or_path": "llama", "architectures": ["LlamaForCausalLM"]}
     assert said["proposal_methods"][0]["speculative_tokens"] <= 4
     assert said["algorithm"] == table["speculators_model_type"] in table["architectures"][0].lower() + "eagle3 mtp"
+    from safetensors.torch import load_file
+
     layers = transformers.AutoConfig.for_model(**table["transformer_layer_config"])
     assert (layers.hidden_size, layers.vocab_size, layers.num_hidden_layers) == (D, V, len(config.layer.layers))
     if name == "EAGLE-3, its authors'":
@@ -441,6 +442,8 @@ def test_heads_are_written_as_vllm_has_medusas_and_eagle_as_its_authors(target, 
         again, same = read_head(written, target=target)
         assert again == config
         jax.tree.map(np.testing.assert_array_equal, same, params)
+    from safetensors.torch import load_file
+
     theirs, ours = (load_file(where / "model.safetensors") for where in (tmp_path / "Medusa, vLLM's", written))
     assert {name: tuple(x.shape) for name, x in ours.items()} == {n: tuple(x.shape) for n, x in theirs.items()}
     table = json.loads((written / "config.json").read_text())

@@ -87,13 +87,13 @@ def written(folder, seed, also_sees):
     return reference
 
 
+@pytest.mark.needs_torch
 @pytest.mark.parametrize(
     ("seed", "also_sees"),
     marked([(0, True), (1, False), (2, False), (3, True), (4, False)], slow=[(n, n == 3) for n in range(1, 5)]),
 )
 def test_logits_are_those_of_transformers_parts(seed, also_sees, draft_of, tmp_path):
     """Tied heads and not, biases, shares of rotated dimensions; of models of text, and of such that also see."""
-    pytest.importorskip("torch")
     reference = written(tmp_path, seed, also_sees)
     target = jaxspec.load(tmp_path, dtype="float32")
     config, _ = read_head(tmp_path, target=target)

@@ -8,7 +8,7 @@ import pytest
 
 import jaxspec
 from jaxspec import drafters
-from tests.draft_heads import test_mtp
+from tests.draft_heads import test_block, test_mtp
 from tests.draft_heads.conftest import CASES, PROMPT
 from tests.marks import marked
 
@@ -51,7 +51,6 @@ FAST = {("EAGLE-3", "Gemma 4", "tree"), ("DFlash", "recurrent", "chain"), ("EAGL
 @pytest.fixture(scope="module")
 def target_of(tmp_path_factory):
     """Makes a target by its name, with its plain text."""
-    test_block = pytest.importorskip("tests.draft_heads.test_block")
 
     @functools.cache
     def make(name):
@@ -71,6 +70,7 @@ def drafter_of(kind, target, folder):
     return jaxspec.load_drafter(dataclasses.replace(case, table=table).write(folder / "head", None), target=target)
 
 
+@pytest.mark.needs_torch
 @pytest.mark.parametrize(("kind", "name", "shape"), marked(EVERY, slow=COVERING - FAST, exhaustive={*EVERY} - COVERING))
 def test_drafted_text_is_plain_text(kind, name, shape, target_of, tmp_path):
     target, plain = target_of(name)

@@ -139,7 +139,8 @@ def test_an_encoder_decoder_samples_from_the_targets_distribution():
 
 @pytest.mark.slow
 def test_a_network_with_a_cache():
-    decoder = pytest.importorskip("jaxspec.nets.decoder")
+    from jaxspec.nets import decoder
+
     config = tiny_gpt(3)
     random = np.random.default_rng(0)
     shapes = jax.eval_shape(lambda: decoder.init(config, jax.random.key(0)))

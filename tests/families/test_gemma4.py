@@ -47,7 +47,9 @@ LENGTH = 14
 
 def peer(name, folder, **changes):
     """A model of transformers with random weights, the scalars and norms included, and its folder."""
-    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    import torch
+    import transformers
+
     torch.manual_seed(0)
     torch.set_num_threads(1)
     kind = transformers.Gemma4ForCausalLM
@@ -79,10 +81,12 @@ def random(name, seed=0):
     return jaxspec.core.Model(decoder.language_model(config), params, config=config)
 
 
+@pytest.mark.needs_torch
 @pytest.mark.slow
 @pytest.mark.parametrize("name", TABLES)
 def test_greedy_text_is_that_of_transformers(name, folders):
-    torch = pytest.importorskip("torch")
+    import torch
+
     theirs, folder = folders(name)
     model = jaxspec.load(folder)
     text = jaxspec.generate(model, PROMPTS, max_new_tokens=LENGTH)
@@ -106,10 +110,12 @@ def test_drafted_text_is_plain_text(name):
     assert drafted.stats.accepted.sum() > 0
 
 
+@pytest.mark.needs_torch
 @pytest.mark.slow
 @pytest.mark.parametrize("name", TABLES)
 def test_bfloat16_is_as_near_to_float32_as_that_of_transformers(name, tmp_path):
-    torch = pytest.importorskip("torch")
+    import torch
+
     theirs = peer(name, tmp_path / name)
     tokens = np.random.RandomState(0).randint(1, 61, (1, 24))
     with torch.no_grad():
@@ -126,7 +132,6 @@ def test_bfloat16_is_as_near_to_float32_as_that_of_transformers(name, tmp_path):
 @pytest.mark.parametrize("name", TABLES)
 def test_both_spellings_of_sizes_are_read(name):
     """transformers writes sizes layer by layer; published files have those of global layers, in their text_config."""
-    pytest.importorskip("transformers")
     from transformers import Gemma4TextConfig
 
     published = {key: value for key, value in TABLES[name].items() if key != "model_type"}
@@ -150,10 +155,13 @@ def test_the_unified_wrapper_is_read():
     assert gemma4.read(wrapper) == gemma4.read(TABLES["31B"])
 
 
+@pytest.mark.needs_torch
 @pytest.mark.slow
 @pytest.mark.parametrize("name", TABLES)
 def test_transformers_reads_what_is_saved(name, tmp_path):
-    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    import torch
+    import transformers
+
     model = random(name)
     options = {"attn_implementation": "eager", "experts_implementation": "eager"}
     theirs = transformers.AutoModelForCausalLM.from_pretrained(huggingface.save(model, tmp_path / "it"), **options)

@@ -39,7 +39,9 @@ def conversations(tokenizer):
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """A gpt-oss of random weights whose head is fitted to what its last layer has before each token of the answers."""
-    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    import torch
+    import transformers
+
     folder = tmp_path_factory.mktemp("gpt_oss")
     tokenizer = word_tokenizer(WORDS, end=RETURN, pad_token=ENDOFTEXT, extra_special_tokens=MARKS[2:])
     tokenizer.chat_template = TEMPLATE
@@ -64,6 +66,7 @@ def folder(tmp_path_factory):
     return folder
 
 
+@pytest.mark.needs_torch
 @pytest.mark.slow
 def test_a_chat_goes_on_after_a_channel_and_ends_with_a_return_a_call_or_the_end_of_the_text(folder):
     target = jaxspec.load(folder)

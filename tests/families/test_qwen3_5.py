@@ -59,7 +59,9 @@ def options(seed):
 @functools.cache
 def peer(seed=0):
     """A model of transformers whose every parameter is random."""
-    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    import torch
+    import transformers
+
     torch.set_num_threads(1)
     kind, draw = transformers.Qwen3_5ForCausalLM, torch.Generator().manual_seed(seed)
     model = kind._from_config(kind.config_class(**options(seed)), attn_implementation="eager").eval()
@@ -92,12 +94,14 @@ def rows_of(seed):
 
 
 def theirs(seed, rows):
-    torch = pytest.importorskip("torch")
+    import torch
+
     with torch.no_grad():
         logits = [peer(seed)(torch.tensor(row[None]), use_cache=False).logits[0] for row in rows]
         return torch.log_softmax(torch.stack(logits), dim=-1).numpy()
 
 
+@pytest.mark.needs_torch
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", marked(range(12), exhaustive=range(6, 12)))
 def test_log_probabilities_are_those_of_transformers(seed, root, monkeypatch):
@@ -151,10 +155,12 @@ def attention_model():
     return random_model({"model_type": "qwen3", **sizes, "num_hidden_layers": 1}, 3)
 
 
+@pytest.mark.needs_torch
 @pytest.mark.slow
 def test_greedy_text_is_that_of_transformers_with_any_drafter(root):
     """A prompt of several chunks, one of exactly one, and short ones; drafted text is plain text."""
-    torch = pytest.importorskip("torch")
+    import torch
+
     target, rows = jaxspec.load(folder(0, root)), [rows_of(0)[i, :n].tolist() for i, n in enumerate(LENGTHS)]
     with torch.no_grad():
         expected = [
@@ -209,6 +215,7 @@ def test_prefixes_slots_and_refusals():
             refused()
 
 
+@pytest.mark.needs_torch
 def test_of_a_model_that_also_sees_the_text_is_read(root, tmp_path):
     """Tensors of the picture's half and of the module for multi-token prediction are left to others."""
     from safetensors.numpy import load_file, save_file
@@ -231,6 +238,7 @@ def test_of_a_model_that_also_sees_the_text_is_read(root, tmp_path):
     jax.tree.map(np.testing.assert_array_equal, one.params, other.params)
 
 
+@pytest.mark.needs_torch
 @pytest.mark.slow
 @pytest.mark.parametrize(("dtype", "most"), [("bfloat16", 0.06), ("int8", 0.12)])  # measured: 0.042, 0.090
 def test_rounded_weights_are_near(dtype, most, root):

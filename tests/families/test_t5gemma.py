@@ -63,7 +63,9 @@ EACH = ("t5gemma", "t5gemma-2")
 
 def peer_of(case, folder, seed=0, near=0.0, **decoder):
     """transformers' model with random weights, saved in a folder; `near`: how far it is from the first one."""
-    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    import torch
+    import transformers
+
     torch.set_num_threads(1)
     name, options = CASES[case]
     options = options | {"decoder": options["decoder"] | decoder}
@@ -85,16 +87,19 @@ def prompts():
 
 
 def inputs():
-    torch = pytest.importorskip("torch")
+    import torch
+
     mask = (np.arange(PROMPT.shape[1])[None] < LENGTHS[:, None]).astype(np.int64)
     return {"input_ids": torch.tensor(PROMPT), "attention_mask": torch.tensor(mask)}
 
 
+@pytest.mark.needs_torch
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_logits_and_texts_are_those_of_transformers(case, tmp_path):
     """Plain, and drafted by a model, by its tree and by look-ups: transformers' text, in ragged rows."""
-    torch = pytest.importorskip("torch")
+    import torch
+
     peer = peer_of(case, tmp_path / "target")
     peer_of(case, tmp_path / "draft", seed=1, near=0.02, num_hidden_layers=2)
     target, draft = (jaxspec.load(tmp_path / name) for name in ("target", "draft"))
@@ -127,16 +132,20 @@ def model_of(config, seed=0):
 
 def config_of(case):
     """The network of a case, by the configuration that transformers writes."""
-    transformers = pytest.importorskip("transformers")
+    import transformers
+
     name, options = CASES[case]
     table = getattr(transformers, f"{name}Config")(**options).to_dict()
     return hf_families.of(table).read(table)
 
 
+@pytest.mark.needs_torch
 @pytest.mark.slow
 @pytest.mark.parametrize("case", marked(CASES, exhaustive={*CASES} - {*EACH, "t5gemma-untied"}))
 def test_what_is_saved_is_read_by_transformers_and_here(case, tmp_path):
-    transformers, torch = pytest.importorskip("transformers"), pytest.importorskip("torch")
+    import torch
+    import transformers
+
     model = model_of(config_of(case))
     huggingface.save(model, tmp_path / "ours")
     again = jaxspec.load(tmp_path / "ours")

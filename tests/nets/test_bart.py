@@ -48,7 +48,8 @@ PADDING, END = 1, 2
 
 def draw(peer) -> None:
     """Draws all tensors, of sizes with which tokens, positions and prompts have a say, so that greedy text varies."""
-    torch = pytest.importorskip("torch")
+    import torch
+
     torch.manual_seed(1)
     bias = getattr(peer, "final_logits_bias", None)
     with torch.no_grad():
@@ -64,7 +65,9 @@ def draw(peer) -> None:
 @functools.cache
 def peer_of(case: str):
     """Returns transformers' model with random weights."""
-    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    import torch
+    import transformers
+
     torch.set_num_threads(1)
     architecture, options, generation = CASES[case]
     kind = getattr(transformers, architecture)
@@ -107,10 +110,13 @@ def texts(out, end):
     return [row[: row.index(end)] if end in row else row for row in np.asarray(out).tolist()]
 
 
+@pytest.mark.needs_torch
 @pytest.mark.parametrize("case", marked(CASES, slow={*CASES} - {"bart"}))
 def test_logits_of_ragged_rows_are_those_of_transformers(case, folders):
     """Prompts and rows of different lengths; what follows is read from the cache."""
-    torch, model = pytest.importorskip("torch"), jaxspec.load(folders(case))
+    import torch
+
+    model = jaxspec.load(folders(case))
     source, tokens, mask = prompts_of(case)
     rows, length = np.random.RandomState(5).randint(3, 60, (2, 8)), np.array([5, 3])
     with torch.no_grad():
@@ -132,9 +138,9 @@ def test_logits_of_ragged_rows_are_those_of_transformers(case, folders):
     np.testing.assert_allclose(raw[0], theirs[0, 5:8], atol=1e-4)
 
 
+@pytest.mark.needs_torch
 @pytest.mark.parametrize("case", CASES)
 def test_transformers_reads_what_is_written(case, folders, tmp_path):
-    pytest.importorskip("torch")
     model = jaxspec.load(folders(case))
     huggingface.save(model, tmp_path / "ours")
     again, said = type(peer_of(case)).from_pretrained(tmp_path / "ours", output_loading_info=True)
@@ -180,10 +186,13 @@ DRAFTERS = {
 SOME = ("sibling", "a tree of a sibling", "layers skipped")  # what other norms and positions may change
 
 
+@pytest.mark.needs_torch
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_greedy_texts_are_those_of_transformers_plain_and_drafted(case, folders, request):
-    torch, target = pytest.importorskip("torch"), jaxspec.load(folders(case))
+    import torch
+
+    target = jaxspec.load(folders(case))
     prompt, tokens, mask = prompts_of(case, rows=8)
     options = dict(attention_mask=torch.tensor(mask), max_new_tokens=NEW, do_sample=False)
     theirs = peer_of(case).generate(torch.tensor(tokens), **options).numpy()
@@ -202,6 +211,7 @@ def test_greedy_texts_are_those_of_transformers_plain_and_drafted(case, folders,
             assert drafted.stats.accepted.sum() > 0, name
 
 
+@pytest.mark.needs_torch
 @pytest.mark.slow
 @pytest.mark.parametrize("case", marked(PLAIN, exhaustive=("marian",)))  # BART's norms with NLLB's positions and bans
 def test_beams_are_those_of_transformers(case, folders):
@@ -209,7 +219,9 @@ def test_beams_are_those_of_transformers(case, folders):
 
     transformers is given each row's beginning: a token that it forces itself would count in its texts' lengths.
     """
-    torch, target = pytest.importorskip("torch"), jaxspec.load(folders(case))
+    import torch
+
+    target = jaxspec.load(folders(case))
     prompt, tokens, mask = prompts_of(case, ROWS)
     peer, begin = peer_of(case), len(target.lm.limits.first_tokens)
     end = peer.generation_config.eos_token_id
@@ -223,6 +235,7 @@ def test_beams_are_those_of_transformers(case, folders):
         assert texts(ours.tokens[:, 0], end) == texts(theirs, end)
 
 
+@pytest.mark.needs_torch
 def test_files_may_lack_the_bias_and_the_prefix(folders, tmp_path):
     """As those of models that were published without a head do."""
     from safetensors.numpy import load_file, save_file
@@ -244,6 +257,7 @@ def written(folder, name, **changes):
     path.write_text(json.dumps(table | changes))
 
 
+@pytest.mark.needs_torch
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
@@ -271,6 +285,7 @@ def test_what_a_generation_file_asks_for_in_vain_is_said(changes, words, folders
     assert config.banned_tokens == ((7,) if "bad_words_ids" in changes else ())
 
 
+@pytest.mark.needs_torch
 def test_options_of_beams_are_nothing_to_greedy_text(folders, tmp_path, caplog):
     written(tmp_path, "config.json", **json.loads((folders("bart") / "config.json").read_text()))
     written(tmp_path, "generation_config.json", num_beams=1, length_penalty=2.0, early_stopping=True)
@@ -278,10 +293,12 @@ def test_options_of_beams_are_nothing_to_greedy_text(folders, tmp_path, caplog):
     assert not caplog.text
 
 
+@pytest.mark.needs_torch
 @pytest.mark.parametrize(("ends", "banned"), [(2, (7, 3)), ([2, 3], (7,)), (None, (7, 2, 3))])
 def test_end_tokens_are_not_banned(ends, banned, tmp_path):
     """As in transformers, whose processor drops them: no text would end."""
-    transformers = pytest.importorskip("transformers")
+    import transformers
+
     words = [[7], [2], [3]]
     written(tmp_path, "config.json", **(SIZES | IDS | {"model_type": "bart"}))
     written(tmp_path, "generation_config.json", eos_token_id=ends, bad_words_ids=words)

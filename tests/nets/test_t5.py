@@ -94,11 +94,13 @@ def test_published_sizes_have_their_parameter_counts(name, count):
     assert sum(x.size for x in jax.tree.leaves(shapes)) == count
 
 
+@pytest.mark.needs_torch
 @pytest.mark.slow
 def test_parity_with_transformers(config, compiled):
     """Float32 logits and taps of transformers' T5 with the same weights, for each version."""
-    torch = pytest.importorskip("torch")
-    transformers = pytest.importorskip("transformers")
+    import torch
+    import transformers
+
     name = "UMT5" if config.bias_by_layer else "T5"
     peer = getattr(transformers, f"{name}ForConditionalGeneration")(
         getattr(transformers, f"{name}Config")(

@@ -42,10 +42,13 @@ def test_cache_equals_full_pass(params, compiled):
     np.testing.assert_allclose(forward.logits[1], full[1, 2:5], atol=2e-5)
 
 
+@pytest.mark.needs_torch
 @pytest.mark.slow
 def test_a_saved_folder_is_transformers_model(params, tmp_path):
     """Float32 logits of transformers' Whisper with the same weights; what is loaded is what was saved."""
-    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    import torch
+    import transformers
+
     lm = whisper.language_model(CONFIG)
     huggingface.save(jaxspec.Model(lm, params, config=CONFIG), tmp_path / "it")
     peer = transformers.WhisperForConditionalGeneration.from_pretrained(tmp_path / "it").eval()

@@ -73,11 +73,13 @@ def before(row, position, seen=CHAIN):
     return tokens, tokens[START[row] :]
 
 
+@pytest.mark.needs_torch
 @pytest.mark.parametrize("name", SETTINGS)
 def test_agrees_with_transformers(name):
     """The same tokens are kept, with the same probabilities, each position after its own prefix."""
-    torch = pytest.importorskip("torch")
-    hf = pytest.importorskip("transformers.generation.logits_process")
+    import torch
+    from transformers.generation import logits_process as hf
+
     sampling_params = SETTINGS[name]
     for seen in (CHAIN, TREE):
         ours = np.asarray(log_probs_of(sampling_params, preceding(seen)))

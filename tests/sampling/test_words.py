@@ -17,8 +17,11 @@ WORDS = [[3], [1, 4], [0, 2, 1], [4, 4, 4, 0]]
 TARGET, DRAFT = (table_model(jax.random.key(seed), 5, sharpness=1.0) for seed in (1, 2))
 
 
+@pytest.mark.needs_torch
 def test_logits_are_those_of_transformers():
-    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    import torch
+    import transformers
+
     process = transformers.NoBadWordsLogitsProcessor(WORDS)
     random = np.random.default_rng(0)
     for length in (1, 2, 3, 7):

@@ -218,8 +218,9 @@ def test_golden_files_are_small():
 
 def peer_of(case: str, folder: Path, draw=weights, **changes):
     """transformers' model with our weights, read from a folder in the usual way; `changes` to its configuration."""
-    transformers = pytest.importorskip("transformers")
-    torch = pytest.importorskip("torch")
+    import torch
+    import transformers
+
     torch.set_num_threads(1)  # more only wait for each other, with models of this size
     architecture, options = CASES[case]
     kind = getattr(transformers, architecture)
@@ -257,10 +258,10 @@ def measure(case: str, folder: Path) -> dict:
     return {"config": config, "shapes": shapes, "greedy": greedy.tolist(), "logits": rounded}
 
 
+@pytest.mark.needs_torch
 @pytest.mark.slow
 @pytest.mark.parametrize("case", marked(CASES, exhaustive={*CASES} - {*KINDS}))
 def test_golden_files_are_what_transformers_says(case, tmp_path):
-    pytest.importorskip("torch")
     now, then = measure(case, tmp_path / case), golden(case)
     assert now["shapes"] == then["shapes"]
     assert now["greedy"] == then["greedy"]
@@ -269,11 +270,14 @@ def test_golden_files_are_what_transformers_says(case, tmp_path):
     assert huggingface.read_config(write(tmp_path / "now", now["config"], {}))[1] == before
 
 
+@pytest.mark.needs_torch
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_round_trip_is_bit_equal(case, tmp_path):
     """transformers -> jaxspec -> transformers: the same tensors; and the same function, by transformers' account."""
-    transformers, torch = pytest.importorskip("transformers"), pytest.importorskip("torch")
+    import torch
+    import transformers
+
     peer, shapes = peer_of(case, tmp_path / "written")
     peer.save_pretrained(tmp_path / "theirs")
     huggingface.save(jaxspec.load(tmp_path / "theirs"), tmp_path / "ours")
@@ -288,10 +292,12 @@ def test_round_trip_is_bit_equal(case, tmp_path):
         assert torch.equal(again(tokens, **inputs).logits, peer(tokens, **inputs).logits)
 
 
+@pytest.mark.needs_torch
 @pytest.mark.slow
 @pytest.mark.parametrize("case", ["t5-v1.1", "gpt2", "llama-3"])
 def test_transformers_reads_what_was_saved_in_several_files(case, tmp_path, monkeypatch):
-    transformers = pytest.importorskip("transformers")
+    import transformers
+
     _, shapes = peer_of(case, tmp_path / "written")
     monkeypatch.setattr(huggingface, "SHARD_BYTES", 20_000)
     huggingface.save(jaxspec.load(tmp_path / "written"), tmp_path / "ours")
@@ -303,11 +309,13 @@ def test_transformers_reads_what_was_saved_in_several_files(case, tmp_path, monk
         np.testing.assert_array_equal(again.state_dict()[name].numpy(), x, err_msg=name)
 
 
+@pytest.mark.needs_torch
 @pytest.mark.slow
 @pytest.mark.parametrize("case", ["t5-v1.1", "gpt2", "llama-3"])
 def test_a_bfloat16_folder_of_transformers(case, tmp_path):
     """In several files: the same numbers in either dtype."""
-    torch = pytest.importorskip("torch")
+    import torch
+
     peer, _ = peer_of(case, tmp_path / "written")
     peer.to(torch.bfloat16).save_pretrained(tmp_path / "theirs", max_shard_size="10KB")
     assert len(list((tmp_path / "theirs").glob("model-*.safetensors"))) > 3
@@ -317,11 +325,13 @@ def test_a_bfloat16_folder_of_transformers(case, tmp_path):
         jax.tree.map(lambda x, y: np.testing.assert_array_equal(x, y.astype(x.dtype)), params, rounded)
 
 
+@pytest.mark.needs_torch
 @pytest.mark.slow
 @pytest.mark.parametrize("case", marked(ASSISTED, exhaustive={*ASSISTED} - {"t5-buckets", "gpt2", "gemma3"}))
 def test_assisted_generation_of_transformers_gives_the_same_text(case, tmp_path):
     """Speculation of either, on the same two models: draft tokens are kept and refused, and the text is one."""
-    torch = pytest.importorskip("torch")
+    import torch
+
     peers = [peer_of(case, tmp_path / draw.__name__, draw, **ASSISTED[case])[0] for draw in (weights, near)]
     target, draft = (jaxspec.load(tmp_path / draw.__name__) for draw in (weights, near))
     prompt = Prompt(jnp.array(TOKENS), jnp.full(2, TOKENS.shape[1]))

@@ -181,8 +181,9 @@ def test_an_mt5_that_is_tied(tmp_path):
 
 def peer_of(tied: bool, scaled: bool, gated: bool, seed: int = 0):
     """A tiny T5 of transformers'."""
-    torch = pytest.importorskip("torch")
-    transformers = pytest.importorskip("transformers")
+    import torch
+    import transformers
+
     config = transformers.T5Config(
         vocab_size=24,
         d_model=16,
@@ -218,6 +219,7 @@ def logits_of_peer(peer):
         ).logits.numpy()
 
 
+@pytest.mark.needs_torch
 @pytest.mark.slow
 @ALL_FOUR
 @SCALED
@@ -231,7 +233,9 @@ def logits_of_peer(peer):
     ],
 )
 def test_all_four_from_transformers_and_back(tied, scaled, gated, form, tmp_path):
-    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    import torch
+    import transformers
+
     peer = peer_of(tied, scaled, gated)
     expected = logits_of_peer(peer)
     peer.save_pretrained(tmp_path / "theirs")
@@ -250,9 +254,12 @@ def test_all_four_from_transformers_and_back(tied, scaled, gated, form, tmp_path
     np.testing.assert_array_equal(logits_of_peer(again), expected)
 
 
+@pytest.mark.needs_torch
 @pytest.mark.slow
 def test_an_mt5_of_transformers_from_scratch(tmp_path):
-    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    import torch
+    import transformers
+
     shape = dict(vocab_size=24, d_model=16, d_kv=4, d_ff=24, num_layers=2, num_heads=2, decoder_start_token_id=0)
     peer = transformers.MT5ForConditionalGeneration(transformers.MT5Config(**shape, dropout_rate=0.0)).eval()
     with torch.no_grad():
@@ -265,11 +272,14 @@ def test_an_mt5_of_transformers_from_scratch(tmp_path):
     np.testing.assert_allclose(logits_of(loaded), expected, atol=2e-5 * np.abs(expected).max())
 
 
+@pytest.mark.needs_torch
 @pytest.mark.slow
 @pytest.mark.parametrize("equal", [True, False])
 def test_a_llama_of_transformers_that_says_it_is_tied(equal, tmp_path):
     """transformers, too, ties only what is equal."""
-    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    import torch
+    import transformers
+
     model = model_of(LLAMA)
     folder = huggingface.save(model, tmp_path / "it")
     weights = load_file(folder / "model.safetensors")

@@ -285,13 +285,16 @@ def test_forced_beginnings_are_read_and_written_without_a_warning(size, tmp_path
         huggingface.read_config(tmp_path)
 
 
+@pytest.mark.needs_torch
 def test_a_t5_with_a_forced_beginning_writes_the_texts_of_transformers(tmp_path):
     """A folder has place for one token."""
     # transformers makes a cache of as many layers as the encoder has.
     config = dataclasses.replace(T5, decoder_layers=T5.encoder_layers, begin_tokens=(9,), end_tokens=(1,))
     model = model_of(config)
     folder = huggingface.save(model, tmp_path / "t5")
-    torch, peer = pytest.importorskip("torch"), transformers.AutoModelForSeq2SeqLM.from_pretrained(folder)
+    import torch
+
+    peer = transformers.AutoModelForSeq2SeqLM.from_pretrained(folder)
     theirs = peer.generate(torch.tensor([[3, 4, 5, 1]]), max_new_tokens=6, do_sample=False)[0].tolist()
     ours = jaxspec.generate(jaxspec.load(folder), [[3, 4, 5, 1]], max_new_tokens=5)
     assert theirs[:2] == [T5.start_token, 9]

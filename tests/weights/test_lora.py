@@ -188,12 +188,15 @@ def test_changes_of_what_is_not_read_are_named(tmp_path, caplog):
     assert not np.array_equal(query_of(changed), query_of(model))
 
 
+@pytest.mark.needs_torch
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # of peft
 @pytest.mark.parametrize("options", [{"r": 4}, {"r": 3, "use_rslora": True, "modules_to_save": ["norm", "lm_head"]}])
 def test_logits_are_those_of_peft(base, tmp_path, options):
-    peft, torch = pytest.importorskip("peft"), pytest.importorskip("torch")
-    transformers = pytest.importorskip("transformers")
+    import torch
+    import transformers
+
+    peft = pytest.importorskip("peft")
     torch.manual_seed(0)
     theirs = transformers.AutoModelForCausalLM.from_pretrained(base, attn_implementation="eager")
     config = peft.LoraConfig(target_modules="all-linear", lora_alpha=5, alpha_pattern={"q_proj": 2}, **options)

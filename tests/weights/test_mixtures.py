@@ -155,10 +155,13 @@ def test_published_sizes_have_the_published_numbers_of_parameters(family, size, 
     assert net.load(config).per_token + config.vocab_size * config.dim == pytest.approx(active, rel=0.02)
 
 
+@pytest.mark.needs_torch
 @pytest.mark.slow
 @pytest.mark.parametrize("name", TABLES)
 def test_texts_are_those_of_transformers_with_and_without_a_drafter(tmp_path, name):
-    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    import torch
+    import transformers
+
     torch.manual_seed(1)
     kind = getattr(transformers, name)
     plain = {"attn_implementation": "eager", "experts_implementation": "eager"}
@@ -211,9 +214,11 @@ def quantised_folder(folder):
     return packed
 
 
+@pytest.mark.needs_torch
 def test_mxfp4_is_read_bit_for_bit_as_transformers_reads_it(tmp_path):
-    torch = pytest.importorskip("torch")
-    mxfp4 = pytest.importorskip("transformers.integrations.mxfp4")
+    import torch
+    from transformers.integrations import mxfp4
+
     packed = quantised_folder(tmp_path / "folder")
     assert huggingface.stored_dtype(tmp_path / "folder") == "bfloat16"
     by_dtype = {x: huggingface.restore(tmp_path / "folder", x)[0] for x in ("float32", "bfloat16", "int8", "int4")}

@@ -16,6 +16,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import transformers
+from transformers.models.auto import modeling_auto
 
 import jaxspec
 from jaxspec import drafters
@@ -404,9 +406,19 @@ def options_of(architecture: str, number: int) -> dict:
     return FAMILIES[architecture](Draw(architecture, number))
 
 
+@functools.cache
+def config_class(architecture: str) -> Any:
+    """Returns transformers' class of configurations for a class of models; PyTorch need not be installed."""
+    names = vars(modeling_auto)
+    tables = [table for name, table in names.items() if name.startswith("MODEL_") and name.endswith("_MAPPING_NAMES")]
+    model_types = {model_type for table in tables for model_type, name in table.items() if name == architecture}
+    return transformers.CONFIG_MAPPING[min(model_types)]
+
+
 def saved_peer(architecture: str, options: dict, folder: Path, seed: int = SEED) -> Any:
     """Makes transformers' model with all that is learned drawn, and saves it with a tokenizer."""
-    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    import torch
+
     torch.set_num_threads(1)
     torch.manual_seed(seed)
     model_class = getattr(transformers, architecture)
@@ -427,20 +439,21 @@ def tokenizer() -> Any:
 
 @pytest.mark.parametrize("architecture", FAMILIES)
 def test_what_is_written_of_random_configurations_is_read_as_it_was(architecture):
-    kind = getattr(pytest.importorskip("transformers"), architecture).config_class
     for number in range(6):
-        table = kind(**options_of(architecture, number)).to_dict()
+        table = config_class(architecture)(**options_of(architecture, number)).to_dict()
         family = hf_families.of(table)
         config = family.read(table)
         unwritten = {name: vars(config)[name] for name in family.unwritten}
         assert dataclasses.replace(family.read(family.write(config)), **unwritten) == config
 
 
+@pytest.mark.needs_torch
 @pytest.mark.slow
 @pytest.mark.parametrize("architecture", FAMILIES)
 def test_log_probabilities_of_random_configurations_are_those_of_transformers(architecture, request, tmp_path):
     """Of ragged batches; two of them, and with `--exhaustive` ten. `-s` shows the worst difference of each family."""
-    torch = pytest.importorskip("torch")
+    import torch
+
     tokens, worst = np.random.RandomState(SEED).randint(2, WORDS, (2, STEPS)), 0.0
     for number in range(10 if architecture in OFTEN or request.config.getoption("exhaustive") else 2):
         options = options_of(architecture, number)
@@ -478,10 +491,10 @@ MOST = {"bfloat16": 0.04, "int8": 0.06, "int4": 0.5}  # of the mean logit; measu
 @pytest.mark.slow
 def test_every_family_is_read_in_every_dtype_within_its_rounding(tmp_path):
     """A matrix that is taken for another, or turned, is off by as much as the logits are."""
-    transformers, wrong = pytest.importorskip("transformers"), []
+    wrong = []
     tokens = np.random.RandomState(SEED).randint(1, WORDS, (1, STEPS))
     for architecture in FAMILIES:
-        table = getattr(transformers, architecture).config_class(**options_of(architecture, 1)).to_dict()
+        table = config_class(architecture)(**options_of(architecture, 1)).to_dict()
         model = model_of(hf_families.of(table).read(table))
         model = model._replace(params=jax.tree.map(lambda x: 0.3 * x, model.params))
         folder = huggingface.save(model, tmp_path / architecture)
@@ -511,11 +524,13 @@ DRAFTED = {  # by another checkpoint of the family, of one layer; or by itself, 
 NEW, PADDING = 16, [*range(WORDS, WORDS + 3)]
 
 
+@pytest.mark.needs_torch
 @pytest.mark.slow
 @pytest.mark.parametrize("number", range(len(TEXTS)), ids=TEXTS)
 def test_texts_of_random_configurations_are_those_of_transformers(number, request, tmp_path):
     """Plain and drafted, of a ragged batch; with `--exhaustive` by each drafter, and from a folder written here."""
-    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    import torch
+
     architecture, prompts = TEXTS[number], [[3, 1, 4, 1, 5, 9, 2], [6, 5]]
     changes = {"use_qk_norm": True, "qk_layernorm": True, "hidden_act": "silu", "eos_token_id": None}
     changes |= {"hidden_act": "xielu"} if "Apertus" in architecture else {}
@@ -543,12 +558,14 @@ def test_texts_of_random_configurations_are_those_of_transformers(number, reques
         np.testing.assert_array_equal(out.tokens, texts, err_msg=name)
 
 
+@pytest.mark.needs_torch
 @pytest.mark.slow
 def test_longrope_has_short_factors_up_to_the_first_context_and_a_config_json_may_choose_the_long_ones(
     tmp_path, caplog
 ):
     """transformers takes the long ones as soon as a row is longer, and then for its first tokens, too."""
-    torch = pytest.importorskip("torch")
+    import torch
+
     turns = {"rope_type": "longrope", "short_factor": [1.0, 1.3, 1.6, 2.0], "long_factor": [2.0, 3.0, 1.0, 4.0]}
     turns |= {"rope_theta": 1e4, "original_max_position_embeddings": 16}
     options = options_of("Phi3ForCausalLM", 1) | {"rope_parameters": turns, "sliding_window": None}

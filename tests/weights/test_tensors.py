@@ -67,6 +67,7 @@ def large(tmp_path_factory):
         return huggingface.save(Model(net_of(config).language_model(config), params, None, config, "large"), folder)
 
 
+@pytest.mark.needs_torch
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="only Linux says how much was resident")
 @pytest.mark.parametrize(
@@ -77,7 +78,8 @@ def test_how_much_the_host_holds_besides_the_parameters(large, form, most, tmp_p
     """By what the system says was resident; reading everything first, as a control, takes as much again."""
     folder = large
     if form == "bin":
-        torch = pytest.importorskip("torch")
+        import torch
+
         folder = tmp_path / "bin"
         folder.mkdir()
         shutil.copy(large / "config.json", folder)
@@ -150,11 +152,13 @@ def test_a_flax_msgpack_folder_is_read(tmp_path, config, style):
     assert_same(jaxspec.load(folder).params, expected)
 
 
+@pytest.mark.needs_torch
 @pytest.mark.slow
 @pytest.mark.parametrize("style", ["zip", "legacy", "several", "bfloat16"])
 def test_a_pytorch_bin_folder_is_read(t5_folder, style):
     """With the copies of the embedding that such files hold."""
-    torch = pytest.importorskip("torch")
+    import torch
+
     folder, params = t5_folder
     state = {name: torch.tensor(x) for name, x in replace_weights(folder).items()}
     state["encoder.embed_tokens.weight"] = state["decoder.embed_tokens.weight"] = state["shared.weight"]
@@ -181,10 +185,12 @@ def test_pytorch_bin_without_pytorch(t5_folder, monkeypatch):
         jaxspec.load(folder)
 
 
+@pytest.mark.needs_torch
 @pytest.mark.slow
 @pytest.mark.parametrize("version", ["1.13.1", "2.5.1+cu124", "2.6.0", "2.10.0"])
 def test_a_pytorch_that_may_run_a_pickle_is_not_used(t5_folder, monkeypatch, version):
-    torch = pytest.importorskip("torch")
+    import torch
+
     folder, _ = t5_folder
     replace_weights(folder)
     (folder / "pytorch_model.bin").write_bytes(b"anything")
@@ -205,10 +211,12 @@ class Malicious:
         return os.mkdir, (str(self.path),)
 
 
+@pytest.mark.needs_torch
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["a call", "a call beside tensors", "a function", "a zip bomb"])
 def test_a_malicious_file_runs_nothing(t5_folder, tmp_path, kind):
-    torch = pytest.importorskip("torch")
+    import torch
+
     folder, _ = t5_folder
     replace_weights(folder)
     evil, path = Malicious(tmp_path / "was here"), folder / "pytorch_model.bin"
@@ -234,11 +242,13 @@ def test_a_truncated_file(folder, end):
         jaxspec.load(folder)
 
 
+@pytest.mark.needs_torch
 @pytest.mark.slow
 @pytest.mark.parametrize("end", [0, 7, 500, -1])
 @pytest.mark.parametrize("zipped", [True, False])
 def test_a_truncated_pytorch_bin(t5_folder, end, zipped):
-    torch = pytest.importorskip("torch")
+    import torch
+
     folder, _ = t5_folder
     state = {name: torch.tensor(x) for name, x in replace_weights(folder).items()}
     path = folder / "pytorch_model.bin"
@@ -287,7 +297,8 @@ def write_parts(folder, form, parts, weight_map):
         if form == "safetensors":
             save_file(part, folder / file)
         elif form == "bin":
-            torch = pytest.importorskip("torch")
+            import torch
+
             torch.save({name: torch.tensor(x) for name, x in part.items()}, folder / file)
         else:
             (folder / file).write_bytes(flax.serialization.to_bytes(flax_tree(part)))
@@ -300,6 +311,7 @@ def write_parts(folder, form, parts, weight_map):
     (folder / f"{base}.index.json").write_text(json.dumps({"weight_map": weight_map}))
 
 
+@pytest.mark.needs_torch
 @pytest.mark.parametrize("form", ["safetensors", "msgpack", pytest.param("bin", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("stale", ["first", "second"])
 def test_the_index_decides_where_two_files_hold_one_tensor(t5_folder, form, stale):
