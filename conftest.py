@@ -56,6 +56,16 @@ hypothesis.settings.register_profile("jaxspec", derandomize=True, deadline=None,
 hypothesis.settings.load_profile("jaxspec")
 
 
+# What `pytest` runs by itself: it proves that texts have the target's distribution, for every rule, drafter and head,
+# and tries every command and README's Python once. The quick tests in these files are marked `core`; any other test is
+# `quick` or `slow`.
+CORE = (
+    *("tests/core/", "tests/rules/", "tests/drafters/", "tests/exactness/", "tests/testing/", "tests/policies/"),
+    *("tests/sampling/", "tests/cli/test_smoke.py", "tests/test_pages.py"),
+    *(f"jaxspec/{package}/" for package in ("core", "rules", "sampling", "policies", "drafters", "decode", "testing")),
+)
+
+
 # What takes longest is begun first, so that of several workers none is left with it in the end. Tests of a file share
 # programs, as those of the command line do; what is listed in SEPARATE is long, and shares little.
 LONGEST = ("tests/test_shipped.py", "tests/test_sharding.py", "tests/rules/", "tests/cli/", "tests/test_notebooks.py")
@@ -98,12 +108,34 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--exhaustive", action="store_true", help="run the combinations, too, that others stand for")
 
 
-@pytest.hookimpl(tryfirst=True)  # before `-m "not slow"` is heeded
+def pytest_configure(config: pytest.Config) -> None:
+    """Without arguments the tests marked `core` run. Whoever names a file or gives `-m` gets what that says."""
+    names_no_file = config.args_source is not pytest.Config.ArgsSource.ARGS
+    if names_no_file and not config.option.markexpr and not hasattr(config, "workerinput"):
+        config.option.markexpr = "core"
+
+
+def is_in_core(path: Path) -> bool:
+    """Says whether a file, or a folder, is one of `CORE` in this checkout."""
+    checkout = Path(__file__).parent
+    return path.is_relative_to(checkout) and path.relative_to(checkout).as_posix().startswith(CORE)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Importing a test file takes longer than many of its tests: what has none in `core` is not imported for it."""
+    if config.option.markexpr == "core" and collection_path.suffix == ".py" and not is_in_core(collection_path):
+        return True
+    return None
+
+
+@pytest.hookimpl(tryfirst=True)  # before the expression of `-m` is heeded
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """The longest first, the rest as it was; without `--exhaustive`, not what others stand for."""
     for item in items:
         if isinstance(item, pytest.DoctestItem) and item.name[8:] in SLOW_EXAMPLES:
             item.add_marker("slow")
+        if not any(item.get_closest_marker(mark) for mark in ("slow", "exhaustive", "quick")):
+            item.add_marker("core" if is_in_core(item.path) else "quick")
         if item.get_closest_marker("needs_torch") and importlib.util.find_spec("torch") is None:
             item.add_marker(pytest.mark.skip(reason="compares with PyTorch, which is not installed"))
     if not config.getoption("exhaustive"):
