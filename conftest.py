@@ -61,7 +61,11 @@ hypothesis.settings.load_profile("jaxspec")
 # `quick` or `slow`.
 CORE = (
     *("tests/core/", "tests/rules/", "tests/drafters/", "tests/exactness/", "tests/testing/", "tests/policies/"),
-    *("tests/sampling/", "tests/cli/test_smoke.py", "tests/test_pages.py"),
+    *(f"tests/decode/test_{name}.py" for name in ("speculative", "trees", "output", "rollout", "in_place", "rows")),
+    *(f"tests/decode/test_{name}.py" for name in ("stopping", "doors")),
+    *("tests/draft_heads/test_drafters.py", "tests/draft_heads/test_dflash2.py"),
+    *(f"tests/nets/test_{name}.py" for name in ("trees", "t5", "gpt", "decoder", "layer_shapes", "adapters")),
+    *("tests/sampling/", "tests/families/", "tests/cli/test_smoke.py", "tests/test_pages.py"),
     *(f"jaxspec/{package}/" for package in ("core", "rules", "sampling", "policies", "drafters", "decode", "testing")),
 )
 
