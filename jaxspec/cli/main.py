@@ -7,7 +7,6 @@ import importlib
 import io
 import logging
 import os
-import signal
 import sys
 from collections.abc import Mapping
 from typing import Annotated, Any
@@ -47,8 +46,9 @@ class Command(TyperCommand):
     def invoke(self, ctx: typer.Context) -> Any:
         """Runs the command. --help ends before this, so it works without jax."""
         try:
-            prepare(os.environ)
-            return super().invoke(ctx)
+            with signals.ending():
+                prepare(os.environ)
+                return super().invoke(ctx)
         except KeyboardInterrupt:
             raise typer.Exit(INTERRUPTED) from None
         except BrokenPipeError:
@@ -182,10 +182,7 @@ def _message(error: Exception, command: Any) -> str:
 
 
 def prepare(environment: Mapping[str, str]) -> None:
-    """Sets up signals, libraries that would print, and the cache of compiled programs; --help needs none of it."""
-    if signals.is_main_thread():
-        # so that what is half written is cleared away
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))
+    """Sets up libraries that would print, and the cache of compiled programs; --help needs none of it."""
     # transformers, imported for its tokenizers only, would otherwise recommend PyTorch on every call.
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")

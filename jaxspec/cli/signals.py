@@ -10,6 +10,8 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
+from jaxspec import interrupts
+
 INTERRUPTED, TERMINATED = 130, 143  # exit codes of Ctrl-C and kill, as shells have them
 PATIENCE = 0.5  # seconds in which Ctrl-C may be answered in an orderly way
 
@@ -35,11 +37,23 @@ def answered(number: int, answer: Callable[[], Any], also: bool = True) -> Itera
     if not (also and is_main_thread()):
         yield
         return
-    former = signal.signal(number, lambda *_: answer())
+    former = signal.signal(number, interrupts.Repeated(lambda *_: answer()))
     try:
         yield
     finally:
-        signal.signal(number, former)
+        # A handler that is not of Python's, such as that of a program Python runs in, is None here.
+        signal.signal(number, signal.SIG_DFL if former is None else former)
+
+
+@contextlib.contextmanager
+def ending() -> Iterator[None]:
+    """Has SIGTERM end the block as `sys.exit` does, so that what is half written is cleared away.
+
+    Neither that nor Ctrl-C is lost, whatever the block is doing; see `interrupts.raised_until_seen`.
+    """
+    # The handler is there before the block begins and after it ends: the block may send the signal again.
+    with answered(signal.SIGTERM, lambda: sys.exit(TERMINATED)), interrupts.raised_until_seen():
+        yield
 
 
 @contextlib.contextmanager

@@ -19,6 +19,8 @@ import jax.numpy as jnp
 from jax.core import Tracer
 from jax.sharding import SingleDeviceSharding
 
+from jaxspec import interrupts
+
 KEPT = 128  # combinations of static arguments, as `functools.lru_cache` keeps by default
 
 # What one operation may take of the chip's own memory, where libtpu's limit is 16 MB: a product of few rows then reads
@@ -78,12 +80,14 @@ class Jitted(Generic[Returned]):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Returned:
         static, traced = self._split(args, kwargs)
-        return self._program(_kind(traced), *static)(**traced)
+        with interrupts.raised_until_seen():  # Ctrl-C may come while the program is traced
+            return self._program(_kind(traced), *static)(**traced)
 
     def lower(self, *args: Any, **kwargs: Any) -> Any:
         """Lowers the program, as `jax.jit(...).lower` does; compiler options are given where it is compiled."""
         static, traced = self._split(args, kwargs)
-        return self._program("", *static).lower(**traced)
+        with interrupts.raised_until_seen():
+            return self._program("", *static).lower(**traced)
 
     def num_programs(self) -> int:
         """Counts the programs that are kept, compiled."""

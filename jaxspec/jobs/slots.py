@@ -19,7 +19,7 @@ import numpy as np
 from jax.sharding import Sharding
 from jaxtyping import Array, Bool, Int, Key
 
-from jaxspec import sharding
+from jaxspec import interrupts, sharding
 from jaxspec.core import Before, Decoder, LogProbs, Prompt, Request, State, Weights, programs, token_rows
 from jaxspec.decode import inputs, log_probs
 from jaxspec.decode import state as states
@@ -219,6 +219,7 @@ class Slots:
         """The shapes of the state of a group of rows; its tables may have grown since it was asked last."""
         return self._shapes_for(width, () if self._pool is None else tuple(x.shape for x in self._pool.tables))
 
+    @interrupts.raised_until_seen()
     def _shapes_of(self, width: int, tables: tuple[tuple[int, ...], ...]) -> State:
         """The shapes of the state of a group of rows whose prompts have this width."""
         count = jax.ShapeDtypeStruct((self.group,), jnp.int32)
