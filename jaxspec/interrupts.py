@@ -1,4 +1,4 @@
-"""Interrupts: an exception of a signal's handler is raised again until it is seen, so that Ctrl-C and kill are not lost."""
+"""Interrupts: what a signal's handler raises is raised until it is seen, so that Ctrl-C and kill are not lost."""
 
 from __future__ import annotations
 

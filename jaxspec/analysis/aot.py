@@ -103,7 +103,7 @@ def shape_model(shape: Any, dtype: str = "bfloat16") -> Model:
 
     Args:
         shape: a configuration of one of `jaxspec.nets`, or a name that `roofline.shape_of` takes, such as a published
-            shape (`jaxspec models` lists them), a hub id or a folder.
+            shape (`jaxspec models --all` lists them), a hub id or a folder.
         dtype: the dtype of the matrices: "float32", "bfloat16", "int8" or "int4".
 
     Raises:

@@ -184,7 +184,7 @@ def shapes_there_are(name: str) -> str:
     """Ends an error message with the ways to name a shape; `name` is of none."""
     from jaxspec.weights import loading
 
-    ways = "a shape that `jaxspec models` lists, the hub id of a model that has one, or the path of a config.json"
+    ways = "a shape that `jaxspec models --all` lists, the hub id of a model that has one, or the path of a config.json"
     further = f" (hf download {name} config.json)" if loading.is_hub_id(name) else suggest(name, published_shapes())
     return ways + further
 

@@ -68,7 +68,7 @@ def sharing(title: str) -> Iterator[tuple[Progress, Callable[[str, float], None]
 
 def show(out: Console, view: Table, markdown: bool = False) -> None:
     """Prints a table on a screen, or for a document."""
-    from jaxspec.analysis.table import fitting
+    from jaxspec.analysis.fitting import fitting
 
     if markdown:
         out.print(f"\n**{view.title}**\n" if view.title else "")

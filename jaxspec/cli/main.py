@@ -29,12 +29,13 @@ COMMANDS = {  # each in a file of its name, imported when it is called: `jaxspec
     "plan": "Tell whether to speculate here, with which γ, how much faster.",
     "compile": "Compile for TPUs or GPUs that are not here: does it fit?",
     "verify": "Compute how far each rule's text is from the target's.",
-    "models": "List the shipped checkpoints, and networks with their memory.",
+    "models": "List models: shipped, in this folder, published sizes.",
     "convert": "Write a model in the other format, or in another dtype.",
     "train": "Train a model, or a head on a model, by a recipe.",
     "datastore": "Build a datastore of texts such as the target writes.",
 }
 HELP_COLUMN = 28  # characters of an option before its help begins
+COMPILES_NOTHING = {"models"}  # commands that work without jax
 ELSEWHERE = {"measure": "bench"}  # commands that lie in another's file
 PATHS = {"FILE", "FOLDER", "FROM", "TO", "TEXTS"}  # what options and arguments that are paths show as their values
 REFUSED = 2  # exit code: unusable input
@@ -47,7 +48,8 @@ class Command(TyperCommand):
         """Runs the command. --help ends before this, so it works without jax."""
         try:
             with signals.ending():
-                prepare(os.environ)
+                if self.name not in COMPILES_NOTHING:
+                    prepare(os.environ)
                 return super().invoke(ctx)
         except KeyboardInterrupt:
             raise typer.Exit(INTERRUPTED) from None

@@ -1,19 +1,48 @@
-"""`jaxspec models`: the shipped checkpoints, and what each size of the networks takes."""
+"""`jaxspec models`: the shipped checkpoints, the models of this folder, and what each size of the networks takes."""
 
 from __future__ import annotations
 
-import functools
-from typing import Any
+import json
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
 
+import typer
 from rich import filesize
 from rich.console import Console
 
+from jaxspec.analysis import sizes
 from jaxspec.cli import console
-from jaxspec.cli.options import Json
+from jaxspec.cli.options import Json, flag
+
+SHIPPED = (  # where a wheel has its checkpoints, and where a checkout has them; `loading.SHIPPED`, without jax
+    Path(__file__).resolve().parents[1] / "data" / "checkpoints",
+    Path(__file__).resolve().parents[2] / "checkpoints",
+)
+MANIFEST, CONFIG, WEIGHTS = "manifest.toml", "config.json", (".safetensors", ".bin")
+LOOKED_AT = 1_000  # entries of this folder, at most
+NAMED = 12  # sizes: a family that has more is shown with the first ones
 
 
-def models(as_json: Json = False) -> None:
-    """List the shipped checkpoints and drafters, and the sizes of networks with their memory.
+class Stored(NamedTuple):
+    """A model on disk, as far as its small files tell."""
+
+    name: str  # of its folder, or of its file
+    kind: str  # the network's family, or what config.json calls it
+    parameters: int | None  # None if no small file says how many
+    stored_as: str  # the dtype of matrices; empty if unknown
+    size: int  # bytes
+
+
+def models(
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="Sizes of a family or of models whose name has this: llama, qwen3-8b.")
+    ] = "",
+    all_sizes: Annotated[bool, flag("All sizes of all families.", "--all")] = False,
+    as_json: Json = False,
+) -> None:
+    """List the shipped models, those in this folder, and the sizes of networks with their memory.
 
     A size is a network without weights: `jaxspec bench --target random:SIZE` builds it, `jaxspec.load` and `jaxspec
     convert` read published weights of it. The cache per token is what decoding keeps for each token of a row; an
@@ -21,65 +50,113 @@ def models(as_json: Json = False) -> None:
 
     \b
         jaxspec models
+        jaxspec models llama
+        jaxspec models --all
     """
-    from jaxspec.analysis import memory
-    from jaxspec.draft_heads import load as draft_heads
-    from jaxspec.weights.hf_families import FAMILIES
-
-    with Console(stderr=True).status("counting"):
-        families = {
-            family.title: [memory.of_config(name, config) for name, config in family.sizes.items()]
-            for family in FAMILIES
-        }
-        published = published_heads()
-        checkpoints = shipped()
-        heads = draft_heads.shipped().items()
-        sizes_of_heads = {name: sum(file.stat().st_size for file in folder.iterdir()) for name, folder in heads}
     if as_json:
-        tables = {"shipped": checkpoints, "heads": sizes_of_heads, "families": families, "published_heads": published}
-        return console.print_json(tables)
-    out, cache = Console(highlight=False), "cache a\ntoken,\n"
-    table = console.table(
-        ("parameters", "stored as", "on disk", cache + "float32"), first="name", title="Shipped checkpoints"
-    )
-    for checkpoint in checkpoints:
-        cells = console.count(checkpoint["parameters"]), checkpoint["stored_as"], filesize.decimal(checkpoint["bytes"])
-        table.add_row(checkpoint["name"], *cells, filesize.decimal(checkpoint["cache_bytes_per_token"]["float32"]))
+        return console.print_json(report(name))
+    chosen = matching(sizes.read(), name) if name else sizes.read()
+    out = Console(highlight=False)
+    if name or all_sizes:
+        show_sizes(out, chosen)
+    else:
+        show_stored(out)
+        show_families(out, chosen)
+    return None
+
+
+def matching(known: sizes.Sizes, name: str) -> sizes.Sizes:
+    """Returns the sizes of families whose title has a name in it, and those that have it in their names.
+
+    Args:
+        known: the sizes of all families.
+        name: a part of a family's title or of a size's name, or a hub id, of which the part after the owner counts.
+
+    Raises:
+        ValueError: nothing has this name.
+    """
+    sought = name.rpartition("/")[2].casefold()
+    families = {}
+    for title, rows in known.families.items():
+        is_family = sought in title.casefold()
+        families[title] = tuple(row for row in rows if is_family or sought in row.name)
+    families = {title: rows for title, rows in families.items() if rows}
+    heads = {head: parameters for head, parameters in known.heads.items() if sought in head}
+    if not (families or heads):
+        raise ValueError(f"no family and no size has {name!r} in its name: `jaxspec models` lists the families")
+    return sizes.Sizes(families, heads)
+
+
+def show_stored(out: Console) -> None:
+    """Prints the shipped models and drafters, and those of this folder."""
+    checkpoints, heads = shipped(MANIFEST), shipped(CONFIG)
     if checkpoints:
-        console.show(out, table)
+        console.show(out, table_of(map(stored_of, checkpoints.values()), "Shipped models"))
     else:
         out.print("no checkpoints come with this installation")
-    if sizes_of_heads:
-        named = ", ".join(f"{name} ({filesize.decimal(size)})" for name, size in sizes_of_heads.items())
+    if heads:
+        named = ", ".join(f"{name} ({filesize.decimal(bytes_of(folder))})" for name, folder in heads.items())
         out.print(f"\nDrafters that read the hidden states of one of these (--draft head:NAME): {named}")
-    for title, sizes in families.items():
-        heads = ("para-\nmeters", "float32", "bfloat16", "int8", "int4", cache + "float32")
+    out.print()
+    here = list(models_in(Path()))
+    if here:
+        console.show(out, table_of(here, "In this folder"))
+    else:
+        out.print("No models in this folder.")
+
+
+def table_of(models: Any, title: str) -> Any:
+    """Makes a table of models on disk."""
+    table = console.table(("family", "parameters", "stored as", "on disk"), first="name", title=title)
+    for model in models:
+        count = "" if model.parameters is None else console.count(model.parameters)
+        table.add_row(model.name, model.kind, count, model.stored_as, filesize.decimal(model.size))
+    return table
+
+
+def show_families(out: Console, known: sizes.Sizes) -> None:
+    """Prints which families have sizes, in a few lines."""
+    titles = "; ".join(title for title, rows in known.families.items() if rows)
+    total = sum(map(len, known.families.values()))
+    out.print(f"\nPublished families, {total} sizes: {titles}.", highlight=False)
+    out.print("`jaxspec models NAME` shows the sizes of a family, or those with NAME in their names; --all shows all.")
+
+
+def show_sizes(out: Console, chosen: sizes.Sizes) -> None:
+    """Prints a table of sizes for each family."""
+    cache = "cache a\ntoken,\n"
+    heads = ("para-\nmeters", "float32", "bfloat16", "int8", "int4", cache + "float32")
+    tables = []
+    for title, rows in chosen.families.items():
         table = console.table(heads, first="name", title=title)
-        for size in sizes:
+        for size in rows:
             cells = map(short, (*size.memory_bytes.values(), size.cache_bytes_per_token["float32"]))
             table.add_row(size.name, console.count(size.parameters), *cells)
-        out.print()
+        tables += [table] if rows else []
+    if chosen.heads:
+        table = console.table(("parameters", "bfloat16"), first="name", title="Draft heads")
+        for name, parameters in chosen.heads.items():
+            table.add_row(name, console.count(parameters), short(2 * parameters))
+        tables.append(table)
+    for number, table in enumerate(tables):
+        if number:
+            out.print()
         console.show(out, table)
-    table = console.table(("parameters", "bfloat16"), first="name", title="Draft heads")
-    for name, parameters in published.items():
-        table.add_row(name, console.count(parameters), short(2 * parameters))
-    out.print()
-    console.show(out, table)
 
 
-def published_heads() -> dict[str, int]:
-    """Counts the parameters of draft heads of published sizes, by name."""
-    import jax
-    import jax.numpy as jnp
+def report(name: str) -> dict[str, Any]:
+    """Returns all that is known, with the configurations: of sizes that have a name in theirs, or of all."""
+    from jaxspec.weights.hf_families import FAMILIES
 
-    from jaxspec.draft_heads import KINDS
-
-    counts = {}
-    for head in KINDS:
-        for name, config in head.published.items():
-            leaves = jax.tree.leaves(jax.eval_shape(functools.partial(head.init, config), jax.random.key(0)))
-            counts[name] = sum(x.size for x in leaves if jnp.issubdtype(x.dtype, jnp.floating))
-    return counts
+    known = matching(sizes.read(), name) if name else sizes.read()
+    configs = {size: config for family in FAMILIES for size, config in family.sizes.items()}
+    families = {
+        title: [row._asdict() | {"config": configs[row.name]} for row in rows] for title, rows in known.families.items()
+    }
+    heads = {drafter: bytes_of(folder) for drafter, folder in shipped(CONFIG).items()}
+    here = [model._asdict() for model in models_in(Path())]
+    tables = {"shipped": described(), "heads": heads, "here": here}
+    return tables | {"families": families, "published_heads": known.heads}
 
 
 def short(size: int) -> str:
@@ -92,15 +169,66 @@ def short(size: int) -> str:
     return f"{float(number):.3g} {unit}" if float(number) < 999.5 else f"{float(number):.0f} {unit}"
 
 
-def shipped() -> list[dict[str, Any]]:
+def shipped(marker: str) -> dict[str, Path]:
+    """Lists the folders that come with jaxspec and have a file of some name, as `loading.shipped` does without jax."""
+    by_name: dict[str, Path] = {}
+    for folder in SHIPPED:
+        for file in sorted(folder.glob(f"*/{marker}")):
+            by_name.setdefault(file.parent.name, file.parent)
+    return by_name
+
+
+def described() -> list[dict[str, Any]]:
     """Describes the shipped checkpoints by their manifests; no weights are read."""
     from jaxspec.analysis import memory
-    from jaxspec.weights import loading, orbax
+    from jaxspec.weights import orbax
 
     checkpoints = []
-    for name, folder in loading.shipped().items():
+    for name, folder in shipped(MANIFEST).items():
         manifest = orbax.read_manifest(folder)
         size = memory.of_config(name, manifest.model)
         files = {"stored_as": manifest.dtype, "bytes": sum(entry[0] for entry in manifest.files.values())}
         checkpoints.append(size._asdict() | files | {"about": manifest.about, "folder": folder})
     return checkpoints
+
+
+def models_in(folder: Path) -> Iterator[Stored]:
+    """Yields the models in a folder and in the folders of it, but for the shipped ones. Only small files are read."""
+    known = {path.resolve() for marker in (MANIFEST, CONFIG) for path in shipped(marker).values()}
+    number = 0
+    for pattern in ("*", "*/*"):
+        for path in sorted(folder.glob(pattern)):
+            number += 1
+            if number > LOOKED_AT:
+                return
+            is_hidden = any(part.startswith(".") for part in path.parts)
+            if is_hidden or path.resolve() in known:
+                continue
+            model = stored_of(path)
+            if model is not None:
+                yield model._replace(name=path.relative_to(folder).as_posix())
+
+
+def stored_of(path: Path) -> Stored | None:
+    """Describes the model at a path by its small files; None if there is none that `jaxspec.load` would open."""
+    try:
+        if path.suffix == ".gguf" and path.is_file():
+            return Stored(path.name, "gguf", None, "", path.stat().st_size)
+        if (path / MANIFEST).is_file():
+            table = tomllib.loads((path / MANIFEST).read_text("utf-8"))
+            if "family" not in table:  # a datastore's
+                return None
+            return Stored(path.name, table["family"], table["parameters"], table["dtype"], bytes_of(path))
+        if (path / CONFIG).is_file() and any(file.suffix in WEIGHTS for file in path.iterdir()):
+            table = json.loads((path / CONFIG).read_text("utf-8"))
+            kind = table.get("model_type") or table.get("speculators_model_type") or ""
+            dtype = table.get("dtype") or table.get("torch_dtype") or ""
+            return Stored(path.name, kind, None, dtype, bytes_of(path))
+    except (OSError, ValueError, KeyError, AttributeError):  # unreadable, damaged, or something else of this name
+        pass
+    return None
+
+
+def bytes_of(folder: Path) -> int:
+    """Adds up the sizes of the files in a folder, and in the folders of it."""
+    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())

@@ -105,6 +105,7 @@ class Slots:
         needed: bytes of the state of all slots.
     """
 
+    @interrupts.raised_until_seen()
     def __init__(
         self,
         prepared: Prepared,  # a generation of one prompt, with the options of all rows
@@ -144,6 +145,7 @@ class Slots:
             return False
         return True
 
+    @interrupts.raised_until_seen()
     def prefill(self, rows: Sequence[Row]) -> State:
         """Starts the computation of the states of some rows, at most `group`, and does not wait for it.
 
@@ -168,6 +170,7 @@ class Slots:
         before = self._before(self._prepared.widths(longest)[1])
         return prefill(**self._common, new=new, before=before, size=self._size_at(width)._replace(shapes=shapes))
 
+    @interrupts.raised_until_seen()
     def insert(self, new: State, slots: Sequence[int]) -> None:
         """Puts the first rows of what `prefill` made into some slots."""
         if self._state is None:
@@ -187,6 +190,7 @@ class Slots:
         assert self._state is not None
         return self._state
 
+    @interrupts.raised_until_seen()
     def run(self, finished: int, rounds: int | None = None) -> Report:
         """Decodes until `finished` slots are done, or for a number of rounds, and does not wait for it."""
         p = self._prepared
@@ -202,6 +206,7 @@ class Slots:
         self._ended = np.zeros(self.slots, bool)
         return report
 
+    @interrupts.raised_until_seen()
     def end(self, slots: Sequence[int]) -> None:
         """Ends rows by a decision of the host's, before the next `run`."""
         self._ended[list(slots)] = True

@@ -2,6 +2,10 @@
 
 import json
 import math
+import shutil
+import subprocess
+import sys
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +13,8 @@ import pytest
 from typer.testing import CliRunner
 
 from jaxspec import nets
-from jaxspec.analysis import memory
+from jaxspec.analysis import memory, sizes
+from jaxspec.cli import models
 from jaxspec.cli.main import app
 from jaxspec.core import Prompt, Room
 from jaxspec.drafters.lookups import ngram_model
@@ -169,16 +174,42 @@ PUBLISHED = {  # those of transformers' models of the published configurations
 }
 
 
-@pytest.mark.slow
 def test_published_parameter_counts():
-    """Counted as `memory.of_config` does, which traces caches in every dtype, too."""
-    sizes = {name: config for family in hf_families.FAMILIES for name, config in family.sizes.items()}
+    parameters = {size.name: size.parameters for rows in sizes.read().families.values() for size in rows}
+    assert {name: parameters[name] for name in PUBLISHED} == PUBLISHED
+
+
+def test_the_file_of_sizes_has_all_families():
+    """And of two small networks what is counted now, whatever their dtype."""
+    known = sizes.read()
+    names = {title: [size.name for size in rows] for title, rows in known.families.items()}
+    assert names == {family.title: list(family.sizes) for family in hf_families.FAMILIES}, (
+        "run python -m benchmarks.sizes"
+    )
+    assert known.heads == sizes.count_heads()
+    assert sizes.FILE.read_text("utf-8") == known.to_json()
+    for family in (hf_families.gpt.GPT2, hf_families.whisper.WHISPER):
+        name, config = next(iter(family.sizes.items()))
+        assert known.families[family.title][0] == sizes.count(config, name)
+
+
+@pytest.mark.slow
+def test_the_parameters_in_the_file_of_sizes_are_those_that_are_counted():
+    """Memory and caches take as long again in every dtype: see the next test."""
+    configs = {name: config for family in hf_families.FAMILIES for name, config in family.sizes.items()}
 
     def count(config):
         network = nets.net_of(config)
         return network.total(config, lambda piece: quantisation.count(network.shapes(piece)))
 
-    assert {name: count(sizes[name]) for name in PUBLISHED} == PUBLISHED
+    parameters = {size.name: size.parameters for rows in sizes.read().families.values() for size in rows}
+    assert {name: count(config) for name, config in configs.items()} == parameters
+
+
+@pytest.mark.slow
+@pytest.mark.exhaustive
+def test_the_file_of_sizes_is_what_is_counted():
+    assert sizes.count_all() == sizes.read(), "run python -m benchmarks.sizes"
 
 
 def test_the_cache_of_an_8b_llama_in_bfloat16():
@@ -189,13 +220,8 @@ def test_the_cache_of_an_8b_llama_in_bfloat16():
 
 
 @pytest.fixture
-def few(monkeypatch, tmp_path):
-    """One size of two families, and one shipped checkpoint."""
-    families_shown = [
-        hf_families.t5.T5._replace(sizes={"t5-tiny": T5}),
-        hf_families.llama.LLAMA._replace(sizes={"llama-tiny": LLAMA}),
-    ]
-    monkeypatch.setattr(hf_families, "FAMILIES", tuple(families_shown))
+def shipped(monkeypatch, tmp_path):
+    """One shipped checkpoint, in a folder of no models."""
     tokenizer = tmp_path / "tokenizer"
     tokenizer.mkdir()
     for file in orbax.TOKENIZER:
@@ -203,23 +229,89 @@ def few(monkeypatch, tmp_path):
     params = decoder.init(GPT, jax.random.key(0))
     manifest = dict(name="ours", family="gpt", dtype="bfloat16", description={"heldout_loss": 1.5})
     orbax.save(tmp_path / "shipped" / "ours", params, GPT, tokenizer, **manifest)
-    monkeypatch.setattr(loading, "SHIPPED", (tmp_path / "shipped",))
+    monkeypatch.setattr(models, "SHIPPED", (tmp_path / "shipped",))
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    return tmp_path / "shipped" / "ours"
 
 
-@pytest.mark.slow
-def test_shipped_checkpoints_and_sizes_are_in_tables(few):
-    result = runner.invoke(app, ["models"], env={"COLUMNS": "120"})
+def listed(*arguments):
+    result = runner.invoke(app, ["models", *arguments], env={"COLUMNS": "120"})
     assert result.exit_code == 0, result.output
-    for part in ("ours", "bfloat16", "t5-tiny", "Llama", "llama-tiny", "parameters", "gemma-4-e2b-assistant"):
-        assert part in result.stdout
+    return result.stdout
 
 
-def test_shipped_checkpoints_and_sizes_are_in_json(few):
-    result = runner.invoke(app, ["models", "--json"])
-    report = json.loads(result.stdout)
-    names = {title: [row["name"] for row in rows] for title, rows in report["families"].items()}
-    assert names == {"T5, FLAN-T5, ByT5": ["t5-tiny"], "Llama": ["llama-tiny"]}
-    assert report["published_heads"] == {"gemma-4-e2b-assistant": pytest.approx(78e6, rel=0.03)}
+def test_the_short_list_has_what_is_here(shipped):
+    """Shipped models, those of this folder, and families by name: no sizes, and no more lines than a screen has."""
+    output = listed()
+    assert "No models in this folder" in output
+    for part in ("ours", "bfloat16", "T5, FLAN-T5, ByT5", "Mixtral", "161 sizes"):
+        assert part in output, part
+    assert "mixtral-8x7b" not in output
+    assert len(output.splitlines()) < 30
+
+
+def test_models_of_this_folder_are_what_loading_would_open(shipped):
+    here = Path()
+    shutil.copytree(shipped, here / "trained" / "mine")
+    config = here / "theirs" / "config.json"
+    config.parent.mkdir()
+    config.write_text(json.dumps({"model_type": "llama", "torch_dtype": "float16"}))
+    (config.parent / "model.safetensors").write_bytes(bytes(2000))
+    (here / "small.gguf").write_bytes(bytes(1000))
+    # Neither a datastore, nor a tokenizer's folder, nor what is damaged or hidden.
+    for name, file, text in (
+        ("store", "manifest.toml", "kind = 'datastore'"),
+        ("tokenizer", "config.json", "{}"),
+        ("damaged", "manifest.toml", "family = "),
+        (".hidden", "manifest.toml", "family = 'gpt'\nparameters = 1\ndtype = 'int8'"),
+    ):
+        (here / name).mkdir()
+        (here / name / file).write_text(text)
+    rows = list(models.models_in(here))
+    assert [row.name for row in rows] == ["small.gguf", "theirs", "trained/mine"]
+    for row in rows:
+        assert loading.format_of(here / row.name).name == {"gpt": "jaxspec", "llama": "huggingface"}.get(
+            row.kind, row.kind
+        )
+    assert rows[0].size == 1000 and rows[1].stored_as == "float16" and rows[1].size > 2000
+    count = memory.of_config("ours", GPT).parameters
+    assert (rows[2].parameters, rows[2].stored_as) == (count, "bfloat16")
+    assert "trained/mine" in listed()
+
+
+def test_sizes_by_family_or_name():
+    llamas = listed("Llama")
+    assert "llama-3.1-405b" in llamas and "cache a" in llamas and "gpt2" not in llamas
+    row = next(line for line in listed("Qwen/Qwen3-8B").splitlines() if "qwen3-8b" in line)
+    assert "8.2B" in row and "16.4 GB" in row
+    assert "gemma-4-e2b-assistant" in listed("assistant")
+    everything = listed("--all")
+    names = [name for family in hf_families.FAMILIES for name in family.sizes]
+    assert all(f" {name} " in everything for name in names)
+    result = runner.invoke(app, ["models", "nothing"])
+    assert result.exit_code == 2 and "'nothing'" in result.stderr
+
+
+def test_all_that_is_known_is_in_json(shipped):
+    report = json.loads(runner.invoke(app, ["models", "--json", "mixtral"]).stdout)
+    assert set(report) == {"shipped", "heads", "here", "families", "published_heads"}
+    (rows,) = report["families"].values()
+    assert [row["name"] for row in rows] == ["mixtral-8x7b", "mixtral-8x22b"]
+    assert all(row["config"]["vocab_size"] == 32_000 for row in rows[:1])
     (ours,) = report["shipped"]
     assert (ours["name"], ours["stored_as"], ours["about"]) == ("ours", "bfloat16", {"heldout_loss": 1.5})
     assert ours["parameters"] == memory.of_config("ours", GPT).parameters
+
+
+def test_the_list_needs_no_jax_and_knows_where_checkpoints_are():
+    code = (
+        "import sys; from jaxspec.cli.main import app\n"
+        "for arguments in ([], ['llama']):\n"
+        "    try: app(['models', *arguments])\n"
+        "    except SystemExit: pass\n"
+        "print([name for name in ('jax', 'numpy', 'flax') if name in sys.modules], file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stderr.strip() == "[]"
+    assert models.SHIPPED == loading.SHIPPED
