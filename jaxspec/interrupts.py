@@ -81,11 +81,11 @@ _running: _Block | None = None
 
 @contextlib.contextmanager
 def raised_until_seen() -> Iterator[None]:
-    """Raises what the handlers of SIGINT and SIGTERM raise until it leaves the block.
+    """Repeats an exception that a handler of SIGINT or SIGTERM raises until the exception leaves the block.
 
-    Python calls a handler between any two steps of the main thread, also where an exception goes no further: in a
-    callback of the garbage collector, of which jax has one, in `__del__`, and in the body of a bare `except`, of which
-    jax has a dozen. So a process that traces would lose some 5 % of the signals that are to end it.
+    Python calls a handler between any two steps of the main thread. An exception goes no further in a callback of the
+    garbage collector (jax has one), in `__del__`, and in a `try` with a bare `except` (jax has several). So a process
+    that traces would lose some 5 % of the signals that are to end it.
 
     In this block a handler's exception is kept. Every 10 ms a thread has the main thread look: if the exception is
     neither handled at the moment nor the context of one that is, it was lost, and is raised again. So a `finally` or an
@@ -104,10 +104,12 @@ def raised_until_seen() -> Iterator[None]:
     if _running is not None or threading.current_thread() is not threading.main_thread():
         yield
         return
-    block = _running = _Block()
+    block = _Block()
+    hook = block.hook
     replaced = dict[int, tuple[Handler, Repeated]]()
     try:
-        sys.unraisablehook = hook = block.hook
+        _running = block
+        sys.unraisablehook = hook
         for number in SIGNALS:
             former = signal.getsignal(number)
             if callable(former) and not isinstance(former, Repeated):
@@ -115,12 +117,12 @@ def raised_until_seen() -> Iterator[None]:
                 signal.signal(number, replaced[number][1])
         yield
     finally:
+        block.is_over = True  # from here on handlers raise nothing; a call before this could be interrupted
         leaving = sys.exc_info()[1]
-        block.is_over = True  # from here on handlers raise nothing
         with block.sending:
             pass  # a signal that is being sent is answered by the block's own handler
-        for number, (former, ours) in replaced.items():
-            if signal.getsignal(number) is ours:  # else somebody has set another since
+        for number, (former, handler) in replaced.items():
+            if signal.getsignal(number) is handler:  # else somebody has set another since
                 signal.signal(number, former)
         if sys.unraisablehook == hook:
             sys.unraisablehook = block.former_hook
@@ -147,4 +149,4 @@ def _send(number: int) -> None:
     if thread is not None and hasattr(signal, "pthread_kill"):
         signal.pthread_kill(thread, number)  # which also ends a system call that the main thread waits in
     else:  # Windows
-        _thread.interrupt_main(number)
+        _thread.interrupt_main(signal.Signals(number))

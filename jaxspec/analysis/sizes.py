@@ -19,7 +19,7 @@ class Size(NamedTuple):
     cache_bytes_per_token: dict[str, int]  # bytes of each row; layers with sliding windows stop at their windows
 
 
-class Sizes(NamedTuple):
+class SizeTable(NamedTuple):
     """The sizes of all networks that have a name."""
 
     families: dict[str, tuple[Size, ...]]  # by the family's title
@@ -36,7 +36,7 @@ class Sizes(NamedTuple):
 
 
 @functools.lru_cache
-def read() -> Sizes:
+def read() -> SizeTable:
     """Reads the sizes that come with jaxspec.
 
     >>> [size.parameters for size in read().families["GPT-2"] if size.name == "gpt-6m"]
@@ -44,24 +44,25 @@ def read() -> Sizes:
     """
     table = json.loads(FILE.read_text("utf-8"))
     families = {title: tuple(Size(**size) for size in sizes) for title, sizes in table["families"].items()}
-    return Sizes(families, table["heads"])
+    return SizeTable(families, table["heads"])
 
 
 def count(config: Any, name: str = "") -> Size:
     """Counts the size of a network by its configuration."""
     from jaxspec.analysis import memory
 
-    return Size(*memory.of_config(name, config)[: len(Size._fields)])
+    size = memory.of_config(name, config)
+    return Size(name, size.parameters, size.memory_bytes, size.cache_bytes_per_token)
 
 
-def count_all() -> Sizes:
+def count_all() -> SizeTable:
     """Counts the sizes of all networks that have a name. It takes a minute."""
     from jaxspec.weights.hf_families import FAMILIES
 
     families = {
         family.title: tuple(count(config, name) for name, config in family.sizes.items()) for family in FAMILIES
     }
-    return Sizes(families, count_heads())
+    return SizeTable(families, count_heads())
 
 
 def count_heads() -> dict[str, int]:

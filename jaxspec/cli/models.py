@@ -25,11 +25,11 @@ LOOKED_AT = 1_000  # entries of this folder, at most
 NAMED = 12  # sizes: a family that has more is shown with the first ones
 
 
-class Stored(NamedTuple):
+class StoredModel(NamedTuple):
     """A model on disk, as far as its small files tell."""
 
-    name: str  # of its folder, or of its file
-    kind: str  # the network's family, or what config.json calls it
+    name: str  # the name of its folder or file
+    family: str  # the network's family, or what config.json calls it
     parameters: int | None  # None if no small file says how many
     stored_as: str  # the dtype of matrices; empty if unknown
     size: int  # bytes
@@ -65,26 +65,26 @@ def models(
     return None
 
 
-def matching(known: sizes.Sizes, name: str) -> sizes.Sizes:
+def matching(size_table: sizes.SizeTable, name: str) -> sizes.SizeTable:
     """Returns the sizes of families whose title has a name in it, and those that have it in their names.
 
     Args:
-        known: the sizes of all families.
-        name: a part of a family's title or of a size's name, or a hub id, of which the part after the owner counts.
+        size_table: the sizes of all families.
+        name: a part of a family's title or of a size's name, or a hub id, whose owner is left out.
 
     Raises:
         ValueError: nothing has this name.
     """
     sought = name.rpartition("/")[2].casefold()
     families = {}
-    for title, rows in known.families.items():
+    for title, rows in size_table.families.items():
         is_family = sought in title.casefold()
         families[title] = tuple(row for row in rows if is_family or sought in row.name)
     families = {title: rows for title, rows in families.items() if rows}
-    heads = {head: parameters for head, parameters in known.heads.items() if sought in head}
+    heads = {head: parameters for head, parameters in size_table.heads.items() if sought in head}
     if not (families or heads):
         raise ValueError(f"no family and no size has {name!r} in its name: `jaxspec models` lists the families")
-    return sizes.Sizes(families, heads)
+    return sizes.SizeTable(families, heads)
 
 
 def show_stored(out: Console) -> None:
@@ -98,9 +98,9 @@ def show_stored(out: Console) -> None:
         named = ", ".join(f"{name} ({filesize.decimal(bytes_of(folder))})" for name, folder in heads.items())
         out.print(f"\nDrafters that read the hidden states of one of these (--draft head:NAME): {named}")
     out.print()
-    here = list(models_in(Path()))
-    if here:
-        console.show(out, table_of(here, "In this folder"))
+    local_models = list(models_in(Path()))
+    if local_models:
+        console.show(out, table_of(local_models, "In this folder"))
     else:
         out.print("No models in this folder.")
 
@@ -110,19 +110,19 @@ def table_of(models: Any, title: str) -> Any:
     table = console.table(("family", "parameters", "stored as", "on disk"), first="name", title=title)
     for model in models:
         count = "" if model.parameters is None else console.count(model.parameters)
-        table.add_row(model.name, model.kind, count, model.stored_as, filesize.decimal(model.size))
+        table.add_row(model.name, model.family, count, model.stored_as, filesize.decimal(model.size))
     return table
 
 
-def show_families(out: Console, known: sizes.Sizes) -> None:
+def show_families(out: Console, size_table: sizes.SizeTable) -> None:
     """Prints which families have sizes, in a few lines."""
-    titles = "; ".join(title for title, rows in known.families.items() if rows)
-    total = sum(map(len, known.families.values()))
+    titles = "; ".join(title for title, rows in size_table.families.items() if rows)
+    total = sum(map(len, size_table.families.values()))
     out.print(f"\nPublished families, {total} sizes: {titles}.", highlight=False)
     out.print("`jaxspec models NAME` shows the sizes of a family, or those with NAME in their names; --all shows all.")
 
 
-def show_sizes(out: Console, chosen: sizes.Sizes) -> None:
+def show_sizes(out: Console, chosen: sizes.SizeTable) -> None:
     """Prints a table of sizes for each family."""
     cache = "cache a\ntoken,\n"
     heads = ("para-\nmeters", "float32", "bfloat16", "int8", "int4", cache + "float32")
@@ -148,15 +148,16 @@ def report(name: str) -> dict[str, Any]:
     """Returns all that is known, with the configurations: of sizes that have a name in theirs, or of all."""
     from jaxspec.weights.hf_families import FAMILIES
 
-    known = matching(sizes.read(), name) if name else sizes.read()
+    size_table = matching(sizes.read(), name) if name else sizes.read()
     configs = {size: config for family in FAMILIES for size, config in family.sizes.items()}
     families = {
-        title: [row._asdict() | {"config": configs[row.name]} for row in rows] for title, rows in known.families.items()
+        title: [row._asdict() | {"config": configs[row.name]} for row in rows]
+        for title, rows in size_table.families.items()
     }
     heads = {drafter: bytes_of(folder) for drafter, folder in shipped(CONFIG).items()}
-    here = [model._asdict() for model in models_in(Path())]
-    tables = {"shipped": described(), "heads": heads, "here": here}
-    return tables | {"families": families, "published_heads": known.heads}
+    local_models = [model._asdict() for model in models_in(Path())]
+    tables = {"shipped": described(), "heads": heads, "here": local_models}
+    return tables | {"families": families, "published_heads": size_table.heads}
 
 
 def short(size: int) -> str:
@@ -192,38 +193,38 @@ def described() -> list[dict[str, Any]]:
     return checkpoints
 
 
-def models_in(folder: Path) -> Iterator[Stored]:
+def models_in(folder: Path) -> Iterator[StoredModel]:
     """Yields the models in a folder and in the folders of it, but for the shipped ones. Only small files are read."""
-    known = {path.resolve() for marker in (MANIFEST, CONFIG) for path in shipped(marker).values()}
+    shipped_folders = {path.resolve() for marker in (MANIFEST, CONFIG) for path in shipped(marker).values()}
     number = 0
     for pattern in ("*", "*/*"):
         for path in sorted(folder.glob(pattern)):
             number += 1
             if number > LOOKED_AT:
                 return
-            is_hidden = any(part.startswith(".") for part in path.parts)
-            if is_hidden or path.resolve() in known:
+            is_hidden = any(name.startswith(".") for name in path.parts)
+            if is_hidden or path.resolve() in shipped_folders:
                 continue
             model = stored_of(path)
             if model is not None:
                 yield model._replace(name=path.relative_to(folder).as_posix())
 
 
-def stored_of(path: Path) -> Stored | None:
+def stored_of(path: Path) -> StoredModel | None:
     """Describes the model at a path by its small files; None if there is none that `jaxspec.load` would open."""
     try:
         if path.suffix == ".gguf" and path.is_file():
-            return Stored(path.name, "gguf", None, "", path.stat().st_size)
+            return StoredModel(path.name, "gguf", None, "", path.stat().st_size)
         if (path / MANIFEST).is_file():
             table = tomllib.loads((path / MANIFEST).read_text("utf-8"))
             if "family" not in table:  # a datastore's
                 return None
-            return Stored(path.name, table["family"], table["parameters"], table["dtype"], bytes_of(path))
+            return StoredModel(path.name, table["family"], table["parameters"], table["dtype"], bytes_of(path))
         if (path / CONFIG).is_file() and any(file.suffix in WEIGHTS for file in path.iterdir()):
             table = json.loads((path / CONFIG).read_text("utf-8"))
-            kind = table.get("model_type") or table.get("speculators_model_type") or ""
+            family = table.get("model_type") or table.get("speculators_model_type") or ""
             dtype = table.get("dtype") or table.get("torch_dtype") or ""
-            return Stored(path.name, kind, None, dtype, bytes_of(path))
+            return StoredModel(path.name, family, None, dtype, bytes_of(path))
     except (OSError, ValueError, KeyError, AttributeError):  # unreadable, damaged, or something else of this name
         pass
     return None
