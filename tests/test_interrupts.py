@@ -212,9 +212,3 @@ def test_no_signal_of_two_hundred_is_lost():
     """Python's handlers alone lose some: so the signals do come where exceptions are ignored."""
     assert sum(lost("bare", 100).values()) > 0
     assert lost("command", 200) == {"SIGTERM": 0, "SIGINT": 0}
-
-
-@pytest.mark.slow
-def test_python_calls_lose_no_signal():
-    """`jaxspec.generate_many`, with Python's own handler of Ctrl-C and a handler of the user's for SIGTERM."""
-    assert lost("library", 30) == {"SIGTERM": 0, "SIGINT": 0}

@@ -19,8 +19,6 @@ import jax.numpy as jnp
 from jax.core import Tracer
 from jax.sharding import SingleDeviceSharding
 
-from jaxspec import interrupts
-
 KEPT = 128  # combinations of static arguments, as `functools.lru_cache` keeps by default
 
 # What one operation may take of the chip's own memory, where libtpu's limit is 16 MB: a product of few rows then reads
@@ -80,14 +78,12 @@ class Jitted(Generic[Returned]):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Returned:
         static, traced = self._split(args, kwargs)
-        with interrupts.raised_until_seen():  # Ctrl-C may come while the program is traced
-            return self._program(_kind(traced), *static)(**traced)
+        return self._program(_kind(traced), *static)(**traced)
 
     def lower(self, *args: Any, **kwargs: Any) -> Any:
         """Lowers the program, as `jax.jit(...).lower` does; compiler options are given where it is compiled."""
         static, traced = self._split(args, kwargs)
-        with interrupts.raised_until_seen():
-            return self._program("", *static).lower(**traced)
+        return self._program("", *static).lower(**traced)
 
     def num_programs(self) -> int:
         """Counts the programs that are kept, compiled."""

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Int
 
-from jaxspec import core, interrupts
+from jaxspec import core
 from jaxspec.core import chunks, programs, token_rows
 from jaxspec.core.checks import are_shapes
 from jaxspec.decode import inputs
@@ -58,7 +58,6 @@ def run(prepared: Prepared, begin: Begin | None = None) -> Outcome:
     return finish(p.decoder, p.weights, begin(p), p.max_new_tokens)[1]
 
 
-@interrupts.raised_until_seen()
 def check_fits(prepared: Prepared) -> None:
     """Refuses a generation for which there is not enough memory, before any of it is allocated.
 

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple, Unpack
 import jax
 import numpy as np
 
-from jaxspec import core, drafters, interrupts, rules, sharding
+from jaxspec import core, drafters, rules, sharding
 from jaxspec.core import noise, round, token_ids, token_rows
 from jaxspec.core.checks import are_shapes, check_ids, in_range, integer, integers
 from jaxspec.decode import causality, inputs, shared_prefix
@@ -111,7 +111,6 @@ class Prepared(NamedTuple):
         return self.replace(drafter=None, policy=None)
 
 
-@interrupts.raised_until_seen()
 def prepare(
     target: core.Model,
     prompts: Prompts | None = None,

@@ -19,7 +19,7 @@ import numpy as np
 from jax.sharding import Sharding
 from jaxtyping import Array, Bool, Int, Key
 
-from jaxspec import interrupts, sharding
+from jaxspec import sharding
 from jaxspec.core import Before, Decoder, LogProbs, Prompt, Request, State, Weights, programs, token_rows
 from jaxspec.decode import inputs, log_probs
 from jaxspec.decode import state as states
@@ -105,7 +105,6 @@ class Slots:
         needed: bytes of the state of all slots.
     """
 
-    @interrupts.raised_until_seen()
     def __init__(
         self,
         prepared: Prepared,  # a generation of one prompt, with the options of all rows
@@ -145,7 +144,6 @@ class Slots:
             return False
         return True
 
-    @interrupts.raised_until_seen()
     def prefill(self, rows: Sequence[Row]) -> State:
         """Starts the computation of the states of some rows, at most `group`, and does not wait for it.
 
@@ -170,7 +168,6 @@ class Slots:
         before = self._before(self._prepared.widths(longest)[1])
         return prefill(**self._common, new=new, before=before, size=self._size_at(width)._replace(shapes=shapes))
 
-    @interrupts.raised_until_seen()
     def insert(self, new: State, slots: Sequence[int]) -> None:
         """Puts the first rows of what `prefill` made into some slots."""
         if self._state is None:
@@ -190,7 +187,6 @@ class Slots:
         assert self._state is not None
         return self._state
 
-    @interrupts.raised_until_seen()
     def run(self, finished: int, rounds: int | None = None) -> Report:
         """Decodes until `finished` slots are done, or for a number of rounds, and does not wait for it."""
         p = self._prepared
@@ -206,7 +202,6 @@ class Slots:
         self._ended = np.zeros(self.slots, bool)
         return report
 
-    @interrupts.raised_until_seen()
     def end(self, slots: Sequence[int]) -> None:
         """Ends rows by a decision of the host's, before the next `run`."""
         self._ended[list(slots)] = True
@@ -224,7 +219,6 @@ class Slots:
         """The shapes of the state of a group of rows; its tables may have grown since it was asked last."""
         return self._shapes_for(width, () if self._pool is None else tuple(x.shape for x in self._pool.tables))
 
-    @interrupts.raised_until_seen()
     def _shapes_of(self, width: int, tables: tuple[tuple[int, ...], ...]) -> State:
         """The shapes of the state of a group of rows whose prompts have this width."""
         count = jax.ShapeDtypeStruct((self.group,), jnp.int32)

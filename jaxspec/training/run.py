@@ -11,7 +11,7 @@ from typing import Any
 import jax
 from flax.traverse_util import flatten_dict
 
-from jaxspec import files, interrupts
+from jaxspec import files
 from jaxspec.core.checks import one_of
 from jaxspec.files import folders
 from jaxspec.nets import form_of, table_of
@@ -86,7 +86,6 @@ def _defaults(options: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
             yield prefix + field.name, field.default
 
 
-@interrupts.raised_until_seen()
 def checkpoint(
     recipe: AnyRecipe,
     folder: Path,

@@ -2,7 +2,6 @@
 
     python tests/scripts/lost_signals.py bare 200       # Python's handlers alone
     python tests/scripts/lost_signals.py command 200    # a command of jaxspec
-    python tests/scripts/lost_signals.py library 20     # jaxspec.generate_many, called from Python
 
 A child traces until a signal ends it, says which, and traces again. Its parent sends it so many SIGTERM and as many
 SIGINT, at random times, and prints how many the child did not answer. Of tests/test_interrupts.py.
@@ -19,7 +18,7 @@ import sys
 import time
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
-PATIENCE = {"bare": 0.5, "command": 60.0, "library": 60.0}  # seconds to wait for an answer, which may be compiling
+PATIENCE = {"bare": 0.5, "command": 60.0}  # seconds to wait for an answer, which may be compiling
 PAUSE = 0.03  # seconds between the beginning of a trace and the signal, at most
 COLLECTED = 300  # objects made between two collections of garbage; by default 700
 
@@ -89,36 +88,6 @@ def command() -> None:
         say(names.get(code, f"exit code {code}"))
 
 
-def library() -> None:
-    """Calls `generate_many`, which is traced and compiled anew each time; SIGTERM has a handler of its own."""
-    import jax
-
-    import jaxspec
-    from jaxspec.testing import table_model
-
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    model = table_model(jax.random.key(1), vocab=5)
-
-    def decode():
-        rows = jaxspec.generate_many(model, [[3, 1]], drafter=model, gamma=2, max_new_tokens=4, slots=2)
-        assert len(list(rows)) == 1
-
-    decode()  # imports what is needed: a signal may be lost in that, too, but no call of jaxspec's runs then
-    gc.set_threshold(COLLECTED, 10, 10)
-    while True:
-        try:
-            say("tracing")
-            while True:
-                signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # what follows is no call of jaxspec's
-                jax.clear_caches()
-                signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
-                decode()
-        except KeyboardInterrupt:
-            say(signal.SIGINT.name)
-        except SystemExit:
-            say(signal.SIGTERM.name)
-
-
 class Child:
     """A process of this script that traces."""
 
@@ -169,4 +138,4 @@ if __name__ == "__main__":
     if count:
         print(json.dumps(lost(mode, int(*count))))
     else:
-        {"bare": bare, "command": command, "library": library}[mode]()
+        {"bare": bare, "command": command}[mode]()
