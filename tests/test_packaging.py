@@ -66,7 +66,7 @@ IMPORTS = {  # package: what it may import besides itself. A new one needs a row
     "front door": DECODING
     | MODELS
     | {"audio", "jobs", "speculative_execution", "sharding", "testing"},  # see `FRONT_DOORS`
-    "jobs": DECODING | {"files", "sharding"},
+    "jobs": DECODING | {"files", "sharding", "vocab"},  # a prompt may choose its languages
     "ray": {"core", "jobs"},
     "analysis": DECODING | MODELS | {"sharding", "files", "testing", "progress", "front door"},
     "cli": DECODING

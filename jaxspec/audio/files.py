@@ -16,11 +16,13 @@ from scipy.io import wavfile
 
 from jaxspec import files
 from jaxspec.audio.features import RATE
-from jaxspec.sampling.params import OPTIONS
+from jaxspec.decode.option_names import OTHER_NAMES, asks_for_nothing
+from jaxspec.sampling.params import NAMES
 
 ENDING = ".wav"
 PATHS = ("audio", "audio_filepath")  # fields of a line that name its sound
-OF_ALL = {"task", "timestamps", "drafter", "gamma", "rule", "policy", "max_new_tokens", *OPTIONS}  # no fields of a line
+# Options of all sounds, which a line cannot have: ours, and other libraries' names.
+OF_ALL = {"task", "timestamps", "drafter", "gamma", "rule", "policy", "max_new_tokens", "stop", *NAMES, *OTHER_NAMES}
 
 
 def read(path: str | Path) -> Float[np.ndarray, " N"]:
@@ -127,8 +129,9 @@ def _listed(where: str, line: str, folder: Path) -> Listed:
         raise ValueError(f'{where} has {got}: expected {{"audio": "..."}}, the path of a {ENDING} file')
     if row.get("offset"):  # 0 is the whole sound
         raise ValueError(f"{where}: the field 'offset' is not obeyed: cut the sound, and name the part's file")
-    for name in OF_ALL & row.keys():
-        raise ValueError(f"{where}: the field {name!r} is not obeyed: it holds for all sounds: leave it out")
+    for name in [name for name in row if name in OF_ALL]:
+        if name not in OTHER_NAMES or not asks_for_nothing(name, row[name]):
+            raise ValueError(f"{where}: the field {name!r} is not obeyed: it holds for all sounds: leave it out")
     for name, value in row.items():
         try:
             json.dumps(value, allow_nan=False)

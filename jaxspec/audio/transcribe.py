@@ -31,7 +31,7 @@ from jaxspec.core import (
     token_ids,
 )
 from jaxspec.core.checks import integers, one_of
-from jaxspec.decode import inputs
+from jaxspec.decode import inputs, option_names
 from jaxspec.decode.generate import generate
 from jaxspec.nets.whisper import Speech, WhisperConfig, speech_of
 from jaxspec.sampling import SamplingOptions
@@ -119,7 +119,7 @@ def transcribe(
     several = isinstance(audio, list | tuple) and not (audio and isinstance(audio[0], numbers.Real))
     if not (isinstance(audio, str | os.PathLike | list | tuple) or hasattr(audio, "__array__")):
         raise TypeError(f"audio is of type {type(audio).__name__}: expected a path, a waveform, or a list of these")
-    inputs.check_names(sampling, [*OPTIONS, "logits_processors"])
+    option_names.check_names(sampling, [*OPTIONS, "logits_processors"])
     inputs.check_shared(sampling, "expected one for all sounds")
     inputs.check_type(language, str | None, "language", "a code such as 'de', the same for all sounds")
     sounds = [Recording(number, sound) for number, sound in enumerate(audio if several else [audio])]  # type: ignore[arg-type]

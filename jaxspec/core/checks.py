@@ -114,32 +114,29 @@ def suggest(name: str, names: Iterable[str]) -> str:
     return f": did you mean {closest[0]!r}?" if closest else ""
 
 
-def check_names(
-    names: Iterable[str],
-    options: Sequence[str],
-    other_names: Mapping[str, str] | None = None,
-    elsewhere: Mapping[str, str] | None = None,
-) -> None:
-    """Refuses keywords that are no options, with the one that was probably meant.
+def check_names(names: Iterable[str], options: Sequence[str], advice: Mapping[str, str]) -> None:
+    """Raises TypeError for a keyword that is not an option, with the one that was probably meant.
 
     Args:
         names: the keywords given.
         options: the options there are.
-        other_names: other libraries' names of some options, and the names here.
-        elsewhere: names of other libraries' options that are none here, and what to do in their place.
+        advice: other libraries' names of options, with what to do in their place, as the end of the error.
 
-    >>> check_names(["temprature"], ["temperature", "top_k"])
+    >>> check_names(["temprature"], ["temperature", "top_k"], {})
     Traceback (most recent call last):
     TypeError: there is no option 'temprature': did you mean temperature?
+    >>> check_names(["do_sample"], ["temperature"], {"do_sample": "temperature 0 is greedy"})
+    Traceback (most recent call last):
+    TypeError: there is no option 'do_sample': temperature 0 is greedy
     """
     for name in names:
         if name in options:
             continue
-        closest = difflib.get_close_matches(name, options, n=1)
-        advice = (elsewhere or {}).get(name) or (f"did you mean {closest[0]}?" if closest else "")
-        if other_names is not None and name in other_names:
-            advice = f"it is called {other_names[name]}"
-        raise TypeError(f"there is no option {name!r}: {advice or 'expected one of ' + ', '.join(options)}")
+        text = advice.get(name)
+        if text is None:
+            closest = difflib.get_close_matches(name, options, n=1)
+            text = f"did you mean {closest[0]}?" if closest else f"expected one of {', '.join(options)}"
+        raise TypeError(f"there is no option {name!r}: {text}")
 
 
 def are_shapes(arrays: Any) -> bool:

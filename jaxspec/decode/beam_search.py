@@ -34,7 +34,7 @@ from jaxspec.core.checks import in_range, integers, number
 from jaxspec.core.round import check_takes_trees
 from jaxspec.core.token_rows import decoder_prompt
 from jaxspec.decode import beams as bookkeeping
-from jaxspec.decode import inputs, stopping
+from jaxspec.decode import inputs, option_names, stopping
 from jaxspec.decode.beams import MODES, Beams, EarlyStopping, Goal
 from jaxspec.decode.encoding import Prompts
 from jaxspec.decode.output import BeamSearch
@@ -108,7 +108,7 @@ def beam_search(
     refused = {*NAMES, "key", "rule", "policy"} - {*patterns.NAMES}
     if sampled := [name for name in options if name in refused]:
         raise ValueError(f"beam search does not sample, and got {', '.join(sampled)}: use jaxspec.generate for that")
-    inputs.check_names(options, [*(beam_search.__kwdefaults__ or ()), *patterns.NAMES])
+    option_names.check_names(options, [*(beam_search.__kwdefaults__ or ()), *patterns.NAMES])
     shared: dict[str, Any] = dict(options, max_new_tokens=max_new_tokens, eos_ids=eos_ids, log_probs=log_probs)
     prepared = prepare(target, prompts, drafter=drafter, gamma=gamma, top_log_probs=top_log_probs, **shared)
     if drafter is not None:

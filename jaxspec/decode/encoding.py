@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import numbers
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -28,6 +29,18 @@ Prompts = (
     | np.ndarray
     | jax.Array
 )
+ANSWER = "leave it out: a conversation is written up to where the answer begins"
+CUT = "leave it out; max_prompt_tokens and too_long of jaxspec.generate_many cut long prompts"
+TOKENIZED = "leave it out: the ids are those of the whole conversation"
+TEMPLATE_ARGUMENTS = {  # arguments of the tokenizer's `apply_chat_template` and of what it calls: what to do
+    **dict.fromkeys(("conversation", "conversations", "messages", "self"), "leave it out: messages are the prompt"),
+    **dict.fromkeys(("add_generation_prompt", "continue_final_message"), ANSWER),
+    **dict.fromkeys(("truncation", "max_length"), CUT),
+    **dict.fromkeys(("tokenize", "padding", "return_tensors", "return_dict", "tokenizer_kwargs"), TOKENIZED),
+    **dict.fromkeys(("return_assistant_tokens_mask", "sanitize_control_tokens"), TOKENIZED),
+    "chat_template": "load the model with it, jaxspec.load(..., chat_template=...)",
+}
+TEMPLATE_VALUES = ("tools", "documents", "reasoning_effort")  # arguments that the template reads, too
 CHAT = "expected a conversation, a list of messages, or a list of nothing but conversations"
 
 
@@ -241,14 +254,16 @@ def chat_ids(
 
     check_template(target)
     template, name = template or {}, target.name or "this model"
+    check_template_values(template, target.tokenizer.apply_chat_template)
     for number, message in enumerate(messages):
         # Of a message without content a template would write the word None.
         if isinstance(message, Mapping) and message.get("content") is None and not message.get("tool_calls"):
             raise ValueError(f"message {number} of the chat, of the role {message.get('role')!r}, has no content")
         token_ids.check_unicode(message, f"message {number} of the chat")
     token_ids.check_unicode(template, "chat_template_kwargs")
-    if template.get("tools") and "tools" not in str(target.tokenizer.chat_template):
-        raise ValueError(f"the chat template of {name} does not read tools: leave them out")
+    for value in ("tools", "documents"):
+        if template.get(value) and value not in str(target.tokenizer.chat_template):
+            raise ValueError(f"the chat template of {name} does not read {value}: leave them out")
     messages = [_with_text(message, number) for number, message in enumerate(messages)]
     write = target.tokenizer.apply_chat_template
     try:
@@ -257,6 +272,25 @@ def chat_ids(
         roles = ", ".join(str(message.get("role")) for message in messages)
         raise ValueError(f"the chat template of {name} refuses the conversation (of {roles}): {error}") from error
     return list(written["input_ids"])
+
+
+def check_template_values(template: Mapping[str, Any], write: Callable[..., Any]) -> None:
+    """Raises ValueError for values that a template would never read, since they are arguments of the writing function.
+
+    Args:
+        template: the values.
+        write: the tokenizer's `apply_chat_template`, whose arguments differ between versions of transformers.
+
+    >>> check_template_values({"truncation": True}, lambda conversation, **values: None)  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    ValueError: chat_template_kwargs has 'truncation', which templates do not read: leave it out; ...
+    """
+    parameters = inspect.signature(write).parameters.values()
+    arguments = {p.name for p in parameters if p.kind is not inspect.Parameter.VAR_KEYWORD} | {*TEMPLATE_ARGUMENTS}
+    for name in template:
+        if name in arguments and name not in TEMPLATE_VALUES:
+            advice = TEMPLATE_ARGUMENTS.get(name, "leave it out")
+            raise ValueError(f"chat_template_kwargs has {name!r}, which templates do not read: {advice}")
 
 
 def opening(target: Model, messages: Sequence[Mapping[str, Any]], template: Mapping[str, Any] | None) -> list[int]:

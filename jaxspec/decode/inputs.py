@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import numbers
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -17,57 +17,9 @@ from jax.extend.core import jaxprs_in_params
 from rich import filesize
 
 from jaxspec import sharding
-from jaxspec.core import LanguageModel, Model, checks, chunks
+from jaxspec.core import LanguageModel, Model, chunks
 from jaxspec.sampling.params import OPTIONS, as_list
 
-THEIR_NAMES = {  # of other libraries: ours
-    "assistant_model": "drafter",
-    "attention_mask": "length, of jaxspec.Prompt(tokens, length); a list of lists of ids has its lengths",
-    "bad_words_ids": "banned, which takes ids; sampling.banned_words, of several tokens",
-    "do_sample": "temperature: 0 is greedy, 1 samples",
-    "eos_token_id": "eos_ids",
-    "generator": "key",
-    "input_ids": "prompts, the second argument",
-    "max_length": "max_new_tokens, which does not count the prompt",
-    "max_tokens": "max_new_tokens",
-    "messages": "prompts, the second argument, which takes conversations, too",
-    "n": "num_samples",
-    "num_assistant_tokens": "gamma",
-    "num_beams": "beams, of jaxspec.beam_search",
-    "num_return_sequences": "num_samples",
-    "num_speculative_tokens": "gamma",
-    "prompt": "prompts, the second argument (of jaxspec.stream, which takes one, prompt)",
-    "prompt_lookup_num_tokens": "drafter=jaxspec.drafters.prompt_lookup(), and gamma",
-    "rng": "key",
-    "seed": "key=jax.random.key(seed)",
-    "stop_strings": "stop",
-    "stop_token_ids": "eos_ids",
-    "streamer": "jaxspec.stream, which yields pieces of text",
-    "suppress_tokens": "banned",
-}
-STRUCTURED = (  # options with which other libraries ask for text of a given form
-    *("grammar", "guided_choice", "guided_decoding", "guided_grammar", "guided_json", "guided_regex"),
-    *("prefix_allowed_tokens_fn", "response_format", "structured_outputs"),
-)
-NOT_HERE = {  # what other libraries have and this one does in another way, or not at all
-    **dict.fromkeys(
-        STRUCTURED,
-        "give choices, regex or json_schema; there are no grammars",
-    ),
-    "batch_size": "a call decodes all of its prompts at once, jaxspec.generate_many as many as it has slots",
-    "best_of": "take num_samples, and choose among the texts",
-    "early_stopping": "only jaxspec.beam_search has it",
-    "forced_eos_token_id": "a text ends where the model ends it, or is cut; see sampling.forced_end",
-    "generation_config": "give its values as options",
-    "length_penalty": "only jaxspec.beam_search has it",
-    "logits_processor": "see logit_bias, banned and logits_processors, which takes functions of your own",
-    "min_new_tokens": "with eos_ids=() a text ends at max_new_tokens only",
-    "no_repeat_ngram_size": "see repetition_penalty, presence_penalty and frequency_penalty",
-    "pad_token_id": "rows are padded with 0, and `lengths` says what is text",
-    "return_dict_in_generate": "a Generation has texts, tokens, lengths and counts",
-    "stopping_criteria": "see stop and eos_ids, or break out of jaxspec.stream",
-    "use_cache": "a cache is always used",
-}
 LOADED = ("target", "drafter")  # arguments that are models
 MOST = 2**29  # new tokens: what a row holds is counted in int32
 WIDE = 2**12  # tokens of a prompt, and
@@ -128,11 +80,6 @@ def check_type(value: Any, types: Any, name: str, expected: str, home: str = "")
 def is_here(array: Any) -> bool:
     """Says whether an array's values can be read: it is not traced, and no part of it is another process's."""
     return not isinstance(array, Tracer) and getattr(array, "is_fully_addressable", True)
-
-
-def check_names(names: Iterable[str], expected: Sequence[str]) -> None:
-    """Refuses keywords that are no options of `generate`; see `checks.check_names`."""
-    checks.check_names(names, expected, THEIR_NAMES, NOT_HERE)
 
 
 def uncalled(value: Any, name: str, home: str) -> str:

@@ -3,7 +3,7 @@
 `generate`, `stream`, `chat`, `prefix` and `beam_search` begin with `prepare`, and check what is their own after it.
 `rollout` repeats what concerns the arrays that it is given anew.
 
-1. Names of options: `inputs.check_names`.
+1. Names of options: `option_names.check_names`.
 2. The target is a model: `inputs.check_model`.
 3. Arrays have values: `inputs.check_untraced`.
 4. Prompts are text, chats or ids: `encoding.encode`.
@@ -28,7 +28,7 @@ import numpy as np
 from jaxspec import core, drafters, rules, sharding
 from jaxspec.core import noise, round, token_ids, token_rows
 from jaxspec.core.checks import are_shapes, check_ids, in_range, integer, integers
-from jaxspec.decode import causality, inputs, shared_prefix
+from jaxspec.decode import causality, inputs, option_names, shared_prefix
 from jaxspec.decode.autoregressive import autoregressive
 from jaxspec.decode.encoding import Prompts, encode
 from jaxspec.decode.shared_prefix import SharedPrefix
@@ -230,7 +230,7 @@ def _check_names(options: Iterable[str]) -> None:
             "a prepared generation has no stop strings, which are looked for in text, round by round: give stop to "
             "jaxspec.generate or jaxspec.stream, or end rows at tokens with eos_ids"
         )
-    inputs.check_names(options, [*Options._fields, "stop", *NAMES])
+    option_names.check_names(options, [*Options._fields, "stop", *NAMES])
 
 
 def bind(target: core.Model, drafter: Any, rule: core.Rule, gamma: int) -> tuple[core.Model, core.BoundDrafter | None]:

@@ -1,6 +1,7 @@
 """The fields of a job's prompts: one table, for dicts in Python and for the lines of files.
 
-A field is obeyed, or refused by name; any other is the caller's own, and comes back with the result.
+A field is a setting if it has the name of an option of jaxspec or of another library (`decode.option_names`). A setting
+is obeyed, or refused by name. Any other field is the caller's data, and comes back with the result.
 """
 
 from __future__ import annotations
@@ -12,63 +13,39 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxspec.core.checks import integer
-from jaxspec.decode import encoding, inputs
+from jaxspec.decode import encoding, option_names
+from jaxspec.decode.option_names import OTHER_NAMES
 from jaxspec.decode.request import Prepared
 from jaxspec.sampling.params import ALL, OPTIONS, is_set
 from jaxspec.structured import patterns
 
 CONTENT = ("prompt", "messages")
-OTHER_NAMES = {  # in other libraries: here
-    "max_tokens": "max_new_tokens",
-    "max_completion_tokens": "max_new_tokens",
-    "num_samples": "n",
-    "num_return_sequences": "n",
-    "guided_choice": "choices",
-    "guided_regex": "regex",
-    "guided_json": "json_schema",
-    "response_format": "json_schema",
-}
+TEMPLATE = ("tools", "documents", "chat_template_kwargs")  # values for the template of a chat
+LANGUAGES = ("source_language", "target_language")
 OBEYED = (
-    *("id", "number", *CONTENT, "max_new_tokens", "n", "seed", "stop", "tools", "chat_template_kwargs"),
+    *("id", "number", *CONTENT, *TEMPLATE, *LANGUAGES, "max_new_tokens", "n", "seed", "stop"),
     *(*OPTIONS, *patterns.NAMES),
 )
-CLOSE = {name for name in (*OBEYED, *OTHER_NAMES) if "_" in name or name in ("temperature", "stop", "seed")}
-NOT_HERE = (*inputs.STRUCTURED, "length_penalty", "min_new_tokens", "no_repeat_ngram_size")  # other libraries' names
-ALL_ROWS = "it holds for all of the job, and is an option of it"
-OFFERED = "tools are offered, not forced"
-PLAIN_TEXT = "a text ends before its stop string, and is without special tokens"
-
-
-def _refused(why: str, *names: str, **neutral: Any) -> dict[str, tuple[str, Any]]:
-    """Makes entries of `REFUSED`: names, and names with the value that asks for nothing, which is therefore fine."""
-    return {name: (why, value) for name, value in (dict.fromkeys(names) | neutral).items()}
-
-
-REFUSED = {  # name: why, or what to do; and the value that asks for nothing, as None does everywhere
-    **_refused(ALL_ROWS, "drafter", "gamma", "rule", "policy", "eos_ids", "prefix", log_probs=False, top_log_probs=0),
-    **_refused("log probabilities are an option of the job: log_probs", logprobs=False, top_logprobs=0),
-    **_refused("end tokens are an option of the job: eos_ids", "eos_token_id", "stop_token_ids", ignore_eos=False),
-    **_refused(OFFERED, "functions", "function_call", tool_choice="auto", parallel_tool_calls=True),
-    **_refused("jaxspec.beam_search searches", num_beams=1, use_beam_search=False),
-    **_refused("use banned, a list of ids", "suppress_tokens", "bad_words_ids"),
-    **_refused("use banned, a list of the other ids", "allowed_token_ids"),
-    **_refused("values for a template stand in chat_template_kwargs", "enable_thinking", "reasoning_effort"),
-    **_refused("a job writes the answer to a conversation", add_generation_prompt=True, continue_final_message=False),
-    **_refused(PLAIN_TEXT, include_stop_str_in_output=False, skip_special_tokens=True),
-    **_refused("use top_k, top_p or min_p", "epsilon_cutoff", "eta_cutoff", "top_a", typical_p=1.0),
-    **_refused("it holds for all of the job: load the model with it", "chat_template"),
-    **_refused("jaxspec.score gives the log probabilities of texts", "prompt_logprobs"),
-    **_refused("max_prompt_tokens and too_long are options of the job", "truncate_prompt_tokens"),
-    **_refused("give seed, an integer", "key", "generator"),
-    **_refused("temperature 0 is greedy, and a positive one samples", do_sample=False),
-    **_refused("use max_new_tokens, which does not count the prompt", "max_length"),
-    **_refused("use stop", "stop_strings"),
-    **_refused("a job writes whole texts", stream=False),
-    **_refused("a result has no prompt", echo=False),
-    **{name: (inputs.NOT_HERE[name], None) for name in NOT_HERE if name not in OTHER_NAMES},
-    **_refused(inputs.NOT_HERE["best_of"], best_of=1),
-    **_refused(inputs.NOT_HERE["min_new_tokens"], min_tokens=0),
+SAMPLES = "num_samples"  # the job's name for "n"
+SHORT = ("temperature", "seed", "stop")  # names of one word that are settings in any spelling, such as "Temperature"
+EVERY_TOKEN = (0, -1)  # values of top_k that keep every token, as in vLLM and transformers
+REFUSED: Mapping[
+    str, tuple[str, tuple[Any, ...]]
+] = {  # options of jaxspec: what to do, and values that ask for nothing
+    **dict.fromkeys(
+        ("drafter", "gamma", "rule", "policy", "eos_ids", "prefix", "top_log_probs", "logits_processors"),
+        (option_names.OF_JOB, ()),
+    ),
+    "log_probs": (option_names.OF_JOB, (False,)),
+    "max_prompt_tokens": (option_names.OF_JOB, ()),
+    "too_long": (option_names.OF_JOB, ()),
+    "key": (option_names.SEED_FIELD, ()),
+    **dict.fromkeys(
+        ("dtype", "compute", "mesh", "revision", "adapter"),
+        ("it holds for all of the job: load the model with it", ()),
+    ),
 }
+DATA = "If it is data of your own, put it into the field metadata"
 
 
 class Settings(NamedTuple):
@@ -78,57 +55,132 @@ class Settings(NamedTuple):
     samples: int | None  # how many texts it gets
     seed: int | None  # the seed of its random key
     stop: Any  # strings that end its text
-    template: dict[str, Any]  # values for the chat template, tools among them
+    template: dict[str, Any]  # values for the chat template, tools and documents among them
     sampling: dict[str, Any]  # its `SamplingOptions`
     pattern: patterns.Pattern | None = None  # the text has to match it
+    source_language: str | None = None  # the language of its prompt
+    target_language: str | None = None  # the language of its text
 
 
 def read(fields: Mapping[str, Any], most: int | None = None) -> Settings:
-    """Reads the settings of a prompt among its fields; a field that is null says nothing.
+    """Reads the settings of a prompt among its fields. A field that is null says nothing.
 
     `most` is the job's limit of new tokens.
 
-    >>> settings = read({"prompt": "a", "temperature": 0.5, "max_tokens": 7, "label": "x"})
+    >>> settings = read({"prompt": "a", "temperature": 0.5, "max_tokens": 7, "label": "x", "length_penalty": 1.0})
     >>> settings.max_new_tokens, settings.sampling
     (7, {'temperature': 0.5})
-    >>> read({"prompt": "a", "eos_token_id": 2})
+    >>> read({"prompt": "a", "length_penalty": 0.6})  # doctest: +ELLIPSIS
     Traceback (most recent call last):
-    ValueError: the field 'eos_token_id' is not obeyed: end tokens are an option of the job: eos_ids
+    ValueError: the field 'length_penalty' is not obeyed: only jaxspec.beam_search has it. ...
     """
     values, names = dict[str, Any](), dict[str, str]()
     for name, value in {**fields, **_response_format(fields)}.items():
-        option = OTHER_NAMES.get(name, name)
-        if option in OBEYED:
-            if value is None:
-                continue
-            if option in values:
-                raise ValueError(f"the fields {names[option]!r} and {name!r} mean the same: give one of them")
-            values[option], names[option] = value, name
-        elif name in REFUSED:
-            why, neutral = REFUSED[name]
-            if value is not None and (type(value) is not type(neutral) or value != neutral):
-                raise ValueError(f"the field {name!r} is not obeyed: {why}")
-        elif (close := _snake(name)) in CLOSE and close not in fields:
-            raise ValueError(f"the field {name!r} is spelled {close!r} here")
-    template = values.get("chat_template_kwargs", {})
-    if not isinstance(template, Mapping):
-        raise ValueError(f"chat_template_kwargs is {template!r:.80}: expected an object of values for the template")
-    if "tools" in values:
-        if not isinstance(values["tools"], list | tuple) or not all(isinstance(x, Mapping) for x in values["tools"]):
-            raise ValueError(f"tools is {values['tools']!r:.80}: expected a list of objects")
-        template = {**template, "tools": list(values["tools"])} if values["tools"] else template
-    if template and "messages" not in values and not encoding.is_chat(values.get("prompt")):
-        name = "tools" if "tools" in values else "chat_template_kwargs"
-        raise ValueError(f"the field {name!r} is for the template of a chat: give messages with it")
+        option = setting_of(name, fields)
+        if option is None or _asks_for_nothing(option, value, fields):
+            continue
+        field = _field_of(option)
+        if field is None:
+            advice = REFUSED[option][0] if option in REFUSED else option_names.advice_for_line(option)
+            raise ValueError(f"the field {name!r} is not obeyed: {advice}. {DATA}")
+        if option != name:
+            raise ValueError(f"the field {name!r} is spelled {option!r} here")
+        if field in values:
+            raise ValueError(f"the fields {names[field]!r} and {name!r} mean the same: give one of them")
+        values[field], names[field] = value, name
+    if fields.get("do_sample") is False:  # as in transformers, whatever the temperature is
+        values["temperature"] = 0.0
     return Settings(
         _whole(values, "max_new_tokens", names, 1, most),
         _whole(values, "n", names, 1, 2**16),
         _whole(values, "seed", names, 0, 2**32 - 1),
         values.get("stop"),
-        dict(template),
+        _template(values),
         {name: _sampling(name, values[name]) for name in OPTIONS if name in values},
         patterns.pattern_of(values),
+        *(_language(values, name, names) for name in LANGUAGES),
     )
+
+
+def setting_of(name: str, fields: Mapping[str, Any]) -> str | None:
+    """Returns the option that a field names, in Python's spelling; None if the field is the caller's own data.
+
+    >>> setting_of("max_tokens", {}), setting_of("lengthPenalty", {}), setting_of("label", {})
+    ('max_tokens', 'length_penalty', None)
+    """
+    if _is_known(name):
+        return name
+    spelled = _snake(name)
+    if _is_known(spelled) and spelled not in fields and ("_" in spelled or spelled in SHORT):
+        return spelled
+    return None
+
+
+def is_own(name: str) -> bool:
+    """Says whether a field is the caller's own data: it does not have the name of an option."""
+    return not _is_known(name)
+
+
+def _is_known(name: str) -> bool:
+    return name in OBEYED or name in OTHER_NAMES or name in REFUSED or name == SAMPLES
+
+
+def _field_of(option: str) -> str | None:
+    """Returns the field as which an option is read; None if it is refused."""
+    if option == SAMPLES:
+        return "n"
+    if option in OBEYED:
+        return option
+    return OTHER_NAMES[option].field or None if option in OTHER_NAMES else None
+
+
+def _asks_for_nothing(option: str, value: Any, fields: Mapping[str, Any]) -> bool:
+    """Says whether a setting leaves everything as it is."""
+    if value is None:
+        return True
+    if option in REFUSED:
+        return any(option_names.is_same(value, neutral) for neutral in REFUSED[option][1])
+    if option in OBEYED or option not in OTHER_NAMES:
+        return False
+    if option_names.is_empty(value):
+        return True
+    # Three options whose meaning depends on other fields.
+    if option == "do_sample":
+        temperature = fields.get("temperature")
+        return value is False or (value is True and isinstance(temperature, int | float) and temperature > 0)
+    if option == "tool_choice" and value == "none":
+        return option_names.is_empty(fields.get("tools"))
+    if option == "add_special_tokens":  # a template writes them itself
+        is_chat = fields.get("messages") is not None or encoding.is_chat(fields.get("prompt"))
+        return value is not is_chat if isinstance(value, bool) else False
+    return option_names.asks_for_nothing(option, value)
+
+
+def _template(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the values for the template of a chat."""
+    template = values.get("chat_template_kwargs", {})
+    if not isinstance(template, Mapping):
+        raise ValueError(f"chat_template_kwargs is {template!r:.80}: expected an object of values for the template")
+    template = dict(template)
+    for name in ("tools", "documents"):
+        if name not in values:
+            continue
+        objects = values[name]
+        if not isinstance(objects, list | tuple) or not all(isinstance(entry, Mapping) for entry in objects):
+            raise ValueError(f"{name} is {objects!r:.80}: expected a list of objects")
+        if objects:
+            template[name] = list(objects)
+    if template and "messages" not in values and not encoding.is_chat(values.get("prompt")):
+        name = next(name for name in TEMPLATE if name in values)
+        raise ValueError(f"the field {name!r} is for the template of a chat: give messages with it. {DATA}")
+    return template
+
+
+def _language(values: Mapping[str, Any], name: str, names: Mapping[str, str]) -> str | None:
+    language = values.get(name)
+    if language is not None and not isinstance(language, str):
+        raise ValueError(f"{names[name]} is {language!r:.80}: expected the name of a language")
+    return language
 
 
 def missing(prepared: Prepared, needs: Mapping[str, Any], bounded: bool) -> dict[str, Any]:
@@ -145,11 +197,13 @@ def missing(prepared: Prepared, needs: Mapping[str, Any], bounded: bool) -> dict
     temperature = options.get("temperature")
     for name, value in needs.items():
         old = options.get(name)
+        if is_neutral(name, value):
+            continue
         if name == "temperature":
             if value and np.ndim(0.0 if temperature is None else temperature) == 0 and not temperature:
                 added[name] = np.zeros(1, np.float32)  # one for each row: a program that draws
         elif name in ("logit_bias", "banned"):
-            if not is_set(options.get("logit_bias")) and not is_set(options.get("banned")):
+            if is_set(value) and not is_set(options.get("logit_bias")) and not is_set(options.get("banned")):
                 added["logit_bias"] = np.zeros(vocab, np.float32)
         elif name == "top_k":
             if old is None or int(old) < value:
@@ -161,9 +215,19 @@ def missing(prepared: Prepared, needs: Mapping[str, Any], bounded: bool) -> dict
             added[name] = value
     both = {**options, **added}
     top_k = both.get("top_k")
-    if is_set(both.get("top_p")) and top_k is not None and not bounded and int(top_k) < vocab:
+    is_bounded = bounded and needs.get("top_k") != ALL
+    if is_set(both.get("top_p")) and top_k is not None and not is_bounded and int(top_k) < vocab:
         added["top_k"] = ALL  # rows without a top_k look for their mass among all tokens
     return added
+
+
+def is_neutral(name: str, value: Any) -> bool:
+    """Says whether an option of sampling has the value that changes nothing, so that no program needs it.
+
+    >>> is_neutral("top_p", 1), is_neutral("top_p", 0.9), is_neutral("temperature", 1.0)
+    (True, False, False)
+    """
+    return name in OPTIONS and OPTIONS[name].neutral is not None and option_names.is_same(value, OPTIONS[name].neutral)
 
 
 def _whole(values: Mapping[str, Any], name: str, names: Mapping[str, str], least: int, limit: int | None) -> int | None:
@@ -184,7 +248,7 @@ def _response_format(fields: Mapping[str, Any]) -> dict[str, Any]:
     {'response_format': {'type': 'object'}}
     """
     form = fields.get("response_format")
-    if form is None:
+    if form is None or option_names.is_empty(form):
         return {}
     form_type = form.get("type") if isinstance(form, Mapping) else None
     if form_type == "text":
@@ -202,16 +266,13 @@ def _response_format(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 def _sampling(name: str, value: Any) -> Any:
     """Reads an option of sampling; JSON has ids as text where they are names of an object."""
+    if name == "top_k" and any(option_names.is_same(value, every) for every in EVERY_TOKEN):
+        return ALL
     if name == "logit_bias" and isinstance(value, Mapping):
         return {int(key) if isinstance(key, str) and key.isdecimal() else key: bias for key, bias in value.items()}
     if name not in ("logit_bias", "banned") and np.ndim(value):
         raise ValueError(f"{name} is {value!r:.80}: expected a number")
     return value
-
-
-def is_own(name: str) -> bool:
-    """Says whether a field is the caller's own: it is neither obeyed nor refused."""
-    return name not in OBEYED and name not in OTHER_NAMES and name not in REFUSED
 
 
 def _snake(name: str) -> str:

@@ -68,6 +68,8 @@ class Source(NamedTuple):
                 if settings.pattern is not None:
                     varying["regex"] = [None]
                 for option, value in settings.sampling.items():
+                    if fields.is_neutral(option, value):
+                        continue
                     if OPTIONS[option].field == "bias":  # any value will do
                         varying[option] = value
                     else:
@@ -157,6 +159,10 @@ class Source(NamedTuple):
         others = {name: row.pop(name) for name in alike & row.keys()}
         if self.field not in row and not (is_default and "messages" in row):
             names = sorted({**row, **others})
+            if not names:
+                raise ValueError(
+                    f"the line is an object without fields: expected {self.field!r} or {fields.CONTENT[1]!r}"
+                )
             raise ValueError(f"the line has no {self.field!r}, but {names}: choose one of these with --field")
         if not is_default:
             row[PROMPT] = row.pop(self.field)

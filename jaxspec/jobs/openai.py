@@ -5,13 +5,24 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from jaxspec.jobs import fields
+
 COMPLETIONS = "/v1/completions"
 URLS = {"/v1/chat/completions": "messages", COMPLETIONS: "prompt"}  # what the body of each has
+# Parameters of OpenAI's and vLLM's requests that no text depends on. They come back among the line's own fields.
+WITHOUT_EFFECT = {
+    *("model", "user", "metadata", "store", "service_tier", "safety_identifier"),
+    *("prompt_cache_key", "prompt_cache_retention", "request_id", "session_id", "priority", "cache_salt"),
+    *("stream_options", "stream_interval", "kv_transfer_params", "ec_transfer_params", "return_mm_kwargs"),
+    *("use_cache", "skip_reading_prefix_cache", "extra_headers", "extra_query", "timeout", "url"),
+}
 FINISH = {"eos": "stop", "stop": "stop", "length": "length"}
 
 
 def fields_of(row: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the fields of a request's body and those beside it.
+
+    All that a body holds is a setting, so an unknown name there is an error. Data of the caller's own stand beside it.
 
     >>> fields_of({"custom_id": "a", "url": "/v1/completions", "body": {"prompt": "one", "max_tokens": 7}})
     {'url': '/v1/completions', 'prompt': 'one', 'max_tokens': 7}
@@ -25,8 +36,27 @@ def fields_of(row: Mapping[str, Any]) -> dict[str, Any]:
         raise ValueError(f"body is {body!r:.80}: expected an object")
     if url is not None and URLS[url] not in body:
         raise ValueError(f"body has no {URLS[url]!r}, but {sorted(body)}: {url} expects it")
+    for name in body:
+        if name not in WITHOUT_EFFECT and fields.setting_of(name, {}) is None:
+            raise ValueError(
+                f"body has {name!r}, which is neither OpenAI's nor an option here: write data of your own beside body"
+            )
     others = {name: value for name, value in row.items() if name not in ("custom_id", "method", "body")}
-    return {**others, **body}
+    return {**others, **body, **_one_prompt(body)}
+
+
+def _one_prompt(body: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the prompt of a body that has it in a list.
+
+    >>> _one_prompt({"prompt": ["Hello"]}), _one_prompt({"prompt": [5, 6]})
+    ({'prompt': 'Hello'}, {})
+    """
+    prompts = body.get("prompt")
+    if not isinstance(prompts, list) or not prompts or not all(isinstance(x, str | list) for x in prompts):
+        return {}
+    if len(prompts) > 1:
+        raise ValueError(f"prompt is a list of {len(prompts)} prompts: expected one; write a request for each")
+    return {"prompt": prompts[0]}
 
 
 def response(rows: Sequence[Mapping[str, Any]], model: str) -> dict[str, Any]:

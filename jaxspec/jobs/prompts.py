@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import functools
 import itertools
 import warnings
@@ -21,6 +22,7 @@ from jaxspec.jobs import fields as job_fields
 from jaxspec.jobs.slots import Row
 from jaxspec.sampling.params import OPTIONS, is_set, pattern_rows, pool_of, sizes_of, values_of
 from jaxspec.structured.patterns import pattern_of
+from jaxspec.vocab import languages
 
 IDS = 2**20  # ids that are compared with later ones
 TOO_LONG = ("error", "truncate", "skip")
@@ -49,6 +51,7 @@ class JobPrompt(NamedTuple):
     fields: Mapping[str, Any] = MappingProxyType({})  # the caller's own fields
     where: str = ""  # the file and the line that it comes from; empty if it comes from elsewhere
     samples: int = 1  # how many texts the prompt gets
+    language: str | None = None  # the language of the prompt, if it is not the model's
 
     @property
     def at(self) -> str:
@@ -132,6 +135,8 @@ class PromptReader:
         # A pattern is tried by itself before its prompt is taken in.
         self._new_pool = functools.partial(pool_of, target, end_ids(target, options.get("eos_ids")))
         self._tried = set[Any]()
+        self._frames = dict[str | None, token_ids.Frame]()  # by the language of prompts
+        self._readers: dict[str | None, Model] = {None: target}  # by the language of prompts
         self._source = enumerate(prompts)
         self._read = deque[JobPrompt]()
         self._exhausted, self._places = False, itertools.count()
@@ -163,9 +168,7 @@ class PromptReader:
 
     def _requests(self, block: list[tuple[int, Any]]) -> Iterator[JobPrompt]:
         requests = [self._described(order, value) for order, value in block]
-        texts = [index for index, (_, content) in enumerate(requests) if isinstance(content, str)]
-        ids = self._target.tokenizer([requests[i][1] for i in texts])["input_ids"] if texts else []
-        encoded = dict(zip(texts, ids, strict=True))
+        encoded = self._encoded(requests)
         for index, (request, content) in enumerate(requests):
             if request.error is None:
                 content_form = "text" if index in encoded else "ids"
@@ -177,6 +180,24 @@ class PromptReader:
             else:
                 for sample in range(request.samples):
                     yield request._replace(row=request.row._replace(sample=sample))
+
+    def _encoded(self, requests: list[tuple[JobPrompt, Any]]) -> dict[int, list[int]]:
+        """Tokenises the contents that are text, those of one language at once; returns their ids by place."""
+        places = collections.defaultdict[str | None, list[int]](list)
+        for index, (request, content) in enumerate(requests):
+            if isinstance(content, str):
+                places[request.language].append(index)
+        encoded = dict[int, list[int]]()
+        for language, indices in places.items():
+            ids = self._reader(language).tokenizer([requests[index][1] for index in indices])["input_ids"]
+            encoded |= zip(indices, ids, strict=True)
+        return encoded
+
+    def _reader(self, language: str | None) -> Model:
+        """Returns the model whose tokenizer reads prompts of a language; None for that of the model as it is."""
+        if language not in self._readers:
+            self._readers[language] = languages.with_languages(self._target, source=language)
+        return self._readers[language]
 
     def _described(self, order: int, value: Any) -> tuple[JobPrompt, Any]:
         """Returns a prompt without its tokens, and its content: text or ids."""
@@ -206,7 +227,7 @@ class PromptReader:
             prompt, messages = (fields.get(name) for name in job_fields.CONTENT)
             if (prompt is None) == (messages is None) and ("prompt" not in fields or messages is not None):
                 raise ValueError(f"the prompt has the fields {sorted(fields)}: expected either prompt or messages")
-            return request, self._content(row.number, prompt, messages, self._template | settings.template)
+            return request, self._content(request, prompt, messages, self._template | settings.template)
         except (ValueError, TypeError) as error:
             return request._replace(error=str(error)), None
 
@@ -222,7 +243,7 @@ class PromptReader:
         """Returns a prompt with its own settings, or the job's."""
         sampling = self._options | settings.sampling
         samples = self._samples if settings.samples is None else settings.samples
-        row = request.row._replace(seed=settings.seed)
+        row = request.row._replace(seed=settings.seed, begin=self._begin(settings))
         if settings.max_new_tokens is not None:
             row = row._replace(max_new_tokens=settings.max_new_tokens)
         temperature = sampling.get("temperature", 0.0)
@@ -247,26 +268,53 @@ class PromptReader:
                 self._new_pool().add(*entry)  # what cannot be is the prompt's own error
                 self._tried.add(entry)
             needs = {**needs, "regex": [None]}
-        return request._replace(row=row, stop=stop, needs=needs, samples=samples)
+        language = settings.source_language
+        if language is not None:
+            self._check_language("source_language", language)
+        return request._replace(row=row, stop=stop, needs=needs, samples=samples, language=language)
 
-    def _content(self, number: int, prompt: Any, messages: Any, template: Mapping[str, Any]) -> Any:
+    def _begin(self, settings: job_fields.Settings) -> tuple[int, ...]:
+        """Returns the ids that a row begins with, if the prompt chooses its language; else none."""
+        language, positions = settings.target_language, self._target.lm.limits.max_positions
+        if language is None:
+            return ()
+        self._check_language("target_language", language)
+        begin = languages.first_tokens(self._target, language)
+        new = self.limits.new if settings.max_new_tokens is None else settings.max_new_tokens
+        if positions is not None and len(begin) + new > positions:
+            raise ValueError(f"max_new_tokens is {new}: expected at most {positions - len(begin)} after {language!r}")
+        return begin
+
+    def _check_language(self, name: str, language: str) -> None:
+        """Raises ValueError for a language that the model does not have, by the name of the field."""
+        try:
+            languages.language_id(self._target, language)
+        except ValueError as error:
+            raise ValueError(f"the field {name!r} is not obeyed: {error}. {job_fields.DATA}") from None
+
+    def _content(self, request: JobPrompt, prompt: Any, messages: Any, template: Mapping[str, Any]) -> Any:
         """Returns text that is to be tokenised, with others, or the ids of a chat; ids as they are."""
+        number = request.row.number
         if messages is None and encoding.is_chat(prompt):
             messages = prompt
         if messages is not None:
             if not encoding.is_chat(messages) or not all(isinstance(message, Mapping) for message in messages):
                 raise ValueError(f"the chat is {messages!r:.80}: expected a list of messages, each with a role")
             try:
-                ids = encoding.chat_ids(self._target, messages, template=template)
+                ids = encoding.chat_ids(self._reader(request.language), messages, template=template)
             except ValueError:
                 raise
             except Exception as error:  # the template is a program, and may end in any way
                 raise ValueError(f"the chat cannot be written ({type(error).__name__}: {error})") from error
             return ids if self._prefix is None else self._prefix.followed_by(ids, "chat", number)[len(self._prefix) :]
+        if prompt is None:
+            raise ValueError("the prompt is null: expected text, a list of token ids or a list of messages")
         if isinstance(prompt, str):
             encoding.check_text(prompt, number)
             if self._target.tokenizer is None:
                 raise ValueError("this model has no tokenizer: give token ids instead of text")
+        elif request.language is not None:
+            raise ValueError(f"source_language is {request.language!r}, and the prompt is ids: give it as text")
         return prompt
 
     def _with_tokens(self, request: JobPrompt, content: Any, content_form: str) -> JobPrompt | None:
@@ -292,7 +340,8 @@ class PromptReader:
                 return None
             # A decoder goes on with the end of its prompt; an encoder's task stands at the beginning.
             keeps_end = self._target.lm.limits.start_token is None
-            cut = self.limits.too_long == "truncate" and self._frame.cut(row, limit, keeps_end=keeps_end, shared=shared)
+            frame = self._frame(request.language)
+            cut = self.limits.too_long == "truncate" and frame.cut(row, limit, keeps_end=keeps_end, shared=shared)
             if not cut:
                 new = request.row.max_new_tokens
                 message = f"the prompt has {len(row)} tokens: expected at most {limit}, with {new} new ones. "
@@ -301,6 +350,8 @@ class PromptReader:
             request, row = request._replace(truncated=len(row) - len(cut)), cut
         return request._replace(row=request.row._replace(tokens=row))
 
-    @functools.cached_property
-    def _frame(self) -> token_ids.Frame:
-        return token_ids.frame_of(self._target.tokenizer)
+    def _frame(self, language: str | None) -> token_ids.Frame:
+        """Returns what the tokenizer puts around a text of a language."""
+        if language not in self._frames:
+            self._frames[language] = token_ids.frame_of(self._reader(language).tokenizer)
+        return self._frames[language]

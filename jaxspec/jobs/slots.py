@@ -27,6 +27,7 @@ from jaxspec.decode.request import Prepared
 from jaxspec.sampling.params import OPTIONS, pattern_rows, pool_of
 from jaxspec.structured.patterns import Pattern
 from jaxspec.structured.tables import TooLarge, values
+from jaxspec.vocab import languages
 
 # What a row without an option has in a program that reads it. Not a number: the row's own temperature.
 NEUTRAL = {entry.field: np.float64("nan" if entry.neutral is None else entry.neutral) for entry in OPTIONS.values()}
@@ -44,6 +45,7 @@ class Row(NamedTuple):
     # Its own values, by field of `SamplingParams`, [1] or [1, vocab]; "draft" is the drafter's temperature.
     sampling: Mapping[str, np.ndarray] | None = None
     pattern: Pattern | None = None  # the text has to match it
+    begin: tuple[int, ...] = ()  # the ids that its text follows in an encoder-decoder's row; empty: the model's own
 
 
 class KeySources(NamedTuple):
@@ -117,6 +119,9 @@ class Slots:
         self.width, self.slots, self.group = width, slots, group
         self._prepared, self._rounds = prepared, rounds
         self._mesh = sharding.mesh_of(prepared.weights)
+        # Rows of a model with languages say how they begin. Other models have one beginning for all rows.
+        first = prepared.target.lm.limits.first_tokens
+        self._begin = max(len(first), 2) if first and languages.languages(prepared.target.tokenizer) else 0
         self._growth = token_rows.headroom(prepared.max_new_tokens, prepared.decoder.nodes)
         self._capacity = self._row_length(width) + self._growth
         self._shapes_for = functools.cache(self._shapes_of)
@@ -152,7 +157,7 @@ class Slots:
         rows = [*rows, *[rows[-1]] * (self.group - len(rows))]
         longest = max(len(row.tokens) for row in rows)
         width = self._width_of(longest)
-        prompt = token_rows.pad([row.tokens for row in rows], width)
+        prompt = self._with_begin(token_rows.pad([row.tokens for row in rows], width), rows)
         impl = jax.random.key_impl(_key(self._prepared))  # a seed's key is of the job's kind
         keys = [None if row.seed is None else jax.random.key(row.seed, impl=impl) for row in rows]
         sources: Any = KeySources(
@@ -213,7 +218,14 @@ class Slots:
 
     def _row_length(self, width: int) -> int:
         """Counts what prefill puts into a row of a prompt of this width."""
-        return len(self._prepared.target.lm.limits.first_tokens) or width
+        return self._begin or len(self._prepared.target.lm.limits.first_tokens) or width
+
+    def _with_begin(self, prompt: Prompt, rows: Sequence[Row]) -> Prompt:
+        """Returns prompts for an encoder, beside the beginnings of their rows if these may differ."""
+        if not self._begin:
+            return prompt
+        first = self._prepared.target.lm.limits.first_tokens
+        return token_rows.pad([row.begin or first for row in rows], self._begin)._replace(encoder=prompt)
 
     def _shapes_at(self, width: int) -> State:
         """The shapes of the state of a group of rows; its tables may have grown since it was asked last."""
@@ -223,6 +235,8 @@ class Slots:
         """The shapes of the state of a group of rows whose prompts have this width."""
         count = jax.ShapeDtypeStruct((self.group,), jnp.int32)
         prompt: Any = Prompt(jax.ShapeDtypeStruct((self.group, width), jnp.int32), count)  # type: ignore[arg-type]
+        if self._begin:
+            prompt = Prompt(jax.ShapeDtypeStruct((self.group, self._begin), jnp.int32), count, prompt)  # type: ignore[arg-type]
         before = self._before(self._prepared.widths(1)[1])
         start = functools.partial(_start, **self._common, before=before, size=self._size_at(width))
         key = jax.ShapeDtypeStruct((self.group, *self._key.shape), self._key.dtype)

@@ -48,6 +48,20 @@ def with_languages(model: Model, source: str | None = None, target: str | None =
     return model._replace(lm=lm, tokenizer=tokenizer, config=config)
 
 
+def first_tokens(model: Model, target: str) -> tuple[int, ...]:
+    """Returns the ids that a row begins with when a model writes a language, as `with_languages` would have it.
+
+    Raises:
+        ValueError: the model has no such language, or is decoder-only.
+    """
+    token, limits = language_id(model, target), model.lm.limits
+    if limits.start_token is None:
+        raise ValueError(f"{_name(model)} is decoder-only, and its rows begin with the prompt: leave {target!r} out")
+    if limits.start_token in languages(model.tokenizer).values():
+        return (token, *limits.begin)
+    return (limits.start_token, token)
+
+
 def language_id(model: Model, name: str) -> int:
     """Returns the token of a language.
 

@@ -46,24 +46,22 @@ OPTIONS = (
     *("dtype", "compute", "mesh", "revision", "chat_template", "adapter"),
     *("source_language", "target_language"),
 )
-THEIR_NAMES = {  # of transformers' from_pretrained: ours
-    "device_map": 'mesh, such as mesh="model=8", of so many devices; by default the model lies on the first one',
-    "load_in_4bit": 'dtype="int4"',
-    "load_in_8bit": 'dtype="int8"',
-    "model_name": "source, the first argument",
-    "pretrained_model_name_or_path": "source, the first argument",
-    "torch_dtype": 'dtype: "float32", "bfloat16", "int8" or "int4"',
-    "tp_plan": 'mesh, such as mesh="model=8"',
-}
-NOT_HERE = {
+OTHER_NAMES = {  # arguments of transformers' from_pretrained: what to do instead
     "attn_implementation": "attention is that of jaxspec.nets",
     "cache_dir": "huggingface_hub has its cache where HF_HOME says",
+    "device_map": 'it is called mesh, such as mesh="model=8", of so many devices; by default the first one',
     "gguf_file": "give the path of the GGUF file itself as source",
+    "load_in_4bit": 'it is called dtype="int4"',
+    "load_in_8bit": 'it is called dtype="int8"',
     "local_files_only": "set HF_HUB_OFFLINE=1",
     "low_cpu_mem_usage": "weights are always read one after the other",
+    "model_name": "it is called source, the first argument",
+    "pretrained_model_name_or_path": "it is called source, the first argument",
     "quantization_config": 'give dtype="int8" or dtype="int4"',
     "subfolder": "give the path of the folder itself as source",
     "token": "set HF_TOKEN, or log in with huggingface_hub",
+    "torch_dtype": 'it is called dtype: "float32", "bfloat16", "int8" or "int4"',
+    "tp_plan": 'it is called mesh, such as mesh="model=8"',
     "trust_remote_code": "code that a model brings is never run",
 }
 SLOW_FROM = 100_000_000  # parameters; smaller models fit caches
@@ -132,7 +130,7 @@ def load(
     Traceback (most recent call last):
     ValueError: dtype is 'float8': expected one of float32, bfloat16, int8, int4
     """
-    check_names(others, OPTIONS, THEIR_NAMES, NOT_HERE)
+    check_names(others, OPTIONS, OTHER_NAMES)
     dtype, computed = dtype_names(dtype, compute)
     if mesh is not None:
         mesh = sharding.mesh(mesh)

@@ -78,6 +78,7 @@ def test_folders_mean_their_sound_files_in_order(tmp_path):
         ('{"audio": "a.wav", "task": "translate"}', "'task' is not obeyed: it holds for all sounds"),
         ('{"audio": "a.wav", "score": 1e999}', "the field 'score' cannot be written"),
         ('{"audio": "a.wav", "top_k": 5}', "'top_k' is not obeyed"),
+        ('{"audio": "a.wav", "num_beams": 5}', "'num_beams' is not obeyed"),
         ('{"audio": "a.wav"', "is no JSON"),
     ],
 )
@@ -90,8 +91,10 @@ def test_lines_name_sounds_or_are_refused(line, wrong, tmp_path):
     first, second = files.find([listed])
     assert first == files.Listed(tmp_path / "b.wav", fields={"speaker": "x"})
     assert second == files.Listed(Path("/c.wav"), id=3)
-    listed.write_text('{"audio": "b.wav", "id": null, "language": null, "task": null, "speaker": null}\n')
-    assert files.find([listed]) == [files.Listed(tmp_path / "b.wav", fields={"speaker": None})]
+    listed.write_text(
+        '{"audio": "b.wav", "id": null, "language": null, "task": null, "speaker": null, "num_beams": 1}\n'
+    )
+    assert files.find([listed]) == [files.Listed(tmp_path / "b.wav", fields={"speaker": None, "num_beams": 1})]
     listed.write_text("\n")
     with pytest.raises(ValueError, match="has no sounds"):
         files.find([listed])

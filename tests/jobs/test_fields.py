@@ -10,6 +10,7 @@ import pytest
 
 import jaxspec
 from jaxspec.core import Model
+from jaxspec.decode.option_names import OTHER_NAMES
 from jaxspec.jobs import fields, many, slots
 from jaxspec.sampling.params import OPTIONS
 from jaxspec.testing import word_tokenizer
@@ -149,16 +150,31 @@ def test_a_chat_has_template_values_of_its_own(monkeypatch):
 
 def test_every_option_of_sampling_is_a_field():
     assert set(OPTIONS) <= set(fields.OBEYED)
-    assert not {*fields.OBEYED, *fields.OTHER_NAMES} & fields.REFUSED.keys()
+    assert not {*fields.OBEYED, *OTHER_NAMES} & fields.REFUSED.keys()
 
 
-@pytest.mark.parametrize("name", sorted(fields.REFUSED))
-def test_a_refused_field_is_named_unless_it_asks_for_nothing(name):
-    with pytest.raises(ValueError, match=f"the field '{name}' is not obeyed"):
-        fields.read({"prompt": "a", name: "something"})
+def test_a_refused_field_is_named_unless_it_asks_for_nothing():
     nothing = fields.read({"prompt": "a"})
-    assert fields.read({"prompt": "a", name: None}) == nothing
-    assert fields.read({"prompt": "a", name: fields.REFUSED[name][1]}) == nothing
+    for name, (_, neutral) in fields.REFUSED.items():
+        with pytest.raises(ValueError, match=f"the field '{name}' is not obeyed: .* put it into the field metadata"):
+            fields.read({"prompt": "a", name: "something"})
+        for value in (None, *neutral):
+            assert fields.read({"prompt": "a", name: value}) == nothing
+
+
+def test_neutral_values_need_no_program_of_their_own_and_take_back_the_jobs():
+    """A client's dump of defaults compiles nothing; top_k of 0 or -1 keeps every token, even if the job keeps two."""
+    dump = {"top_p": 1.0, "top_k": -1, "min_p": 0, "presence_penalty": 0.0, "repetition_penalty": 1, "banned": []}
+    plain = [{"prompt": prompt, "max_new_tokens": 6} for prompt in PROMPTS[:4]]
+    options = dict(slots=4, max_new_tokens=6, in_order=True, key=KEY, temperature=0.8, eos_ids=())
+    rows = list(jaxspec.generate_many(LARGE_TARGET, plain, **options))
+    programs = slots.prefill.num_programs(), slots.run_rounds.num_programs(), slots.insert.num_programs()
+    dumped = list(jaxspec.generate_many(LARGE_TARGET, [prompt | dump for prompt in plain], **options))
+    assert [row.tokens for row in dumped] == [row.tokens for row in rows]
+    assert (slots.prefill.num_programs(), slots.run_rounds.num_programs(), slots.insert.num_programs()) == programs
+    narrow = list(jaxspec.generate_many(LARGE_TARGET, plain, top_k=2, **options))
+    wide = list(jaxspec.generate_many(LARGE_TARGET, [prompt | {"top_k": 0} for prompt in plain], top_k=2, **options))
+    assert [row.tokens for row in wide] == [row.tokens for row in rows] != [row.tokens for row in narrow]
 
 
 @pytest.mark.parametrize(

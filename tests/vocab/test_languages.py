@@ -11,8 +11,11 @@ import pytest
 from transformers import MBartTokenizer, NllbTokenizer
 
 import jaxspec
-from jaxspec.core import Model, Prompt, Room
+from jaxspec.core import Model, Prompt, Room, token_rows
+from jaxspec.jobs.prompts import PromptReader, RowLimits
 from jaxspec.nets import t5
+from jaxspec.testing import table_model
+from jaxspec.vocab import languages
 from jaxspec.vocab.languages import language_id
 from tests.small import random_params, tiny_t5
 
@@ -46,15 +49,15 @@ def test_a_language_that_starts_rows_is_replaced():
 
 
 @pytest.mark.parametrize(
-    ("languages", "words"),
+    ("named", "words"),
     [
         ({"target": "deu"}, "the language is 'deu': expected one of the tokenizer's 202, such as deu_Latn"),
         ({"source": "english"}, "the language is 'english'"),
     ],
 )
-def test_an_unknown_language_is_refused_beside_those_that_are_spelled_nearly_so(languages, words):
+def test_an_unknown_language_is_refused_beside_those_that_are_spelled_nearly_so(named, words):
     with pytest.raises(ValueError, match=words):
-        jaxspec.with_languages(model_of(), **languages)
+        jaxspec.with_languages(model_of(), **named)
 
 
 def test_a_model_without_languages_is_refused():
@@ -108,6 +111,41 @@ def bpe(words):
     merges = [("a", "b")] if "ab" in words else []
     raw = Tokenizer(models.BPE({word: index for index, word in enumerate(words)}, merges, unk_token="<unk>"))
     return PreTrainedTokenizerFast(tokenizer_object=raw, eos_token="</s>", unk_token="<unk>")
+
+
+def test_lines_of_a_job_choose_their_languages():
+    """Each text is that of a model with these languages; a line without them keeps the job's."""
+    model = model_of()
+    lines = [
+        {"prompt": "ab"},
+        {"prompt": "ab", "target_language": "deu_Latn"},
+        {"prompt": "ab", "source_language": "fra_Latn", "tgt_lang": "ron_Latn"},
+        {"prompt": "ab", "target_language": "deu"},
+        {"prompt": [5, 6], "source_language": "fra_Latn"},
+    ]
+    options = {"max_new_tokens": 6, "eos_ids": ()}
+    rows = list(jaxspec.generate_many(model, lines, slots=3, in_order=True, on_error="yield", **options))
+    french = jaxspec.with_languages(model, source="fra_Latn")
+    source = token_rows.pad([m.tokenizer("ab")["input_ids"] for m in (model, model, french)])
+    begins = [[2], [2, language_id(model, "deu_Latn")], [2, language_id(model, "ron_Latn")]]
+    out = jaxspec.generate(model, token_rows.pad(begins, 2)._replace(encoder=source), **options)
+    assert [row.tokens for row in rows[:3]] == out.tokens.tolist()
+    assert len({tuple(row.tokens) for row in rows[:3]}) == 3
+    assert "the field 'target_language' is not obeyed: the language is 'deu': expected one of" in rows[3].error
+    assert "source_language is 'fra_Latn', and the prompt is ids" in rows[4].error
+
+
+def test_a_language_is_refused_where_the_model_has_none():
+    plain = model_of()._replace(tokenizer=None)
+    lines = [{"prompt": [5], "target_language": "de"}, {"prompt": [5], "src_lang": "de"}]
+    for request in PromptReader(plain, lines, RowLimits(None, None, 1, "error"), 2).peek(2):
+        assert "has no languages in its tokenizer: leave 'de' out" in request.error
+    with pytest.raises(ValueError, match="is decoder-only, and its rows begin with the prompt"):
+        languages.first_tokens(model_of()._replace(lm=table_model(jax.random.key(0), 256).lm), "deu_Latn")
+    (start,) = languages.first_tokens(
+        model_of(dataclasses.replace(CONFIG, start_token=language_id(model_of(), "eng_Latn"))), "deu_Latn"
+    )
+    assert start == language_id(model_of(), "deu_Latn")
 
 
 @pytest.mark.slow
