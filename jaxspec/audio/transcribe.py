@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numbers
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Unpack
 
@@ -173,7 +173,7 @@ def iterate(
     recordings: Iterable[Recording],
     batch_size: int,
     shared: Transcribing,
-    options: dict[str, Any],
+    options: Mapping[str, Any],
     advance: Callable[[float], Any] = lambda seconds: None,
 ) -> Iterator[tuple[int, Transcript | Exception]]:
     """Yields the number of each sound and its transcript, as soon as it is done, while further ones are read.
@@ -191,9 +191,10 @@ def iterate(
     config, speech, language, task = checked(target, shared)
     (end, *_) = token_ids.ends(target) or (config.vocab_size,)
     processor = rules.text_rules(speech, end, shared.timestamps)
-    extra = options.pop("logits_processors", ())
+    shared_options = {name: value for name, value in options.items() if name not in ("logits_processors", "key")}
+    extra = options.get("logits_processors", ())
     extra = extra if isinstance(extra, list | tuple) else (extra,)
-    key = options.pop("key", None)
+    key = options.get("key")
     # Ids that a tokenizer lacks are taken for padding of the vocabulary, and older tokenizers lack the timestamps.
     has_all_ids = target.tokenizer is None or token_ids.size(target.tokenizer) >= target.lm.vocab_size
     writer = target if has_all_ids else target._replace(tokenizer=None)
@@ -221,7 +222,7 @@ def iterate(
             eos_ids=end if end < config.vocab_size else (),
             logits_processors=(processor, *extra),
             key=key if key is None else _keys(key, rows),
-            **options,
+            **shared_options,
         )
         for row, length, tokens, rounds in zip(
             active, generation.lengths, generation.tokens, generation.stats.rounds, strict=False

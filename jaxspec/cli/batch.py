@@ -32,19 +32,23 @@ from jaxspec.files import digests
 from jaxspec.jobs import Completion, Progress, generate_many, openai
 from jaxspec.jobs.chunks import Chunks
 from jaxspec.jobs.files import PROMPT, InputShard, Output, Source, Survey, check_paths, digests_of, manifest_of
+from jaxspec.jobs.many import WidePrompt
 from jaxspec.jobs.prompts import Line, PromptReader, limits_of
 from jaxspec.jobs.slots import Row, Slots
 
-DESCRIBED = (  # options that a job's results depend on
-    *("gamma", "policy", "rule", "max_new_tokens", "max_prompt_tokens", "too_long", "stop", "seed"),
-    *("dtype", "draft_dtype", "tokens", "log_probs", "top_log_probs", "num_samples", "openai"),
+# Options of `BatchSettings` that a job may go on with in another way: its results do not depend on them. A manifest has
+# every other option. A new one is therefore a part of the job, unless it is named here.
+INDEPENDENT = ("output", "slots", "mesh")
+DESCRIBED_APART = (  # options that a manifest has under other names, or as digests of their files
+    *("target", "draft", "adapter", "chat_template", "prefix"),
+    *("input", "field", "chat", "shard", "num_shards", "chunk"),
 )
 ROWS_FAILED = 3  # exit code: some prompts have errors
 GO_ON = "give the same command with --resume to go on; the rows that are done are kept"
 
 
 class BatchSettings(NamedTuple):
-    """The options of `batch` that a job's results depend on, but for those of sampling."""
+    """The options of `batch` that describe a job, but for those of sampling; `INDEPENDENT` names exceptions."""
 
     input: Annotated[list[Path], text("FILE", "Prompts, one a line, or .jsonl; also .gz; repeatable.")]
     output: Annotated[Path, text("FOLDER", "Where the results are written.")]
@@ -217,9 +221,10 @@ def _description(
         models["adapter"] = [pair.adapter, digests_of(loading.find_adapter(pair.adapter))]
     if pair.draft is not None:
         models["draft"] = [pair.draft, drafter_names.digests_of(pair.draft)]
-    options_of_job = {name: value for name, value in options.flat(settings).items() if name in DESCRIBED}
+    left_out = (*INDEPENDENT, *DESCRIBED_APART)
+    options_of_job = {name: value for name, value in options.flat(settings).items() if name not in left_out}
     template = None if pair.chat_template is None else digests.of_file(Path(pair.chat_template))
-    return models, options_of_job | sampling | pair.languages._asdict() | {"prefix": shared, "chat_template": template}
+    return models, options_of_job | sampling | {"prefix": shared, "chat_template": template}
 
 
 def _decode(
@@ -331,7 +336,7 @@ class _Bar:
     def __enter__(self) -> _Bar:
         self._warnings.__enter__()
         warnings.simplefilter("always")
-        warnings.showwarning = lambda message, *_, **__: self._warn(str(message))
+        warnings.showwarning = lambda message, *_, **__: self._warn(message)
         self._bar.start()
         self._task = self._bar.add_task("starting", total=self._total, completed=self._chunks.num_done)
         return self
@@ -341,10 +346,10 @@ class _Bar:
         self._bar.stop()
         self._warnings.__exit__(None, None, None)
 
-    def _warn(self, message: str) -> None:
-        """Prints a warning of the library's, with the option for its argument."""
-        spelt = message.replace("max_prompt_tokens", "--max-prompt-tokens")
-        self._bar.console.print(Text(spelt, "yellow"), soft_wrap=True)
+    def _warn(self, warning: Any) -> None:
+        """Prints a warning of the library's, with the option of the command where it names one."""
+        text = warning.advise("--max-prompt-tokens") if isinstance(warning, WidePrompt) else str(warning)
+        self._bar.console.print(Text(text, "yellow"), soft_wrap=True)
 
     def update(self, progress: Progress) -> None:
         """Shows how far the job is."""

@@ -8,6 +8,7 @@ import io
 import logging
 import os
 import sys
+import warnings
 from collections.abc import Mapping
 from typing import Annotated, Any
 
@@ -178,7 +179,9 @@ def _message(error: Exception, command: Any) -> str:
     """Writes an error; one that begins with the name of an argument of the library begins with the option's."""
     flags = {p.name: next((flag for flag in p.opts if flag.startswith("--")), p.name) for p in command.params}
     flags |= {"banned": "--ban"} if "ban" in flags else {}
-    text = console.message(error).replace("give overwrite to replace", "give --overwrite to replace")
+    from jaxspec.files import folders  # here, since it imports NumPy, which --help does without
+
+    text = console.message(error).replace(folders.REPLACING, folders.REPLACING.replace("overwrite", "--overwrite"))
     argument, _, fault = text.partition(" ")
     return f"{flags[argument]} {fault}" if argument in flags and fault.startswith(("is ", "are ", "has ")) else text
 
@@ -194,4 +197,11 @@ def prepare(environment: Mapping[str, str]) -> None:
 
     absl.set_verbosity(absl.FATAL)  # of checkpoints that are written and read: what fails is raised, too
     logging.getLogger("asyncio").setLevel(logging.CRITICAL)  # whose loop Ctrl-C leaves unfinished
-    programs.keep(environment)
+    warnings.formatwarning = _warning
+    if why := programs.keep(environment):
+        console.say(Console(stderr=True, highlight=False), why, "yellow")
+
+
+def _warning(message: Any, *_: Any, **__: Any) -> str:
+    """Writes a warning, of any library, as one line without the source that gave it."""
+    return f"warning: {message}\n"

@@ -5,6 +5,7 @@ Programs are kept for the decoders and models that were used last; older ones ar
 
 from __future__ import annotations
 
+import errno
 import functools
 import inspect
 import os
@@ -152,20 +153,34 @@ def folder(environment: Mapping[str, str] = os.environ) -> Path:
     return (Path(home) if home else Path.home() / ".cache") / "jaxspec" / "programs"
 
 
-def keep(environment: Mapping[str, str] = os.environ, config: Any = jax.config) -> None:
+def keep(environment: Mapping[str, str] = os.environ, config: Any = jax.config) -> str:
     """Stores programs that take more than a tenth of a second to compile, so that the next process need not.
 
     It turns on jax's persistent compilation cache, in `folder`. The command line and the notebooks call it. A place
     that has been chosen is kept (`JAX_COMPILATION_CACHE_DIR`, or jax's option of that name), and
-    `JAX_ENABLE_COMPILATION_CACHE=false` turns the cache off.
+    `JAX_ENABLE_COMPILATION_CACHE=false` turns the cache off. Nothing is stored where the folder cannot be written.
 
     Args:
         environment: variables.
         config: jax's configuration.
 
+    Returns:
+        Why nothing is stored; empty if the cache is on, or is the caller's own.
+
     Example:
         >>> keep({"JAX_COMPILATION_CACHE_DIR": "/there"})  # chosen already: nothing changes
+        ''
     """
-    if "JAX_COMPILATION_CACHE_DIR" not in environment and not config.jax_compilation_cache_dir:
-        config.update("jax_compilation_cache_dir", str(folder(environment)))
-        config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
+    if "JAX_COMPILATION_CACHE_DIR" in environment or config.jax_compilation_cache_dir:
+        return ""
+    try:
+        place = folder(environment)
+        place.mkdir(parents=True, exist_ok=True)
+        if not os.access(place, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(place))
+    except (OSError, RuntimeError) as error:  # RuntimeError: the user has no home
+        reason = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) else str(error)
+        return f"compiled programs are not stored for the next call ({reason}): set XDG_CACHE_HOME to a folder"
+    config.update("jax_compilation_cache_dir", str(place))
+    config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
+    return ""

@@ -47,7 +47,7 @@ from jaxspec.structured.processor import RowState, after
 
 def beam_search(
     target: core.Model,
-    prompts: Prompts | None = None,
+    prompts: Prompts,
     *,
     beams: int = 4,
     drafter: core.Model | None = None,

@@ -21,7 +21,7 @@ from jaxspec.sampling import SamplingOptions
 
 def generate(
     target: core.Model,
-    prompts: Prompts | None = None,  # required; without them what was given in their place is named
+    prompts: Prompts,
     *,
     drafter: core.Model | core.Drafter | core.BoundDrafter | None = None,
     gamma: int = 5,
@@ -193,9 +193,7 @@ def prefix(
     return SharedPrefix(tokens, target, bound, caches)
 
 
-def stream(
-    target: core.Model, prompt: Prompts | None = None, *, stop: Sequence[str] = (), **options: Any
-) -> Iterator[Piece]:
+def stream(target: core.Model, prompt: Prompts, *, stop: Sequence[str] = (), **options: Any) -> Iterator[Piece]:
     """Generates from one prompt and yields text as rounds finish; the arguments are `generate`'s.
 
     The pieces' texts joined are the text that `generate` returns. No character or word is cut in half: a word is

@@ -75,7 +75,7 @@ def check_fits(prepared: Prepared) -> None:
     logits = 4 * (nodes + 1) * p.target.lm.vocab_size * batch
     limit = int(np.max(options["max_new_tokens"]))
     purpose, lower = f"max_new_tokens={limit} for {batch} prompts", "max_new_tokens"
-    if nodes >= max(size, inputs.LONG):
+    if nodes >= inputs.LONG:
         purpose, lower = f"gamma={options['gamma']!r} for {batch} prompts", "gamma"
     elif options["num_samples"] > 1 and size <= inputs.LONG:
         purpose, lower = f"num_samples={options['num_samples']}", "num_samples"

@@ -113,7 +113,7 @@ class Prepared(NamedTuple):
 
 def prepare(
     target: core.Model,
-    prompts: Prompts | None = None,
+    prompts: Prompts,
     *,
     drafter: core.Model | core.Drafter | core.BoundDrafter | None = None,
     gamma: int = 5,
@@ -158,6 +158,8 @@ def _prepared(target: core.Model, prompt: core.Prompt, options: Mapping[str, Any
     batch = prompt.tokens.shape[0] * samples
     _check_rows(target, samples, batch)
     limit = _limits(o.max_new_tokens, batch)
+    size = token_rows.bucket(int(limit.max()))
+    gamma = min(gamma, max(1, size - 1))  # a row can use no more, and each draft token makes programs larger
     # 6. Values of each row.
     ends = end_ids(target, o.eos_ids)
     sampler, params, draft_params = sampling_of(target, batch, sampling, limit, ends)
@@ -187,7 +189,6 @@ def _prepared(target: core.Model, prompt: core.Prompt, options: Mapping[str, Any
     if (mesh := sharding.mesh_of(weights)) is not None:
         weights = sharding.place(weights, None, mesh)
         prompt, request = sharding.place(prompt, batch // samples, mesh), sharding.place(request, batch, mesh)
-    size = token_rows.bucket(int(limit.max()))
     return Prepared(target, bound, decoder, sampler, weights, prompt, request, size, options, before)
 
 

@@ -31,6 +31,7 @@ LOCK = ".lock"
 FULL = (errno.ENOSPC, errno.EDQUOT)
 STALE = 24 * 3600  # seconds after which an unfinished folder is a killed process's, where none can be locked
 YOUNG = 1.0  # seconds: between making a folder and locking it
+REPLACING = "give overwrite to replace it"  # the advice; a command gives its own option instead
 LISTED = 8  # of many similar complaints, as many are printed
 
 
@@ -214,7 +215,7 @@ def occupied(folder: Path, kind: str, overwrite: bool, marker: str = MANIFEST) -
     if not folder.exists():
         return ""
     if not overwrite:
-        return f"{folder} exists: give overwrite to replace it, or choose another name"
+        return f"{folder} exists: {REPLACING}, or choose another name"
     if not (folder / marker).is_file():
         return f"{folder} is no {kind} (it has no {marker}): it will not be overwritten"
     return ""

@@ -352,15 +352,32 @@ class _Job:
         self._progress = self._progress.plus(vars(completion) | {"new_tokens": len(completion.tokens)})
 
 
-def _note(widest: JobPrompt, slots: Slots, usual: int, is_long: bool) -> str:
-    """Says which prompt makes wide slots, what they take, and which option bounds them."""
+class WidePrompt(UserWarning):
+    """Says which prompt makes wide slots, and what they take.
+
+    Attributes:
+        fact: the sentences about the prompt and its slots, without advice.
+    """
+
+    def __init__(self, fact: str):
+        super().__init__(fact)
+        self.fact = fact
+
+    def advise(self, option: str) -> str:
+        """Returns the whole message, with the name of the option that bounds the width of slots."""
+        return f"{self.fact} {option} bounds how long a prompt may be"
+
+    def __str__(self) -> str:
+        return self.advise("max_prompt_tokens")
+
+
+def _note(widest: JobPrompt, slots: Slots, usual: int, is_long: bool) -> WidePrompt:
+    """Makes the warning about a prompt that is wider than most."""
     name, size = widest.where or f"prompt {widest.id}", filesize.decimal(slots.needed)
     count = f"{slots.slots} slot{'s' * (slots.slots != 1)}"
     memory = f"It gets {count} of its own, of {size}" if is_long else f"All {count} are made as wide, and take {size}"
-    return (
-        f"{name} has {len(widest.row.tokens):,} tokens, and most prompts have at most {usual:,}. {memory} of memory. "
-        "max_prompt_tokens bounds how long a prompt may be"
-    )
+    tokens = len(widest.row.tokens)
+    return WidePrompt(f"{name} has {tokens:,} tokens, and most prompts have at most {usual:,}. {memory} of memory.")
 
 
 def _wait_for(array: Any) -> None:

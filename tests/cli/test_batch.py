@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import typing
 from pathlib import Path
 
 import numpy as np
@@ -18,12 +19,18 @@ import jaxspec
 from jaxspec import files
 from jaxspec import progress as bars
 from jaxspec.analysis import cost
+from jaxspec.cli import batch as batch_module
+from jaxspec.cli import main, options
+from jaxspec.cli.batch import BatchSettings
 from jaxspec.cli.main import app
+from jaxspec.cli.pair import Pair
 from jaxspec.cli.prompts import heldout
 from jaxspec.cli.signals import INTERRUPTED, TERMINATED
 from jaxspec.files import folders
 from jaxspec.jobs import chunks as job_chunks
-from jaxspec.jobs.files import InputShard, Output, Source
+from jaxspec.jobs.files import InputShard, Output, Source, manifest_of
+from jaxspec.jobs.many import WidePrompt
+from jaxspec.sampling.params import OPTIONS as SAMPLING
 from jaxspec.weights import loading as model_loading
 
 PROMPTS = heldout("translation", 7)
@@ -101,6 +108,45 @@ def test_another_job_is_not_gone_on_with(batch, change):
     result = batch("--tokens", "--resume", *change)
     assert result.exit_code == 2
     assert "is of another job" in result.stderr
+
+
+def test_an_option_that_nobody_has_thought_of_is_a_part_of_the_job(tmp_path):
+    """A manifest has every option but those of a short list, so that a new one cannot be forgotten."""
+    fields = BatchSettings._field_defaults | {"input": [], "output": tmp_path, "fancy": 1}
+    newer = typing.NamedTuple("newer", [(name, object) for name in fields])
+    pair, output = Pair(target="random:gpt-6m", draft=None), Output(tmp_path, InputShard(), 4)
+
+    def manifest(**changed):
+        described = batch_module._description(newer(**fields | changed), pair, None, {})
+        return manifest_of(Source([]), output, *described)
+
+    output.begin(manifest())
+    output.begin(manifest(slots=3))
+    with pytest.raises(ValueError, match=r"is of another job \(options: fancy is 1 there and 2 here\)"):
+        output.begin(manifest(fancy=2))
+    older = json.loads(output.manifest.read_text())
+    del older["options"]["fancy"]  # as a version without the option has written it
+    output.manifest.write_text(json.dumps(older))
+    with pytest.raises(ValueError, match=r"options: fancy is None there and 1 here\): resume with what it began with"):
+        output.begin(manifest())
+
+
+def test_every_option_of_the_command_is_a_part_of_the_job_or_known_not_to_be():
+    """Those of sampling are all described. Three are of one call and not of the job."""
+    described = {*options.flat(BatchSettings([], Path())), *SAMPLING, *options.PATTERNS}
+    assert {param.name for param in main.command("batch").params} - described == {"resume", "max_errors", "as_json"}
+    named = {*batch_module.INDEPENDENT, *batch_module.DESCRIBED_APART}
+    assert named < {*options.flat(BatchSettings([], Path()))}
+
+
+def test_a_wide_prompts_warning_names_the_option():
+    warning = WidePrompt("p0 has 9 tokens.")
+    assert str(warning) == "p0 has 9 tokens. max_prompt_tokens bounds how long a prompt may be"
+    bar = batch_module._Bar(1, None)
+    with bar._bar.console.capture() as shown:
+        bar._warn(warning)
+        bar._warn(UserWarning("other"))
+    assert shown.get() == "p0 has 9 tokens. --max-prompt-tokens bounds how long a prompt may be\nother\n"
 
 
 def test_an_adapter_is_a_part_of_the_job(batch, zoo, loading, tmp_path, monkeypatch):

@@ -142,8 +142,26 @@ def test_programs_are_stored_in_the_users_cache_folder(monkeypatch, tmp_path):
     ("chosen", "env", "ours"),
     [(None, {}, True), (None, {"JAX_COMPILATION_CACHE_DIR": "/there"}, False), ("/there", {}, False)],
 )
-def test_the_users_choice_of_a_cache_is_kept(chosen, env, ours):
+def test_the_users_choice_of_a_cache_is_kept(chosen, env, ours, tmp_path):
     updates = {}
     config = types.SimpleNamespace(jax_compilation_cache_dir=chosen, update=updates.__setitem__)
-    programs.keep({"XDG_CACHE_HOME": "/x", **env}, config)
-    assert updates.get("jax_compilation_cache_dir") == ("/x/jaxspec/programs" if ours else None)
+    assert programs.keep({"XDG_CACHE_HOME": str(tmp_path), **env}, config) == ""
+    expected = str(tmp_path / "jaxspec" / "programs") if ours else None
+    assert updates.get("jax_compilation_cache_dir") == expected
+
+
+def test_programs_are_not_stored_where_nothing_can_be_written(monkeypatch, tmp_path):
+    """jax would warn of each program, with its own source."""
+    updates = {}
+    config = types.SimpleNamespace(jax_compilation_cache_dir=None, update=updates.__setitem__)
+    (tmp_path / "file").touch()
+    for home in (tmp_path / "file", tmp_path / "file" / "inside"):
+        why = programs.keep({"XDG_CACHE_HOME": str(home)}, config)
+        assert why.startswith(f"compiled programs are not stored for the next call ({home}")
+    monkeypatch.setattr(programs.os, "access", lambda *_: False)
+    assert "Permission denied): set XDG_CACHE_HOME to a folder" in programs.keep(
+        {"XDG_CACHE_HOME": str(tmp_path)}, config
+    )
+    monkeypatch.setattr(programs.Path, "home", lambda: (_ for _ in ()).throw(RuntimeError("there is no home")))
+    assert "(there is no home)" in programs.keep({}, config)
+    assert updates == {}

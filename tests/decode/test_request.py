@@ -279,7 +279,7 @@ TOLD = [  # what people pass, and what they are told
     (dict(max_new_tokens=10**9), "max_new_tokens is 1000000000: expected at least 1, and fewer than 536870912"),
     (dict(max_new_tokens=10**12), r"max_new_tokens is 1000000000000: expected a number below 2\*\*31"),
     (dict(max_new_tokens=5 * 10**8, prompts=["the"] * 64), "max_new_tokens=500000000 for 64 prompts take .*B of mem"),
-    (dict(gamma=2 * 10**9), "gamma=2000000000 for 1 prompts take .*B of memory .*: lower gamma"),
+    (dict(gamma=2 * 10**9, max_new_tokens=2**28), "gamma=2000000000 for 1 prompts take .*B .*: lower gamma"),
     (dict(gamma=10**12), "gamma is 1000000000000: expected a number from 0 to 2147483647"),
     (dict(stop=5), "stop is 5: expected a string, or a list of strings"),
     (dict(stop=[5]), r"stop is \[5\]: expected a string, or a list of strings"),
@@ -341,9 +341,19 @@ def test_a_call_without_prompts_names_what_was_given_in_their_place():
     encoded = tokenizer()(["the cat"])
     for call in (jaxspec.generate, jaxspec.prepare, jaxspec.beam_search, lambda *a, **k: list(jaxspec.stream(*a, **k))):
         with pytest.raises(TypeError, match="no option 'input_ids': it is called prompts, the second argument"):
-            call(TARGET, **encoded)
-        with pytest.raises(TypeError, match="there are no prompts: give text"):
+            call(TARGET, "the cat", **encoded)
+        with pytest.raises(TypeError, match="missing 1 required positional argument: 'prompt"):
             call(TARGET, max_new_tokens=3)
+
+
+def test_a_gamma_that_no_row_can_use_is_cut():
+    """A program of 9,999 draft tokens would be compiled for minutes. Smaller ones stay as they are."""
+    prepared = jaxspec.prepare(TARGET, "the cat", drafter=DRAFT, gamma=9999, max_new_tokens=6)
+    assert prepared.decoder.gamma == 15
+    assert prepared.replace(max_new_tokens=40).decoder.gamma == 47
+    assert prepared.replace(gamma=7).decoder.gamma == 7
+    assert prepared.replace(gamma=15).decoder == prepared.decoder  # the same program
+    assert jaxspec.prepare(TARGET, "the cat", drafter=DRAFT, gamma=5, max_new_tokens=1).decoder.gamma == 5
 
 
 def test_a_target_that_is_no_model_is_told_what_it_is():
