@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import json
 import re
 import signal
@@ -11,8 +12,9 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
+import typer
 from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
@@ -20,18 +22,43 @@ from rich.text import Text
 from jaxspec import files
 from jaxspec.cli import console, entries, signals
 from jaxspec.cli import pair as pairs
-from jaxspec.cli.options import group_of, sampling_options, text
+from jaxspec.cli.options import group_of, sampling_options, text, typed
 from jaxspec.cli.pair import Pair
 from jaxspec.cli.prefill import LONG
+from jaxspec.core import Model
 from jaxspec.decode.chat import Chat
 from jaxspec.decode.chat import chat as begin
 from jaxspec.decode.output import Piece
+
+WITHOUT_SYSTEM = (
+    "{% if messages[0]['role'] == 'system' %}{{ raise_exception('it reads no system message') }}{% endif %}"
+)
+TRANSLATING = WITHOUT_SYSTEM + "translate English to German: {{ messages[-1]['content'] | trim }}</s>"
+CONTINUING = "{% for message in messages %}{{ ' ' if not loop.first }}{{ message['content'] | trim }}{% endfor %}"
+
+
+class Task(NamedTuple):
+    """What a shipped model does with messages: none of them is tuned to chat."""
+
+    template: str  # a chat template
+    description: str  # what happens with each message, for people
+
+
+TRANSLATION = Task(TRANSLATING, "it translates each message from English to German")
+TASKS = {  # by the name of a shipped model that brings no template
+    "debian-t5-large": TRANSLATION,
+    "debian-t5-base": TRANSLATION,
+    "debian-t5-small": TRANSLATION,
+    "debian-gpt-base": Task(CONTINUING, "it continues what you write, in the style of a package's description"),
+    "debian-gpt-small": Task(CONTINUING, "it continues what you write, in the style of a package's description"),
+}
 
 
 @group_of("pair", Pair, max_new_tokens=512)
 @sampling_options
 def chat(
     pair: Pair,
+    context: typer.Context,
     system: Annotated[str | None, text("TEXT", "The system's message.")] = None,
     *,
     sampling: dict[str, Any],
@@ -42,16 +69,24 @@ def chat(
     an answer; Ctrl-D, or Ctrl-C where nothing is typed, ends the chat. A message of several lines stands between two
     \"\"\", or its lines end with a backslash. /help lists commands that save, load, retry and more.
 
+    The shipped models are not tuned to chat: debian-t5-large, the default, translates each message to German.
+
     \b
+        jaxspec chat
         jaxspec chat --target google/gemma-3-1b-it --draft google/gemma-3-270m-it
         jaxspec chat --target model.gguf -d prompt_lookup --system "Be brief."
     """
     pair = pairs.with_drafter(pair)
     generation = pairs.checked_options(pair, sampling)
+    if not typed(context, ("max_new_tokens",)):
+        generation["max_new_tokens"] = None  # jaxspec.chat then fits it to the models
     out, err = Console(highlight=False, soft_wrap=True), Console(stderr=True, highlight=False)
     with err.status("loading the models"):
         target, drafter = pairs.load(pair)
+        target, task = _with_task(target)
         talk = begin(target, drafter=drafter, system=system, stop=pair.stop or (), **generation)
+    if task is not None:
+        err.print(Text(f"{target.name} is not tuned to chat: {task.description}.", "dim"), soft_wrap=True)
     is_typed = sys.stdin.isatty()
     if is_typed:
         drafts = f" with {pair.draft}" if pair.draft else ""
@@ -76,6 +111,17 @@ def chat(
                 err.print()
     except ValueError as error:  # the end of a pipe is within a message
         console.say(err, f"error: {console.message(error)}", "red")
+
+
+def _with_task(target: Model) -> tuple[Model, Task | None]:
+    """Returns a shipped model with the template of its task, if it has none, and the task."""
+    from jaxspec.weights import tokenizers
+
+    task = TASKS.get(target.name)
+    if task is None or target.tokenizer is None or getattr(target.tokenizer, "chat_template", None) is not None:
+        return target, None
+    tokenizer = tokenizers.with_template(copy.copy(target.tokenizer), task.template, target.name)
+    return target._replace(tokenizer=tokenizer), task
 
 
 def command(talk: Chat, entry: entries.Entry) -> str:

@@ -23,6 +23,7 @@ from jaxspec.core.checks import one_of
 from jaxspec.decode import beam_search, loop
 from jaxspec.decode.batches import Batch, in_batches
 from jaxspec.decode.generate import complete, pieces
+from jaxspec.decode.output import BeamSearch
 from jaxspec.decode.request import Prepared, prepare
 from jaxspec.trace import TokensView, TracedRound
 
@@ -97,6 +98,8 @@ def generate(
     as_lines = as_json and (prompts is not None or prompt == "-")
     is_example = not (texts or shown.compare or pair.stop)
     generation = pairs.checked_options(pair, sampling)
+    if not options.typed(context, ("max_new_tokens",)):
+        generation["max_new_tokens"] = None  # jaxspec.generate then fits it to the models
     out, err = Console(highlight=False), Console(stderr=True, highlight=False)
     with err.status("loading the models"):
         texts, prepared = _load(settings, generation, texts, count)
@@ -317,17 +320,17 @@ def _search(
     stopping: Any = STOPS[search.early_stopping]
     assert search.beams is not None
     shared = {"beams": search.beams, "length_penalty": search.length_penalty, "early_stopping": stopping}
-    kept = ("drafter", "gamma", "max_new_tokens", "eos_ids", "log_probs", "top_log_probs")
+    kept = ("drafter", "gamma", "eos_ids", "log_probs", "top_log_probs")
     shared |= {name: prepared.options[name] for name in kept}
     parts = list(in_batches(prepared, settings.batch))
-    beam_search(prepared.target, parts[0].prepared.prompt, **shared)  # compiles
+    _beams_of(parts[0].prepared, shared)  # compiles
     if not as_json:
         out.print(show.headline(prepared, settings.pair), "", sep="\n")
     hypotheses: list[list[dict[str, Any]]] = []
     steps, passes, seconds = 0, 0, 0.0
     for group in parts:
         start = time.perf_counter()
-        result = beam_search(prepared.target, group.prepared.prompt, **shared)
+        result = _beams_of(group.prepared, shared)
         seconds += time.perf_counter() - start
         steps += int((result.steps[: group.real] - 1).sum())
         passes += int(result.passes[: group.real].sum())
@@ -346,3 +349,8 @@ def _search(
     else:
         per_pass = steps / max(passes, 1)
         out.print(f"{steps} steps after prefill's in {passes} passes ({per_pass:.2f} each), {seconds:.2f} s")
+
+
+def _beams_of(batch: Prepared, shared: dict[str, Any]) -> BeamSearch:
+    """Searches with the prompts of a batch, each to its limit."""
+    return beam_search(batch.target, batch.prompt, max_new_tokens=batch.options["max_new_tokens"], **shared)

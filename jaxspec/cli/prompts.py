@@ -27,6 +27,8 @@ def from_arguments(prompt: str | None, file: str | None, count: int | None = Non
     if prompt == "":  # an unset variable of a shell, most likely
         raise ValueError("the PROMPT is empty: expected text, or leave it out for held-out prompts")
     if prompt is not None and prompt != "-":
+        if count is not None:
+            raise ValueError(f"--count is {count}, and the PROMPT is one: give prompts as a file, or leave --count out")
         return [prompt]
     file = prompt if file is None else file
     return [] if file is None else from_file(file, count)

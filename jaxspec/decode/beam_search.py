@@ -53,7 +53,7 @@ def beam_search(
     drafter: core.Model | None = None,
     gamma: int = 3,
     draft_beams: int | None = None,
-    max_new_tokens: Any = 128,
+    max_new_tokens: Any = None,
     eos_ids: Sequence[int | str] | int | str | None = None,
     length_penalty: float = 1.0,
     early_stopping: EarlyStopping = False,

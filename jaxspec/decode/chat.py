@@ -15,9 +15,10 @@ from jaxspec.core import BoundDrafter, Decoder, Drafter, Model, State, kv_cache,
 from jaxspec.decode import encoding, inputs, loop, stopping
 from jaxspec.decode.generate import pieces, prefix
 from jaxspec.decode.output import Piece
-from jaxspec.decode.request import Prepared, prepare
+from jaxspec.decode.request import Prepared, positions_left, prepare
 from jaxspec.decode.shared_prefix import common
 
+ANSWER = 512  # most tokens of an answer, by default
 SMALLEST = 512  # tokens that the buffers of a chat have room for; they grow as the buckets of prompts do
 
 
@@ -53,11 +54,11 @@ class Chat:
         self._attempt = 0  # answers to the last message before this one
         self._shapes = set[Any]()  # of the turns so far
         # Wrong options are refused at once.
+        encoding.check_template(self.target)
         if self._options.get("prefix") is not None:
             raise ValueError("got a prefix: a chat reads its own; what it begins with is given as system")
         if (rows := len(prepare(self.target, [[0]], **self._options).request.max_new_tokens)) != 1:
             raise ValueError(f"num_samples is {rows}: a chat has one answer to each message")
-        encoding.check_template(self.target)
         stopping.checked(self._stop, self.target)
         if self.target.lm.limits.start_token is None:  # an encoder reads each conversation as a whole
             self._empty = prefix(self.target, [0], drafter=self._options["drafter"])
@@ -141,6 +142,8 @@ class Chat:
             # does not.
             key = jax.random.fold_in(inputs.key_of(key), turn)
             options["key"] = jax.random.fold_in(key, attempt) if attempt else key
+        if options.get("max_new_tokens") is None:
+            options["max_new_tokens"] = self._limit(ids)
         prepared = prepare(self.target, [ids], **options)
         self.prompt_tokens, self.reused_tokens = len(ids), 0
         if self._empty is None:
@@ -178,6 +181,16 @@ class Chat:
 
         return prepared, begin
 
+    def _limit(self, ids: list[int]) -> int:
+        """Returns the most tokens of an answer where the caller has not said it."""
+        left = positions_left(self.target, self._options["drafter"], token_rows.pad([ids]), 1)
+        if left is None:
+            return ANSWER
+        limits = [ANSWER, int(left[0])]
+        if self._empty is not None:  # a decoder's row also has to hold the next messages
+            limits.append((len(ids) + int(left[0])) // 4)
+        return max(1, min(limits))
+
     def _note_shape(self, shape: Any) -> None:
         """Remembers what the programs of a turn depend on."""
         self.is_new_shape = shape not in self._shapes
@@ -195,7 +208,7 @@ def chat(
     *,
     drafter: Model | Drafter | BoundDrafter | None = None,
     system: str | None = None,
-    max_new_tokens: int = 512,
+    max_new_tokens: int | None = None,
     stop: Sequence[str] = (),
     chat_template_kwargs: Mapping[str, Any] | None = None,
     **options: Any,
@@ -214,7 +227,8 @@ def chat(
         target: the model that answers.
         drafter: the drafter of every answer, as in `generate`.
         system: the system's message, if there is one.
-        max_new_tokens: most tokens of an answer.
+        max_new_tokens: most tokens of an answer. By default 512, or fewer for a model with few positions: a quarter of
+            a decoder's positions, and what the conversation leaves.
         stop: strings that end an answer, cut from it.
         chat_template_kwargs: values for the template, such as {"enable_thinking": False}.
         **options: the options of `generate`, with one value each. Of a `key` each turn has one of its own, folded from

@@ -27,7 +27,7 @@ def generate(
     gamma: int = 5,
     rule: core.Rule | None = None,
     policy: core.BoundPolicy | core.Policy | None = None,
-    max_new_tokens: Any = 128,
+    max_new_tokens: Any = None,
     key: Any = None,
     eos_ids: Sequence[int | str] | int | str | None = None,
     stop: Sequence[str] = (),
@@ -53,7 +53,8 @@ def generate(
         gamma: draft tokens per round; with a policy, the most of them. A drafter of trees has its own size instead.
         rule: the acceptance rule; `jaxspec.rules.rejection()` by default.
         policy: one of `jaxspec.policies`: chooses the number of draft tokens, round by round.
-        max_new_tokens: most new tokens; a number, or one per row.
+        max_new_tokens: most new tokens; a number, or one per row. By default 128, or as many as the models have
+            positions for.
         key: a `jax.random.key`, or one per row; required unless temperature is 0.
         eos_ids: tokens that end a row (part of the output), by id or by name; by default the model's or the
             tokenizer's.

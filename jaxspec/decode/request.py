@@ -37,6 +37,8 @@ from jaxspec.drafters.common import with_taps_of
 from jaxspec.drafters.share_encoder import difference, with_shared_encoder
 from jaxspec.sampling.params import NAMES, SamplingOptions, per_row, sampling_of, values_per_row
 
+NEW_TOKENS = 128  # most new tokens of a row, by default
+
 
 class Options(NamedTuple):
     """The options of a generation that are no sampling options; see `generate` for each."""
@@ -119,7 +121,7 @@ def prepare(
     gamma: int = 5,
     rule: core.Rule | None = None,
     policy: core.BoundPolicy | core.Policy | None = None,
-    max_new_tokens: Any = 128,
+    max_new_tokens: Any = None,
     key: Any = None,
     eos_ids: Sequence[int | str] | int | str | None = None,
     num_samples: int = 1,
@@ -157,7 +159,7 @@ def _prepared(target: core.Model, prompt: core.Prompt, options: Mapping[str, Any
     top = reported_tokens(o.log_probs, o.top_log_probs, target.lm.vocab_size)
     batch = prompt.tokens.shape[0] * samples
     _check_rows(target, samples, batch)
-    limit = _limits(o.max_new_tokens, batch)
+    limit = _limits(o.max_new_tokens, batch, positions_left(target, o.drafter, prompt, batch))
     size = token_rows.bucket(int(limit.max()))
     gamma = min(gamma, max(1, size - 1))  # a row can use no more, and each draft token makes programs larger
     # 6. Values of each row.
@@ -189,6 +191,8 @@ def _prepared(target: core.Model, prompt: core.Prompt, options: Mapping[str, Any
     if (mesh := sharding.mesh_of(weights)) is not None:
         weights = sharding.place(weights, None, mesh)
         prompt, request = sharding.place(prompt, batch // samples, mesh), sharding.place(request, batch, mesh)
+    if o.max_new_tokens is None:  # the options then say what the limits are
+        options = {**options, "max_new_tokens": int(limit[0]) if np.ptp(limit) == 0 else limit}
     return Prepared(target, bound, decoder, sampler, weights, prompt, request, size, options, before)
 
 
@@ -199,11 +203,44 @@ def _check_rows(target: core.Model, samples: int, batch: int) -> None:
         inputs.check_memory({"rows": least}, f"num_samples={samples}", "num_samples", inputs.devices(target.params))
 
 
-def _limits(value: Any, batch: int) -> np.ndarray:
+def _limits(value: Any, batch: int, left: np.ndarray | None) -> np.ndarray:
+    """Returns the most new tokens of each row. By default `NEW_TOKENS`, or as many as there are positions `left`."""
+    if value is None:
+        limit = np.full(batch, NEW_TOKENS, np.int32)
+        return limit if left is None else np.clip(left, 1, limit).astype(np.int32)
     limit = per_row(value, batch, "max_new_tokens", np.int32)
     if limit.min() < 1 or limit.max() >= inputs.MOST:
         raise ValueError(f"max_new_tokens is {value!r}: expected at least 1, and fewer than {inputs.MOST}")
     return limit
+
+
+def positions_left(target: core.Model, drafter: Any, prompt: core.Prompt, rows: int) -> np.ndarray | None:
+    """Counts the positions that the models have for new tokens in each row; None if nothing limits them.
+
+    `drafter` is as callers give it. `rows` may be several for each prompt.
+    """
+    lms = [target.lm]
+    if isinstance(drafter, core.Model):
+        lms.append(drafter.lm)
+    elif isinstance(drafter, core.BoundDrafter):
+        lms += [model.lm for model in drafter.models if isinstance(model.lm, core.LanguageModel)]
+        lms += [] if drafter.functions.lm is None else [drafter.functions.lm]
+    counts = [
+        lm.limits.max_positions - _positions_read(target, lm, prompt, np.asarray(prompt.length), rows)
+        for lm in lms
+        if isinstance(lm, core.LanguageModel) and lm.limits.max_positions is not None
+    ]
+    return np.min(counts, axis=0) if counts else None
+
+
+def _positions_read(
+    target: core.Model, lm: core.LanguageModel, prompt: core.Prompt, lengths: np.ndarray, rows: int
+) -> np.ndarray:
+    """Counts the positions that each of a model's rows takes before its first new token; `lengths` are the prompts'."""
+    read = lengths
+    if lm.limits.start_token is not None and prompt.encoder is None:
+        read = np.full_like(read, len(target.lm.limits.first_tokens))
+    return np.repeat(read, rows // len(read))  # a row for each sample
 
 
 def _key(key: Any, samples: int, *, is_sampled: bool) -> jax.Array:
@@ -315,13 +352,12 @@ def check_positions(
         return np.full(rows, width) if padded else np.asarray(prompt.length)
 
     for name, lm in readers(target, drafter):
-        read, limits = lengths_of(prompt), lm.limits
+        limits = lm.limits
         if limits.start_token is not None:
             longest = lengths_of(prompt.text).max()
             if limits.max_prompt is not None and not padded and longest > limits.max_prompt:
                 raise ValueError(f"a prompt has {longest} tokens, but {name} reads at most {limits.max_prompt}")
-            read = np.full_like(read, len(target.lm.limits.first_tokens)) if prompt.encoder is None else read
-        read = np.repeat(read, len(limit) // len(read))  # a row for each sample
+        read = _positions_read(target, lm, prompt, lengths_of(prompt), len(limit))
         row = int(np.argmax(read + limit))
         old, new = int(read[row]), int(limit[row])
         if limits.max_positions is not None and old + new > limits.max_positions:

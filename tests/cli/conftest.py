@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 from jaxspec.cli.main import app
 
-SMALL = ("-n", "12", "-g", "3", "--count", "2")  # few shapes: every test shares the same few programs
+SMALL = ("-n", "12", "-g", "3")  # few shapes: every test shares the same few programs
 
 
 @pytest.fixture
@@ -27,7 +27,10 @@ def invoke(loading):
     """Runs `jaxspec generate` on the zoo, on small shapes."""
 
     def invoke(*arguments, **options):
-        return CliRunner().invoke(app, ["generate", *SMALL, *arguments], **{"env": {"COLUMNS": "160"}, **options})
+        has_prompt = bool(arguments) and not arguments[0].startswith("-")
+        count = () if has_prompt else ("--count", "2")
+        command = ["generate", *SMALL, *count, *arguments]
+        return CliRunner().invoke(app, command, **{"env": {"COLUMNS": "160"}, **options})
 
     return invoke
 

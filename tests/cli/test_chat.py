@@ -7,13 +7,17 @@ from pathlib import Path
 
 import jax
 import pytest
+from jinja2 import TemplateError
 from rich.console import Console
 from typer.testing import CliRunner
 
 import jaxspec
 from jaxspec.cli import entries
-from jaxspec.cli.chat import Writer
+from jaxspec.cli.chat import TASKS, Writer
 from jaxspec.cli.main import app
+from jaxspec.cli.options import TARGET
+from jaxspec.decode import encoding
+from jaxspec.testing import word_tokenizer
 
 TEMPLATE = "{% for m in messages %}das {{ m.content }} {% endfor %}und"
 MODELS = ("--target", "debian-gpt-base", "--draft", "debian-gpt-small", "-n", "6")
@@ -47,6 +51,33 @@ def test_sampling_has_a_key_for_each_turn(zoo, talk):
     options = dict(max_new_tokens=6, temperature=1.0, key=key, drafter=zoo["debian-gpt-small"], gamma=3)
     answer = jaxspec.generate(zoo["debian-gpt-base"], [{"role": "user", "content": "alte Hund"}], **options).texts[0]
     assert result.stdout.startswith(answer), result.output
+
+
+def test_the_shipped_models_do_their_task_with_each_message(loading, zoo, monkeypatch):
+    """Without any option: the default target has few positions, and no template of its own."""
+    seen = []
+    for name in ("debian-t5-large", "debian-gpt-base"):
+        monkeypatch.setattr(zoo[name].tokenizer, "chat_template", None, raising=False)
+    monkeypatch.setattr(encoding, "chat_ids", lambda target, messages, **_: seen.append(target) or [3])
+    for name, task in TASKS.items():
+        if name not in zoo or name == "debian-gpt-small":
+            continue
+        result = CliRunner().invoke(app, ["chat", *(() if name == TARGET else ("--target", name))], input="Hund\n")
+        assert result.exit_code == 0, result.output
+        assert f"{name} is not tuned to chat: {task.description}." in result.stderr
+        assert seen[-1].tokenizer.chat_template == task.template
+        assert zoo[name].tokenizer.chat_template is None, "the model itself stays as it is"
+
+
+def test_templates_of_tasks_write_what_the_models_were_trained_on():
+    words = word_tokenizer(["<unk>", "</s>"], chat_template=TASKS["debian-t5-large"].template)
+    asked, answered = {"role": "user", "content": " A file. "}, {"role": "assistant", "content": "x"}
+    written = words.apply_chat_template([asked, answered, asked], tokenize=False)
+    assert written == "translate English to German: A file.</s>"
+    with pytest.raises(TemplateError, match="it reads no system message"):
+        words.apply_chat_template([{"role": "system", "content": "x"}, asked], tokenize=False)
+    words.chat_template = TASKS["debian-gpt-base"].template
+    assert words.apply_chat_template([asked, answered, asked], tokenize=False) == "A file. x A file."
 
 
 def test_a_model_without_a_template_is_refused(loading, zoo):

@@ -11,6 +11,8 @@ from typer.testing import CliRunner
 
 import jaxspec
 from jaxspec.cli import main, options, signals
+from jaxspec.decode.chat import ANSWER
+from jaxspec.decode.request import NEW_TOKENS
 
 runner = CliRunner()
 
@@ -100,13 +102,13 @@ def default(function, name):
 
 
 def test_defaults_are_those_of_python_or_help_says_why():
-    in_python = {"chat": jaxspec.chat, "batch": jaxspec.generate_many}
+    in_python = {"chat": ANSWER, "batch": default(jaxspec.generate_many, "max_new_tokens")}
     for command in main.COMMANDS:
         params = {p.name: p for p in main.command(command).params}
-        function = in_python.get(command, jaxspec.generate)
+        limit = in_python.get(command, NEW_TOKENS)
         if "gamma" in params and params["gamma"].default == 3:
             assert f"Python's default is {default(jaxspec.generate, 'gamma')}" in params["gamma"].help, command
-        if "max_new_tokens" in params and params["max_new_tokens"].default != default(function, "max_new_tokens"):
+        if "max_new_tokens" in params and params["max_new_tokens"].default != limit:
             assert "fewer than elsewhere (128)" in params["max_new_tokens"].help, command
 
 

@@ -25,6 +25,8 @@ def test_standard_input_is_read_when_asked_for_only(monkeypatch):
     """A build system's pipe may stay open for ever."""
     monkeypatch.setattr(sys, "stdin", None)
     assert prompts.from_arguments(None, None) == []
+    with pytest.raises(ValueError, match="--count is 3, and the PROMPT is one"):
+        prompts.from_arguments("a", None, 3)
 
 
 def test_a_no_break_space_is_a_prompt(tmp_path):

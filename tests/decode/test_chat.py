@@ -11,7 +11,7 @@ import jaxspec
 from benchmarks.oracle import oracle
 from jaxspec import nets
 from jaxspec.core import token_rows
-from jaxspec.decode.chat import _taking_back
+from jaxspec.decode.chat import ANSWER, _taking_back
 from jaxspec.decode.generate import pieces as stream_of
 from jaxspec.decode.request import prepare
 from jaxspec.nets import decoder
@@ -238,3 +238,19 @@ def test_so_it_has_where_a_policy_has_kept_a_model_from_reading():
     """Rounds without a draft are not read by the drafter, so that it lacks more than the last tokens of a turn."""
     policy = oracle(np.array([[2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]]))
     talk_through(with_template(TARGET), DRAFT, capacity=128, policy=policy)
+
+
+def test_the_default_limit_of_an_answer_leaves_room_for_others():
+    """It is at most a quarter of a decoder's positions, and in the end what is left; 512 where nothing limits."""
+    model = with_template(TARGET)
+    limits = model.lm.limits._replace(max_positions=40)
+    small = model._replace(lm=model.lm._replace(limits=limits))
+    talk = jaxspec.chat(small, eos_ids=())
+    assert [talk._limit([1] * count) for count in (3, 12, 36, 50)] == [10, 10, 4, 1]
+    list(talk.send("one two"))
+    assert len(talk.messages[-1]["content"].split()) <= 10
+    with pytest.raises(ValueError, match=r"a prompt of \d+ tokens and 1 new ones need \d+ positions"):
+        talk.send("one " * 40)
+    assert jaxspec.chat(model)._limit([1] * 3) == ANSWER
+    with pytest.raises(ValueError, match="has no chat template"):  # and not that 512 tokens are too many
+        jaxspec.chat(small._replace(tokenizer=word_tokenizer(WORDS)), max_new_tokens=512)

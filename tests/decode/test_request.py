@@ -16,7 +16,7 @@ from jaxspec.analysis import acceptance, aot
 from jaxspec.analysis.random_model import random_params
 from jaxspec.core import Model, Prompt, Rule, Verdict, token_rows
 from jaxspec.decode import batches, encoding, inputs, loop, request
-from jaxspec.decode.request import prepare
+from jaxspec.decode.request import NEW_TOKENS, prepare
 from jaxspec.nets import decoder
 from jaxspec.testing import table_model, table_model_from, word_tokenizer
 from tests.small import tiny_gpt, tiny_llama
@@ -180,6 +180,26 @@ def test_encoder_decoder_needs_its_kind():
     message = r"the target \(big\) is decoder-only and the drafter \(small\) an encoder-decoder"
     with pytest.raises(ValueError, match=message):
         jaxspec.generate(TARGET._replace(name="big"), "the cat", drafter=other._replace(name="small"))
+
+
+def test_the_default_limit_is_cut_to_the_positions_that_are_left():
+    """Each row's own, of the model with the fewest; a limit that was asked for is an error."""
+    lm = TARGET.lm
+
+    def of_positions(count):
+        return TARGET._replace(lm=lm._replace(limits=lm.limits._replace(max_positions=count)), tokenizer=None)
+
+    prompts = [[0, 1, 2], [0]]
+    assert jaxspec.prepare(TARGET, prompts).options["max_new_tokens"] == NEW_TOKENS
+    small = jaxspec.prepare(of_positions(16), prompts, drafter=of_positions(12))
+    assert small.request.max_new_tokens.tolist() == [9, 11] == small.options["max_new_tokens"].tolist()
+    assert jaxspec.prepare(of_positions(200), prompts).options["max_new_tokens"] == NEW_TOKENS
+    bound = jaxspec.drafters.model(of_positions(5))
+    several = jaxspec.prepare(TARGET, [[0]], drafter=bound, num_samples=2, temperature=1.0, key=jax.random.key(0))
+    assert several.options["max_new_tokens"] == 4 and several.max_new_tokens == 16
+    for options in ({"max_new_tokens": 128}, {}):
+        with pytest.raises(ValueError, match=r"need \d+ positions, but the target has 2: shorten the prompt"):
+            jaxspec.prepare(of_positions(2), prompts, **options)
 
 
 @pytest.mark.slow
