@@ -201,20 +201,20 @@ def is_id(value: Any) -> bool:
     return isinstance(value, numbers.Integral) and not isinstance(value, bool)
 
 
-def ids_of(row: Any, index: int) -> list[int]:
-    """Reads one prompt's ids."""
-    ids = _as_python(row)
+def ids_of(row: Any, index: int | None) -> list[int]:
+    """Reads one prompt's ids; `index` is its place among several, None for one by itself."""
+    ids, name = _as_python(row), _name(index)
     if isinstance(row, Prompt):
-        raise TypeError(f"prompt {index} is a jaxspec.Prompt, which has rows itself: expected it without a list")
+        raise TypeError(f"{name} is a jaxspec.Prompt, which has rows itself: expected it without a list")
     if not isinstance(ids, list | tuple):
         check_text(ids, index)
-        raise TypeError(f"prompt {index} is text, and others are token ids: expected all of one kind")
+        raise TypeError(f"{name} is text, and others are token ids: expected all of one kind")
     ids = [_as_python(x) for x in ids]
     for value in ids:
         if isinstance(value, Mapping):
             check_text(value, index)
         if not is_id(value):
-            raise TypeError(f"prompt {index} is a list of more than integers, it has {value!r}: expected ids of tokens")
+            raise TypeError(f"{name} is a list of more than integers, it has {value!r:.80}: expected ids of tokens")
     return ids
 
 
@@ -336,20 +336,31 @@ def check_template(target: Model) -> None:
         )
 
 
-def check_text(text: Any, index: int) -> None:
-    """Refuses what is no text that a tokenizer can read."""
-    _check_kind(text, f"prompt {index}")
+def check_text(text: Any, index: int | None) -> None:
+    """Raises TypeError for a prompt that is not text; `index` is its place among several, None for one by itself.
+
+    >>> check_text(3, None)
+    Traceback (most recent call last):
+    TypeError: the prompt is 3, of type int: expected text, a list of token ids or a list of messages
+    """
+    name = _name(index)
+    _check_kind(text, name)
     if not isinstance(text, str):
-        raise TypeError(
-            f"prompt {index} is {text!r:.80}, of type {type(text).__name__}: expected text, or all as token ids"
-        )
-    token_ids.check_unicode(text, f"prompt {index}")
+        expected = "text, a list of token ids or a list of messages" if index is None else "text, or all as token ids"
+        raise TypeError(f"{name} is {text!r:.80}, of type {type(text).__name__}: expected {expected}")
+    token_ids.check_unicode(text, name)
+
+
+def _name(index: int | None) -> str:
+    """Names a prompt in messages, by its place among several."""
+    return "the prompt" if index is None else f"prompt {index}"
 
 
 def _check_kind(value: Any, name: str) -> None:
     """Refuses bytes, a message without its conversation, and a row of a table or of a tokenizer's."""
     if isinstance(value, bytes | bytearray):
-        raise TypeError(f"{name} is bytes: expected text, such as {name.split()[0]}.decode()")
+        variable = "prompts" if name == "prompts" else "prompt"
+        raise TypeError(f"{name} is bytes: expected text, such as {variable}.decode()")
     if isinstance(value, Mapping) and "role" in value:
         raise TypeError(f"{name} is a chat message: {CHAT}")
     if isinstance(value, Mapping):

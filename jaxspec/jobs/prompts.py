@@ -307,10 +307,8 @@ class PromptReader:
             except Exception as error:  # the template is a program, and may end in any way
                 raise ValueError(f"the chat cannot be written ({type(error).__name__}: {error})") from error
             return ids if self._prefix is None else self._prefix.followed_by(ids, "chat", number)[len(self._prefix) :]
-        if prompt is None:
-            raise ValueError("the prompt is null: expected text, a list of token ids or a list of messages")
         if isinstance(prompt, str):
-            encoding.check_text(prompt, number)
+            encoding.check_text(prompt, None)
             if self._target.tokenizer is None:
                 raise ValueError("this model has no tokenizer: give token ids instead of text")
         elif request.language is not None:
@@ -320,7 +318,7 @@ class PromptReader:
     def _with_tokens(self, request: JobPrompt, content: Any, content_form: str) -> JobPrompt | None:
         """Returns the prompt with its tokens, or with what is wrong with it; None if it is to be skipped."""
         try:
-            row, shared = encoding.ids_of(content, request.row.number), 0
+            row, shared = encoding.ids_of(content, None), 0
             if not row:
                 raise ValueError("the prompt is empty: it needs at least one token")
             if self._prefix is not None:

@@ -28,6 +28,7 @@ from jaxspec.cli.prompts import heldout
 from jaxspec.cli.signals import INTERRUPTED, TERMINATED
 from jaxspec.files import folders
 from jaxspec.jobs import chunks as job_chunks
+from jaxspec.jobs import openai
 from jaxspec.jobs.files import InputShard, Output, Source, manifest_of
 from jaxspec.jobs.many import WidePrompt
 from jaxspec.sampling.params import OPTIONS as SAMPLING
@@ -808,6 +809,26 @@ def test_requests_in_the_form_of_openai_are_answered_in_it(loading, zoo, tmp_pat
     next((tmp_path / "out").glob("part-*")).unlink()
     assert json.loads(run([*arguments, "--openai", "--json", "--resume"]).stdout)["whole"] == whole
     assert written_in(tmp_path / "out") == content
+
+
+def test_a_request_has_one_prompt():
+    """OpenAI's field takes a list; a list of one is that prompt, and several are refused with what to do."""
+
+    def read(prompt):
+        return openai.fields_of({"custom_id": "a", "url": "/v1/completions", "body": {"prompt": prompt}})["prompt"]
+
+    assert [read(prompt) for prompt in ("a", ["a"], [5, 6], [[5, 6]])] == ["a", "a", [5, 6], [5, 6]]
+    for prompts in (["a", "b"], [[5], [6]]):
+        with pytest.raises(ValueError, match="prompt is a list of 2 prompts: expected one; write a request for each"):
+            read(prompts)
+
+
+def test_a_line_without_fields_is_told_what_it_lacks():
+    for line, said in (
+        (b"{}", "the line is an object without fields: expected 'prompt' or 'messages'"),
+        (b'{"text": 1}', "the line has no 'prompt', but ['text']: choose one of these with --field"),
+    ):
+        assert str(Source([])._line(0, "a: line 1", True, line).fields) == said
 
 
 @pytest.mark.parametrize(

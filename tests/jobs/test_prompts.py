@@ -95,3 +95,20 @@ def test_a_row_that_was_cut_says_so():
     kept = "<s> h i j k l"
     ids = model.tokenizer(kept, add_special_tokens=False)["input_ids"]
     assert long.tokens == jaxspec.generate(model, [ids], max_new_tokens=3, eos_ids=()).tokens[0].tolist()
+
+
+def test_what_a_prompt_is_instead_of_a_prompt():
+    """A line is one prompt: no message speaks of its place among others, or of all of them."""
+    model = model_of("$A")
+    expected = "expected text, a list of token ids or a list of messages"
+    wrong = {
+        f"the prompt is None, of type NoneType: {expected}": None,
+        f"the prompt is 3.5, of type float: {expected}": 3.5,
+        "the prompt is a list of more than integers, it has 'a': expected ids of tokens": ["a", "b"],
+        "the prompt is a dict with 'text': expected the text itself": {"text": "a"},
+        "the prompt is bytes: expected text, such as prompt.decode()": b"a",
+        "the prompt has '\\ud83d' at character 0, half of a surrogate pair": "\ud83d",
+    }
+    reader = PromptReader(model, [{"prompt": value} for value in wrong.values()], RowLimits(8, None, 4, "error"), 9)
+    for request, message in zip(reader.peek(9), wrong, strict=True):
+        assert request.error is not None and request.error.startswith(message), request.error
