@@ -37,20 +37,20 @@ TRANSLATING = WITHOUT_SYSTEM + "translate English to German: {{ messages[-1]['co
 CONTINUING = "{% for message in messages %}{{ ' ' if not loop.first }}{{ message['content'] | trim }}{% endfor %}"
 
 
-class Task(NamedTuple):
-    """What a shipped model does with messages: none of them is tuned to chat."""
+class MessageTask(NamedTuple):
+    """The use of a shipped model in a chat, as it is not tuned to chat."""
 
     template: str  # a chat template
     description: str  # what happens with each message, for people
 
 
-TRANSLATION = Task(TRANSLATING, "it translates each message from English to German")
+TRANSLATION = MessageTask(TRANSLATING, "it translates each message from English to German")
 TASKS = {  # by the name of a shipped model that brings no template
     "debian-t5-large": TRANSLATION,
     "debian-t5-base": TRANSLATION,
     "debian-t5-small": TRANSLATION,
-    "debian-gpt-base": Task(CONTINUING, "it continues what you write, in the style of a package's description"),
-    "debian-gpt-small": Task(CONTINUING, "it continues what you write, in the style of a package's description"),
+    "debian-gpt-base": MessageTask(CONTINUING, "it continues what you write, in the style of a package's description"),
+    "debian-gpt-small": MessageTask(CONTINUING, "it continues what you write, in the style of a package's description"),
 }
 
 
@@ -113,7 +113,7 @@ def chat(
         console.say(err, f"error: {console.message(error)}", "red")
 
 
-def _with_task(target: Model) -> tuple[Model, Task | None]:
+def _with_task(target: Model) -> tuple[Model, MessageTask | None]:
     """Returns a shipped model with the template of its task, if it has none, and the task."""
     from jaxspec.weights import tokenizers
 

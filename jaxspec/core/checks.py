@@ -115,7 +115,7 @@ def suggest(name: str, names: Iterable[str]) -> str:
 
 
 def check_names(names: Iterable[str], options: Sequence[str], advice: Mapping[str, str]) -> None:
-    """Raises TypeError for a keyword that is not an option, with the one that was probably meant.
+    """Refuses keywords that are not options, with the one that was probably meant.
 
     Args:
         names: the keywords given.

@@ -174,13 +174,13 @@ def keep(environment: Mapping[str, str] = os.environ, config: Any = jax.config) 
     if "JAX_COMPILATION_CACHE_DIR" in environment or config.jax_compilation_cache_dir:
         return ""
     try:
-        place = folder(environment)
-        place.mkdir(parents=True, exist_ok=True)
-        if not os.access(place, os.W_OK | os.X_OK):
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(place))
+        cache = folder(environment)
+        cache.mkdir(parents=True, exist_ok=True)
+        if not os.access(cache, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(cache))
     except (OSError, RuntimeError) as error:  # RuntimeError: the user has no home
         reason = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) else str(error)
         return f"compiled programs are not stored for the next call ({reason}): set XDG_CACHE_HOME to a folder"
-    config.update("jax_compilation_cache_dir", str(place))
+    config.update("jax_compilation_cache_dir", str(cache))
     config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
     return ""

@@ -183,12 +183,13 @@ class Chat:
 
     def _limit(self, ids: list[int]) -> int:
         """Returns the most tokens of an answer where the caller has not said it."""
-        left = positions_left(self.target, self._options["drafter"], token_rows.pad([ids]), 1)
-        if left is None:
+        positions = positions_left(self.target, self._options["drafter"], token_rows.pad([ids]), 1)
+        if positions is None:
             return ANSWER
-        limits = [ANSWER, int(left[0])]
+        room = int(positions[0])
+        limits = [ANSWER, room]
         if self._empty is not None:  # a decoder's row also has to hold the next messages
-            limits.append((len(ids) + int(left[0])) // 4)
+            limits.append((len(ids) + room) // 4)
         return max(1, min(limits))
 
     def _note_shape(self, shape: Any) -> None:

@@ -275,7 +275,7 @@ def chat_ids(
 
 
 def check_template_values(template: Mapping[str, Any], write: Callable[..., Any]) -> None:
-    """Raises ValueError for values that a template would never read, since they are arguments of the writing function.
+    """Refuses values that a template would never read, since they are arguments of the function that writes it.
 
     Args:
         template: the values.
@@ -337,7 +337,7 @@ def check_template(target: Model) -> None:
 
 
 def check_text(text: Any, index: int | None) -> None:
-    """Raises TypeError for a prompt that is not text; `index` is its place among several, None for one by itself.
+    """Refuses a prompt that is not text; `index` is its place among several, None for one by itself.
 
     >>> check_text(3, None)
     Traceback (most recent call last):

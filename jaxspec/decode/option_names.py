@@ -18,8 +18,8 @@ class OtherName(NamedTuple):
     """An option of another library under a name that `generate` does not have.
 
     Attributes:
-        advice: what to do instead, as the end of an error message.
-        field: the field of a job's line with the same meaning. A line may use the name for it. Empty: no such field.
+        advice: the end of an error message, which says what to do instead.
+        field: the field of a job's line with the same meaning, which a line may call by this name. Empty: none.
         neutral: values that ask for nothing, besides null and empty strings, lists and objects.
         in_lines: the advice for a line of a job; empty if it is `advice`.
     """
@@ -290,7 +290,7 @@ OTHER_NAMES: Mapping[str, OtherName] = {
 
 
 def check_names(names: Iterable[str], expected: Sequence[str]) -> None:
-    """Raises TypeError for keywords that are not options of `generate`; see `checks.check_names`."""
+    """Refuses keywords that are not options of `generate`; see `checks.check_names`."""
     checks.check_names(names, expected, IN_CALLS | {name: entry.advice for name, entry in OTHER_NAMES.items()})
 
 

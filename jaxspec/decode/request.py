@@ -203,11 +203,11 @@ def _check_rows(target: core.Model, samples: int, batch: int) -> None:
         inputs.check_memory({"rows": least}, f"num_samples={samples}", "num_samples", inputs.devices(target.params))
 
 
-def _limits(value: Any, batch: int, left: np.ndarray | None) -> np.ndarray:
-    """Returns the most new tokens of each row. By default `NEW_TOKENS`, or as many as there are positions `left`."""
+def _limits(value: Any, batch: int, positions: np.ndarray | None) -> np.ndarray:
+    """Returns the most new tokens of each row: by default `NEW_TOKENS`, or as many as there are `positions` for."""
     if value is None:
         limit = np.full(batch, NEW_TOKENS, np.int32)
-        return limit if left is None else np.clip(left, 1, limit).astype(np.int32)
+        return limit if positions is None else np.clip(positions, 1, limit).astype(np.int32)
     limit = per_row(value, batch, "max_new_tokens", np.int32)
     if limit.min() < 1 or limit.max() >= inputs.MOST:
         raise ValueError(f"max_new_tokens is {value!r}: expected at least 1, and fewer than {inputs.MOST}")

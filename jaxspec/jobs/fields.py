@@ -266,7 +266,7 @@ def _response_format(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 def _sampling(name: str, value: Any) -> Any:
     """Reads an option of sampling; JSON has ids as text where they are names of an object."""
-    if name == "top_k" and any(option_names.is_same(value, every) for every in EVERY_TOKEN):
+    if name == "top_k" and any(option_names.is_same(value, number) for number in EVERY_TOKEN):
         return ALL
     if name == "logit_bias" and isinstance(value, Mapping):
         return {int(key) if isinstance(key, str) and key.isdecimal() else key: bias for key, bias in value.items()}

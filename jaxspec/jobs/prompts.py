@@ -286,7 +286,7 @@ class PromptReader:
         return begin
 
     def _check_language(self, name: str, language: str) -> None:
-        """Raises ValueError for a language that the model does not have, by the name of the field."""
+        """Refuses a language that the model does not have, by the name of the field."""
         try:
             languages.language_id(self._target, language)
         except ValueError as error:
