@@ -136,7 +136,7 @@ def complete(prepared: Prepared, stop: Sequence[str] = (), begin: loop.Begin | N
 
 def prefix(
     target: core.Model,
-    text: Prompts | None = None,
+    text: Prompts,
     *,
     drafter: core.Model | core.Drafter | core.BoundDrafter | None = None,
     chat_template_kwargs: Mapping[str, Any] | None = None,
