@@ -213,7 +213,7 @@ def restore(folder: Path, target: Model, taps: tuple[int, ...] | None = None) ->
 
     Matrices get the dtype of the target's computation, and its mesh.
     """
-    files = tensors.shards(folder, tensors.OF_DRAFTERS)
+    files = [file.under(file.repeats) for file in tensors.shards(folder, tensors.OF_DRAFTERS)]
     description = describe(folder, files, target, taps)
     return description.config, parameters.nested(dict(_placed(files, description, target)))
 

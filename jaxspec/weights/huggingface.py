@@ -35,6 +35,7 @@ from jaxspec.weights import (
     quantised_files,
     stacks,
     tensors,
+    tied,
     tokenizers,
 )
 from jaxspec.weights.hf_families import Family, FamilyError, Tensor
@@ -75,15 +76,18 @@ def restore(
     family, config = read_config(folder)
     table = read_object(folder / CONFIG)
     scheme = quantised_files.scheme_of(table)
-    names = {} if scheme is None and adapter is None else traced(folder, CONFIG, family.names, config)
+    names = traced(folder, CONFIG, family.names, config)
     by_name = _by_tensor(names)
-    files = quantised_files.unpacked(tensors.shards(folder), scheme, lambda name: family.canonical(name) in by_name)
+    repeated = tied.repeated_names(family, config, names)
+    files = tied.with_repeats(tensors.shards(folder), family, repeated)
+    files = quantised_files.unpacked(files, scheme, lambda name: family.canonical(name) in by_name)
+    files = tied.by_first_names(files, family, repeated)
     if adapter is not None:
         if scheme is not None:
             raise CheckpointError(f"{folder} is quantised, and {adapter} changes it: load the full model, in any dtype")
-        tied = (names[EMBEDDING].name, family.head) if config.tied_head else None
+        both = (names[EMBEDDING].name, family.head) if config.tied_head else None
         transposed = {name for name, ((_, tensor), *_) in by_name.items() if tensor.transposed}
-        files = lora.merge(files, lora.open_folder(adapter), family.canonical, transposed.__contains__, tied)
+        files = lora.merge(files, lora.open_folder(adapter), family.canonical, transposed.__contains__, both)
     if any("text_config" in half for half in (table, table.get("encoder") or {})):
         _tell_of_others(folder, family, files)
     return assemble(folder, family, config, files, dtype, mesh)
@@ -112,8 +116,8 @@ def assemble(
     # Experts and heads that lie apart are presented as stacks before names are compared.
     shards = stacks.stacked(shards, family.apart, family.alternate)
     files = [_of_model(shard, config).keep(lambda name: family.canonical(name) not in unused) for shard in shards]
-    embedding = traced(folder, described, family.names, config)[EMBEDDING].name
-    config, copies = _without_copies(folder, family, config, files, embedding)
+    repeated = tied.repeated_names(family, config, traced(folder, described, family.names, config))
+    config, copies = _without_copies(folder, family, config, files, repeated)
     where = _by_tensor(family.names(config))
     expected = _check(folder, where, config, files, family, copies, described)
     axes, params = net_of(config).axes(config), dict[str, jax.Array]()
@@ -333,14 +337,13 @@ def _rows(x: np.ndarray | Stored, start: int, stop: int | None, transposed: bool
 
 
 def _without_copies(
-    folder: Path, family: Family, config: Any, files: list[tensors.Shard], embedding: str
+    folder: Path, family: Family, config: Any, files: list[tensors.Shard], copies: Mapping[str, str]
 ) -> tuple[Any, frozenset[str]]:
     """Returns the network that the files hold, and which tensors of theirs repeat another and are left out.
 
     A head that differs from the embedding is the network's own, though config.json call it tied (transformers 5 calls
     every T5's so). What may be copies is read once more, for that; few files hold any.
     """
-    copies = {**family.copies, **({family.head: embedding} if config.tied_head else {})}
     by_name: dict[str, str] = {}
     for name in (name for shard in files for name in shard.shapes):
         canonical = family.canonical(name)

@@ -19,6 +19,7 @@ import pickle
 import zipfile
 from collections.abc import Callable, Collection, Container, Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import ml_dtypes
@@ -76,6 +77,8 @@ class Shard(NamedTuple):
     # names -> (name, array) for each of these tensors; only one need be in memory at a time
     load: Callable[[Collection[str]], Iterator[tuple[str, np.ndarray | Stored]]]
     in_full: frozenset[str] = frozenset()  # names of matrices that the makers of a quantised file did not quantise
+    # {name that was left out: name of the tensor here that it repeats}, as the makers of the file noted
+    repeats: Mapping[str, str] = MappingProxyType({})
 
     def read(self, only: Container[str] | None = None) -> Iterator[tuple[str, np.ndarray | Stored]]:
         """Yields each tensor by its name, or those in `only`."""
@@ -85,11 +88,34 @@ class Shard(NamedTuple):
         """Returns the file as if it held only the tensors with these names."""
         return self._replace(shapes={name: shape for name, shape in self.shapes.items() if is_read(name)})
 
+    def under(self, further: Mapping[str, str]) -> Shard:
+        """Returns the file as if it held some of its tensors a second time.
+
+        Args:
+            further: {second name: the name in the file}. Tensors of other files may be among them, and are ignored.
+        """
+        here = {name: stored for name, stored in further.items() if stored in self.shapes and name not in self.shapes}
+        if not here:
+            return self
+
+        def load(names: Collection[str]) -> Iterator[tuple[str, np.ndarray | Stored]]:
+            for stored, x in self.load({here.get(name, name): None for name in names}):
+                if stored in names:
+                    yield stored, x
+                for name in names:
+                    if here.get(name) == stored:
+                        yield name, x
+
+        shapes = self.shapes | {name: self.shapes[stored] for name, stored in here.items()}
+        in_full = self.in_full | {name for name, stored in here.items() if stored in self.in_full}
+        return self._replace(shapes=shapes, load=load, in_full=in_full)
+
 
 def shards(folder: Path, formats: Mapping[str, Callable[[Path], Shard]] | None = None) -> list[Shard]:
     """Opens the files of a folder's weights.
 
-    An index decides from which file a tensor is read, also where another file has a tensor of the same name.
+    An index decides from which file a tensor is read, also where another file has a tensor of the same name. Names that
+    repeat a tensor are in `Shard.repeats`, whether the file or the index lists them.
 
     Args:
         formats: names of files, and how each is opened; None for `FORMATS`, a model's.
@@ -100,9 +126,12 @@ def shards(folder: Path, formats: Mapping[str, Callable[[Path], Shard]] | None =
         if (folder / name).is_file():
             return [open_file(folder / name)]
         if index.is_file():
-            weight_map = _weight_map(index)
+            table = _index(index)
+            weight_map = table["weight_map"]
             files = [open_file(folder / file) for file in sorted(set(weight_map.values()))]
-            return _as_listed(files, weight_map, index)
+            files = _as_listed(files, weight_map, index)
+            noted = {name: kept for file in files for name, kept in file.repeats.items()} | _names(table["metadata"])
+            return [file._replace(repeats=_repeats(noted, file.shapes)) for file in files]
     raise CheckpointError(f"{folder} has no weights: expected {', '.join(formats)}, or the index of several such files")
 
 
@@ -111,10 +140,30 @@ def are_in(folder: Path) -> bool:
     return any((folder / name).is_file() or (folder / f"{name}.index.json").is_file() for name in FORMATS)
 
 
-def _weight_map(index: Path) -> dict[str, str]:
+def _names(metadata: Any) -> dict[str, str]:
+    """Returns the entries of a file's metadata that are text: other entries name no tensor."""
+    table = metadata if isinstance(metadata, dict) else {}
+    return {name: kept for name, kept in table.items() if isinstance(kept, str)}
+
+
+def _repeats(noted: Mapping[str, str], shapes: Container[str]) -> dict[str, str]:
+    """Returns the names that a file was written without, and the tensor in it that each of them repeats.
+
+    `safetensors.torch.save_model` writes a tensor of several names once, and notes the other names in the metadata.
+    Metadata also has entries such as "format", which are left out here.
+
+    >>> _repeats({"format": "pt", "lm_head.weight": "wte.weight"}, {"wte.weight"})
+    {'lm_head.weight': 'wte.weight'}
+    """
+    return {name: kept for name, kept in noted.items() if kept in shapes and name not in shapes}
+
+
+def _index(index: Path) -> dict[str, Any]:
+    """Reads an index: its "weight_map", with files that exist, and its "metadata"."""
     folder = index.parent
     try:
-        weight_map = dict(json.loads(index.read_text(encoding="utf-8"))["weight_map"])
+        table = json.loads(index.read_text(encoding="utf-8"))
+        weight_map = dict(table["weight_map"])
         listed = sorted(set(weight_map.values()))
     except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
         raise CheckpointError(f"{index} is no index of weights ({error!r}): download it again") from error
@@ -123,7 +172,7 @@ def _weight_map(index: Path) -> dict[str, str]:
     if absent := [file for file in listed if not (folder / file).is_file()]:
         counts = f"of the {len(listed)} files that {index.name} lists, {len(absent)} are not there"
         raise CheckpointError(f"{folder} is incomplete: {counts} ({some(absent)}). Finish the download")
-    return weight_map
+    return {"weight_map": weight_map, "metadata": table.get("metadata")}
 
 
 def _as_listed(files: list[Shard], weight_map: Mapping[str, str], index: Path) -> list[Shard]:
@@ -156,7 +205,7 @@ def _safetensors(path: Path) -> Shard:
     with path.open("rb") as file:
         size = int.from_bytes(file.read(8), "little")
         entries = json.loads(file.read(size))
-    entries.pop("__metadata__", None)
+    metadata = entries.pop("__metadata__", None)
     shapes = {name: tuple(entry["shape"]) for name, entry in entries.items()}
 
     def stored(name: str) -> Stored:
@@ -167,7 +216,8 @@ def _safetensors(path: Path) -> Shard:
         dtype = np.dtype(SAFETENSORS_DTYPES[entry["dtype"]])
         return from_file(path, 8 + size + entry["data_offsets"][0], shape, dtype)
 
-    return Shard(path, shapes, lambda names: ((name, stored(name)) for name in names))
+    repeats = _repeats(_names(metadata), shapes)
+    return Shard(path, shapes, lambda names: ((name, stored(name)) for name in names), repeats=repeats)
 
 
 def from_file(path: Path, offset: int, shape: tuple[int, ...], dtype: np.dtype) -> Stored:
