@@ -329,3 +329,61 @@ def test_a_tokenizer_that_brings_code_is_refused(folder, tmp_path):
     with pytest.raises(CheckpointError, match=r"the tokenizer in .* cannot be loaded"):
         jaxspec.load(folder)
     assert not (tmp_path / "was here").exists()
+
+
+ROWS = 40_960  # of a Qwen 3
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32_768}
+LLAMA_3 = {"rope_type": "llama3", "factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+LLAMA_3 |= {"original_max_position_embeddings": 8192}
+LONGEST = [  # a published size, what its card or somebody adds to config.json, and the longest row
+    ("qwen3-8b", {"rope_scaling": YARN}, 131_072),
+    ("qwen3-8b", {"rope_scaling": {"type": "yarn", "factor": 4.0}}, 4 * ROWS),  # transformers: of the longest row
+    ("qwen3-8b", {"rope_scaling": YARN | {"factor": None}}, ROWS),  # the factor is longest / first
+    ("qwen3-8b", {"rope_scaling": YARN | {"factor": 1.0}}, ROWS),
+    ("qwen3-8b", {"rope_parameters": YARN | {"rope_theta": 1e6}}, 131_072),
+    ("qwen3-8b", {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}, "rope_scaling": YARN}, 131_072),
+    ("qwen2.5-0.5b", {"rope_scaling": YARN}, 131_072),
+    ("qwen2.5-7b", {"rope_scaling": YARN}, 131_072),  # of which the base model's config.json has 131,072 already
+    ("qwen3-30b-a3b", {"rope_scaling": YARN}, 131_072),
+    (
+        "qwen3.5-9b",
+        {
+            "rope_parameters": YARN
+            | {"original_max_position_embeddings": 262_144, "rope_theta": 1e7, "mrope_section": [11, 11, 10]}
+            | {"partial_rotary_factor": 0.25}
+        },
+        1_048_576,
+    ),
+    ("glm-4-32b-0414", {"rope_scaling": YARN}, 131_072),
+    ("smollm3-3b", {"rope_scaling": YARN | {"factor": 2.0, "original_max_position_embeddings": 65_536}}, 131_072),
+    ("llama-2-7b", {"rope_scaling": {"type": "linear", "factor": 4.0}}, 16_384),  # vicuna-7b-v1.5-16k
+    ("llama-2-7b", {"rope_scaling": {"type": "dynamic", "factor": 4.0}}, 4096),  # longer rows would change the base
+    # These have the longest row in max_position_embeddings.
+    ("llama-3.1-8b", {}, 131_072),
+    ("llama-3.1-8b", {"rope_scaling": LLAMA_3}, 131_072),
+    ("gemma-3-4b", {}, 131_072),
+    ("olmo-3-7b", {}, 65_536),
+    ("gpt-oss-20b", {}, 131_072),
+    ("ministral-3-8b", {}, 262_144),
+    ("llama-3.1-8b", {"rope_scaling": YARN | {"factor": 40.0, "original_max_position_embeddings": 4096}}, 163_840),
+]
+
+
+def test_the_longest_row_is_what_a_scaling_of_positions_gives():
+    for size, added, longest in LONGEST:
+        family = next(family for family in hf_families.FAMILIES if size in family.sizes)
+        config = family.read(family.write(family.sizes[size]) | added)
+        assert config.max_positions == longest, (size, added)
+        assert family.read(family.write(config)) == dataclasses.replace(config, end_tokens=()), (size, added)
+
+
+def test_rows_go_on_to_what_a_scaling_gives(folder):
+    """`generate` takes positions past max_position_embeddings."""
+    table = json.loads((folder / "config.json").read_text())
+    first = table["max_position_embeddings"]
+    prompt = [[3] * first]
+    with pytest.raises(ValueError, match=f"has {first}"):
+        jaxspec.generate(jaxspec.load(folder), prompt, max_new_tokens=2)
+    scaling = {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": first}
+    (folder / "config.json").write_text(json.dumps(table | {"rope_scaling": scaling}))
+    assert jaxspec.generate(jaxspec.load(folder), prompt, max_new_tokens=2, eos_ids=()).tokens.shape == (1, 2)

@@ -147,17 +147,27 @@ def _with_first_context(table: dict) -> dict:
     return table | {"rope_parameters": {**(table.get("rope_parameters") or {}), FIRST_CONTEXT: table[FIRST_CONTEXT]}}
 
 
-def rope(table: dict, base: float = 10_000.0) -> dict[str, Any]:
+def rope(table: dict, base: float = 10_000.0, *, counts_linear: bool = False) -> dict[str, Any]:
     """Reads options of the rotary positions: new files have one table, older ones a base and perhaps a scaling.
 
-    >>> rope({"rope_theta": 500000.0, "rope_scaling": {"type": "linear", "factor": 4}})
-    {'rope_base': 500000.0, 'rope_scaling': 'linear', 'rope_factor': 4.0}
+    A scaling that stretches positions by a factor makes rows that much longer: the options then have the longest row.
+    It is `factor` times the context of the training, or `max_position_embeddings` if that is more.
+
+    Args:
+        table: the content of a config.json.
+        base: the base of the frequencies in a file that gives none.
+        counts_linear: whether `max_position_embeddings` is the longest row of a linear scaling, as in a Gemma 3; in
+            other families it is the context before the scaling.
+
+    >>> rope({"rope_theta": 500000.0, "rope_scaling": {"type": "linear", "factor": 4}, "max_position_embeddings": 2048})
+    {'rope_base': 500000.0, 'rope_scaling': 'linear', 'rope_factor': 4.0, 'max_positions': 8192}
     """
-    # transformers 5 writes rope_parameters, which hold the base, too.
+    # transformers 5 writes rope_parameters, which hold the base, too. There, too, rope_scaling counts before them: it
+    # is what people add to a file for longer rows.
     merged = {
         "rope_theta": table.get("rope_theta") or base,
-        **(table.get("rope_scaling") or {}),
         **(table.get("rope_parameters") or {}),
+        **(table.get("rope_scaling") or {}),
     }
     only({**table, **merged}, partial_rotary_factor=1.0, full_attention=None, sliding_attention=None)
     rope_type = merged.get("rope_type") or merged.get("type") or "default"
@@ -173,12 +183,24 @@ def rope(table: dict, base: float = 10_000.0) -> dict[str, Any]:
     fields = {
         field: type(getattr(UniformDecoder, field))(need(merged, key)) for field, key in ROPE_KEYS[rope_type].items()
     }
-    return options | {"rope_scaling": rope_type, **fields}
+    return options | {"rope_scaling": rope_type, **fields} | _longest_row(merged, table, rope_type, counts_linear)
+
+
+def _longest_row(scaling: dict, table: dict, rope_type: str, counts_linear: bool) -> dict[str, Any]:
+    """Returns the option for the longest row of a scaling whose factor stretches positions.
+
+    The factor of "llama3" is another number: it divides the lowest frequencies, and says nothing of a row's length.
+    """
+    longest = table.get("max_position_embeddings")
+    original = scaling.get(FIRST_CONTEXT) or (None if counts_linear else longest)
+    if rope_type not in ("yarn", "linear") or original is None:
+        return {}
+    return {"max_positions": max(longest or 0, int(scaling["factor"] * original))}
 
 
 def _yarn(scaling: dict, table: dict) -> dict[str, Any]:
     """Returns the keys of a scaling by YaRN, with what transformers takes for those that it lacks."""
-    original, longest = scaling.get("original_max_position_embeddings"), table.get("max_position_embeddings")
+    original, longest = scaling.get(FIRST_CONTEXT), table.get("max_position_embeddings")
     factor = scaling.get("factor") or (longest / original if longest and original else need(scaling, "factor"))
     weight, overall = scaling.get("mscale"), scaling.get("mscale_all_dim")
     # As in transformers, one without the other is without effect.
@@ -186,7 +208,7 @@ def _yarn(scaling: dict, table: dict) -> dict[str, Any]:
     usual = yarn_magnitude(factor, weight) / yarn_magnitude(factor, overall)
     return {
         "factor": factor,
-        "original_max_position_embeddings": original or need(table, "max_position_embeddings"),
+        FIRST_CONTEXT: original or need(table, "max_position_embeddings"),
         "beta_slow": scaling.get("beta_slow") or 1,
         "beta_fast": scaling.get("beta_fast") or 32,
         "truncate": scaling.get("truncate", True) is not False,
@@ -197,6 +219,14 @@ def _yarn(scaling: dict, table: dict) -> dict[str, Any]:
 def scaling_keys(form: UniformDecoder) -> dict[str, Any]:
     """Writes the keys of a scaling of the rotary frequencies."""
     return {"rope_type": form.rope_scaling} | common.write_keys(form, ROPE_KEYS.get(form.rope_scaling, {}))
+
+
+def size_keys(form: UniformDecoder) -> dict[str, Any]:
+    """Writes the network's sizes, with the context before a linear scaling, as `rope` reads it."""
+    table = {key: value for key, value in common.write_keys(form, KEYS).items() if value is not None}
+    if form.rope_scaling == "linear" and form.max_positions is not None:
+        table["max_position_embeddings"] = round(form.max_positions / form.rope_factor)
+    return table
 
 
 def windows(table: dict, otherwise: list[bool]) -> dict[str, Any]:
@@ -330,7 +360,7 @@ def _write(config: UniformDecoder, model_type: str, architecture: str) -> dict[s
     table: dict[str, Any] = {
         "architectures": [architecture],
         "model_type": model_type,
-        **{key: value for key, value in common.write_keys(config, KEYS).items() if value is not None},
+        **size_keys(config),
         "hidden_act": THEIRS[config.activation],
         "rope_theta": config.rope_base,
     }

@@ -54,7 +54,7 @@ def read_gemma3(table: dict) -> DecoderConfig:
     only(table, attn_logit_softcapping=0)
     # Either one table for each kind of layer, or the keys that published files have.
     by_layers = table.get("rope_parameters") or {}
-    rope = decoders.rope({**table, "rope_parameters": by_layers.get("full_attention")}, base=1e6)
+    rope = decoders.rope({**table, "rope_parameters": by_layers.get("full_attention")}, base=1e6, counts_linear=True)
     local = by_layers.get("sliding_attention") or {}
     only(local, rope_type="default", partial_rotary_factor=1.0)
     local_base = local.get("rope_theta") or table.get("rope_local_base_freq") or 10_000
@@ -90,7 +90,10 @@ _KEYS = decoders.LAYERS | {
     "attn_logit_softcapping": "attention_cap",
     "final_logit_softcapping": "logits_cap",
 }
-_KEYS_3 = _KEYS | {"rope_local_base_freq": lambda form: form.local_rope_base or form.rope_base}
+_KEYS_3 = _KEYS | {
+    "rope_local_base_freq": lambda form: form.local_rope_base or form.rope_base,
+    "max_position_embeddings": "max_positions",  # counts what a linear scaling gives
+}
 SIZES_1 = decoders.sizes(
     read_gemma,
     {

@@ -55,8 +55,11 @@ def _rope(form: UniformDecoder) -> dict[str, Any]:
 def _beta(config: DecoderConfig) -> dict[str, Any]:
     turn = decoders.rotated(config)
     rope = _rope(nearest(config))
-    original = {"original_max_position_embeddings": turn.scaling.original, "llama_4_scaling_beta": turn.query_beta}
-    return {"rope_parameters": rope | (original if turn.query_beta else {"llama_4_scaling_beta": None})}
+    if not turn.query_beta:
+        return {"rope_parameters": rope | {"llama_4_scaling_beta": None}}
+    original = {decoders.FIRST_CONTEXT: turn.scaling.original, "llama_4_scaling_beta": turn.query_beta}
+    # Beside the first context, the other key is the longest row under every scaling.
+    return {"rope_parameters": rope | original, "max_position_embeddings": config.max_positions}
 
 
 SIZES = decoders.sizes(

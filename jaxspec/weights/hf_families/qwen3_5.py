@@ -89,7 +89,7 @@ def _write(config: DecoderConfig) -> dict[str, Any]:
     return {
         "architectures": ["Qwen3_5ForCausalLM"],
         "model_type": TYPES[0],
-        **{key: value for key, value in common.write_keys(form, decoders.KEYS).items() if value is not None},
+        **decoders.size_keys(form),
         **{"hidden_act": "silu", "attention_bias": form.qkv_bias, "rope_parameters": rotation},
         **{"layer_types": kinds, **numbers},
     }
