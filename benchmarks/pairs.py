@@ -326,6 +326,7 @@ FORMATS: dict[str, Callable[[dict, Pair], Shapes]] = {
     "speculators, DFlash 2": speculators_dflash2,
     "DFlash": dflash,
     "DFlash 2": dflash2,
+    "JetSpec": dflash,
     "DSpark": dspark,
     "Medusa": medusa,
     "MTP, MiMo's": mimo,

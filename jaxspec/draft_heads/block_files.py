@@ -1,4 +1,4 @@
-"""The files of block drafters: config.json and tensors' names, as z-lab, DeepSpec and `speculators` have them."""
+"""The files of block drafters: config.json and tensors' names of z-lab, DeepSpec, JetSpec and `speculators`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,12 @@ OPTIONS = {  # of dflash_config
     *("input_embedding_scale", "output_multiplier", "final_logit_softcapping"),
     *("sample_from_anchor", "markov_rank", "markov_head_type", "projector_type", "attention_mode"),
     *("enable_confidence_head", "confidence_head_with_markov", "confidence_head_alpha"),
+    *("target_hidden_size", "swa_window_size"),
 }
+# Keys of one meaning. Whoever reads a file knows one of them, and a file may have several.
+CAUSAL = ("is_causal", "causal", "causal_head")  # z-lab's; vLLM's, ModelOpt's and NeMo's; JetSpec's
+SHIFTED = ("sample_from_anchor", "draft_shift", "shift_label")  # speculators'; JetSpec's; SpecForge's and ModelOpt's
+OPTIONS |= {*CAUSAL, *SHIFTED}
 UNLIKE: dict[str, Any] = {  # options of drafters for MiMo, Gemma 3 and others, with the values that change nothing
     "attention_sink_bias": False,
     "attention_value_scale": 1.0,
@@ -28,7 +33,9 @@ UNLIKE: dict[str, Any] = {  # options of drafters for MiMo, Gemma 3 and others, 
     "rope_is_neox_style": True,
     "is_neox_style": True,
     "attention_mode": "gqa",
+    "use_swa": False,
 }
+ADAPTER = "hidden_dim_adapter.proj.weight"
 SOURCE = "encoder_fc.weight"  # ours: published drafters have targets without encoders
 
 
@@ -50,7 +57,10 @@ def read(
     """
     options, of_speculators = _options(table, counts), "speculators_model_type" in table
     layer = _layer(table, shapes)
-    hidden = table.get("target_hidden_size") or layer.dim
+    if ADAPTER in shapes:
+        text = f"it has {ADAPTER}, which JetSpec fills at random for a target of another width"
+        raise formats.FamilyError(f"{text}: expected a drafter that was trained for this target")
+    hidden = options.get("target_hidden_size") or layer.dim
     if options.get("aux_hidden_state_layer_ids") is not None:
         taps = formats.taps_of(options["aux_hidden_state_layer_ids"], -1, target)
     else:
@@ -65,12 +75,12 @@ def read(
     spark = "dspark" in (table.get("speculators_model_type"), options.get("projector_type"))
     spark = spark or "DSpark" in "".join(table.get("architectures") or ())
     more: dict[str, Any] = {field: int(formats.need(options, key)) for field, key in counts.items()}
-    width = formats.axis_of(shapes, f"{CONFIDENCE}.weight", 1)
-    parts, is_causal = formats.own_parts(shapes), table.get("is_causal")
+    width, is_shifted = formats.axis_of(shapes, f"{CONFIDENCE}.weight", 1), _flag(options, SHIFTED)
+    parts, is_causal = formats.own_parts(shapes), _flag(options, CAUSAL)
     # Without a word on it, z-lab's code and SGLang's let tokens see ahead in layers without a window alone.
     causal_windows = is_causal is not False
     if of_speculators:
-        formats.only(table, is_causal=False)
+        formats.only(options, **dict.fromkeys(CAUSAL, False))
         # Where the window is dropped, speculators hides nothing of the block, whatever the option says.
         is_dropped = any(x.attention.window == formats.HIDES_NOTHING for x in layer.layers)
         causal_windows = not (is_dropped or options.get("sliding_window_non_causal", kind is not BlockConfig))
@@ -85,7 +95,7 @@ def read(
         taps,
         block=int(formats.need(defaults | options, "block_size")),
         mask_token=int(formats.need(options, "mask_token_id")),
-        from_anchor=bool(options.get("sample_from_anchor", spark)),
+        from_anchor=spark if is_shifted is None else is_shifted,
         markov_rank=shapes[BEFORE][1] if BEFORE in shapes else 0,
         markov=options.get("markov_head_type") or "vanilla",
         confidence=width is not None,
@@ -113,6 +123,19 @@ def _options(table: dict, counts: Mapping[str, str]) -> dict[str, Any]:
     if (projector := options.get("projector_type")) not in (None, "dflash", "dspark"):
         raise formats.FamilyError(f"projector_type is {projector!r}: expected 'dflash' or 'dspark'")
     return options
+
+
+def _flag(options: Mapping[str, Any], keys: tuple[str, ...]) -> bool | None:
+    """Returns the value that a file gives under several keys of one meaning; None if it has none of them.
+
+    >>> _flag({"causal": True, "block_size": 8}, CAUSAL)
+    True
+    """
+    values = {key: bool(options[key]) for key in keys if key in options}
+    if len(set(values.values())) > 1:
+        written = " and ".join(f"{key} {value}" for key, value in values.items())
+        raise formats.FamilyError(f"its config.json has {written}: expected one value, as these keys mean the same")
+    return next(iter(values.values()), None)
 
 
 def usual_taps(target_layers: int, layers: int) -> list[int]:
@@ -207,10 +230,13 @@ def _zlabs(config: BlockConfig, verifier: dict) -> dict:
         "final_logit_softcapping": config.logits_cap,
     }
     causal = {(True, False): {}, (True, True): {"is_causal": True}, (False, False): {"is_causal": False}}
+    causal = causal[config.causal_windows, config.causal_full]
+    # vLLM and JetSpec's own code read their key inside of this table alone.
+    table |= {key: value for value in causal.values() for key in CAUSAL[1:]}
     return {
         **formats.written_layer(config.layer, types=("qwen3",)),
         "architectures": ["DFlashDraftModel"],
         "dflash_config": table,
         "base_model_name_or_path": verifier["name_or_path"],
-        **causal[config.causal_windows, config.causal_full],
+        **causal,
     }

@@ -318,6 +318,22 @@ CASES = {
             ),
         )
     },
+    **{
+        f"DFlash, JetSpec's {name}": Published(
+            QWEN3
+            | {"architectures": ["DFlashDraftModel"], "num_hidden_layers": 2, "block_size": 5, "sliding_window": 3}
+            | {"use_sliding_window": True, "layer_types": ["sliding_attention", "full_attention"]}
+            | {"num_target_layers": LAYERS}
+            | {"dflash_config": {"mask_token_id": 12, "target_layer_ids": [1, 4], "target_hidden_size": D, **options}},
+            dflash_shapes(),
+            dict(ids=(2, 5), mask=12, window=3, from_anchor=False, causal=causal, slots=slots),
+        )
+        for name, options, causal, slots in (
+            ("causal head", {"causal_head": True}, (True, True), 1),
+            ("bidirectional head", {"causal_head": False}, (False, False), 1),
+            ("shifted head", {"causal_head": True, "draft_shift": True}, (True, True), 0),
+        )
+    },
     "DFlash 2": Published(
         QWEN3
         | {"architectures": ["DFlash2DraftModel"], "num_hidden_layers": 2, "is_causal": False, "sliding_window": 3}

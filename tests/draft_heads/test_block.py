@@ -13,7 +13,8 @@ import transformers
 import jaxspec
 from jaxspec import drafters
 from jaxspec.core import Prompt
-from jaxspec.draft_heads import block
+from jaxspec.draft_heads import block, block_files
+from jaxspec.draft_heads.formats import target_shape
 from jaxspec.draft_heads.load import read_head
 from jaxspec.draft_heads.save import save
 from jaxspec.draft_heads.training import DraftStep
@@ -21,6 +22,7 @@ from jaxspec.nets import decoder
 from jaxspec.sampling import at_temperature
 from jaxspec.testing import certify
 from jaxspec.training import head_loss
+from jaxspec.weights.hf_families import common
 from jaxspec.weights.tensors import CheckpointError
 from tests.draft_heads import test_drafters as heads
 from tests.draft_heads import test_formats as references
@@ -28,6 +30,7 @@ from tests.draft_heads.conftest import EPS, FIRST, GAMMA, KV, PROMPT, QWEN3, D, 
 from tests.marks import marked, optional
 
 torch = optional("torch")
+safetensors_torch = optional("safetensors.torch")
 pytestmark = pytest.mark.needs_torch
 
 SIZES = {"vocab_size": V, "hidden_size": D, "intermediate_size": 24, "num_hidden_layers": 4, "num_attention_heads": 4}
@@ -114,6 +117,16 @@ REFUSED = {
     "attention_value_scale is 0.6: only 1.0 is supported": {"attention_value_scale": 0.6},
     "attention_sink_bias is True: only False is supported": {"nested": {"attention_sink_bias": True}},
     "use_gemma_norm is True": {"use_gemma_norm": True},
+    "use_swa is True: only False is supported": {"nested": {"use_swa": True, "swa_window_size": 8}},
+    "draft_shift is 'yes': expected true or false": {"nested": {"draft_shift": "yes"}},
+    "causal is True: only False is supported": {"speculators_model_type": "dflash", "nested": {"causal": True}},
+    "speculators_model_type is 'jetspec': expected one of": {"speculators_model_type": "jetspec"},
+    "has is_causal False and causal_head True: expected one value": {
+        "is_causal": False,
+        "nested": {"causal_head": True},
+    },
+    "has sample_from_anchor True and draft_shift False": {"sample_from_anchor": True, "nested": {"draft_shift": False}},
+    "causal is 1: expected true or false": {"nested": {"causal": 1}},
     "dflash_config is of type list: expected an object": {"dflash_config": []},
     "output_multiplier is -1": {"nested": {"output_multiplier": -1}},
     "is_causal is True: only False is supported": {"speculators_model_type": "dflash", "is_causal": True},
@@ -169,6 +182,37 @@ def test_options_of_dspark_may_lie_in_dflash_config(published, folder, target, t
     nested = {"projector_type": "dspark", "markov_head_type": "gated", "enable_confidence_head": False}
     config, _ = read_head(changed(where, nested), target=target)
     assert config.from_anchor and config.markov == "gated"
+
+
+def test_causal_and_shifted_blocks_have_a_key_in_each_format(published, target):
+    """JetSpec has causal_head, z-lab is_causal; vLLM, ModelOpt and NeMo causal: in dflash_config or beside it."""
+    case = published["DFlash, z-lab's windows"]
+
+    def read(nested, **keys):
+        table = case.table | keys | {"dflash_config": case.table["dflash_config"] | nested}
+        common.check(table)
+        return block_files.read(table, case.shapes, target_shape(target))
+
+    silent = read({})
+    assert (silent.causal_full, silent.causal_windows, silent.from_anchor) == (False, True, False)
+    for value in (True, False):
+        expected = dataclasses.replace(silent, causal_full=value, causal_windows=value)
+        for key in ("is_causal", "causal", "causal_head"):
+            assert read({key: value}) == read({}, **{key: value}) == expected
+            assert read({key: value}, is_causal=value) == expected
+        shifted = dataclasses.replace(silent, from_anchor=value)
+        for key in ("draft_shift", "shift_label", "sample_from_anchor"):
+            assert read({key: value}) == read({}, **{key: value}) == shifted
+    assert read({"causal_head": None, "use_swa": False, "swa_window_size": 8}) == silent
+
+
+def test_an_adapter_that_is_filled_at_random_is_refused(published, folder, target, tmp_path):
+    where = published["DFlash, JetSpec's causal head"].write(tmp_path / "it", folder)
+    weights = safetensors_torch.load_file(where / "model.safetensors")
+    adapter = torch.zeros(D, 8)
+    safetensors_torch.save_file(weights | {"hidden_dim_adapter.proj.weight": adapter}, where / "model.safetensors")
+    with pytest.raises(CheckpointError, match="which JetSpec fills at random for a target of another width"):
+        jaxspec.load_drafter(changed(where, {"target_hidden_size": 8}), target=target)
 
 
 @pytest.mark.parametrize("scale", [None, 1.0, 3.0])

@@ -94,6 +94,7 @@ TAPS = "taps [1, 2] in place of [0, 1]"
 TRIED = {  # by the kind's name in `CONFIGS`: two of the changes, as far as there are any
     **{key: {TAPS, "norm_output True in place of False"} for key in ("eagle 3", "p-eagle")},
     **{key: {TAPS, "causal_full True in place of False"} for key in ("dflash", "dflash 2", "dspark", "block")},
+    "jetspec": {TAPS, "causal_full False in place of True"},
     "mtp": {"hidden_first True in place of False", "zero_first False in place of True"},
     "kangaroo": {"exit 1 in place of 2"},
     "assistant": {"positions_back 2 in place of 1"},

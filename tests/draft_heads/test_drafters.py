@@ -82,6 +82,7 @@ CONFIGS = {
     "hydra": medusa.HeadsConfig(V, D, heads=3, reads_tokens=True, draft_vocab=2),
     "dflash": DFLASH,
     "dflash, windows": dataclasses.replace(DFLASH, layer=each_its_own()),
+    "jetspec": dataclasses.replace(DFLASH, causal_full=True, from_anchor=True, block=3),
     "dflash 2": second(DFLASH, layer=each_its_own()),
     "dspark": dataclasses.replace(DFLASH, from_anchor=True, block=3, markov_rank=2, markov="gated", confidence=True),
     "dspark, memory": dataclasses.replace(DFLASH, markov_rank=2, markov="rnn"),  # not from the anchor
@@ -110,7 +111,14 @@ def drafter_of(name, target):
 
 PLAIN = SamplingParams(jnp.ones(1), jnp.array([3]), jnp.ones(1))
 COLD = PLAIN._replace(temperature=jnp.zeros(1))
-SELDOM = ("blockwise", "dflash", "dflash, windows", "dspark, memory", "assistant")  # others have the same loop
+SELDOM = (
+    "blockwise",
+    "dflash",
+    "dflash, windows",
+    "jetspec",
+    "dspark, memory",
+    "assistant",
+)  # others have the same loop
 
 
 @pytest.mark.parametrize(
@@ -134,14 +142,14 @@ def test_the_distribution_of_the_text_is_the_targets(name):
 
 
 IN_TREES = (
-    *("eagle 3", "medusa", "dspark", "dflash 2", "p-eagle", "eagle 3, windows"),
+    *("eagle 3", "medusa", "dspark", "dflash 2", "jetspec", "p-eagle", "eagle 3, windows"),
     *("pass", "dflash", "kangaroo", "eagle 1", "mtp", "blockwise"),
 )
 
 
 def tree_of(name):
     """A static tree, whose children are drawn or partly drawn, or one that grows."""
-    if name == "dflash":
+    if name in ("dflash", "jetspec"):
         return drafters.dynamic_tree(drafter_of(name, "decoder"), nodes=3, depth=2, width=2)
     draw = "mixed" if name == "medusa" else "without_replacement"
     return drafters.tree(drafter_of(name, "decoder"), shape=[(0,), (1,), (0, 0)], draw=draw)
@@ -181,12 +189,31 @@ def test_rows_may_be_permuted_in_mid_generation(name, permuted):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", marked(IN_TREES, exhaustive=IN_TREES[5:]))
+@pytest.mark.parametrize("name", marked(IN_TREES, exhaustive=IN_TREES[6:]))
 def test_the_distribution_of_the_text_of_trees_is_the_targets(name):
     options = dict(steps=3, sampler=at_temperature(3, True), prompt=Prompt(jnp.array([[1, 0]]), jnp.array([2])))
     drafter = tree_of(name)
     off = [certify(drafter.target, drafter=drafter, sampling_params=params, **options) for params in (PLAIN, COLD)]
     assert max(off) < 1e-5, off
+
+
+WIDE = decoder.decoder_config(64, 16, ff_dim=24, layers=3, heads=4, kv_heads=2, head_dim=4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("nodes", marked([63, 127, 255], exhaustive={127}))
+def test_trees_of_causal_blocks_have_up_to_256_nodes_and_greedy_text_is_the_plain_one(nodes):
+    """As JetSpec drafts them: blocks of 16, 7 children of a node, and the committed token counts among the nodes."""
+    config = block.BlockConfig(nets.replace(WIDE, layers=1), 16, (0, 1), block=16, mask_token=63, causal_full=True)
+    target = Model(decoder.language_model(WIDE, config.taps), random_params(decoder.init, WIDE, 3, 0.5), None, WIDE)
+    network = DraftHead(block.head(config), random_params(block.init, config, 4, 0.5))
+    drafter = drafters.dynamic_tree(drafters.block(network, target), nodes=nodes, depth=15, width=7)
+    rows = token_rows.pad([[3, 1, 4, 1, 5], [9, 2]], 5)
+    plain = jaxspec.generate(target, rows, max_new_tokens=10)
+    out = jaxspec.generate(target, rows, drafter=drafter, max_new_tokens=10)
+    np.testing.assert_array_equal(out.tokens, plain.tokens)
+    assert out.stats.drafted.max() >= nodes
+    assert out.stats.accepted.sum() > 0
 
 
 # --- what the next draft is made of

@@ -157,7 +157,8 @@ TABLES = (
     *("full_attention", "sliding_attention", "dflash_config", "transformer_layer_config"),
 )
 FLAGS = {  # keys of drafters whose values are true or false
-    *("use_sliding_window", "sliding_window_non_causal", "is_causal", "sample_from_anchor"),
+    *("use_sliding_window", "sliding_window_non_causal", "is_causal", "causal", "causal_head"),
+    *("sample_from_anchor", "draft_shift", "shift_label", "use_swa"),
     *("norm_before_residual", "norm_output"),
 }
 LARGEST = 2**31 - 1  # of a count: sizes are int32
