@@ -6,7 +6,11 @@ A test with a shape of its own to prove makes its own: odd head counts, publishe
 from __future__ import annotations
 
 import functools
+import io
+import json
+import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -86,3 +90,37 @@ def characters():
     raw.decoder = decoders.Fuse()
     special = dict(eos_token="</s>", unk_token="<unk>", clean_up_tokenization_spaces=False)
     return PreTrainedTokenizerFast(tokenizer_object=raw, **special)
+
+
+def slow_tokenizers(folder: Path) -> dict[str, Any]:
+    """Tokenizers of Marian and M2M-100 with the same pieces, whose first one is a space; and M2M-100's in other orders.
+
+    M2M-100 counts its languages on from its vocabulary. Files may list them in another order, or not at all.
+    """
+    import sentencepiece
+    from transformers import M2M100Tokenizer, MarianTokenizer
+
+    model = io.BytesIO()
+    text = ["the old dog sees the cat", "a cat and a dog", "dogs bark at night", '{"a": 1, "b": 22}', "12 345 yes no."]
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(text * 30), model_writer=model, vocab_size=36, character_coverage=1.0, minloglevel=2
+    )
+    pieces = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
+    spelt = [pieces.id_to_piece(i) for i in range(3, pieces.get_piece_size())]
+    assert spelt[0] == "▁"
+    vocabularies = {"m2m": ["<s>", "<pad>", "</s>", "<unk>", *spelt], "marian": ["</s>", "<unk>", *spelt, "<pad>"]}
+    (folder / "pieces.model").write_bytes(model.getvalue())
+    for name, words in vocabularies.items():
+        (folder / f"{name}.json").write_text(json.dumps({word: index for index, word in enumerate(words)}))
+    spm, m2m, marian = (str(folder / name) for name in ("pieces.model", "m2m.json", "marian.json"))
+    unlisted = M2M100Tokenizer(m2m, spm)
+    languages = [unlisted.get_lang_token(name) for name in unlisted.lang_code_to_id]
+    with warnings.catch_warnings():  # it recommends sacremoses
+        warnings.simplefilter("ignore")
+        translator = MarianTokenizer(spm, spm, marian, source_lang="en", target_lang="de")
+    return {
+        "marian": translator,
+        "m2m": M2M100Tokenizer(m2m, spm, additional_special_tokens=languages),
+        "m2m, unlisted": unlisted,
+        "m2m, reversed": M2M100Tokenizer(m2m, spm, additional_special_tokens=languages[::-1]),
+    }

@@ -33,7 +33,7 @@ SHOWN = 2**27  # pairs from which on a bar is shown
 FAR = 2**30  # a distance that no text has
 SMALL = 2**14  # vocabularies whose automata are built in no time
 STRAIGHT = 64  # bytes that are looked ahead for a likely token
-VERSION = 1  # of what is kept on disk
+VERSION = 2  # of what is kept on disk
 
 
 class Automaton(NamedTuple):

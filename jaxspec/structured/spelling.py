@@ -65,19 +65,54 @@ def decoders_of(tokenizer: Any) -> dict[str, Any]:
 
 
 def _decoded(tokenizer: Any, vocab: int) -> tuple[list[bytes | None], list[bytes | None]]:
-    """Spells the tokens of a tokenizer of unknown form by decoding each alone and after another."""
+    """Spells the tokens of a tokenizer of unknown form by decoding each at the beginning of a text and within one.
+
+    Slow tokenizers of SentencePiece (Marian's, M2M-100's) drop spaces at both ends of a text. A token that ends in a
+    space would then be shown in two ways: it spells nothing.
+    """
     ids = sorted({index for index in tokenizer.get_vocab().values() if index < vocab} - _special(tokenizer))
-    before = next((index for index in ids if _decode(tokenizer, [index]).isascii()), None)
     inside: list[bytes | None] = [None] * vocab
     first: list[bytes | None] = [None] * vocab
-    if before is None:
+    if (word := _word(tokenizer, ids)) is None:
         return inside, first
-    head = _decode(tokenizer, [before])
+    head = _decode(tokenizer, [word])
+    tail = _decode(tokenizer, [word, word])[len(head) :]  # with the space that it may have in front
+
+    def between(tokens: list[int], head: str) -> bytes | None:
+        """Returns what tokens add to `head` if another word follows them."""
+        text = _decode(tokenizer, [*tokens, word])
+        is_whole = text.startswith(head) and text.endswith(tail) and len(text) >= len(head) + len(tail)
+        added = text[len(head) : len(text) - len(tail)] if is_whole else ""
+        # Only a space may go where nothing follows.
+        if added[-1:].isspace() and _decode(tokenizer, tokens) != head + added:
+            return None
+        return added.encode()
+
     for index in ids:
-        text = _decode(tokenizer, [before, index])
-        first[index] = _decode(tokenizer, [index]).encode()
-        inside[index] = text[len(head) :].encode() if text.startswith(head) else None
+        first[index] = between([index], "")
+        inside[index] = between([word, index], head)
     return inside, first
+
+
+def _word(tokenizer: Any, ids: list[int]) -> int | None:
+    """Returns a token whose text stays the same in front of another and after it; None if there is none.
+
+    Its place among the ids says nothing: the first one may be a space, which is no text by itself.
+    """
+
+    def is_word(index: int, text: str) -> bool:
+        twice = _decode(tokenizer, [index, index])
+        return len(twice) >= 2 * len(text) and twice.startswith(text) and twice.endswith(text)
+
+    others = []
+    for index in ids:
+        text = _decode(tokenizer, [index])
+        if text.isascii() and text.isalpha() and is_word(index, text):
+            return index
+        if text and text.isprintable() and text.strip() == text:
+            others.append((index, text))
+    # In a vocabulary without Latin letters any other sign will do.
+    return next((index for index, text in others if is_word(index, text)), None)
 
 
 def _decode(tokenizer: Any, tokens: list[int]) -> str:

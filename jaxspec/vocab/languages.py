@@ -82,17 +82,28 @@ def language_id(model: Model, name: str) -> int:
 
 
 def languages(tokenizer: Any) -> dict[str, int]:
-    """Returns a tokenizer's languages and their ids: tokens that it has added, and that have no part in its texts.
+    """Returns a tokenizer's languages and their ids, as the tokenizer itself puts them around a text.
+
+    The tokens are among those that it has added. Which id a token was added with says nothing for an M2M-100: it counts
+    languages on from its vocabulary, and files may list their tokens in another order, or none of them.
 
     >>> languages(None)
     {}
     """
     if not hasattr(tokenizer, "src_lang"):
         return {}
+    named = getattr(tokenizer, "lang_code_to_id", None) or {}
+    if hasattr(tokenizer, "get_lang_id"):
+        return {name: tokenizer.get_lang_id(name) for name in named}
     others = [getattr(tokenizer, f"{name}_token", None) for name in ("eos", "bos", "pad", "unk", "mask", "cls", "sep")]
-    added = {word: index for word, index in tokenizer.get_added_vocab().items() if word not in others}
-    # M2M-100 spells the token of "de" as "__de__".
-    return {word.removeprefix("__").removesuffix("__"): index for word, index in added.items()}
+    tokens = {word for word in (*named, *tokenizer.get_added_vocab()) if word not in others}
+    ids = {word: tokenizer.convert_tokens_to_ids(word) for word in sorted(tokens)}
+    # Some spell the token of "de" as "__de__".
+    return {
+        word.removeprefix("__").removesuffix("__"): index
+        for word, index in ids.items()
+        if index is not None and index != tokenizer.unk_token_id
+    }
 
 
 def _network_of(model: Model, config: Any) -> LanguageModel:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import jax
 import numpy as np
@@ -16,6 +17,7 @@ from jaxspec.structured.tables import Pool, TooLarge
 from jaxspec.testing import table_model, word_tokenizer
 from jaxspec.weights.loading import find
 from jaxspec.weights.orbax import tokenizer_of
+from tests.small import slow_tokenizers
 
 SCHEMA = {
     "type": "object",
@@ -91,6 +93,23 @@ def test_a_text_that_matches_is_not_cleaned_up():
     assert jaxspec.generate(model, [[2]], choices=["a . b"], max_new_tokens=4).texts == ["a . b"]
     (row,) = jaxspec.generate_many(model, [{"prompt": [2], "choices": ["a . b"]}], max_new_tokens=4, slots=1)
     assert row.text == "a . b"
+
+
+def test_slow_tokenizers_spell_what_they_decode_to_within_a_text(tmp_path):
+    """The first piece of Marian's and M2M-100's is a space, which is no text by itself: no word before others."""
+    for name, tokenizer in slow_tokenizers(tmp_path).items():
+        ids = tokenizer.get_vocab()
+        spelled = spelling.of(tokenizer, 160)
+        assert (spelled.first[ids["▁a"]], spelled.inside[ids["▁a"]]) == (b"a", b" a"), name
+        assert (spelled.first[ids["1"]], spelled.inside[ids["1"]]) == (b"1", b"1"), name
+        # A text ends without its space, so a token of a space alone would be shown in two ways.
+        assert spelled.inside[ids["▁"]] is None and spelled.first[ids["▁"]] is None
+        unusable = {word for word, index in ids.items() if spelled.inside[index] is None}
+        assert {"</s>", "<unk>", "<pad>"} <= unusable <= {*tokenizer.get_added_vocab(), "<s>", "▁"}, name
+        model = table_model(jax.random.key(1), 160)._replace(tokenizer=tokenizer)
+        options = dict(max_new_tokens=8, eos_ids=(tokenizer.eos_token_id,), num_samples=4, temperature=1.0)
+        out = jaxspec.generate(model, [[ids["e"]]], regex="(a|b)( a|1){2}", key=jax.random.key(2), **options)
+        assert all(re.fullmatch("(a|b)( a|1){2}", text) for text in out.texts), (name, out.texts)
 
 
 def test_a_tokenizer_whose_text_is_not_put_together_is_refused():

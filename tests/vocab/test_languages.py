@@ -17,7 +17,7 @@ from jaxspec.nets import t5
 from jaxspec.testing import table_model
 from jaxspec.vocab import languages
 from jaxspec.vocab.languages import language_id
-from tests.small import random_params, tiny_t5
+from tests.small import random_params, slow_tokenizers, tiny_t5
 
 WORDS = ["<s>", "<pad>", "</s>", "<unk>", "▁", "a", "b", "c", "▁a", "ab"]
 CONFIG = dataclasses.replace(tiny_t5(256), start_token=2, end_tokens=(2,))
@@ -46,6 +46,21 @@ def test_a_language_that_starts_rows_is_replaced():
     config = dataclasses.replace(tiny_t5(len(tokenizer)), start_token=start)
     model = Model(t5.language_model(config), {}, tokenizer, config)
     assert jaxspec.with_languages(model, target="de_DE").lm.limits.first_tokens == (language_id(model, "de_DE"),)
+
+
+def test_languages_of_an_m2m_100_are_where_its_tokenizer_counts_them(tmp_path):
+    """Whatever order a file lists their tokens in, and though it list none."""
+    config = tiny_t5(256)
+    for name, tokenizer in slow_tokenizers(tmp_path).items():
+        if not name.startswith("m2m"):
+            continue
+        model = Model(t5.language_model(config), {}, tokenizer, config)
+        assert language_id(model, "fr") == tokenizer.get_lang_id("fr") == len(tokenizer.encoder) + 24, name
+        french = jaxspec.with_languages(model, source="de", target="fr")
+        assert french.lm.limits.begin == (tokenizer.get_lang_id("fr"),)
+        assert french.tokenizer("the dog")["input_ids"][0] == tokenizer.get_lang_id("de")
+        with pytest.raises(ValueError, match="the language is 'xx': expected one of the tokenizer's 100, such as"):
+            language_id(model, "xx")
 
 
 @pytest.mark.parametrize(
