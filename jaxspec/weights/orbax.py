@@ -31,7 +31,7 @@ from jaxspec.files import folders
 from jaxspec.files.folders import MANIFEST, some
 from jaxspec.files.strict_tables import RecipeError, build
 from jaxspec.nets import FORMS, axes_of, net_of, quantised
-from jaxspec.weights import orbax_arrays, parameters, quantisation, tokenizers
+from jaxspec.weights import orbax_arrays, orbax_layouts, parameters, quantisation, tokenizers
 from jaxspec.weights.reader import ModelFormat, Reader
 from jaxspec.weights.tensors import CheckpointError
 
@@ -248,6 +248,8 @@ def read_manifest(folder: str | Path) -> Manifest:
         problem = "a file, not a folder" if folder.exists() else "nothing there"
         raise CheckpointError(f"no checkpoint at {folder}: {problem}{suggest(folder.name, siblings)}")
     if not path.is_file():
+        if (complaint := orbax_layouts.complaint(folder)) is not None:
+            raise CheckpointError(complaint)
         expected = "a folder that jaxspec.weights.orbax.save wrote, a Hugging Face folder, or a checkpoint of T5X's"
         raise CheckpointError(f"{folder} is no jaxspec checkpoint: it has no {MANIFEST}. Expected {expected}")
     try:

@@ -32,7 +32,7 @@ import ml_dtypes
 import numpy as np
 
 from jaxspec.files.folders import some
-from jaxspec.weights import tensors
+from jaxspec.weights import orbax_layouts, tensors
 from jaxspec.weights.tensors import ArrayShape, CheckpointError, Stored
 
 STEP = re.compile(r"checkpoint_(\d+)")
@@ -62,6 +62,10 @@ def find(folder: Path) -> Path:
     steps = [child for child in folder.iterdir() if STEP.fullmatch(child.name) and _index(child) is not None]
     if steps:
         return max(steps, key=lambda step: int(step.name.rpartition("_")[2]))
+    if files := [child.name for child in folder.iterdir() if STEP.fullmatch(child.name) and child.is_file()]:
+        text = f"{folder} has {some(files)}, a file as flax.training.checkpoints writes it, and T5X's are folders"
+        advice = "restore it with flax, and give its arrays to jaxspec.nets.adapters.from_linen with their module"
+        raise CheckpointError(f"{text}: {advice}")
     names = sorted(child.name for child in folder.iterdir())
     expected = f"a file {MSGPACK} or {STATE}/{METADATA}, which is written last, or a checkpoint_N with either"
     listing = f"there is {some(names) or 'nothing'}"
@@ -79,7 +83,10 @@ def arrays(checkpoint: Path) -> dict[str, Stored]:
     except Exception as error:  # msgpack's, flax's, JSON's and our own have nothing in common
         raise _damaged(index, error) from error
     if not leaves:
-        raise CheckpointError(f"{index} lists no parameters: expected those of a model, below the name target")
+        # Other programs, too, write folders of Orbax that are called checkpoint_N, or have a _METADATA.
+        other = orbax_layouts.complaint(checkpoint) if index.name == METADATA else None
+        expected = "expected those of a model of T5X's, below the name target"
+        raise CheckpointError(other or f"{index} lists no parameters: {expected}")
     opened = _open_all(index.parent, {name: leaf for name, leaf in leaves.items() if isinstance(leaf, _Apart)})
     inside = {name: x for name, x in leaves.items() if isinstance(x, np.ndarray)}
     return opened | {name: _stored(x.shape, x.dtype, lambda x=x: x) for name, x in inside.items()}

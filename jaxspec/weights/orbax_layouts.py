@@ -1,0 +1,72 @@
+"""Orbax folders of other programs, in words for an error: which layout they have, and what their tree begins with.
+
+    _METADATA, manifest.ocdbt, d/        one tree of arrays, in a key-value store
+    _METADATA, params.layer_0.kernel/    one tree of arrays, each a folder of zarr
+    _CHECKPOINT_METADATA, default/       items of one step, each a tree
+    5/, 10/                              the steps of a CheckpointManager
+
+Nothing of such a folder says which network its arrays are of, so jaxspec does not read it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+from jaxspec.files.folders import some
+
+METADATA, CHECKPOINT, OCDBT = "_METADATA", "_CHECKPOINT_METADATA", "manifest.ocdbt"
+READ = "jaxspec reads Orbax folders that T5X wrote, whose tree has target, and those of jaxspec.weights.orbax.save"
+ADVICE = "Restore this one with orbax.checkpoint, and give its arrays to jaxspec.nets.adapters.from_linen or from_nnx"
+
+
+def complaint(folder: Path) -> str | None:
+    """Returns what a folder is and what to do with it, if Orbax wrote it; None of any other folder."""
+    layout = _tree(folder) or _items(folder) or _steps(folder)
+    if layout is None:
+        return None
+    return f"{folder} is an Orbax checkpoint of another program: {layout}. {READ}. {ADVICE}, with their module"
+
+
+def _tree(folder: Path) -> str | None:
+    """Describes a folder with the arrays of one tree."""
+    index = folder / METADATA
+    if not index.is_file():
+        return None
+    kind = "in one key-value store (OCDBT)" if (folder / OCDBT).is_file() else "each a folder of zarr"
+    try:
+        entries = json.loads(index.read_text(encoding="utf-8"))["tree_metadata"].values()
+        paths = [[str(step["key"]) for step in entry["key_metadata"]] for entry in entries]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return f"a tree of arrays, {kind}, whose {METADATA} cannot be read"
+    names = list(dict.fromkeys(path[0] for path in paths if path))
+    return f"a tree of {len(paths)} arrays, {kind}, that begins with {some(names) or 'nothing'}"
+
+
+def _items(folder: Path) -> str | None:
+    """Describes a folder with several trees, as one step of a `CheckpointManager`."""
+    if not (folder / CHECKPOINT).is_file():
+        return None
+    trees = {child.name: tree for child in _folders(folder) if (tree := _tree(child)) is not None}
+    if not trees:
+        return "a step without trees of arrays"
+    first = next(iter(trees))
+    return f"a step with {some(list(trees))}, of which {first} is {trees[first]}"
+
+
+def _steps(folder: Path) -> str | None:
+    """Describes a folder of steps."""
+    numbered = [child for child in _folders(folder) if child.name[-1].isdigit()]
+    steps = [child for child in numbered if (child / CHECKPOINT).is_file() or (child / METADATA).is_file()]
+    if not steps:
+        return None
+    newest = max(steps, key=lambda step: (len(step.name), step.name))  # 10 is after 9
+    described = _tree(newest) or _items(newest)
+    return (
+        f"the folder of a CheckpointManager, with {some([step.name for step in steps])}; {newest.name} is {described}"
+    )
+
+
+def _folders(folder: Path) -> Iterator[Path]:
+    return (child for child in sorted(folder.iterdir()) if child.is_dir())
