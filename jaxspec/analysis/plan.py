@@ -30,6 +30,7 @@ from jaxspec.decode import batches as batching
 from jaxspec.decode.request import Prepared, prepare
 from jaxspec.drafters.trees.children import DrawName
 from jaxspec.drafters.trees.shape import Choices
+from jaxspec.nets import net_of
 
 TOLERANCE = 0.03  # a speed is near the best if no more than this part is missing; a chain is preferred to such a tree
 SHARE = (0.8, 1.0)  # speeds of whole texts over a measured pair's promise: the least and the largest median in docs/
@@ -229,10 +230,14 @@ def of_sizes(
         c, c_hat: in place of those that follow from bytes, and from parameters.
         at_once: whether one pass of the drafter drafts all tokens, as a block drafter's does: c is its share of one.
 
+    Raises:
+        ValueError: there is no such machine or size, or no pair of these two: one of them has an encoder.
+
     >>> of_sizes(0.75, "11B", "77M", "tpu-v4").gamma
     12
     """
     chip = roofline.machine(device)
+    check_pair(target, draft)
     target_load, draft_load = (roofline.load_of_size(size, dtype, row_tokens) for size in (target, draft))
     c_hat = draft_load.parameters / target_load.parameters if c_hat is None else c_hat
     v = roofline.verify_cost(chip, target_load, range(most + 1), batch)
@@ -255,6 +260,34 @@ def of_sizes(
     target_bytes, draft_bytes = (_weight_bytes(size, load) + batch * load.cache_bytes for size, load in pair)
     best = best._replace(memory=PairMemory(target_bytes, draft_bytes, chip.memory))
     return best if best.fits else best._replace(obstacles=("memory", *best.obstacles))
+
+
+PADDED = 256  # ids by which vocabularies of one tokenizer may differ
+
+
+def check_pair(target: str, draft: str) -> str:
+    """Refuses two shapes of which `generate` makes no pair, and says what others need. Sizes such as "11B" say nothing.
+
+    >>> check_pair("llama-3.1-8b", "t5-small")
+    Traceback (most recent call last):
+    ValueError: llama-3.1-8b is decoder-only and t5-small an encoder-decoder: expected two models of one kind
+    >>> check_pair("llama-3.1-8b", "llama-3.2-1b"), check_pair("11B", "t5-small")
+    ('', '')
+    """
+    configs = [roofline.shape_of(size) for size in (target, draft)]
+    if any(config is None for config in configs):
+        return ""
+    models = [net_of(config).language_model(config) for config in configs]
+    kinds = ["decoder-only" if lm.limits.start_token is None else "an encoder-decoder" for lm in models]
+    if kinds[0] != kinds[1]:
+        raise ValueError(f"{target} is {kinds[0]} and {draft} {kinds[1]}: expected two models of one kind")
+    vocabularies = [lm.vocab_size for lm in models]
+    if abs(vocabularies[0] - vocabularies[1]) <= PADDED:
+        return ""
+    return (
+        f"{target} has {vocabularies[0]:,} tokens and {draft} {vocabularies[1]:,}: such a pair needs "
+        "jaxspec.share_vocabulary, drafts only what both tokenizers have, and accepts less than one of a family"
+    )
 
 
 def _weight_bytes(size: str, load: roofline.Load) -> float:

@@ -58,6 +58,9 @@ def convert(
     form = form or (OURS if stored_form == HUGGING_FACE else HUGGING_FACE)
     dtypes = orbax.DTYPES if form == OURS else ("float32", "bfloat16")
     stored_as = dtype or (stored_dtype if stored_dtype in dtypes else "float32")
+    if form == HUGGING_FACE and stored_as in quantisation.DTYPES:
+        holds = f"a Hugging Face folder holds {' or '.join(dtypes)}"
+        raise ValueError(f"--dtype is {stored_as!r}, and {holds}: add --format jaxspec")
     one_of(stored_as, f"--dtype for {form}", dtypes)
     title, marker = (
         ("Hugging Face model", huggingface.CONFIG) if form == HUGGING_FACE else ("checkpoint", orbax.MANIFEST)
@@ -97,14 +100,16 @@ def write(
     """Writes a checkpoint of jaxspec's, as `weights.orbax.save`, with the model's own tokenizer."""
     from jaxspec.core import token_ids
     from jaxspec.nets import form_of
-    from jaxspec.weights import orbax, vocabulary
+    from jaxspec.weights import orbax, quantisation, vocabulary
 
+    # The other format takes such a model, but not its dtype.
+    alternative = "--format huggingface" + (" without that --dtype" if dtype in quantisation.DTYPES else "")
     if model.tokenizer is None:
-        raise ValueError(f"{model.name} has no tokenizer: put its files into the folder, or give --format huggingface")
+        raise ValueError(f"{model.name} has no tokenizer: put its files into the folder, or give {alternative}")
     config = dataclasses.replace(model.config, dtype="float32")
     if (ids := token_ids.size(model.tokenizer)) > config.vocab_size:
         last = f"the tokenizer has ids up to {ids - 1}, the model only up to {config.vocab_size - 1}"
-        raise ValueError(f"{model.name}: {last}: take added tokens out of its files, or give --format huggingface")
+        raise ValueError(f"{model.name}: {last}: take added tokens out of its files, or give {alternative}")
     manifest: dict[str, Any] = {"name": to.resolve().name, "family": form_of(config)[0], "draft_tokens": draft_tokens}
     manifest["description"] = description | {"converted_from": model.name}
     with vocabulary.written(model.tokenizer) as words:

@@ -98,7 +98,8 @@ def plan(inputs: Inputs, context: typer.Context) -> None:
         if device.kernel:
             basis = "estimates from bytes and kernels, as measured on an H100"
         heading = f"{target} with {inputs.draft or draft} on {inputs.device}, {basis}"
-        note = "\n".join([*filter(None, [note]), *(_times(plan, device) for plan in plans if plan.fits)])
+        notes = [note, planning.check_pair(target, draft)]
+        note = "\n".join([*filter(None, notes), *(_times(plan, device) for plan in plans if plan.fits)])
     elif alpha is not None and c is not None:
         plans = [planning.plan(alpha, c, [1 + v * gamma for gamma in range(largest + 1)], c_hat=inputs.c_hat)]
         heading = f"α = {alpha:g}, c = {c:g}, a pass over γ + 1 tokens taking {'1' if not v else f'1 + {v:g} γ'}"

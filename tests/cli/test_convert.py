@@ -110,7 +110,7 @@ def test_a_dtype_is_converted_or_stays_as_it_was(theirs, tmp_path):
         (["--dtype", "int3"], "--dtype for jaxspec is 'int3': expected one of float32, bfloat16, int8, int4"),
         (
             ["--format", "huggingface", "--dtype", "int8"],
-            "--dtype for huggingface is 'int8': expected one of float32, bfloat16",
+            "--dtype is 'int8', and a Hugging Face folder holds float32 or bfloat16: add --format jaxspec",
         ),
     ],
 )
@@ -134,7 +134,17 @@ def test_a_model_without_a_tokenizer(tmp_path):
     params = decoder.init(CONFIG, jax.random.key(0))
     huggingface.save(Model(decoder.language_model(CONFIG), params, None, CONFIG), tmp_path / "bare")
     result = run(tmp_path / "bare", tmp_path / "to")
-    assert result.exit_code == 2 and "has no tokenizer" in result.stderr
+    assert result.exit_code == 2 and "or give --format huggingface\n" in result.stderr
+    narrow = run(tmp_path / "bare", tmp_path / "to", "--dtype", "int8")
+    assert narrow.exit_code == 2 and "or give --format huggingface without that --dtype" in narrow.stderr
+
+
+def test_a_checkpoint_of_ours_in_fewer_bits_stays_one_of_ours(tmp_path):
+    """The default is the other format, which has no int8: the error names the option that helps."""
+    result = run("debian-t5-small", tmp_path / "to", "--dtype", "int8")
+    assert result.exit_code == 2 and "add --format jaxspec" in result.stderr
+    assert run("debian-t5-small", tmp_path / "to", "--dtype", "int8", "--format", "jaxspec").exit_code == 0
+    assert orbax.read_manifest(tmp_path / "to").dtype == "int8"
 
 
 @pytest.mark.parametrize("dtype", ["int8", "int4"])

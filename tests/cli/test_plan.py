@@ -78,6 +78,18 @@ def test_a_pair_that_a_machine_has_no_room_for_is_not_recommended(report, run):
     assert "take 16.1 GB (target) and 2.5 GB (drafter), and the machine has 16.0 GB, where not even the" in said
 
 
+def test_a_pair_that_cannot_exist_gets_no_plan(run):
+    """`generate` refuses it, too."""
+    options = ("--alpha", "0.8", "--device", "h100")
+    for target, draft in (("llama-3.1-8b", "t5-small"), ("google/flan-t5-xl", "qwen3-0.6b")):
+        result = run("--target", target, "--draft", draft, *options)
+        assert result.exit_code == 2 and "expected two models of one kind" in " ".join(result.stderr.split())
+    other = " ".join(run("--target", "llama-3.1-8b", "--draft", "qwen3-0.6b", *options).stdout.split())
+    assert "has 128,256 tokens and qwen3-0.6b 151,936: such a pair needs jaxspec.share_vocabulary" in other
+    for target, draft in (("qwen2.5-14b", "qwen2.5-0.5b"), ("8B", "t5-small"), ("t5-v1_1-xxl", "t5-v1_1-small")):
+        assert "share_vocabulary" not in run("--target", target, "--draft", draft, *options).stdout
+
+
 def test_published_acceptance_is_taken_with_its_source(run, report):
     options = ("--target", "gpt-oss-20b", "--draft", "RedHatAI/gpt-oss-20b-speculator.eagle3", "--device", "h100")
     planned = report(*options)
