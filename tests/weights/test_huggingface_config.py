@@ -342,6 +342,11 @@ LONGEST = [  # a published size, what its card or somebody adds to config.json, 
     ("qwen3-8b", {"rope_scaling": YARN | {"factor": 1.0}}, ROWS),
     ("qwen3-8b", {"rope_parameters": YARN | {"rope_theta": 1e6}}, 131_072),
     ("qwen3-8b", {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}, "rope_scaling": YARN}, 131_072),
+    (
+        "qwen3-8b",
+        {"rope_parameters": {"rope_type": "default"}, "rope_scaling": {"type": "yarn", "factor": 2}},
+        2 * ROWS,
+    ),
     ("qwen2.5-0.5b", {"rope_scaling": YARN}, 131_072),
     ("qwen2.5-7b", {"rope_scaling": YARN}, 131_072),  # of which the base model's config.json has 131,072 already
     ("qwen3-30b-a3b", {"rope_scaling": YARN}, 131_072),
@@ -354,7 +359,10 @@ LONGEST = [  # a published size, what its card or somebody adds to config.json, 
         },
         1_048_576,
     ),
+    ("qwen3.5-9b", {"rope_scaling": YARN | {"original_max_position_embeddings": 262_144}}, 1_048_576),
     ("glm-4-32b-0414", {"rope_scaling": YARN}, 131_072),
+    # As in transformers, the first context outside of the table counts before the one in it.
+    ("qwen3-8b", {"rope_scaling": YARN, "original_max_position_embeddings": 16_384}, 65_536),
     ("smollm3-3b", {"rope_scaling": YARN | {"factor": 2.0, "original_max_position_embeddings": 65_536}}, 131_072),
     ("llama-2-7b", {"rope_scaling": {"type": "linear", "factor": 4.0}}, 16_384),  # vicuna-7b-v1.5-16k
     ("llama-2-7b", {"rope_scaling": {"type": "dynamic", "factor": 4.0}}, 4096),  # longer rows would change the base

@@ -42,6 +42,7 @@ YARN = {
     "rope_magnitude": "attention_factor",
 }
 PARTIAL = "partial_rotary_factor"
+ROTARY = ("rope_scaling", "rope_parameters")  # the tables of rotary positions; the first counts before the second
 FIRST_CONTEXT = "original_max_position_embeddings"
 ORIGINAL = {"rope_original": FIRST_CONTEXT}
 ROPE_KEYS = {"linear": ROPE, "llama3": ROPE | LLAMA3 | ORIGINAL, "yarn": ROPE | YARN | ORIGINAL}  # of a scaling
@@ -107,9 +108,11 @@ def rotated(config: DecoderConfig) -> Rotary:
 
 def partial_rotary(table: dict, share: float = 1.0) -> tuple[dict, float]:
     """Takes the rotated share of a head's dimensions out of a config.json, `share` where it has none."""
-    table, scaling = dict(table), dict(table.get("rope_parameters") or {})
-    shares = [x for x in (scaling.pop(PARTIAL, None), table.pop(PARTIAL, None)) if x is not None]
-    return table | {"rope_parameters": scaling or None}, float((*shares, share)[0])
+    shares = [x for x in (rotary_keys(table).get(PARTIAL), table.get(PARTIAL)) if x is not None]
+    table = {name: x for name, x in table.items() if name != PARTIAL}
+    for key in ROTARY:
+        table[key] = {name: x for name, x in (table.get(key) or {}).items() if name != PARTIAL} or None
+    return table, float((*shares, share)[0])
 
 
 def with_defaults(table: dict, **defaults: Any) -> dict:
@@ -144,7 +147,28 @@ def _with_first_context(table: dict) -> dict:
     """Moves the context of the training among the rotary keys: as in transformers, it counts before what they say."""
     if table.get(FIRST_CONTEXT) is None:
         return table
-    return table | {"rope_parameters": {**(table.get("rope_parameters") or {}), FIRST_CONTEXT: table[FIRST_CONTEXT]}}
+    key = next((key for key in ROTARY if table.get(key)), ROTARY[-1])
+    return table | {key: {**(table.get(key) or {}), FIRST_CONTEXT: table[FIRST_CONTEXT]}}
+
+
+def rotary_keys(table: dict) -> dict[str, Any]:
+    """Returns the keys of the rotary positions, from either table or from both.
+
+    transformers 5 writes rope_parameters, which hold the base, too. There, too, rope_scaling counts before them: it is
+    what people add to a file for longer rows.
+
+    >>> parameters = {"rope_theta": 1e6, "rope_type": "default"}
+    >>> keys = rotary_keys({"rope_parameters": parameters, "rope_scaling": {"type": "yarn"}})
+    >>> keys["rope_theta"], keys["rope_type"]
+    (1000000.0, 'yarn')
+    """
+    keys: dict[str, Any] = {}
+    for name in reversed(ROTARY):
+        part = table.get(name) or {}
+        # Older files call it "type"; a later table's goes before an earlier one's "rope_type".
+        keys |= {"rope_type": part["type"]} if part.get("type") else {}
+        keys |= part
+    return keys
 
 
 def rope(table: dict, base: float = 10_000.0, *, counts_linear: bool = False) -> dict[str, Any]:
@@ -162,13 +186,7 @@ def rope(table: dict, base: float = 10_000.0, *, counts_linear: bool = False) ->
     >>> rope({"rope_theta": 500000.0, "rope_scaling": {"type": "linear", "factor": 4}, "max_position_embeddings": 2048})
     {'rope_base': 500000.0, 'rope_scaling': 'linear', 'rope_factor': 4.0, 'max_positions': 8192}
     """
-    # transformers 5 writes rope_parameters, which hold the base, too. There, too, rope_scaling counts before them: it
-    # is what people add to a file for longer rows.
-    merged = {
-        "rope_theta": table.get("rope_theta") or base,
-        **(table.get("rope_parameters") or {}),
-        **(table.get("rope_scaling") or {}),
-    }
+    merged = {"rope_theta": table.get("rope_theta") or base, **rotary_keys(table)}
     only({**table, **merged}, partial_rotary_factor=1.0, full_attention=None, sliding_attention=None)
     rope_type = merged.get("rope_type") or merged.get("type") or "default"
     if rope_type not in (*SCALINGS, "dynamic"):

@@ -44,7 +44,7 @@ def read_hunyuan(table: dict) -> DecoderConfig:
     Where positions are "dynamic" and have an alpha, the base of the frequencies is raised, for every length of row.
     """
     table = decoders.with_defaults(table, rms_norm_eps=1e-5)
-    rope = {**(table.get("rope_scaling") or {}), **(table.get("rope_parameters") or {})}
+    rope = decoders.rotary_keys(table)
     rope_type, alpha = rope.get("rope_type") or rope.get("type"), rope.get("alpha")
     options = {}
     if rope_type == "dynamic" and alpha:

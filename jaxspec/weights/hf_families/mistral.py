@@ -23,7 +23,7 @@ def read_ministral3(table: dict) -> DecoderConfig:
     # As in transformers, positions are YaRN's where the file has no rope_parameters.
     if not (table.get("rope_parameters") or table.get("rope_scaling")):
         table |= {"rope_parameters": _ROPE, "max_position_embeddings": table.get("max_position_embeddings") or 262_144}
-    rope = {**(table.get("rope_scaling") or {}), **(table.get("rope_parameters") or {})}
+    rope = decoders.rotary_keys(table)
     beta = rope.get("llama_4_scaling_beta")
 
     def changed(index: int, layer: LayerShape) -> LayerShape:

@@ -23,7 +23,7 @@ def read(table: dict) -> DecoderConfig:
     is the longest row. A file whose short factors are the long ones has these for all rows.
     """
     table, share = decoders.partial_rotary(decoders.with_defaults(table, rms_norm_eps=1e-5))
-    rope = {**(table.get("rope_scaling") or {}), **(table.get("rope_parameters") or {})}
+    rope = decoders.rotary_keys(table)
     rope_type = rope.get("rope_type") or rope.get("type") or "default"
     if rope_type not in ("default", "longrope", "su"):  # the first files call it "su"
         raise FamilyError(f"rope type is {rope_type!r}: expected default or longrope")
