@@ -34,14 +34,14 @@ def _tree(folder: Path) -> str | None:
     index = folder / METADATA
     if not index.is_file():
         return None
-    kind = "in one key-value store (OCDBT)" if (folder / OCDBT).is_file() else "each a folder of zarr"
+    stored = "in one key-value store (OCDBT)" if (folder / OCDBT).is_file() else "each a folder of zarr"
     try:
         entries = json.loads(index.read_text(encoding="utf-8"))["tree_metadata"].values()
         paths = [[str(step["key"]) for step in entry["key_metadata"]] for entry in entries]
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return f"a tree of arrays, {kind}, whose {METADATA} cannot be read"
+        return f"a tree of arrays, {stored}, whose {METADATA} cannot be read"
     names = list(dict.fromkeys(path[0] for path in paths if path))
-    return f"a tree of {len(paths)} arrays, {kind}, that begins with {some(names) or 'nothing'}"
+    return f"a tree of {len(paths)} arrays, {stored}, that begins with {some(names) or 'nothing'}"
 
 
 def _items(folder: Path) -> str | None:

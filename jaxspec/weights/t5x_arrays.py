@@ -84,9 +84,9 @@ def arrays(checkpoint: Path) -> dict[str, Stored]:
         raise _damaged(index, error) from error
     if not leaves:
         # Other programs, too, write folders of Orbax that are called checkpoint_N, or have a _METADATA.
-        other = orbax_layouts.complaint(checkpoint) if index.name == METADATA else None
+        complaint = orbax_layouts.complaint(checkpoint) if index.name == METADATA else None
         expected = "expected those of a model of T5X's, below the name target"
-        raise CheckpointError(other or f"{index} lists no parameters: {expected}")
+        raise CheckpointError(complaint or f"{index} lists no parameters: {expected}")
     opened = _open_all(index.parent, {name: leaf for name, leaf in leaves.items() if isinstance(leaf, _Apart)})
     inside = {name: x for name, x in leaves.items() if isinstance(x, np.ndarray)}
     return opened | {name: _stored(x.shape, x.dtype, lambda x=x: x) for name, x in inside.items()}

@@ -94,20 +94,22 @@ class Shard(NamedTuple):
         Args:
             further: {second name: the name in the file}. Tensors of other files may be among them, and are ignored.
         """
-        here = {name: stored for name, stored in further.items() if stored in self.shapes and name not in self.shapes}
-        if not here:
+        repeated = {
+            name: stored for name, stored in further.items() if stored in self.shapes and name not in self.shapes
+        }
+        if not repeated:
             return self
 
         def load(names: Collection[str]) -> Iterator[tuple[str, np.ndarray | Stored]]:
-            for stored, x in self.load({here.get(name, name): None for name in names}):
+            for stored, x in self.load({repeated.get(name, name): None for name in names}):
                 if stored in names:
                     yield stored, x
                 for name in names:
-                    if here.get(name) == stored:
+                    if repeated.get(name) == stored:
                         yield name, x
 
-        shapes = self.shapes | {name: self.shapes[stored] for name, stored in here.items()}
-        in_full = self.in_full | {name for name, stored in here.items() if stored in self.in_full}
+        shapes = self.shapes | {name: self.shapes[stored] for name, stored in repeated.items()}
+        in_full = self.in_full | {name for name, stored in repeated.items() if stored in self.in_full}
         return self._replace(shapes=shapes, load=load, in_full=in_full)
 
 

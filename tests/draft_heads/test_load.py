@@ -91,12 +91,14 @@ def test_look_ahead_vectors_are_read_again_and_not_for_another_target(target, tm
 def test_a_drafter_whose_head_and_embedding_are_written_once(folder, target, tmp_path, published):
     """`safetensors.torch.save_model` writes one of the names, and notes the other in the metadata."""
     where = published["EAGLE-3, DeepSpec's"].write(tmp_path / "it", folder)
-    weights = load_file(where / "model.safetensors")
+    weights = safetensors_torch.load_file(where / "model.safetensors")
     weights["lm_head.weight"] = weights["embed_tokens.weight"].clone()
-    save_file(weights, where / "model.safetensors")
+    safetensors_torch.save_file(weights, where / "model.safetensors")
     _, expected = read_head(where, target=target)
     del weights["embed_tokens.weight"]
-    save_file(weights, where / "model.safetensors", metadata={"embed_tokens.weight": "lm_head.weight"})
+    safetensors_torch.save_file(
+        weights, where / "model.safetensors", metadata={"embed_tokens.weight": "lm_head.weight"}
+    )
     _, params = read_head(where, target=target)
     jax.tree.map(np.testing.assert_array_equal, params, expected)
     assert jax.tree.structure(params) == jax.tree.structure(expected)

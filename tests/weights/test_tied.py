@@ -5,6 +5,7 @@ import json
 
 import numpy as np
 import pytest
+import transformers
 from safetensors.numpy import load_file, save_file
 
 import jaxspec
@@ -12,7 +13,7 @@ from jaxspec.weights import hf_families, huggingface
 from jaxspec.weights.tensors import CheckpointError
 from tests.small import tiny_t5
 from tests.weights.folders import T5, assert_same, model_of
-from tests.weights.test_random_configurations import FAMILIES, options_of
+from tests.weights.test_random_configurations import FAMILIES, options_of, saved_peer
 
 DECODER = ("model.embed_tokens.weight", "lm_head.weight")
 OF_T5 = ("shared.weight", "encoder.embed_tokens.weight", "decoder.embed_tokens.weight", "lm_head.weight")
@@ -29,7 +30,6 @@ OTHERS = {  # by architecture; the first name is that under which transformers s
 
 def table_of(architecture: str) -> dict:
     """Return the config.json of a small model whose head is tied."""
-    transformers = pytest.importorskip("transformers")
     name = architecture.removesuffix("ForCausalLM").removesuffix("LMHeadModel").removesuffix("ForConditionalGeneration")
     name = name.removesuffix("MTModel")
     kind = getattr(transformers, f"{name}TextConfig", None) or getattr(transformers, f"{name}Config")
@@ -62,6 +62,22 @@ def test_a_tied_tensor_may_have_any_of_its_names_in_every_family(architecture, t
             params, read = huggingface.restore(folder)
             assert read == config
             assert_same(params, expected)
+
+
+@pytest.mark.slow
+@pytest.mark.needs_torch
+def test_what_save_model_writes_loads_in_every_family(tmp_path):
+    """The library's own choice of name, beside what transformers writes of the same model."""
+    from safetensors.torch import save_model
+
+    for architecture in FAMILIES:
+        folder = tmp_path / architecture
+        peer = saved_peer(architecture, options_of(architecture, 0), folder)
+        expected, config = huggingface.restore(folder)
+        save_model(peer, str(folder / "model.safetensors"), metadata={"format": "pt"})
+        params, read = huggingface.restore(folder)
+        assert read == config, architecture
+        assert_same(params, expected)
 
 
 def madlad(folder):

@@ -164,10 +164,10 @@ def rotary_keys(table: dict) -> dict[str, Any]:
     """
     keys: dict[str, Any] = {}
     for name in reversed(ROTARY):
-        part = table.get(name) or {}
+        rotary = table.get(name) or {}
         # Older files call it "type"; a later table's goes before an earlier one's "rope_type".
-        keys |= {"rope_type": part["type"]} if part.get("type") else {}
-        keys |= part
+        keys |= {"rope_type": rotary["type"]} if rotary.get("type") else {}
+        keys |= rotary
     return keys
 
 
