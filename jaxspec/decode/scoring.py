@@ -221,8 +221,9 @@ def _row(
             raise ValueError(f"{name} has a source of {len(before)} tokens, and the model reads {longest}")
         return _Row(before, ids, 0, num_bytes)
     # Nothing precedes a first token of the text, which is not scored.
-    if not before and num_bytes is not None and row[0] not in target.tokenizer.all_special_ids:
-        num_bytes -= len(target.tokenizer.decode(row[:1]).encode())
+    if not before and isinstance(scored, str):
+        unscored = token_ids.num_bytes_of_first(target.tokenizer, scored, row[0])
+        num_bytes = None if unscored is None else len(scored.encode()) - unscored
     return _Row(row[:1], row[1:], max(len(before) - 1, 0), num_bytes)
 
 
