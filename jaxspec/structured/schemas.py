@@ -13,7 +13,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jaxspec.structured import byte_dfa
+from jaxspec.structured import byte_dfa, ecma
 
 NOTES = {  # keywords that allow and forbid nothing
     *("title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly", "discriminator"),
@@ -279,14 +279,18 @@ class _Part:
 
     def _pattern(self, pattern: Any) -> str:
         """Returns the inside of a string's pattern, in which no character stands that JSON would escape."""
-        is_whole = isinstance(pattern, str) and pattern.startswith("^") and pattern.endswith("$")
-        if not is_whole or pattern.endswith("\\$"):
+        is_whole = isinstance(pattern, str) and pattern.startswith("^") and byte_dfa.ends_in_anchor(pattern)
+        if not is_whole:
             raise self._refused(f"has the pattern {pattern!r}", ": expected ^...$, for the whole string")
-        # JSON schemas are of ECMA 262, whose \\d and \\w are ASCII's.
-        inside = f"(?a:{pattern[1:-1]})"
         if "(?P" in pattern:
             raise self._refused(f"has the pattern {pattern!r}", ", with a named group: leave out its name")
-        reads = byte_dfa.from_regex(inside).step[:, [*range(32), ord('"'), ord("\\")]] >= 0
+        try:
+            re.compile(pattern)  # by itself: a group around it could close its brackets
+            inside = f"(?:{ecma.as_python(pattern[1:-1])})"
+            dfa = byte_dfa.from_regex(inside, shown=pattern)
+        except (ValueError, re.error, OverflowError, RecursionError) as error:
+            raise self._refused(f"has the pattern {pattern!r:.200}", f": {error}") from None
+        reads = dfa.step[:, [*range(32), ord('"'), ord("\\")]] >= 0
         if reads.any():
             allowed = ", which allows a quotation mark, a backslash or a control character. Leave them out: "
             raise self._refused(f"has the pattern {pattern!r}", allowed + r'[^"\\\x00-\x1f] in place of .')
