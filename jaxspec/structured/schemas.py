@@ -362,8 +362,9 @@ def integers(least: int | None, most: int | None) -> str:
     [False, True, True, False]
     """
     num_digits = max([19, *(len(str(abs(bound))) for bound in (least, most) if bound is not None)])
-    least = 1 - 10**num_digits if least is None else least
-    most = 10**num_digits - 1 if most is None else most
+    largest: int = 10**num_digits - 1
+    least = -largest if least is None else least
+    most = largest if most is None else most
     parts = []
     if least < 0:
         parts.append("-" + _between(max(1, -most), -least))
