@@ -11,11 +11,11 @@ from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import typer
-from rich.console import Console
 
 from jaxspec import files, sharding
 from jaxspec.cli import console, names
 from jaxspec.cli.batch import ROWS_FAILED
+from jaxspec.cli.console import Console
 from jaxspec.cli.options import TARGET, ChatTemplate, Languages, Overwrite, flag, group_of, number, text
 from jaxspec.core import Model
 from jaxspec.decode.scoring import Score, outcomes

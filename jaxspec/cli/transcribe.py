@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 import typer
-from rich.console import Console
 
 from jaxspec.audio import files
 from jaxspec.audio.files import Listed
@@ -18,6 +17,7 @@ from jaxspec.audio.transcribe import Recording, Transcribing, Transcript, checke
 from jaxspec.cli import console, drafter_names, names, signals
 from jaxspec.cli import pair as pairs
 from jaxspec.cli.batch import ROWS_FAILED, say_interrupted
+from jaxspec.cli.console import Console
 from jaxspec.cli.options import flag, group_of, number, refuse, text
 from jaxspec.cli.pair import Pair
 from jaxspec.jobs.chunks import Chunks

@@ -13,6 +13,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from jaxspec.core import token_ids
 from jaxspec.structured import byte_dfa, ecma
 
 NOTES = {  # keywords that allow and forbid nothing
@@ -66,6 +67,7 @@ def as_text(schema: Any) -> str:
             raise ValueError(f"json_schema is {schema!r:.80}: expected {expected}")
     if not isinstance(schema, Mapping):
         raise TypeError(f"json_schema is {schema!r:.80}: expected {expected}")
+    token_ids.check_unicode(schema, "json_schema")
     return json.dumps(schema)
 
 
