@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import datetime
+import errno
+import os
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
-from rich.console import Console
+import rich.console
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -21,6 +23,13 @@ from rich.progress import (
 from rich.text import Text
 
 EVERY = 30.0  # seconds between two lines of a log, at least
+
+
+class Console(rich.console.Console):
+    """A console of rich that raises BrokenPipeError if its reader has gone, where rich's ends the process with 1."""
+
+    def on_broken_pipe(self) -> NoReturn:
+        raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
 
 
 def bar(

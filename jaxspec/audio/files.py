@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
+import struct
 import warnings
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 from jaxtyping import Float
@@ -28,10 +30,11 @@ OF_ALL = {"task", "timestamps", "drafter", "gamma", "rule", "policy", "max_new_t
 def read(path: str | Path) -> Float[np.ndarray, " N"]:
     """Reads a .wav file as a waveform of one channel at 16 kHz, from -1 to 1.
 
-    Several channels are averaged. Another sampling rate is resampled by `scipy.signal.resample_poly`.
+    Several channels are averaged. Another sampling rate is resampled by `scipy.signal.resample_poly`. A header without
+    the sound's length, which programs write to a pipe, means all that follows it.
 
     Args:
-        path: a file of integers of 8, 16, 24 or 32 bits, or of floats.
+        path: a file of integers of 8, 16, 24 or 32 bits, or of floats; or a pipe of one.
 
     Raises:
         ValueError: it is no such file, or holds no samples.
@@ -44,9 +47,11 @@ def read(path: str | Path) -> Float[np.ndarray, " N"]:
     if path.suffix.lower() != ENDING:
         raise ValueError(f"{path} is no {ENDING} file: convert it, with ffmpeg -i {path.name} {path.stem}{ENDING}")
     try:
+        content = path.read_bytes()
+        header = _header(io.BytesIO(content), len(content))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", wavfile.WavFileWarning)  # of chunks beside the sound, such as tags
-            rate, samples = wavfile.read(path)
+            rate, samples = wavfile.read(io.BytesIO(header.with_sizes(content)))
     except OSError:
         raise
     except Exception as error:  # the reader raises whatever a damaged header leads to
@@ -54,6 +59,66 @@ def read(path: str | Path) -> Float[np.ndarray, " N"]:
     if not samples.size:
         raise ValueError(f"{path} holds no samples: expected at least 1")
     return _resampled(_floats(samples), rate)
+
+
+class _Header(NamedTuple):
+    """What a .wav file says of its sound, with the number of bytes that are there."""
+
+    order: str  # of bytes: "<" or ">", as `struct` has it
+    has_wide_sizes: bool  # RF64: the sizes stand in a chunk of their own
+    rate: int
+    block: int  # bytes of one sample of all channels
+    begin: int  # the place of the first sample
+    size: int  # bytes of the samples, whole blocks
+
+    def with_sizes(self, content: bytes) -> bytes:
+        """Returns a file's bytes up to the last sample that is there, with the size of the samples and of the whole."""
+        if self.has_wide_sizes:
+            return content
+        sized = bytearray(content[: self.begin + self.size])
+        struct.pack_into(f"{self.order}I", sized, 4, len(sized) - 8)
+        struct.pack_into(f"{self.order}I", sized, self.begin - 4, self.size)
+        return bytes(sized)
+
+
+def _header(file: BinaryIO, end: int) -> _Header:
+    """Reads the chunks of a .wav file of `end` bytes up to its samples.
+
+    Raises:
+        ValueError: there is no such file's beginning, or no samples' chunk.
+    """
+    first = file.read(12)
+    kind = first[:4]
+    if kind not in (b"RIFF", b"RIFX", b"RF64") or first[8:] != b"WAVE":
+        raise ValueError(f"it begins with {first!r}: expected b'RIFF' (or RIFX, RF64), four bytes, and b'WAVE'")
+    order = ">" if kind == b"RIFX" else "<"
+    (riff_size,) = struct.unpack(f"{order}I", first[4:8])
+    rate, block, wide_size = 0, 0, None
+    while len(chunk := file.read(8)) == 8:
+        name, size = struct.unpack(f"{order}4sI", chunk)
+        begin = file.tell()
+        describes = name in (b"ds64", b"fmt ")
+        described = file.read(16) if describes else b""
+        if describes and len(described) < 16:
+            break
+        if name == b"ds64":
+            _, wide_size = struct.unpack(f"{order}QQ", described)
+        elif name == b"fmt ":
+            _, _, rate, _, block, _ = struct.unpack(f"{order}HHIIHH", described)
+            if rate < 1 or block < 1:
+                raise ValueError(f"its samples have {block} bytes, {rate} a second: expected at least 1")
+        elif name == b"data" and not block:
+            raise ValueError("it has samples before it says what they are")
+        elif name == b"data":
+            size = size if wide_size is None else wide_size
+            # A program that writes to a pipe cannot know the length: its sizes are 0, or larger than any file.
+            # A size of 0 is true if the file ends where its header says, or has further chunks up to there.
+            goes_on = wide_size is None and 8 + riff_size < end
+            available = end - begin
+            size = available if size == 0 and goes_on else min(size, available)
+            return _Header(order, kind == b"RF64", rate, block, begin, size - size % block)
+        file.seek(begin + size + size % 2)
+    raise ValueError("it ends before its samples begin: expected a chunk 'data'")
 
 
 def _floats(samples: np.ndarray) -> Float[np.ndarray, " N"]:
@@ -140,13 +205,14 @@ def _listed(where: str, line: str, folder: Path) -> Listed:
     return Listed(folder / path, row.pop("language", None), row.pop("id", None), row)
 
 
-def seconds_of(path: Path) -> float:
-    """Returns the length of a .wav file in seconds, by its header; 0 if it cannot be read."""
+def seconds_of(path: Path) -> float | None:
+    """Returns the length of a .wav file in seconds, by its header; 0 if it cannot be read, None for a pipe."""
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", wavfile.WavFileWarning)
-            rate, samples = wavfile.read(path, mmap=True)
-        return len(samples) / rate
+        if path.exists() and not path.is_file():
+            return None  # what is read of a pipe is gone
+        with path.open("rb") as file:
+            header = _header(file, path.stat().st_size)
+        return header.size / header.block / header.rate
     except Exception:  # `read` says what is wrong
         return 0.0
 

@@ -16,12 +16,12 @@ from typing import Annotated, Any, NamedTuple
 
 import jax.numpy as jnp
 import typer
-from rich.console import Console
 from rich.text import Text
 
 from jaxspec import progress as bars
 from jaxspec.cli import console, drafter_names, names, options, signals
 from jaxspec.cli import pair as pairs
+from jaxspec.cli.console import Console
 from jaxspec.cli.options import PREFIX, flag, group_of, number, sampling_options, text
 from jaxspec.cli.pair import COST_REPEATS, Pair
 from jaxspec.core import Model, State, token_rows

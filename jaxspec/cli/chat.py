@@ -16,12 +16,12 @@ from typing import Annotated, Any, NamedTuple
 
 import typer
 from rich.cells import cell_len
-from rich.console import Console
 from rich.text import Text
 
 from jaxspec import files
 from jaxspec.cli import console, entries, signals
 from jaxspec.cli import pair as pairs
+from jaxspec.cli.console import Console
 from jaxspec.cli.options import group_of, sampling_options, text, typed
 from jaxspec.cli.pair import Pair
 from jaxspec.cli.prefill import LONG

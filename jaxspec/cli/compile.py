@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 from rich import filesize
-from rich.console import Console
 from rich.text import Text
 
 from jaxspec.cli import console, drafter_names, options
+from jaxspec.cli.console import Console
 from jaxspec.cli.options import Json, number, text
 
 if TYPE_CHECKING:

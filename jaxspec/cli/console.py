@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from rich import box
-from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 from rich.text import Text
 
+from jaxspec.progress import Console
 from jaxspec.progress import bar as progress
 
 

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich import filesize
-from rich.console import Console
 
 from jaxspec.cli import console, options
+from jaxspec.cli.console import Console
 from jaxspec.cli.options import Json
 
 if TYPE_CHECKING:

@@ -39,7 +39,7 @@ def parse(name: str) -> Written | None:
     (('5x7', '6'), None)
     >>> parse("prompt_lookp=2")
     Traceback (most recent call last):
-    ValueError: there is no drafter 'prompt_lookp=2': did you mean prompt_lookup=NUMBER, the fewest tokens to match?
+    ValueError: there is no drafter 'prompt_lookp=2': did you mean 'prompt_lookup=2'? It is written ...
     """
     front, colon, inner_names = name.partition(":")
     form_name, _, written = front.partition("=")
@@ -49,7 +49,9 @@ def parse(name: str) -> Written | None:
         usages = {form_name: form.usage for form_name, form in KINDS.items()}
         closest = difflib.get_close_matches(form_name, usages, n=1, cutoff=0.75)
         if closest and not Path(name).expanduser().exists():
-            raise ValueError(f"there is no drafter {name!r}: did you mean {usages[closest[0]]}?")
+            near, usage = closest[0] + name.removeprefix(form_name), usages[closest[0]]
+            form = "" if usage == near else f" It is written {usage}"
+            raise ValueError(f"there is no drafter {name!r}: did you mean {near!r}?{form}")
         return None
     form = KINDS[form_name]
     wrong = ValueError(f"the drafter is {name!r}: expected {form.usage}")

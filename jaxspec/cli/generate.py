@@ -8,13 +8,13 @@ from typing import Annotated, Any, NamedTuple
 
 import jax.numpy as jnp
 import typer
-from rich.console import Console
 from rich.text import Text
 
 from jaxspec import trace as tracing
 from jaxspec.cli import console, names, options, show
 from jaxspec.cli import pair as pairs
 from jaxspec.cli import prompts as prompting
+from jaxspec.cli.console import Console
 from jaxspec.cli.options import PREFIX, flag, group_of, number, sampling_options, text
 from jaxspec.cli.pair import COST_REPEATS, Pair
 from jaxspec.cli.prefill import WatchedPrefill, cut, read_tokens

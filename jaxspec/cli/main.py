@@ -13,11 +13,11 @@ from collections.abc import Mapping
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from typer.core import TyperCommand, TyperGroup
 
 from jaxspec.cli import console, options, signals
-from jaxspec.cli.signals import INTERRUPTED, TERMINATED
+from jaxspec.cli.console import Console
+from jaxspec.cli.signals import INTERRUPTED, READER_GONE, TERMINATED
 
 COMMANDS = {  # each in a file of its name, imported when it is called: `jaxspec --help` needs neither them nor jax
     "generate": "Generate text with speculative decoding, and show what it took.",
@@ -54,8 +54,8 @@ class Command(TyperCommand):
                 return super().invoke(ctx)
         except KeyboardInterrupt:
             raise typer.Exit(INTERRUPTED) from None
-        except BrokenPipeError:
-            raise  # the reader of our output has gone; typer ends quietly
+        except BrokenPipeError:  # the reader of our output has gone
+            raise typer.Exit(READER_GONE) from None
         except (ValueError, OSError, FloatingPointError, ImportError) as error:
             extra = not isinstance(error, ImportError) or "pip install" in str(error)  # other imports are bugs of ours
             is_debugging = ctx.find_root().params.get("debug") or os.environ.get("JAXSPEC_DEBUG", "") not in ("", "0")
@@ -138,8 +138,12 @@ class App(typer.Typer):
         except KeyboardInterrupt:
             signals.leave(INTERRUPTED)
         except SystemExit as end:
-            if end.code in (INTERRUPTED, TERMINATED):
+            if end.code in (INTERRUPTED, TERMINATED, READER_GONE):
                 signals.leave(end.code)
+            try:
+                sys.stdout.flush()
+            except BrokenPipeError:  # what was printed last had not been written yet
+                signals.leave(READER_GONE)
             raise
 
 

@@ -10,10 +10,10 @@ from typing import Annotated, Any, NamedTuple
 
 import typer
 from rich import filesize
-from rich.console import Console
 
 from jaxspec.analysis import sizes
 from jaxspec.cli import console
+from jaxspec.cli.console import Console
 from jaxspec.cli.options import Json, flag
 
 SHIPPED = (  # where a wheel has its checkpoints, and where a checkout has them; `loading.SHIPPED`, without jax

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
-from rich.console import Console
 from rich.text import Text
 
 from jaxspec.cli import console, drafter_names, options
+from jaxspec.cli.console import Console
 from jaxspec.cli.options import TARGET, Batches, Json, NewTokens, Prompts, Seed, flag, number, text
 from jaxspec.cli.prompts import prepared_pair
 

@@ -9,9 +9,9 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 import numpy as np
-from rich.console import Console
 
 from jaxspec import progress
+from jaxspec.cli.console import Console
 from jaxspec.core import State, chunks
 from jaxspec.decode import loop
 from jaxspec.decode.request import Prepared

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import json
 import math
 from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 import numpy as np
-from rich.console import Console
+import typer
 
 from jaxspec import files, sharding
 from jaxspec.cli import console, names
+from jaxspec.cli.batch import ROWS_FAILED
+from jaxspec.cli.console import Console
 from jaxspec.cli.options import TARGET, ChatTemplate, Languages, Overwrite, flag, group_of, number, text
 from jaxspec.core import Model
-from jaxspec.decode import inputs
-from jaxspec.decode.scoring import Score, iterate
+from jaxspec.decode.scoring import Score, outcomes
 from jaxspec.jobs.files import check_paths
 
 EXPECTED = 'expected {"text": "..."}, or {"prompt": ..., "completion": "..."}, and perhaps an "id"'
@@ -48,7 +48,8 @@ def score(settings: ScoreSettings) -> None:
     """Compute the log probabilities that a model gives to texts, and its perplexity.
 
     A line is a text, or {"prompt": ..., "completion": ...}: the completion is scored, after the prompt. A prompt may be
-    a list of messages. Each line has a line in the output.
+    a list of messages. Each line has a line in the output, with its score or its error; where some have errors the exit
+    code is 3.
 
     \b
         jaxspec score --input answers.jsonl --output scores.jsonl
@@ -62,9 +63,14 @@ def score(settings: ScoreSettings) -> None:
     if s.as_json and output is None:
         raise ValueError("--json prints the totals, where the scores would be printed: give --output")
     names.check_model(s.target, s.dtype)
-    total = sum(1 for _ in read(s.input))  # what is wrong with a line is said before a model is loaded
+    total, wrong = 0, list[Exception]()
+    for _, _, read_text in read(s.input):
+        total += 1
+        wrong += [read_text] if isinstance(read_text, Exception) else []
     if not total:
         raise ValueError(f"{', '.join(map(str, s.input))} holds no text: expected one a line")
+    if len(wrong) == total:  # said before a model is loaded
+        raise wrong[0]
     devices = None if s.mesh is None else sharding.mesh(s.mesh)
     model = names.model(s.target, s.dtype, devices, chat_template=s.chat_template, **s.languages._asdict())
     lines = _scored(s, model, total, totals)
@@ -77,66 +83,93 @@ def score(settings: ScoreSettings) -> None:
         console.print_json(totals.to_dict())
     else:
         console.say(Console(stderr=output is None, highlight=False), str(totals))
+    if totals.first_error is not None:
+        console.say(
+            Console(stderr=True, highlight=False),
+            f"{totals.failed:,} of {total:,} lines failed; the first: {totals.first_error}",
+        )
+        raise typer.Exit(ROWS_FAILED)
 
 
 def _scored(settings: ScoreSettings, model: Model, total: int, totals: Totals) -> Iterator[str]:
     """Yields a line for each text, and adds its score to the totals."""
     start = settings.start
     token = int(start) if start is not None and start.isdecimal() else start
-    where, ids = "", collections.deque[Any]()  # of the line that was read last; of those that have no score yet
+    lines = collections.deque[tuple[str, Any]]()  # the places and ids of those that have no result yet
 
     def texts() -> Generator[Any, None, None]:
-        nonlocal where
-        for line_place, line_id, scored in read(settings.input):
-            where = line_place
-            ids.append(line_id)
+        for where, line_id, scored in read(settings.input):
+            lines.append((where, line_id))
             yield scored
 
-    try:
-        with contextlib.closing(texts()) as reading, console.counting("scoring", total) as step:
-            for scored in iterate(model, reading, settings.batch, token, settings.end):
-                totals.add(scored)
-                step("scoring")
-                line_id = ids.popleft()
-                row = ({} if line_id is None else {"id": line_id}) | scored.to_dict(settings.tokens)
-                yield json.dumps(row, ensure_ascii=False) + "\n"
-    except inputs.NotEnoughMemory:
-        raise
-    except (ValueError, TypeError) as error:
-        raise ValueError(f"{where}: {error}" if where else str(error)) from error
+    with contextlib.closing(texts()) as reading, console.counting("scoring", total) as step:
+        for outcome in outcomes(model, reading, settings.batch, token, settings.end):
+            where, line_id = lines.popleft()
+            step("scoring")
+            row = {} if line_id is None else {"id": line_id}
+            if isinstance(outcome, Exception):
+                error = str(outcome) if str(outcome).startswith(where) else f"{where}: {outcome}"
+                totals.add_error(error)
+                row |= {"error": error}
+            else:
+                totals.add(outcome)
+                row |= outcome.to_dict(settings.tokens)
+            yield files.json_line(row)
 
 
 def read(paths: Sequence[Path]) -> Generator[tuple[str, Any, Any], None, None]:
-    """Yields the place of each line, its id, None if it has none, and its text as `jaxspec.score` takes it."""
+    """Yields the place of each line, its id, None if it has none, and its text as `jaxspec.score` takes it.
+
+    In place of the text of a line that cannot be read stands what is wrong with it.
+    """
     for path in paths:
         for where, line in files.read_lines(path):
-            line_id, scored = _of_line(where, line) if files.is_json_lines(path.name) else (None, line)
+            line_id, scored = None, line
+            if files.is_json_lines(path.name):
+                try:
+                    row = files.json_object(line, where)
+                    line_id = row.get("id")
+                    scored = _of_row(where, row)
+                except ValueError as error:
+                    scored = error
             yield where, line_id, scored
 
 
-def _of_line(where: str, line: str) -> tuple[Any, Any]:
-    row = files.json_object(line, where)
+def _of_row(where: str, row: dict[str, Any]) -> Any:
+    """Returns the text of a line, or its prompt and completion."""
     fields = set(row)
     if unknown := sorted(fields - FIELDS):
         raise ValueError(f"{where} has {unknown[0]!r}, which is not read: {EXPECTED}")
     prompt = row.get("messages", row.get("prompt"))
     if "text" in row and prompt is None and "completion" not in row:
-        return row.get("id"), row["text"]
+        return row["text"]
     if "text" not in row and prompt is not None and "completion" in row:
-        return row.get("id"), (prompt, row["completion"])
+        return prompt, row["completion"]
     raise ValueError(f"{where} has {', '.join(sorted(fields))}: {EXPECTED}")
 
 
 class Totals:
-    """Sums over the scores of a file."""
+    """Sums over the scores of a file.
+
+    Attributes:
+        failed: how many lines have an error in place of a score.
+        first_error: the error of the first of them; None if there is none.
+    """
 
     def __init__(self) -> None:
+        self.failed = 0
+        self.first_error: str | None = None
         self._sums = np.zeros(5)  # texts, tokens, greedy ones, log probability, bytes (NaN where they are not known)
 
     def add(self, scored: Score) -> None:
         """Counts the score of a text."""
         num_bytes = math.nan if scored.num_bytes is None else scored.num_bytes
         self._sums += [1, len(scored.tokens), scored.is_greedy, scored.log_prob, num_bytes]
+
+    def add_error(self, error: str) -> None:
+        """Counts a line that has no score."""
+        self.failed += 1
+        self.first_error = self.first_error or error
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the totals as plain values: perplexity is per token, bits are per byte of all texts."""
@@ -148,6 +181,7 @@ class Totals:
             "perplexity": math.exp(min(-log_prob / max(num_tokens, 1), 700.0)),
             "bits_per_byte": -log_prob / math.log(2) / num_bytes if num_bytes > 0 else None,
             "greedy": int(greedy),
+            "failed": self.failed,
         }
 
     def __str__(self) -> str:

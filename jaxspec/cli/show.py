@@ -7,13 +7,14 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
-from rich.console import Console, RenderableType
+from rich.console import RenderableType
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
 from jaxspec import nets, sharding, trace
 from jaxspec.cli import console, prefill
+from jaxspec.cli.console import Console
 from jaxspec.cli.pair import Pair
 from jaxspec.core import BoundDrafter, Model, Stats
 from jaxspec.decode.request import Prepared

@@ -12,7 +12,8 @@ from typing import Any, NoReturn
 
 from jaxspec import interrupts
 
-INTERRUPTED, TERMINATED = 130, 143  # exit codes of Ctrl-C and kill, as shells have them
+# Exit codes as shells have them: of Ctrl-C, of kill, and of a program whose output nobody reads any longer (`| head`).
+INTERRUPTED, TERMINATED, READER_GONE = 130, 143, 141
 PATIENCE = 0.5  # seconds in which Ctrl-C may be answered in an orderly way
 
 

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.text import Text
 
 from jaxspec.cli import options
+from jaxspec.cli.console import Console
 
 
 def train(

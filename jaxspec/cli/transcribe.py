@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 import typer
-from rich.console import Console
 
 from jaxspec.audio import files
 from jaxspec.audio.files import Listed
@@ -18,6 +17,7 @@ from jaxspec.audio.transcribe import Recording, Transcribing, Transcript, checke
 from jaxspec.cli import console, drafter_names, names, signals
 from jaxspec.cli import pair as pairs
 from jaxspec.cli.batch import ROWS_FAILED, say_interrupted
+from jaxspec.cli.console import Console
 from jaxspec.cli.options import flag, group_of, number, refuse, text
 from jaxspec.cli.pair import Pair
 from jaxspec.jobs.chunks import Chunks
@@ -82,7 +82,9 @@ def transcribe(
     def rows(done: Container[int] = ()) -> Iterator[dict[str, Any]]:
         recordings = [Recording(i, sound.path, sound.language) for i, sound in enumerate(listed) if i not in done]
         options: dict[str, Any] = {"drafter": drafter, "gamma": settings.gamma}
-        seconds = round(sum(files.seconds_of(listed[recording.number].path) for recording in recordings))
+        lengths = [files.seconds_of(listed[recording.number].path) for recording in recordings]
+        # A pipe's length is not known before it is read.
+        seconds = None if None in lengths else round(sum(length for length in lengths if length is not None))
         with console.progress(remaining=True) as bar:
             advance = functools.partial(bar.advance, bar.add_task("seconds of sound", total=seconds))
             at_a_time = max(1, min(batch, len(recordings)))

@@ -6,17 +6,18 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from jaxspec.cli import console, drafter_names, options
+from jaxspec.cli.console import Console
 from jaxspec.cli.options import Json, NewTokens, Seed, number, text
 from jaxspec.cli.prompts import prepared_pair
 
 if TYPE_CHECKING:
     from jaxspec.analysis.numerics import Summary
     from jaxspec.decode.request import Prepared
+    from jaxspec.rules.catalogue import RuleEntry
     from jaxspec.testing.exactness import Certificate
 
 DTYPES = ("float32", "bfloat16")  # of a pair's greedy texts; in the first there should be no difference
@@ -27,6 +28,7 @@ def verify(
     context: typer.Context,
     gamma: Annotated[int, number("Draft tokens a round.", "--gamma", "-g")] = 2,
     steps: Annotated[int, number("Tokens whose joint distribution is enumerated.", least=2)] = 3,
+    rule: Annotated[str, text("NAMES", "Acceptance rules: block,traversal.")] = "all",
     seed: Seed = 0,
     target: Annotated[str, text("MODEL", "Also test a real pair: its target,")] = "",
     draft: Annotated[str, text("MODEL", "and its drafter.", "--draft", "-d")] = "",
@@ -43,6 +45,7 @@ def verify(
 
     \b
         jaxspec verify
+        jaxspec verify --rule block,traversal
         jaxspec verify --target debian-t5-large --draft debian-t5-draft
     """
     if not target:
@@ -51,9 +54,9 @@ def verify(
         raise ValueError(f"--gamma is {gamma}: expected at most {MOST}, for what a round may draw is enumerated")
     if draft and not target:
         raise ValueError("a pair has two models: give --target, too, or neither")
+    entries = _entries(rule)
     draft = draft or (drafter_names.default_model(target) if target else "")
     from jaxspec.analysis import numerics
-    from jaxspec.rules import catalogue
     from jaxspec.testing import exactness
 
     def load(dtype: str) -> Prepared:
@@ -61,7 +64,7 @@ def verify(
 
     dtypes = DTYPES if target else ()
     ready = {dtype: load(dtype) for dtype in dtypes[:1]}  # a wrong name is told before all else
-    entries, certificates, texts = catalogue.RULES.values(), [], {}
+    certificates, texts = [], {}
     with console.counting("enumerating", len(entries) + len(dtypes)) as doing:
         for entry in entries:
             doing(f"enumerating {entry.rule.name}")
@@ -85,6 +88,19 @@ def verify(
             console.show(out, _texts_table(texts))
     if not all(certificate.as_stated for certificate in certificates) or (target and texts[DTYPES[0]].mismatches):
         raise typer.Exit(1)
+
+
+def _entries(names: str) -> list[RuleEntry]:
+    """Returns the rules that are named, with ordinary parameters, for which their bounds are stated."""
+    from jaxspec.rules import catalogue
+
+    if names == "all":
+        return [*catalogue.RULES.values()]
+    chosen = options.values(names, "--rule")
+    if unknown := [name for name in chosen if name not in catalogue.RULES]:
+        expected = f"all, or some of {', '.join(catalogue.RULES)}, without numbers"
+        raise ValueError(f"--rule has {unknown[0]!r}: expected {expected}")
+    return [catalogue.RULES[name] for name in chosen]
 
 
 def _rules_table(certificates: Sequence[Certificate]) -> Table:

@@ -66,21 +66,62 @@ def spelled(tokenizer: Any, size: int, *, byte_level: bool | None = None) -> Ite
 
     `byte_level`: whether the tokenizer writes every byte as a letter. None: its vocabulary tells.
     """
-    special, letters = set(tokenizer.all_special_ids), _byte_letters()
+    special = set(tokenizer.all_special_ids)
     all_words = words(tokenizer)[:size]
-    # Byte-level vocabularies write a space, and every other byte, as a letter; SentencePiece's a space as one sign.
     if byte_level is None:
-        byte_level = not any(word and SPACE in word for word in all_words)
-        byte_level = byte_level and any(word and "Ġ" in word for word in all_words)
+        byte_level = _is_byte_level(tokenizer, len(tokenizer))
     for index, word in enumerate(all_words):
-        if word is None or index in special or not word:
-            continue
-        if byte_level and all(letter in letters for letter in word):
-            yield index, bytes(letters[letter] for letter in word)
-        elif not byte_level and len(word) == 6 and word.startswith("<0x") and word.endswith(">"):
-            yield index, bytes([int(word[3:5], 16)])
-        else:
-            yield index, (word if byte_level else word.replace(SPACE, " ")).encode("utf-8", "surrogatepass")
+        if word and index not in special:
+            yield index, _bytes_of(word, byte_level)
+
+
+@functools.lru_cache(maxsize=16)
+def _is_byte_level(tokenizer: Any, tokens: int) -> bool:
+    """Byte-level vocabularies write a space, and every other byte, as a letter; SentencePiece's a space as one sign."""
+    vocabulary = tokenizer.get_vocab()
+    if any(SPACE in word for word in vocabulary):
+        return False
+    return any("Ġ" in word for word in vocabulary)
+
+
+def _bytes_of(word: str, byte_level: bool) -> bytes:
+    """Returns the bytes of a token, as its vocabulary writes it.
+
+    >>> _bytes_of("Ġm", True), _bytes_of("▁m", False), _bytes_of("<0xC3>", False)
+    (b' m', b' m', b'\xc3')
+    """
+    letters = _byte_letters()
+    if byte_level and all(letter in letters for letter in word):
+        return bytes(letters[letter] for letter in word)
+    if not byte_level and len(word) == 6 and word.startswith("<0x") and word.endswith(">"):
+        return bytes([int(word[3:5], 16)])
+    return (word if byte_level else word.replace(SPACE, " ")).encode("utf-8", "surrogatepass")
+
+
+def num_bytes_of_first(tokenizer: Any, text: str, token: int) -> int | None:
+    r"""Returns how many bytes of a text its first token stands for: part of a character, perhaps. None: not known.
+
+    The tokenizer's offsets tell where they are to be had. Offsets count whole characters. So where the next token has
+    a part of the same character, the vocabulary says which bytes the first one spells.
+
+    >>> from jaxspec.testing import word_tokenizer
+    >>> num_bytes_of_first(word_tokenizer(["<unk>", "</s>", "né"]), "né né", 2)
+    3
+    """
+    if getattr(tokenizer, "is_fast", False):
+        spans = tokenizer(text, return_offsets_mapping=True)["offset_mapping"]
+        end = spans[0][1]
+        # A special token that the tokenizer adds has the span (0, 0).
+        if all(begin >= end for begin, after in spans[1:2] if begin < after):
+            return len(text[:end].encode("utf-8", "surrogatepass"))
+    elif token in tokenizer.all_special_ids:
+        return None if token == getattr(tokenizer, "unk_token_id", None) else 0
+    word = tokenizer.convert_ids_to_tokens(token)
+    spelled_bytes = _bytes_of(word, _is_byte_level(tokenizer, len(tokenizer)))
+    if not text.startswith(" "):
+        # The space that a tokenizer puts in front of every text is not the text's.
+        spelled_bytes = spelled_bytes.removeprefix(b" ")
+    return len(spelled_bytes)
 
 
 @functools.lru_cache

@@ -144,6 +144,26 @@ def iterate(
     chat_template_kwargs: Mapping[str, Any] | None = None,
 ) -> Iterator[Score]:
     """Yields the score of each text, in their order, while further ones are read; see `score`."""
+    for scored in outcomes(target, texts, batch_size, start, end, chat_template_kwargs, keeps_errors=False):
+        assert isinstance(scored, Score)
+        yield scored
+
+
+def outcomes(
+    target: core.Model,
+    texts: Iterable[Text | Exception],
+    batch_size: int = 16,
+    start: int | str | None = None,
+    end: bool = False,
+    chat_template_kwargs: Mapping[str, Any] | None = None,
+    *,
+    keeps_errors: bool = True,
+) -> Iterator[Score | Exception]:
+    """Yields the score of each text, in their order, and an exception in place of one that cannot be scored.
+
+    An exception among the texts, of a line that could not be read, is yielded in its place. Without `keeps_errors` the
+    first one is raised. What holds for all texts, such as a lack of memory, is raised in any case.
+    """
     inputs.check_model(target, "target")
     encoding.check_reads_text(target)
     batch_size = integer(batch_size, "batch_size", "an integer, 1 or more")
@@ -155,20 +175,38 @@ def iterate(
     if start is not None and target.lm.limits.start_token is not None:
         raise ValueError(f"start is {start!r}, and {target.name or 'the target'} has a start token: leave start out")
     first = None if start is None else inputs.end_ids(start, target.tokenizer, "start")[0]
-    rows = (_row(target, text, number, first, end, chat_template_kwargs) for number, text in enumerate(texts))
+    if end and not token_ids.ends(target):
+        raise ValueError(f"end is True, and {target.name or 'the target'} has no end-of-sequence token")
+
+    def read_row(number: int, text: Text | Exception) -> _Row | Exception:
+        try:
+            if isinstance(text, Exception):
+                raise text
+            return _row(target, text, number, first, end, chat_template_kwargs)
+        except (ValueError, TypeError) as error:
+            if not keeps_errors:
+                raise
+            return error
+
+    rows = (read_row(number, text) for number, text in enumerate(texts))
     begun = 0
     while chunk := list(itertools.islice(rows, SORTED_BATCHES * batch_size)):
+        readable = {index: row for index, row in enumerate(chunk) if isinstance(row, _Row)}
+        done = dict[int, Score | Exception]()
+        done |= {index: row for index, row in enumerate(chunk) if isinstance(row, Exception)}
         # Rows of one length in a batch need little padding; results are yielded in the order of the texts.
-        order = sorted(range(len(chunk)), key=lambda index: (len(chunk[index].ids), len(chunk[index].source)))
-        scores = dict[int, Score]()
+        order = sorted(readable, key=lambda index: (len(readable[index].ids), len(readable[index].source)))
         for begin in range(0, len(order), batch_size):
             chosen = order[begin : begin + batch_size]
-            results = _of_batch(target, [chunk[index] for index in chosen], min(batch_size, len(order)))
+            results = _of_batch(target, [readable[index] for index in chosen], min(batch_size, len(order)))
             for index, result in zip(chosen, results, strict=True):
+                done[index] = result
                 if not np.all(result.log_probs <= 1e-3):  # NaN, too; rounding may leave a little above 0
-                    raise FloatingPointError(f"the target's logits are not finite in text {begun + index}")
-                scores[index] = result
-        yield from (scores[index] for index in range(len(chunk)))
+                    error = FloatingPointError(f"the target's logits are not finite in text {begun + index}")
+                    if not keeps_errors:
+                        raise error
+                    done[index] = error
+        yield from (done[index] for index in range(len(chunk)))
         begun += len(chunk)
 
 
@@ -201,9 +239,7 @@ def _row(
     if is_decoder and first is not None and (prompt is None or not before) and ids[:1] != [first]:
         before = [first, *before]
     if end:
-        if not (ends := token_ids.ends(target)):
-            raise ValueError(f"end is True, and {target.name or 'the target'} has no end-of-sequence token")
-        ids = [*ids, ends[0]]
+        ids = [*ids, token_ids.ends(target)[0]]
     row = [*before, *ids] if is_decoder else ids
     if prompt is not None and not before:
         raise ValueError(f"{name} has an empty prompt: give start, a token to begin with, such as '<|endoftext|>'")
@@ -221,8 +257,9 @@ def _row(
             raise ValueError(f"{name} has a source of {len(before)} tokens, and the model reads {longest}")
         return _Row(before, ids, 0, num_bytes)
     # Nothing precedes a first token of the text, which is not scored.
-    if not before and num_bytes is not None and row[0] not in target.tokenizer.all_special_ids:
-        num_bytes -= len(target.tokenizer.decode(row[:1]).encode())
+    if not before and isinstance(scored, str):
+        unscored = token_ids.num_bytes_of_first(target.tokenizer, scored, row[0])
+        num_bytes = None if unscored is None else len(scored.encode()) - unscored
     return _Row(row[:1], row[1:], max(len(before) - 1, 0), num_bytes)
 
 

@@ -22,6 +22,11 @@ MOST_PLACES = 2**19  # of an expression, once its repetitions are written out
 SURROGATES = (0xD800, 0xDFFF)  # which UTF-8 has no bytes for
 LAST = 0x10FFFF
 REFUSED = re.IGNORECASE | re.LOCALE
+CATEGORIES = {  # the names of classes in parsed expressions
+    f"CATEGORY_{opposite}{name}": name[0] if opposite else name[0].lower()
+    for name in ("DIGIT", "SPACE", "WORD")
+    for opposite in ("", "NOT_")
+}
 
 Ranges = list[tuple[int, int]]  # first and last, both included
 
@@ -58,8 +63,12 @@ def from_choices(choices: tuple[str, ...]) -> ByteDfa:
 
 
 @functools.lru_cache(maxsize=64)
-def from_regex(regex: str) -> ByteDfa:
+def from_regex(regex: str, shown: str | None = None) -> ByteDfa:
     """Returns the automaton of the texts that an expression matches as a whole (`re.fullmatch`).
+
+    Args:
+        regex: the expression.
+        shown: what errors show in its place, such as the pattern that it was made of.
 
     Raises:
         ValueError: the expression cannot be read, is not regular, matches nothing, or has too many states.
@@ -68,16 +77,28 @@ def from_regex(regex: str) -> ByteDfa:
     >>> dfa.step.shape, (dfa.step[0, [ord("7"), ord("x")]] >= 0).tolist()
     ((3, 256), [True, False])
     """
-    regex = regex.removeprefix("^")
-    regex = regex if regex.endswith("\\$") else regex.removesuffix("$")  # the whole text matches in any case
+    shown = regex if shown is None else shown
+    inside = regex.removeprefix("^")  # the whole text matches in any case
+    inside = inside[:-1] if ends_in_anchor(inside) else inside
     try:
-        parsed = _parser.parse(regex)
+        parsed = _parser.parse(inside)
     except (re.error, OverflowError, RecursionError) as error:
-        raise ValueError(f"regex is {regex!r:.200}: expected a regular expression of Python's ({error})") from None
-    network = _Network(parsed.state.flags, regex)
+        raise ValueError(f"regex is {shown!r:.200}: expected a regular expression of Python's ({error})") from None
+    network = _Network(parsed.state.flags, shown)
     first = network.new_node()
     last = network.sequence(parsed, first)
     return _minimal(*network.subsets(first, last))
+
+
+def ends_in_anchor(regex: str) -> bool:
+    r"""Tells whether an expression ends in `$`. After an odd number of backslashes it is the dollar sign.
+
+    >>> ends_in_anchor("a$"), ends_in_anchor("a\\$"), ends_in_anchor("a\\\\$")
+    (True, False, True)
+    """
+    before = regex.removesuffix("$")
+    num_backslashes = len(before) - len(before.rstrip("\\"))
+    return before != regex and num_backslashes % 2 == 0
 
 
 class _Network:
@@ -148,9 +169,9 @@ class _Network:
         if name == "LITERAL":
             return [(value, value)]
         if name == "NOT_LITERAL":
-            return _others([(value, value)])
+            return complement([(value, value)])
         if name == "ANY":
-            return [(0, LAST)] if self._flags & re.DOTALL else _others([(10, 10)])
+            return [(0, LAST)] if self._flags & re.DOTALL else complement([(10, 10)])
         if name == "IN":
             negated, ranges = False, Ranges()
             for node_type, entry in value:
@@ -159,10 +180,10 @@ class _Network:
                 elif str(node_type) == "RANGE":
                     ranges.append(entry)
                 elif str(node_type) == "CATEGORY":
-                    ranges += _category(str(entry), bool(self._flags & re.ASCII))
+                    ranges += category(CATEGORIES[str(entry)], bool(self._flags & re.ASCII))
                 else:
                     ranges += self._ranges(str(node_type), entry)
-            return _others(ranges) if negated else ranges
+            return complement(ranges) if negated else ranges
         raise self._refused({"AT": "an anchor within it", "GROUPREF": "a back reference"}.get(name, name.lower()))
 
     def _character(self, ranges: Ranges, start: int) -> int:
@@ -218,10 +239,10 @@ class _Network:
         )
 
 
-def _others(ranges: Iterable[tuple[int, int]]) -> Ranges:
+def complement(ranges: Iterable[tuple[int, int]]) -> Ranges:
     """Returns all other characters.
 
-    >>> _others([(5, 7), (0, 2)])
+    >>> complement([(5, 7), (0, 2)])
     [(3, 4), (8, 1114111)]
     """
     others, after = [], 0
@@ -233,13 +254,17 @@ def _others(ranges: Iterable[tuple[int, int]]) -> Ranges:
 
 
 @functools.lru_cache(maxsize=16)
-def _category(name: str, is_ascii: bool) -> Ranges:
-    r"""Returns the characters of \d, \s, \w, or of their opposites."""
-    letter = name.removeprefix("CATEGORY_").removeprefix("NOT_")[0].lower()
+def category(letter: str, is_ascii: bool = False) -> Ranges:
+    r"""Returns the characters of `\d`, `\s`, `\w`, or of their opposites, as `re` reads them.
+
+    >>> category("d", is_ascii=True), category("D", is_ascii=True)
+    ([(48, 57)], [(0, 47), (58, 1114111)])
+    """
+    if letter.isupper():
+        return complement(category(letter.lower(), is_ascii))
     everything = "".join(map(chr, (n for n in range(LAST + 1) if not SURROGATES[0] <= n <= SURROGATES[1])))
     spans = [match.span() for match in re.finditer(rf"\{letter}+", everything, re.ASCII if is_ascii else 0)]
-    ranges = [(ord(everything[start]), ord(everything[end - 1])) for start, end in spans]
-    return _others(ranges) if "NOT_" in name else ranges
+    return [(ord(everything[start]), ord(everything[end - 1])) for start, end in spans]
 
 
 def _bytes_of(low: int, high: int) -> Iterator[tuple[tuple[int, int], ...]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from jaxspec.core import token_ids
 from jaxspec.structured import schemas
 
 NAMES = ("choices", "regex", "json_schema")
@@ -39,14 +40,15 @@ def patterns_of(options: Mapping[str, Any], batch: int) -> list[Pattern | None]:
     [Pattern(choices=None, regex='[0-9]+', schema=None), None]
     """
     rows: list[Pattern | None] = [None] * batch
-    for name in NAMES:
-        if options.get(name) is None:
-            continue
+    given = [name for name in NAMES if options.get(name) is not None]
+    differ = batch > 1 and any(is_per_row(name, options[name]) for name in given)
+    for name in given:
         for index, value in enumerate(rows_of(name, options[name], batch)):
             if value is None:
                 continue
             if (earlier := rows[index]) is not None:
-                raise ValueError(f"row {index} has {name} and {earlier}: expected one of {', '.join(NAMES)}")
+                fault = f"row {index} has {name} and {earlier}" if differ else f"{name} is given with {earlier}"
+                raise ValueError(f"{fault}: expected one of {', '.join(NAMES)}")
             rows[index] = _READERS[name](value)
     return rows
 
@@ -85,12 +87,14 @@ def _choices(value: Any) -> Pattern:
         raise ValueError(f"choices is {value!r:.80}: expected a list of strings, at least one")
     if wrong := [choice for choice in value if not isinstance(choice, str) or not choice]:
         raise ValueError(f"choices has {wrong[0]!r:.80}: expected strings that are not empty")
+    token_ids.check_unicode(value, "choices")
     return Pattern(choices=tuple(value))
 
 
 def _regex(value: Any) -> Pattern:
     if not isinstance(value, str):
         raise TypeError(f"regex is {value!r:.80}: expected a string")
+    token_ids.check_unicode(value, "regex")
     return Pattern(regex=value)
 
 

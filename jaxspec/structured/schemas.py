@@ -1,7 +1,7 @@
 """JSON schemas as regular expressions. A keyword that is not obeyed is refused by its place; none is passed over.
 
 The texts are JSON on one line, with at most one space after a comma or a colon. Properties stand in the order of the
-schema, and only those that it names. Whole numbers have at most 19 digits, unless a bound says more.
+schema, and only those that it names. Whole numbers have at most 19 digits, unless a bound has more.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jaxspec.structured import byte_dfa
+from jaxspec.core import token_ids
+from jaxspec.structured import byte_dfa, ecma
 
 NOTES = {  # keywords that allow and forbid nothing
     *("title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly", "discriminator"),
@@ -33,13 +34,16 @@ DATE = (
 CLOCK = "(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9]"
 TIME = rf"{CLOCK}(?:\.[0-9]{{1,6}})?(?:Z|[+-](?:[01][0-9]|2[0-3]):[0-5][0-9])"
 OCTET = "(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
-HOST = r"[a-z0-9]+(?:-[a-z0-9]+)*(?:\.[a-z0-9]+(?:-[a-z0-9]+)*)+"
+# A last label of digits would be a number's end, as in 1.999, which URL parsers read as an IPv4 address and refuse.
+# With two labels of at most 61 letters before it a name has at most 148, where DNS ends at 253, an address 254.
+LABEL = "[a-z0-9]{1,30}(?:-[a-z0-9]{1,30})?"
+HOST = rf"{LABEL}(?:\.{LABEL})?\.[a-z]{{2,24}}"
 FORMATS = {
     "date": DATE,
     "time": TIME,
     "date-time": f"{DATE}T{TIME}",
     "uuid": "[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}",
-    "email": rf"[a-z0-9_+-]+(?:\.[a-z0-9_+-]+)*@{HOST}",
+    "email": rf"[a-z0-9_+-]{{1,30}}(?:\.[a-z0-9_+-]{{1,30}})?@{HOST}",
     "uri": rf"https?://{HOST}(?:/[A-Za-z0-9._~-]*)*",
     "ipv4": rf"(?:{OCTET}\.){{3}}{OCTET}",
 }
@@ -63,6 +67,7 @@ def as_text(schema: Any) -> str:
             raise ValueError(f"json_schema is {schema!r:.80}: expected {expected}")
     if not isinstance(schema, Mapping):
         raise TypeError(f"json_schema is {schema!r:.80}: expected {expected}")
+    token_ids.check_unicode(schema, "json_schema")
     return json.dumps(schema)
 
 
@@ -161,12 +166,13 @@ class _Part:
 
     def _integer(self) -> str:
         unread = self._unread
-        least, largest = unread.pop("minimum", None), unread.pop("maximum", None)
+        from_below = [self._whole(unread.pop("minimum"))] if "minimum" in unread else []
         if "exclusiveMinimum" in unread:
-            least = max(self._whole(unread.pop("exclusiveMinimum")) + 1, -(2**63) if least is None else least)
+            from_below.append(self._whole(unread.pop("exclusiveMinimum")) + 1)
+        from_above = [self._whole(unread.pop("maximum"))] if "maximum" in unread else []
         if "exclusiveMaximum" in unread:
-            largest = min(self._whole(unread.pop("exclusiveMaximum")) - 1, 2**63 if largest is None else largest)
-        least, largest = (None if bound is None else self._whole(bound) for bound in (least, largest))
+            from_above.append(self._whole(unread.pop("exclusiveMaximum")) - 1)
+        least, largest = max(from_below, default=None), min(from_above, default=None)
         if least is not None and largest is not None and least > largest:
             raise self._refused("allows no integer", f": from {least} to {largest}")
         return integers(least, largest)
@@ -279,14 +285,18 @@ class _Part:
 
     def _pattern(self, pattern: Any) -> str:
         """Returns the inside of a string's pattern, in which no character stands that JSON would escape."""
-        is_whole = isinstance(pattern, str) and pattern.startswith("^") and pattern.endswith("$")
-        if not is_whole or pattern.endswith("\\$"):
+        is_whole = isinstance(pattern, str) and pattern.startswith("^") and byte_dfa.ends_in_anchor(pattern)
+        if not is_whole:
             raise self._refused(f"has the pattern {pattern!r}", ": expected ^...$, for the whole string")
-        # JSON schemas are of ECMA 262, whose \\d and \\w are ASCII's.
-        inside = f"(?a:{pattern[1:-1]})"
         if "(?P" in pattern:
             raise self._refused(f"has the pattern {pattern!r}", ", with a named group: leave out its name")
-        reads = byte_dfa.from_regex(inside).step[:, [*range(32), ord('"'), ord("\\")]] >= 0
+        try:
+            re.compile(pattern)  # by itself: a group around it could close its brackets
+            inside = f"(?:{ecma.as_python(pattern[1:-1])})"
+            dfa = byte_dfa.from_regex(inside, shown=pattern)
+        except (ValueError, re.error, OverflowError, RecursionError) as error:
+            raise self._refused(f"has the pattern {pattern!r:.200}", f": {error}") from None
+        reads = dfa.step[:, [*range(32), ord('"'), ord("\\")]] >= 0
         if reads.any():
             allowed = ", which allows a quotation mark, a backslash or a control character. Leave them out: "
             raise self._refused(f"has the pattern {pattern!r}", allowed + r'[^"\\\x00-\x1f] in place of .')
@@ -346,11 +356,17 @@ def _literal(value: Any) -> str:
 def integers(least: int | None, most: int | None) -> str:
     """Returns the expression of the whole numbers from `least` to `most`; None: without a bound.
 
+    Without a bound a number has at most 19 digits, or as many as the other bound has.
+
     >>> all(bool(re.fullmatch(integers(-12, 131), str(n))) == (-12 <= n <= 131) for n in range(-300, 300))
     True
+    >>> [bool(re.fullmatch(integers(10**19, None), str(n))) for n in (10**19 - 1, 10**19, 10**20 - 1, 10**20)]
+    [False, True, True, False]
     """
-    least = -(10**19) + 1 if least is None else least
-    most = 10**19 - 1 if most is None else most
+    num_digits = max([19, *(len(str(abs(bound))) for bound in (least, most) if bound is not None)])
+    largest: int = 10**num_digits - 1
+    least = -largest if least is None else least
+    most = largest if most is None else most
     parts = []
     if least < 0:
         parts.append("-" + _between(max(1, -most), -least))

@@ -24,7 +24,16 @@ NOT_READ = {  # keys that change the text of transformers' `generate` at tempera
     "exponential_decay_length_penalty": None,
     "num_beams": 1,
 }
+ABSENT = {  # the same, of what jaxspec computes in no way
+    "guidance_scale": 1,
+    "penalty_alpha": 0,
+    "token_healing": False,
+    **dict.fromkeys(("watermarking_config", "dola_layers", "assistant_ensemble_weight", "max_time")),
+    **dict.fromkeys(("constraints", "force_words_ids")),
+}
 OF_BEAMS = {"length_penalty": 1, "early_stopping": False}  # keys that change it where there are beams
+ABSENT_OF_BEAMS = {"num_beam_groups": 1, "diversity_penalty": 0, "renormalize_logits": False}
+QUANTISED_CACHE = ("cache_implementation", "quantized")  # other values of the key change no text
 
 
 class GenerationConfig(NamedTuple):
@@ -68,15 +77,25 @@ def read(folder: Path, table: dict[str, Any], keys: Collection[str]) -> Generati
 
 
 def _tell_of_unread(path: Path, named: Mapping[str, Any], keys: Collection[str]) -> None:
-    plain = NOT_READ | (OF_BEAMS if named.get("num_beams") not in (None, 1) else {})
+    """Warns of the keys that change greedy text in transformers and that nobody reads here."""
+    has_beams = named.get("num_beams") not in (None, 1)
+    absent = ABSENT | (ABSENT_OF_BEAMS if has_beams else {})
+    plain = NOT_READ | (OF_BEAMS if has_beams else {}) | absent
     unread = {key: named[key] for key, neutral in plain.items() if named.get(key) not in (None, neutral, [], {})}
+    cache, quantised = QUANTISED_CACHE
+    if named.get(cache) == quantised:
+        unread[cache] = quantised
     unread = {key: value for key, value in unread.items() if key not in keys}
     if not unread:
         return
+    computed_nowhere = unread.keys() & {*absent, cache}
+    searched = {"num_beams", *OF_BEAMS}
     advice = {
-        "pass what `generate` has to it as options": unread.keys() - {"num_beams", *OF_BEAMS, FORCED_END},
+        "pass what `generate` has to it as options": unread.keys() - {*searched, FORCED_END, *computed_nowhere},
         "pass `beam_search` beams, length_penalty and early_stopping": unread.keys() & {"num_beams"},
         "no end is forced, texts end by themselves or are cut; see sampling.forced_end": unread.keys() & {FORCED_END},
+        f"jaxspec writes the text without {', '.join(sorted(computed_nowhere))}: remove that from the file, or decode "
+        "with transformers": computed_nowhere,
     }
     text = "%s asks for %s, which jaxspec does not read from there: %s"
     options = ", ".join(f"{key}={value!r}" for key, value in unread.items())

@@ -1,5 +1,8 @@
 """Reading .wav files."""
 
+import os
+import struct
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -37,6 +40,69 @@ def test_another_rate_is_resampled(rate, tmp_path):
     waveform = files.read(tmp_path / "a.wav")
     assert len(waveform) == features.RATE
     np.testing.assert_allclose(waveform[400:-400], TONE[400:-400], rtol=0, atol=5e-3)
+
+
+UNKNOWN = 2**32 - 1
+SAMPLES = np.round(TONE * 2**15).astype("<i2")
+DEEP = b"".join((int(x) * 256).to_bytes(3, "little", signed=True) for x in SAMPLES)  # of 24 bits
+
+
+def wav(data, *, riff=None, size=None, bits=16, kind=b"RIFF", tags=b"", after=b""):
+    """A file's bytes with sizes of its own for the whole and for the samples; None: the right ones."""
+    order = ">" if kind == b"RIFX" else "<"
+    form = struct.pack(f"{order}IHHIIHH", 16, 1, 1, features.RATE, features.RATE * bits // 8, bits // 8, bits)
+    content = b"WAVEfmt " + form + tags + b"data"
+    content += struct.pack(f"{order}I", len(data) if size is None else size) + data + after
+    return kind + struct.pack(f"{order}I", len(content) if riff is None else riff) + content
+
+
+TAGS = b"LIST" + struct.pack("<I", 5) + b"INFOx\0"  # a chunk of odd length is padded
+STREAMED = {
+    "no sizes": wav(SAMPLES.tobytes(), riff=0, size=0),
+    "no size of the whole": wav(SAMPLES.tobytes(), riff=0),
+    "ffmpeg to a pipe": wav(SAMPLES.tobytes(), riff=UNKNOWN, size=UNKNOWN, tags=TAGS),
+    "sox to a pipe": wav(SAMPLES.tobytes(), riff=2**31 - 1, size=2**31 - 37),
+    "a recorder that was killed": wav(SAMPLES.tobytes(), riff=36, size=0),
+    "half a sample at the end": wav(SAMPLES.tobytes() + b"\0", riff=UNKNOWN, size=UNKNOWN),
+    "24 bits": wav(DEEP, bits=24),
+    "24 bits to a pipe": wav(DEEP, bits=24, riff=UNKNOWN, size=UNKNOWN),
+    "large numbers first": wav(SAMPLES.astype(">i2").tobytes(), kind=b"RIFX", riff=0, size=0),
+    "tags after it": wav(SAMPLES.tobytes(), after=TAGS),
+}
+
+
+@pytest.mark.parametrize("name", STREAMED)
+def test_the_length_of_a_sound_is_that_of_its_samples(name, tmp_path):
+    (tmp_path / "a.wav").write_bytes(STREAMED[name])
+    np.testing.assert_allclose(files.read(tmp_path / "a.wav"), TONE, rtol=0, atol=2e-5)
+    assert files.seconds_of(tmp_path / "a.wav") == 1.0
+
+
+def test_a_pipe_is_read_once(tmp_path):
+    os.mkfifo(tmp_path / "a.wav")
+    assert files.seconds_of(tmp_path / "a.wav") is None
+    content = STREAMED["ffmpeg to a pipe"]
+    writer = threading.Thread(target=(tmp_path / "a.wav").write_bytes, args=(content,), daemon=True)
+    writer.start()
+    np.testing.assert_allclose(files.read(tmp_path / "a.wav"), TONE, rtol=0, atol=2e-5)
+    writer.join(timeout=10)
+
+
+def test_what_has_no_samples_says_so(tmp_path):
+    whole = wav(SAMPLES.tobytes())
+    for content, message in (
+        (wav(b"", after=TAGS), "holds no samples"),
+        (whole[:44], "holds no samples"),
+        (whole[:30], "it ends before its samples begin"),
+        (whole[:12], "it ends before its samples begin"),
+        (b"", "it begins with b''"),
+        (whole[:24] + bytes(4) + whole[28:], "0 a second"),
+        (whole[:12] + whole[36:], "before it says what they are"),
+    ):
+        (tmp_path / "a.wav").write_bytes(content)
+        with pytest.raises(ValueError, match=message):
+            files.read(tmp_path / "a.wav")
+        assert files.seconds_of(tmp_path / "a.wav") == 0.0
 
 
 def test_what_cannot_be_read_is_refused(tmp_path):

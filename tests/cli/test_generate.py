@@ -352,7 +352,7 @@ def test_without_a_prompt_plain_decoding_is_timed_beside_it(options, said, invok
         (["a", "--rule", "lenient=7"], "--rule is 'lenient=7': lenience is 7.0"),
         (["a", "--draft", ""], "the drafter is '': expected the name of a model"),
         (["a", "--draft", "head:"], "the drafter is 'head:': expected head:FOLDER"),
-        (["a", "--draft", "prompt_lookp"], "no drafter 'prompt_lookp': did you mean prompt_lookup=NUMBER"),
+        (["a", "--draft", "prompt_lookp"], "no drafter 'prompt_lookp': did you mean 'prompt_lookup'?"),
     ],
 )
 def test_bad_input_is_one_clear_line(arguments, said, refused):

@@ -124,6 +124,24 @@ def test_help_imports_nothing_slow():
     assert done.stderr.strip() == "[]"
 
 
+def test_a_command_whose_reader_has_gone_ends_as_shells_have_it():
+    """128 + SIGPIPE, as `seq 99999 | head -1`, and no word about it; 1 would be a verdict of `verify`."""
+    code = (
+        "from jaxspec.cli import main; from jaxspec.cli.console import Console\n"
+        "app = main.App(name='x', cls=None)\n"
+        "@app.command(cls=main.Command)\n"
+        "def lines(count: int):\n"
+        "    out = Console()\n"
+        "    for number in range(count): out.print('line', number)\n"
+        "app()"
+    )
+    for count in ("3", "20000"):  # all of it is written when the process ends, or while the command runs
+        command = [sys.executable, "-c", code, count]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as running:
+            running.stdout.close()
+            assert (running.stderr.read(), running.wait(timeout=60)) == (b"", 141)
+
+
 def failing(error):
     app = typer.Typer()
 

@@ -98,15 +98,31 @@ def test_a_line_that_cannot_be_scored_is_named_before_anything_is_loaded(line, m
     assert result.exit_code == 2 and message in " ".join(result.output.split())
 
 
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        ('{"prompt": 5, "completion": "der"}', "line 3: text 1 has the prompt 5"),
-        ('{"text": ""}', "line 3: text 1 has no token"),
-    ],
-)
-def test_a_text_that_cannot_be_scored_is_named_by_its_line(line, message, scored, tmp_path):
-    path = tmp_path / "texts.jsonl"
-    path.write_text(json.dumps(LINES[0]) + "\n\n" + line + "\n" + json.dumps(LINES[1]) + "\n")
-    result = scored("--input", path)
-    assert result.exit_code == 2 and message in " ".join(result.output.split())
+def test_a_line_that_cannot_be_scored_costs_no_other_its_score(scored, tmp_path):
+    """The exit code is 3, as that of `batch`; each broken line has its error where its score would stand."""
+    broken = {
+        2: ('{"text": "der"', "line 2 is no JSON"),
+        3: ('{"prompt": 5, "completion": "der"}', "line 3: text 2 has the prompt 5"),
+        5: ('{"id": "x", "text": ""}', "line 5: text 4 has no token"),
+        6: ('{"id": "y", "prompt": "der"}', "line 6 has id, prompt: expected"),
+        7: ('{"text": "\\ud83d"}', "half of a surrogate pair"),
+    }
+    good = {1: LINES[0], 4: LINES[1], 8: LINES[1]}
+    path, output = tmp_path / "texts.jsonl", tmp_path / "scores.jsonl"
+    lines = {number: json.dumps(line) for number, line in good.items()} | {n: line for n, (line, _) in broken.items()}
+    path.write_text("".join(lines[number] + "\n" for number in sorted(lines)))
+    result = scored("--input", path, "--output", output)
+    assert result.exit_code == 3
+    said = " ".join(result.output.split())
+    assert "3 texts" in said and "5 of 8 lines failed; the first:" in said and "line 2 is no JSON" in said
+    rows = dict(enumerate(map(json.loads, output.read_text().splitlines()), 1))
+    assert len(rows) == 8 and rows[1]["id"] == "a" and rows[5]["id"] == "x" and rows[6]["id"] == "y"
+    for number, row in rows.items():
+        assert ("error" in row) == (number in broken) and ("log_prob" in row) == (number in good)
+        assert number in good or broken[number][1] in row["error"], row
+    assert rows[4]["log_prob"] == rows[8]["log_prob"]
+
+
+def test_what_holds_for_all_lines_ends_the_command(scored, source):
+    result = scored("--input", source, "--start", "no-such-token")
+    assert result.exit_code == 2

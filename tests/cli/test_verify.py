@@ -70,6 +70,27 @@ def test_a_rule_is_what_it_promises(only):
     assert "as stated" in next(line for line in result.stdout.splitlines() if "block" in line)
 
 
+def test_rules_may_be_named(monkeypatch):
+    tried = []
+
+    def certificate(entry, **_):
+        tried.append(entry.rule.name)
+        return exactness.Certificate(entry.rule.name, True, {"model": 0.0}, None, True)
+
+    monkeypatch.setattr(exactness, "certificate", certificate)
+    for names, expected in (("block", ["block"]), ("traversal, block", ["traversal", "block"])):
+        tried.clear()
+        assert verify("--rule", names, "--json").exit_code == 0 and tried == expected
+    tried.clear()
+    assert verify("--json").exit_code == 0 and len(tried) == len(catalogue.RULES)
+
+
+def test_rules_that_are_not_there_are_named():
+    for names, wrong in (("blok", "blok"), ("block,lenient=0.3", "lenient=0.3")):
+        result = verify("--rule", names)
+        assert result.exit_code == 2 and f"--rule has {wrong!r}: expected all, or some of rejection" in result.stderr
+
+
 @pytest.mark.slow
 def test_a_wrong_rule_is_found(only, wrong_rule):
     """An honest rule beside it is not accused."""

@@ -159,6 +159,65 @@ def test_prompt_and_continuation_are_encoded_together():
     assert spanned.tokens == [4]
 
 
+class Slow:
+    """A tokenizer of Python's, which has no offsets."""
+
+    is_fast = False
+
+    def __init__(self, fast):
+        self._fast = fast
+
+    def __getattr__(self, name):
+        return getattr(self._fast, name)
+
+    def __len__(self):
+        return len(self._fast)
+
+    def __call__(self, text, add_special_tokens=True):
+        return self._fast(text, add_special_tokens=add_special_tokens)
+
+
+def of_bytes(byte_level):
+    """A tokenizer with a token for each byte, as GPT-2's letters or as SentencePiece's `<0x..>`."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    if byte_level:
+        vocabulary = {letter: index for index, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+        raw = Tokenizer(models.BPE(vocabulary, []))
+        raw.pre_tokenizer, raw.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    else:
+        words = ["<unk>", "▁", *(f"<0x{byte:02X}>" for byte in range(256)), "a", "b"]
+        vocabulary = {word: index for index, word in enumerate(words)}
+        raw = Tokenizer(models.BPE(vocabulary, [], byte_fallback=True, unk_token="<unk>"))
+        raw.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never")
+        raw.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
+    return PreTrainedTokenizerFast(tokenizer_object=raw, clean_up_tokenization_spaces=False)
+
+
+@pytest.mark.parametrize("byte_level", [True, False])
+def test_bytes_are_those_of_the_tokens_where_a_token_is_part_of_a_character(byte_level):
+    tokenizer = of_bytes(byte_level)
+    model = table_model(jax.random.key(0), 260)  # one program for both
+    texts = ["é", "éa", "😀b", "中文", "aé", " é", "�b"]
+    for each in (tokenizer, Slow(tokenizer)):
+        scores = jaxspec.score(model._replace(tokenizer=each), texts)
+        for text, score in zip(texts, scores, strict=True):
+            num_bytes = len(text.encode()) - 1  # the first byte is not scored
+            assert score.num_bytes == len(score.tokens) == num_bytes, text
+            assert math.isclose(
+                score.bits_per_byte, -sum(score.log_probs.tolist()) / math.log(2) / num_bytes, rel_tol=1e-5
+            )
+
+
+def test_a_first_token_that_is_unknown_has_the_bytes_of_its_word():
+    words = ["<unk>", "</s>", "a", "b"]
+    model = table_model(jax.random.key(0), len(words))
+    for tokenizer, num_bytes in ((word_tokenizer(words), 2), (Slow(word_tokenizer(words)), None)):
+        (score,) = jaxspec.score(model._replace(tokenizer=tokenizer), ["café b"])
+        assert score.tokens == [3] and score.num_bytes == num_bytes
+
+
 def test_the_end_token_is_scored_if_asked_for():
     model = word_model("words", 1, encoder=True)
     pair = ("der Hund", "die Katze")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 
+import numpy as np
 import pytest
 
 from jaxspec.structured import byte_dfa
@@ -35,6 +36,53 @@ def accepts(dfa, text):
         if (state := int(dfa.step[state, byte])) < 0:
             return False
     return bool(dfa.accepting[state])
+
+
+# Characters of one number of bytes in UTF-8, the first and the one after the last; surrogates are none.
+WIDTHS = [(1, 0, 0x80), (2, 0x80, 0x800), (3, 0x800, 0xD800), (3, 0xE000, 0x10000), (4, 0x10000, 0x110000)]
+EVERY = "".join(chr(code) for _, first, end in WIDTHS for code in range(first, end))
+
+
+def held(characters):
+    """Says of each code point whether it is among some characters."""
+    each = np.zeros(0x110000, bool)
+    each[np.frombuffer("".join(characters).encode("utf-32-le"), np.uint32)] = True
+    return each
+
+
+def accepted(regex):
+    """Says of each code point whether an expression of one character accepts it."""
+    dfa = byte_dfa.from_regex(regex)
+    step = np.concatenate([dfa.step, np.full((1, 256), -1)])  # -1, the last row, leads to itself
+    accepting = np.append(dfa.accepting, False)
+    each = np.zeros(0x110000, bool)
+    for width, first, end in WIDTHS:
+        state = np.zeros(end - first, int)
+        text = "".join(map(chr, range(first, end)))
+        for column in np.frombuffer(text.encode(), np.uint8).reshape(-1, width).T:
+            state = step[state, column]
+        each[first:end] = accepting[state]
+    return each
+
+
+def test_a_class_holds_the_characters_that_it_holds_in_python():
+    for regex in (r"\d", r"\D", r"\s", r"\w", ".", r"[^\S\d]", r"(?a)\W", r"(?a)[^\s]", "(?s).", "[^.]"):
+        np.testing.assert_array_equal(accepted(regex), held(re.findall(regex, EVERY)), regex)
+
+
+def test_a_dollar_after_an_even_number_of_backslashes_is_an_anchor():
+    for regex, text in (
+        (r"a\\$", "a\\"),
+        (r"a\$", "a$"),
+        (r"a\\\$", "a\\$"),
+        ("a$", "a"),
+        (r"\\$", "\\"),
+        (r"^\\\\$", "\\\\"),
+    ):
+        dfa = byte_dfa.from_regex(regex)
+        assert re.fullmatch(regex, text)
+        assert accepts(dfa, text)
+        assert not any(accepts(dfa, other) for other in (text + "$", text[:-1], text + "\\"))
 
 
 @pytest.mark.parametrize("regex", REGEXES)

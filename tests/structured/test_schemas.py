@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
+import re
 
 import numpy as np
 import pytest
@@ -91,6 +93,10 @@ def test_every_text_is_valid(name):
         ({"$ref": "#/$defs/a", "$defs": {"a": {"items": {"$ref": "#/$defs/a"}}}}, "refers to itself"),
         ({"$ref": "#/$defs/b"}, "expected a place in it"),
         ({"type": "string", "pattern": "^.*$"}, "allows a quotation mark"),
+        ({"type": "string", "pattern": "^a)(b$"}, "unbalanced parenthesis"),
+        ({"type": "string", "pattern": "^[]a]$"}, r"'\^\[\]a\]\$' at #: \[\] is a whole class in ECMA 262"),
+        ({"type": "string", "pattern": r"^a\$"}, r"expected \^\.\.\.\$"),
+        ({"properties": {"a": {"type": "string", "pattern": r"^\w\b$"}}}, r"at #/properties/a: .* an anchor within"),
         ({"type": "string", "pattern": "a+"}, r"expected \^\.\.\.\$"),
         ({"type": "object", "required": ["a"]}, "requires 'a' at # and does not describe it"),
         ({"type": "array", "uniqueItems": True}, "uniqueItems at #"),
@@ -134,3 +140,39 @@ def test_integers_are_those_between_the_bounds():
                 state = dfa.step[state, byte] if state >= 0 else -1
             inside = (least is None or n >= least) and (most is None or n <= most)
             assert (state >= 0 and dfa.accepting[state]) == inside, n
+
+
+BOUNDS = ["minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum"]
+
+
+def test_integers_of_any_size_keep_their_bounds():
+    """Every keyword alone, and each from below with each from above."""
+    draw = random.Random(0)
+    for names in [*((name,) for name in BOUNDS), *itertools.product(BOUNDS[:2], BOUNDS[2:]), ("minimum", BOUNDS[1])]:
+        for digits in (3, 18, 19, 20, 25, 60):
+            bounds = sorted(draw.choice([-1, 1]) * draw.randrange(10 ** (digits - 1), 10**digits) for _ in names)
+            bounds = [min(bounds), max(bounds) + 3][: len(names)]  # between them is a number
+            schema = {"type": "integer"} | dict(zip(names, bounds, strict=True))
+            compiled = re.compile(schemas.regex_of(schemas.as_text(schema)))
+            longest = max(19, *(len(str(abs(bound))) for bound in bounds))
+            near = [bound + step for bound in bounds for step in (-2, -1, 0, 1, 2)]
+            for value in [*near, *(-bound for bound in bounds), 0, 10**longest - 1, 10**longest, 1 - 10**longest]:
+                valid = {
+                    "minimum": lambda bound, value=value: value >= bound,
+                    "exclusiveMinimum": lambda bound, value=value: value > bound,
+                    "maximum": lambda bound, value=value: value <= bound,
+                    "exclusiveMaximum": lambda bound, value=value: value < bound,
+                }
+                expected = all(valid[name](schema[name]) for name in names) and len(str(abs(value))) <= longest
+                assert bool(compiled.fullmatch(str(value))) == expected, (schema, value)
+
+
+def test_names_of_hosts_are_ones_that_parsers_take():
+    for name in ("email", "uri"):
+        for text in texts(
+            byte_dfa.from_regex(schemas.regex_of(json.dumps({"type": "string", "format": name}))), 100, 300
+        ):
+            host = re.split("[@/]", json.loads(text).removeprefix("https://").removeprefix("http://"))
+            labels = host[1 if name == "email" else 0].split(".")
+            assert all(len(label) <= 63 for label in labels) and labels[-1].isalpha() and len(".".join(labels)) <= 253
+            assert name == "uri" or len(host[0]) <= 64

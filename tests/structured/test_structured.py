@@ -19,6 +19,7 @@ from jaxspec.core import Prompt, Room
 from jaxspec.decode import loop
 from jaxspec.decode.request import prepare
 from jaxspec.drafters.lookups import datastore
+from jaxspec.structured.patterns import patterns_of
 from jaxspec.testing import certify_prepared, decoder_distribution, table_model, total_variation, word_tokenizer
 from tests.drafters.cases import EXACT
 from tests.marks import marked
@@ -229,7 +230,10 @@ def test_log_probs_are_those_of_the_raw_and_of_the_masked_distribution():
         (dict(choices=["a", ""]), "strings that are not empty"),
         (dict(regex=3), "expected a string"),
         (dict(regex="("), "expected a regular expression"),
-        (dict(regex="a", choices=["b"]), "expected one of choices, regex, json_schema"),
+        (dict(regex="a", choices=["b"]), r"^regex is given with choices=\['b'\]: expected one of choices, regex"),
+        (dict(choices=["a", "\ud83d"]), "choices has .* at character 0, half of a surrogate pair"),
+        (dict(regex="a\ud83d"), "regex has .* at character 1, half of a surrogate pair"),
+        (dict(json_schema={"enum": ["\ud83d"]}), "json_schema has .* half of a surrogate pair"),
         (dict(regex=["a", "b"]), "2 values for 1 rows"),
         (dict(regex="z"), "matches no text of this tokenizer's tokens"),
         (dict(regex="a( b){9}"), "max_new_tokens is 4, and the shortest text .* has 11 tokens with its end token"),
@@ -241,6 +245,15 @@ def test_log_probs_are_those_of_the_raw_and_of_the_masked_distribution():
 def test_what_cannot_be_is_refused_before_anything_is_decoded(options, message):
     with pytest.raises((ValueError, TypeError), match=message):
         jaxspec.generate(TARGET, PROMPT, **{"max_new_tokens": 4, "eos_ids": (1,)} | options)
+
+
+def test_the_row_with_two_patterns_is_named_where_rows_differ():
+    for options, message in (
+        (dict(regex=[None, "a"], choices=["b"]), r"^row 1 has regex and choices"),
+        (dict(regex="a", choices=["b"]), "^regex is given with choices"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            patterns_of(options, 2)
 
 
 def test_a_model_without_a_tokenizer_is_refused():

@@ -13,7 +13,7 @@ import transformers
 import jaxspec
 from jaxspec.core import token_ids
 from jaxspec.decode import encoding
-from jaxspec.weights import hf_families, huggingface, tokenizers
+from jaxspec.weights import generation_config, hf_families, huggingface, tokenizers
 from jaxspec.weights.hf_families import common, gemma, gemma4
 from jaxspec.weights.orbax import CheckpointError
 from tests.weights.folders import GPT, LLAMA, T5, model_of, tokenizer
@@ -240,6 +240,77 @@ def test_what_generation_config_json_asks_for_and_is_not_done_is_said(folder, ca
     huggingface.read_config(folder)
     (said,) = caplog.messages
     assert "generation_config.json asks for repetition_penalty=1.1, forced_bos_token_id=3, which" in said
+
+
+NO_TEXT = {  # keys that change how a text is computed or returned, not the text
+    *("use_cache", "cache_config", "max_cache_len", "compile_config", "disable_compile", "continuous_batching_config"),
+    *("low_memory", "prefill_chunk_size", "use_mtp", "is_assistant", "speculation_type", "transformers_version"),
+    *(
+        "num_assistant_tokens",
+        "num_assistant_tokens_schedule",
+        "assistant_confidence_threshold",
+        "assistant_lookbehind",
+    ),
+    *("assistant_early_exit", "target_lookbehind", "prompt_lookup_num_tokens", "max_matching_ngram_size"),
+    *("num_return_sequences", "return_dict_in_generate", "output_attentions", "output_hidden_states", "output_scores"),
+    *("output_logits", "pad_token_id", "remove_invalid_values", "_from_model_config"),
+}
+READ = {"bos_token_id", "eos_token_id", "decoder_start_token_id"}
+LIMITS = {"max_length", "max_new_tokens"}
+OF_SAMPLING = {
+    "do_sample",
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "top_h",
+    "typical_p",
+    "epsilon_cutoff",
+    "eta_cutoff",
+}
+
+
+def test_every_key_of_transformers_is_read_or_told_of_or_changes_no_greedy_text(folder, caplog):
+    told = {
+        *(*generation_config.NOT_READ, *generation_config.ABSENT, *generation_config.OF_BEAMS),
+        *(*generation_config.ABSENT_OF_BEAMS, generation_config.QUANTISED_CACHE[0]),
+    }
+    assert set(vars(transformers.GenerationConfig())) <= told | READ | LIMITS | OF_SAMPLING | NO_TEXT
+    neutral = {"guidance_scale": 1.0, "watermarking_config": None, "token_healing": False, "penalty_alpha": 0.0}
+    neutral |= {"cache_implementation": "static", "num_beam_groups": 2, "force_words_ids": []}  # of one beam
+    (folder / "generation_config.json").write_text(json.dumps(neutral))
+    huggingface.read_config(folder)
+    assert not caplog.messages
+    asked = {
+        "guidance_scale": 1.5,
+        "watermarking_config": {"bias": 2.5},
+        "token_healing": True,
+        "penalty_alpha": 0.6,
+        "dola_layers": "high",
+        "assistant_ensemble_weight": 0.5,
+        "max_time": 3.0,
+        "force_words_ids": [[5]],
+        "cache_implementation": "quantized",
+    }
+    for key, value in asked.items():
+        caplog.clear()
+        (folder / "generation_config.json").write_text(json.dumps({key: value}))
+        huggingface.read_config(folder)
+        (said,) = caplog.messages
+        assert f"asks for {key}={value!r}, which jaxspec does not read" in said, said
+        advice = f"jaxspec writes the text without {key}: remove that from the file, or decode with transformers"
+        assert said.endswith(advice)
+    caplog.clear()
+    both = {"num_beams": 4, "num_beam_groups": 2, "guidance_scale": 3, "min_length": 2}
+    (folder / "generation_config.json").write_text(json.dumps(both))
+    huggingface.read_config(folder)
+    (said,) = caplog.messages
+    for part in (
+        "pass what `generate` has",
+        "pass `beam_search` beams",
+        "text without guidance_scale, num_beam_groups",
+    ):
+        assert part in said
 
 
 @pytest.mark.parametrize(
