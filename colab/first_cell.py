@@ -68,7 +68,8 @@ def changed_packages():
 if installed_version("jaxspec-decoding") is None:
     arguments = pip_arguments()
     print("pip install", *arguments, "(a minute or two)")
-    pip = subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", *arguments], capture_output=True, text=True)
+    command = [sys.executable, "-m", "pip", "install", "--quiet", *arguments]
+    pip = subprocess.run(command, capture_output=True, text=True)
     if pip.returncode != 0:
         print(pip.stdout + pip.stderr)
         raise Stop("pip did not install jaxspec: its last lines above say why.")
