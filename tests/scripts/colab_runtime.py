@@ -1,8 +1,8 @@
-"""Runs a notebook as a stranger does: in a new environment with a hosted runtime's versions, loaded before its first cell.
+"""Runs a notebook as a stranger does: in a new environment with a hosted runtime's versions, some of them loaded.
 
     python tests/scripts/colab_runtime.py --python python3.13 --runtime 2026.08 FOLDER
 
-makes the environment in FOLDER, puts a wheel of this checkout beside the notebook, as if it had been uploaded, and runs:
+makes the environment in FOLDER, puts a wheel of this checkout beside the notebook, as if uploaded, and runs:
 
 1. the first cell in a kernel that has loaded jax, too: it has to stop with one sentence, and cell 2 must not run;
 2. the whole notebook in a new kernel, as after Runtime > Restart.
@@ -14,6 +14,7 @@ package index, takes some three minutes, and prints one JSON object. What pip pr
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import shutil
@@ -62,15 +63,13 @@ def kernel(folder: Path, python: Path, loaded: str) -> str:
 
 
 def run(path: Path, kernel_name: str) -> tuple[nbformat.NotebookNode, str]:
-    """Runs a notebook where it lies, up to its first error. Returns it, and what the error shows ("" if there is none)."""
+    """Runs a notebook where it lies, up to its first error. Returns it, and what the error shows ("": there is none)."""
     notebook = nbformat.read(path, as_version=4)
     client = nbclient.NotebookClient(
         notebook, timeout=1200, kernel_name=kernel_name, resources={"metadata": {"path": str(path.parent)}}
     )
-    try:
+    with contextlib.suppress(nbclient.exceptions.CellExecutionError):  # the notebook has the error
         client.execute()
-    except nbclient.exceptions.CellExecutionError:
-        pass  # the notebook has the error
     outputs = [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
     errors = ["\n".join(output.traceback) for output in outputs if output.output_type == "error"]
     return notebook, errors[0] if errors else ""
