@@ -22,7 +22,7 @@ import nbformat
 
 FOLDER = Path(__file__).resolve().parent
 SITE = (FOLDER.parent / "mkdocs.yml").read_text(encoding="utf-8")
-ADDRESS = re.findall(r"^repo_url: (https://github\.com/\S+)$", SITE, re.MULTILINE)[0]  # a fork has another
+ADDRESS = re.findall(r"^repo_url: (https://github\.com/\S+)", SITE, re.MULTILINE)[0]  # a fork has another
 REPOSITORY = ADDRESS.removeprefix("https://github.com/")  # what the badges open
 FIRST_CELL = "first_cell"
 TITLE = "# %% [markdown]\n# # "  # what begins after the common cells

@@ -53,6 +53,12 @@ def test_every_text_form_has_a_notebook(sync: ModuleType):
     assert sync.names() == NAMES
 
 
+def test_pages_list_every_notebook_with_the_ones_that_show_a_gain_first():
+    for page in (COLAB / "README.md", ROOT / "docs" / "notebooks.md"):
+        listed = re.findall(r"^\| \[(\w+)\]", page.read_text("utf-8"), re.MULTILINE)
+        assert listed[:2] == ["quickstart", "real_model"] and sorted(listed) == NAMES
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_notebook_and_text_form_agree(name: str, sync: ModuleType):
     text = (COLAB / f"{name}.py").read_text(encoding="utf-8")
@@ -132,7 +138,7 @@ def checkout(folder: Path) -> None:
 def test_first_cell_installs_from_a_checkout_then_an_upload_then_the_repository(namespace: Mapping[str, Any]):
     """Each source is added to those before it, and from then on it is the one that is taken."""
     requirement, content = namespace["requirement"], Path.cwd()
-    repository = re.search(r"^repo_url: (.*)$", (ROOT / "mkdocs.yml").read_text("utf-8"), re.MULTILINE)
+    repository = re.search(r"^repo_url: (\S+)", (ROOT / "mkdocs.yml").read_text("utf-8"), re.MULTILINE)
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     parsed = Requirement(requirement())
     assert repository is not None and parsed.url == f"git+{repository[1]}" and parsed.name == project["name"]

@@ -63,7 +63,7 @@ def kernel(folder: Path, python: Path, loaded: str) -> str:
 
 
 def run(path: Path, kernel_name: str) -> tuple[nbformat.NotebookNode, str]:
-    """Runs a notebook where it lies, up to its first error. Returns it, and what the error shows ("": there is none)."""
+    """Runs a notebook where it lies, up to its first error. Returns it and what the error shows, or ""."""
     notebook = nbformat.read(path, as_version=4)
     client = nbclient.NotebookClient(
         notebook, timeout=1200, kernel_name=kernel_name, resources={"metadata": {"path": str(path.parent)}}
