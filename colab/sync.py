@@ -45,6 +45,7 @@ os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_p
 }
 
 WIDGET = "application/vnd.jupyter.widget-view+json"
+WIDGETS = "application/vnd.jupyter.widget-state+json"
 
 METADATA = {
     "colab": {"provenance": []},
@@ -109,22 +110,38 @@ def results_of(ran: nbformat.NotebookNode) -> dict[str, Result]:
 def run(text: str) -> dict[str, Result]:
     """Runs a notebook from a clean kernel in an empty folder, and returns what each cell printed.
 
-    Progress bars and other messages on stderr are left out, and so are widgets, which only a kernel shows, and what was
-    skipped on this machine.
+    Progress bars and other messages on stderr are left out, and so are sliders, which only a kernel shows, and what was
+    skipped on this machine. A picture that sliders draw is kept as they first draw it.
     """
     import nbclient
 
     ran = nbformat.reads(text, as_version=4)
     with tempfile.TemporaryDirectory() as folder:
         nbclient.NotebookClient(ran, timeout=3600, resources={"metadata": {"path": folder}}).execute()
-    return {source: result._replace(outputs=_kept(result.outputs)) for source, result in results_of(ran).items()}
+    widgets = ran.metadata.get("widgets", {}).get(WIDGETS, {}).get("state", {})
+    return {
+        source: result._replace(outputs=_kept(_without_widgets(result.outputs, widgets)))
+        for source, result in results_of(ran).items()
+    }
+
+
+def _without_widgets(outputs: list[nbformat.NotebookNode], widgets: Mapping[str, dict]) -> list[nbformat.NotebookNode]:
+    """Replaces each widget by what it shows: an Output's pictures, of a slider nothing."""
+    plain: list[nbformat.NotebookNode] = []
+    for output in outputs:
+        view = output.get("data", {}).get(WIDGET)
+        if view is None:
+            plain.append(output)
+        else:
+            plain += map(nbformat.from_dict, widgets[view["model_id"]]["state"].get("outputs", []))
+    return plain
 
 
 def _kept(outputs: list[nbformat.NotebookNode]) -> list[nbformat.NotebookNode]:
     kept: list[nbformat.NotebookNode] = []
     for output in outputs:
         skipped = str(output.get("text", "")).startswith("skipped:")
-        if output.get("name") == "stderr" or skipped or WIDGET in output.get("data", {}):
+        if output.get("name") == "stderr" or skipped:
             continue
         if kept and kept[-1].output_type == output.output_type == "stream":  # printed piece by piece
             kept[-1].text += output.text

@@ -307,6 +307,34 @@ def test_quickstart_runs_in_a_hosted_runtime(runtime, version, numpy, jax_versio
     assert f"jaxspec {jaxspec.__version__}, jax {jax_version}" in ran["first_cell"]
 
 
+SLIDER = """# %% [markdown]
+# # A slider
+# %%
+import ipywidgets
+from IPython.display import display
+
+slider, draw = ipywidgets.IntSlider(3), lambda x: display({"text/plain": f"picture {x}"}, raw=True)
+display(slider, ipywidgets.interactive_output(draw, {"x": slider}))
+# %%
+print("skipped: not here")
+# %%
+print(1, flush=True)
+print(2)
+"""
+
+
+@pytest.mark.slow
+def test_what_is_kept_of_a_run(sync: ModuleType):
+    """Numbers of all cells, the picture that a slider first draws, lines as one output; no sliders, nothing skipped."""
+    results = list(sync.run(sync.notebook("mine", SLIDER)).values())
+    assert [result.number for result in results] == [1, 2, 3]
+    assert [[output.get("data", output) for output in result.outputs] for result in results] == [
+        [{"text/plain": "picture 3"}],
+        [],
+        [{"output_type": "stream", "name": "stdout", "text": "1\n2\n"}],
+    ]
+
+
 def test_text_form_without_a_title_is_refused(sync: ModuleType):
     with pytest.raises(ValueError, match=r"colab/mine\.py has no title"):
         sync.with_head("mine", "# %%\nprint(1)\n")
