@@ -172,8 +172,8 @@ def compare(target, prompts, drafter, **settings):
     seconds = np.median(interleave(variants, repeats=2 if SMOKE else 15), axis=1)
     passes = [int(np.max(out.stats.rounds)) for out in (fast, plain)]
     speed_up = float(seconds[1] / seconds[0])
-    print(f"plain {passes[1]:3} passes of the target {1e3 * seconds[1]:7.1f} ms; ", end="")
-    print(f"with the drafter {passes[0]:3} passes {1e3 * seconds[0]:7.1f} ms: {speed_up:.2f} times as fast")
+    print(f"plain {passes[1]} passes, {1e3 * seconds[1]:.1f} ms; ", end="")
+    print(f"with the drafter {passes[0]} passes, {1e3 * seconds[0]:.1f} ms: {speed_up:.2f} times as fast")
     return fast, plain, speed_up
 
 
@@ -190,7 +190,7 @@ print(f"one prompt at a time: {np.median(speed_ups):.2f} times as fast (median o
 #
 # A pass over one row leaves most of a machine's arithmetic idle, so that checking three more tokens costs little. A batch
 # uses that arithmetic for its rows. Then every draft token that is checked takes time, and a batch goes on until its
-# slowest row has ended. How soon the gain is gone depends on the machine: on two CPU cores a few rows are enough, and an
+# slowest row has ended. How soon the gain is gone depends on the machine: on two CPU cores some rows are enough, and an
 # accelerator has arithmetic for dozens. `when_does_it_pay.ipynb` measures why.
 
 # %%
