@@ -168,7 +168,8 @@ def landscape(c, check, marks=(), title=""):
     if levels:  # a draft token may cost so much that all of the map is one colour
         widths = [2.0 if level == 1 else 0.8 for level in levels]
         lines = axes.contour(alpha, gammas, speed, levels=levels, colors="white", linewidths=widths)
-        axes.clabel(lines, fmt="%g×", fontsize=8)
+        for label in axes.clabel(lines, levels[:-1] or levels, fmt="%g×", fontsize=8):
+            label.set_rotation((label.get_rotation() + 80) % 180 - 80)  # none is upside down: a 6 is no 9
     best = formulas.optimal_gamma(alpha, c, np.concatenate([[1.0], v]))
     axes.plot(alpha, np.where(best > 0, best, np.nan), color="black", drawstyle="steps-post", label="best γ")
     for name, pair_alpha, pair_gamma in marks:
