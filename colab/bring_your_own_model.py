@@ -1,22 +1,85 @@
 # %% [markdown]
 # [![Open In Colab](https://colab.research.google.com/assets/colab-badge.svg)](https://colab.research.google.com/github/jaxspec/jaxspec/blob/main/colab/bring_your_own_model.ipynb)
+# [![Open In Kaggle](https://kaggle.com/static/images/open-in-kaggle.svg)](https://kaggle.com/kernels/welcome?src=https://github.com/jaxspec/jaxspec/blob/main/colab/bring_your_own_model.ipynb)
 
 # %%
-# Installs jaxspec where it is missing (from the checkout that this lies in, or from git), and prints what it runs on.
+# @title Install jaxspec, and print what it runs on
+# Where jaxspec is missing, pip installs it: from a checkout that the notebook lies in or beside, from a wheel or zip that
+# was uploaded to this folder, or from this address, which a fork changes (`repo_url` in mkdocs.yml).
+REPOSITORY = "https://github.com/jaxspec/jaxspec"
+
 import glob
-import importlib.util
+import importlib.metadata
 import os
 import shutil
 import subprocess
 import sys
 
-if importlib.util.find_spec("jaxspec") is None:
-    tpu = glob.glob("/dev/accel*") + glob.glob("/dev/vfio/[0-9]*")
-    extra = "cuda," if shutil.which("nvidia-smi") else "tpu," if tpu else ""
-    package = f"jaxspec-decoding[{extra}figures] @ git+https://github.com/jaxspec/jaxspec"
-    if os.path.isfile("../jaxspec/__init__.py"):  # the checkout that this notebook lies in
-        package = f"..[{extra}figures]"
-    subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", package], check=True)
+CANNOT_CHANGE = ("numpy", "scipy", "ml_dtypes", "jax", "jaxlib", "flax", "transformers", "psutil")  # once loaded
+
+
+class Stop(Exception):
+    """Ends a cell, and all that were to run after it, with a sentence in place of a traceback."""
+
+    def _render_traceback_(self):  # IPython asks for this
+        return [str(self)]
+
+
+def installed_version(package):
+    """The version of a package that is installed now; None if it is missing."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def loaded_version(package):
+    """The version of a package that this kernel has loaded; None if it has not."""
+    return getattr(sys.modules.get(package), "__version__", None)
+
+
+def requirement():
+    """What pip is asked for: a checkout, else a file that was uploaded, else the repository, with the chip's extra."""
+    has_tpu = glob.glob("/dev/accel*") + glob.glob("/dev/vfio/[0-9]*")
+    chip = "cuda," if shutil.which("nvidia-smi") else "tpu," if has_tpu else ""
+    extras = f"[{chip}figures]"
+    for folder in (".", "..", *sorted(glob.glob("jaxspec*/"))):
+        if os.path.isfile(f"{folder}/pyproject.toml") and os.path.isfile(f"{folder}/jaxspec/__init__.py"):
+            return folder + extras
+    uploaded = [file for ending in ("whl", "zip", "tar.gz") for file in glob.glob(f"jaxspec*.{ending}")]
+    if uploaded:
+        return f"./{max(uploaded, key=os.path.getmtime)}{extras}"
+    return f"jaxspec-decoding{extras} @ git+{REPOSITORY}"
+
+
+def pip_arguments():
+    """The requirement, and the NumPy that is here: a kernel that has loaded it cannot go on with another."""
+    numpy = loaded_version("numpy") or installed_version("numpy")
+    keeps_numpy = numpy is not None and int(numpy.split(".")[0]) >= 2  # which jaxspec needs
+    return [requirement(), *([f"numpy=={numpy}"] if keeps_numpy else [])]
+
+
+def changed_packages():
+    """Says of each package that this kernel has loaded which other version of it is installed now."""
+    importlib.invalidate_caches()
+    versions = [(package, loaded_version(package), installed_version(package)) for package in CANNOT_CHANGE]
+    return [
+        f"{package} {now} is installed and this kernel has loaded {loaded}"
+        for package, loaded, now in versions
+        if None not in (loaded, now) and loaded != now
+    ]
+
+
+if installed_version("jaxspec-decoding") is None:
+    arguments = pip_arguments()
+    print("pip install", *arguments, "(a minute or two)")
+    command = [sys.executable, "-m", "pip", "install", "--quiet", *arguments]
+    pip = subprocess.run(command, capture_output=True, text=True)
+    if pip.returncode != 0:
+        print(pip.stdout + pip.stderr)
+        raise Stop("pip did not install jaxspec: its last lines above say why.")
+if changed_packages():
+    raise Stop(f"Runtime > Restart, then run this cell again: {', '.join(changed_packages())}.")
 
 import jax
 

@@ -1,22 +1,85 @@
 # %% [markdown]
 # [![Open In Colab](https://colab.research.google.com/assets/colab-badge.svg)](https://colab.research.google.com/github/jaxspec/jaxspec/blob/main/colab/gemma4.ipynb)
+# [![Open In Kaggle](https://kaggle.com/static/images/open-in-kaggle.svg)](https://kaggle.com/kernels/welcome?src=https://github.com/jaxspec/jaxspec/blob/main/colab/gemma4.ipynb)
 
 # %%
-# Installs jaxspec where it is missing (from the checkout that this lies in, or from git), and prints what it runs on.
+# @title Install jaxspec, and print what it runs on
+# Where jaxspec is missing, pip installs it: from a checkout that the notebook lies in or beside, from a wheel or zip that
+# was uploaded to this folder, or from this address, which a fork changes (`repo_url` in mkdocs.yml).
+REPOSITORY = "https://github.com/jaxspec/jaxspec"
+
 import glob
-import importlib.util
+import importlib.metadata
 import os
 import shutil
 import subprocess
 import sys
 
-if importlib.util.find_spec("jaxspec") is None:
-    tpu = glob.glob("/dev/accel*") + glob.glob("/dev/vfio/[0-9]*")
-    extra = "cuda," if shutil.which("nvidia-smi") else "tpu," if tpu else ""
-    package = f"jaxspec-decoding[{extra}figures] @ git+https://github.com/jaxspec/jaxspec"
-    if os.path.isfile("../jaxspec/__init__.py"):  # the checkout that this notebook lies in
-        package = f"..[{extra}figures]"
-    subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", package], check=True)
+CANNOT_CHANGE = ("numpy", "scipy", "ml_dtypes", "jax", "jaxlib", "flax", "transformers", "psutil")  # once loaded
+
+
+class Stop(Exception):
+    """Ends a cell, and all that were to run after it, with a sentence in place of a traceback."""
+
+    def _render_traceback_(self):  # IPython asks for this
+        return [str(self)]
+
+
+def installed_version(package):
+    """The version of a package that is installed now; None if it is missing."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def loaded_version(package):
+    """The version of a package that this kernel has loaded; None if it has not."""
+    return getattr(sys.modules.get(package), "__version__", None)
+
+
+def requirement():
+    """What pip is asked for: a checkout, else a file that was uploaded, else the repository, with the chip's extra."""
+    has_tpu = glob.glob("/dev/accel*") + glob.glob("/dev/vfio/[0-9]*")
+    chip = "cuda," if shutil.which("nvidia-smi") else "tpu," if has_tpu else ""
+    extras = f"[{chip}figures]"
+    for folder in (".", "..", *sorted(glob.glob("jaxspec*/"))):
+        if os.path.isfile(f"{folder}/pyproject.toml") and os.path.isfile(f"{folder}/jaxspec/__init__.py"):
+            return folder + extras
+    uploaded = [file for ending in ("whl", "zip", "tar.gz") for file in glob.glob(f"jaxspec*.{ending}")]
+    if uploaded:
+        return f"./{max(uploaded, key=os.path.getmtime)}{extras}"
+    return f"jaxspec-decoding{extras} @ git+{REPOSITORY}"
+
+
+def pip_arguments():
+    """The requirement, and the NumPy that is here: a kernel that has loaded it cannot go on with another."""
+    numpy = loaded_version("numpy") or installed_version("numpy")
+    keeps_numpy = numpy is not None and int(numpy.split(".")[0]) >= 2  # which jaxspec needs
+    return [requirement(), *([f"numpy=={numpy}"] if keeps_numpy else [])]
+
+
+def changed_packages():
+    """Says of each package that this kernel has loaded which other version of it is installed now."""
+    importlib.invalidate_caches()
+    versions = [(package, loaded_version(package), installed_version(package)) for package in CANNOT_CHANGE]
+    return [
+        f"{package} {now} is installed and this kernel has loaded {loaded}"
+        for package, loaded, now in versions
+        if None not in (loaded, now) and loaded != now
+    ]
+
+
+if installed_version("jaxspec-decoding") is None:
+    arguments = pip_arguments()
+    print("pip install", *arguments, "(a minute or two)")
+    command = [sys.executable, "-m", "pip", "install", "--quiet", *arguments]
+    pip = subprocess.run(command, capture_output=True, text=True)
+    if pip.returncode != 0:
+        print(pip.stdout + pip.stderr)
+        raise Stop("pip did not install jaxspec: its last lines above say why.")
+if changed_packages():
+    raise Stop(f"Runtime > Restart, then run this cell again: {', '.join(changed_packages())}.")
 
 import jax
 
@@ -58,6 +121,7 @@ import collections
 import dataclasses
 
 import jax.numpy as jnp
+import matplotlib.pyplot as plt
 import numpy as np
 
 from jaxspec.analysis import random_model
@@ -130,8 +194,10 @@ plain, expected = timed()
 print(f"plain         {plain:7.1f} tokens/s")
 drafters = jaxspec.drafters
 setups = {"prompt lookup": drafters.prompt_lookup(), "n-grams": drafters.online_ngram()}
+speeds = {"plain": plain}
 for name, drafter in setups.items():
     fast, out = timed(drafter=drafter, gamma=5)
+    speeds[name] = fast
     per_round = float(out.stats.tokens_per_round[0])
     print(f"{name:13} {fast:7.1f} tokens/s, {fast / plain:.2f} x, {per_round:.2f} tokens a round")
     # In float32 texts are the same. In bfloat16 near ties may fall either way, as they do between two plain programs.
@@ -159,9 +225,20 @@ else:
     helper = drafters.assistant(head, model)
 for name, drafter, gamma in (("chain", helper, 4), ("tree", drafters.tree(helper, (3, 2, 1)), None)):
     fast, out = timed(drafter=drafter, **({} if gamma is None else {"gamma": gamma}))
+    speeds[f"assistant, {name}"] = fast
     per_round = float(out.stats.tokens_per_round[0])
     print(f"{name:13} {fast:7.1f} tokens/s, {fast / plain:.2f} x, {per_round:.2f} tokens a round")
     assert REAL or out.tokens.tolist() == expected.tokens.tolist()
+
+# %%
+figure, axes = plt.subplots(figsize=(5.6, 2.4), layout="constrained")
+bars = axes.barh(list(speeds), list(speeds.values()), color="#0072B2")
+axes.bar_label(bars, [f" {speed / plain:.2f}×" for speed in speeds.values()])
+axes.axvline(plain, color="black", linewidth=0.8)
+axes.set(xlabel=f"tokens/s on {device.device_kind}", xlim=(0, 1.2 * max(speeds.values())))
+axes.set_title(NAME if REAL else "a small model of random weights: the form of the picture only", fontsize=10)
+axes.invert_yaxis()
+plt.show()
 
 # %% [markdown]
 # ## A token tree

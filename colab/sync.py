@@ -1,57 +1,39 @@
 """Writes the notebooks from their text forms: `python colab/sync.py`; with `--run` runs them, too, and keeps what they print.
 
-The text forms (name.py, jupytext's percent format) are what is edited. All of them begin with the same two cells, a
-badge and an installation, which are written here, with the address. Cells that did not change keep their
-outputs; `--run` makes all anew, of the notebooks that are named or of all. It needs the extra "notebooks".
+The text forms (name.py, jupytext's percent format) are what is edited. All of them begin with the same two cells: badges,
+and the installation in `first_cell.py`. The repository's address comes from `repo_url` in mkdocs.yml. Cells that did not
+change keep their outputs and numbers; `--run` makes all anew, of the notebooks that are named or of all. It needs the
+extra "notebooks".
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import re
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
+from typing import NamedTuple
 
 import jupytext
 import nbformat
 
-REPOSITORY = "jaxspec/jaxspec"  # on GitHub: what the badges open, and what is installed
 FOLDER = Path(__file__).resolve().parent
+SITE = (FOLDER.parent / "mkdocs.yml").read_text(encoding="utf-8")
+ADDRESS = re.findall(r"^repo_url: (https://github\.com/\S+)", SITE, re.MULTILINE)[0]  # a fork has another
+REPOSITORY = ADDRESS.removeprefix("https://github.com/")  # what the badges open
+FIRST_CELL = "first_cell"
 TITLE = "# %% [markdown]\n# # "  # what begins after the common cells
+LINK = re.compile(r"https://github\.com/[\w.-]+/jaxspec/blob/main/")  # to a file of this repository
 
-HEAD = """\
+BADGES = """\
 # %% [markdown]
 # [![Open In Colab](https://colab.research.google.com/assets/colab-badge.svg)](https://colab.research.google.com/github/REPOSITORY/blob/main/colab/NAME.ipynb)
+# [![Open In Kaggle](https://kaggle.com/static/images/open-in-kaggle.svg)](https://kaggle.com/kernels/welcome?src=ADDRESS/blob/main/colab/NAME.ipynb)
 
 # %%
-# Installs jaxspec where it is missing (from the checkout that this lies in, or from git), and prints what it runs on.
-import glob
-import importlib.util
-import os
-import shutil
-import subprocess
-import sys
-
-if importlib.util.find_spec("jaxspec") is None:
-    tpu = glob.glob("/dev/accel*") + glob.glob("/dev/vfio/[0-9]*")
-    extra = "cuda," if shutil.which("nvidia-smi") else "tpu," if tpu else ""
-    package = f"jaxspec-decoding[{extra}figures] @ git+https://github.com/REPOSITORY"
-    if os.path.isfile("../jaxspec/__init__.py"):  # the checkout that this notebook lies in
-        package = f"..[{extra}figures]"
-    subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", package], check=True)
-
-PREPARATIONimport jax
-
-import jaxspec
-from jaxspec.core import programs
-
-programs.keep()  # on disk: what is compiled here, the next kernel need not compile
-SMOKE = bool(os.environ.get("JAXSPEC_SMOKE"))  # shorter loops, for tests
-device = jax.devices()[0]
-print(f"jaxspec {jaxspec.__version__}, jax {jax.__version__}, {jax.device_count()} x {device.device_kind}")
-
 """
 
 PREPARATIONS = {  # what must run before jax is imported
@@ -63,6 +45,7 @@ os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_p
 }
 
 WIDGET = "application/vnd.jupyter.widget-view+json"
+WIDGETS = "application/vnd.jupyter.widget-state+json"
 
 METADATA = {
     "colab": {"provenance": []},
@@ -72,70 +55,97 @@ METADATA = {
 }
 
 
+class Result(NamedTuple):
+    """What a cell printed when it was run, and the number that it was run as."""
+
+    outputs: list[nbformat.NotebookNode]
+    number: int
+
+
 def names() -> list[str]:
     """The notebooks: every text form in this folder."""
-    return sorted(path.stem for path in FOLDER.glob("*.py") if path != Path(__file__).resolve())
+    return sorted({path.stem for path in FOLDER.glob("*.py")} - {Path(__file__).stem, FIRST_CELL})
 
 
 def with_head(name: str, text: str) -> str:
-    """A text form whose first two cells are the common ones.
+    """A text form whose first two cells are the common ones, and whose links lead to this repository.
 
     Raises:
         ValueError: it has no title to tell where the common cells end.
     """
     if TITLE not in text:
         raise ValueError(f"colab/{name}.py has no title: expected a cell that begins with {TITLE!r}")
-    head = HEAD.replace("REPOSITORY", REPOSITORY).replace("NAME", name)
-    return head.replace("PREPARATION", PREPARATIONS.get(name, "")) + text[text.index(TITLE) :]
+    badges = BADGES.replace("REPOSITORY", REPOSITORY).replace("ADDRESS", ADDRESS).replace("NAME", name)
+    first_cell = (FOLDER / f"{FIRST_CELL}.py").read_text(encoding="utf-8")
+    first_cell = first_cell.replace("ADDRESS", ADDRESS).replace("# PREPARATION\n", PREPARATIONS.get(name, ""))
+    body = LINK.sub(f"{ADDRESS}/blob/main/", text[text.index(TITLE) :])
+    return f"{badges}{first_cell}\n{body}"
 
 
-def notebook(name: str, text: str, outputs: Mapping[str, list] = MappingProxyType({})) -> str:
+def notebook(name: str, text: str, results: Mapping[str, Result] = MappingProxyType({})) -> str:
     """A text form as the JSON of a notebook; the same arguments give the same JSON.
 
     Args:
-        name, text: the name and the text of the text form.
-        outputs: the output of each cell, by its source; other cells have none.
+        name: the notebook's name.
+        text: its text form.
+        results: outputs and number of each cell that was run, by its source.
     """
     cells = jupytext.reads(text, "py:percent").cells
-    for number, cell in enumerate(cells):
-        cell.update(id=f"{name}-{number}", metadata={})
-        if cell.cell_type == "code":
-            cell.update(outputs=list(outputs.get(cell.source, [])))
-    made = nbformat.v4.new_notebook(cells=cells, metadata=METADATA)
-    nbformat.validate(made)
-    return nbformat.writes(made) + "\n"
+    for position, cell in enumerate(cells):
+        cell.update(id=f"{name}-{position}", metadata={})
+        if cell.cell_type == "code" and cell.source in results:
+            result = results[cell.source]
+            cell.update(outputs=list(result.outputs), execution_count=result.number)
+    written = nbformat.v4.new_notebook(cells=cells, metadata=METADATA)
+    nbformat.validate(written)
+    return nbformat.writes(written) + "\n"
 
 
-def outputs_of(made: nbformat.NotebookNode) -> dict[str, list]:
-    """What each cell of a notebook printed, by its source."""
-    return {cell.source: cell.outputs for cell in made.cells if cell.cell_type == "code" and cell.outputs}
+def results_of(ran: nbformat.NotebookNode) -> dict[str, Result]:
+    """What each cell of a notebook printed, by its source; cells that were not run are left out."""
+    numbered = [cell for cell in ran.cells if cell.cell_type == "code" and cell.execution_count]
+    return {cell.source: Result(cell.outputs, cell.execution_count) for cell in numbered}
 
 
-def run(text: str) -> dict[str, list]:
+def run(text: str) -> dict[str, Result]:
     """Runs a notebook from a clean kernel in an empty folder, and returns what each cell printed.
 
-    Progress bars and other messages on stderr are left out, and so are widgets, which only a kernel shows, and what was
-    skipped on this machine.
+    Progress bars and other messages on stderr are left out, and so are sliders, which only a kernel shows, and what was
+    skipped on this machine. A picture that sliders draw is kept as they first draw it.
     """
     import nbclient
 
-    made = nbformat.reads(text, as_version=4)
+    ran = nbformat.reads(text, as_version=4)
     with tempfile.TemporaryDirectory() as folder:
-        nbclient.NotebookClient(made, timeout=3600, resources={"metadata": {"path": folder}}).execute()
-    return {source: kept for source, found in outputs_of(made).items() if (kept := _kept(found))}
+        nbclient.NotebookClient(ran, timeout=3600, resources={"metadata": {"path": folder}}).execute()
+    widgets = ran.metadata.get("widgets", {}).get(WIDGETS, {}).get("state", {})
+    return {
+        source: result._replace(outputs=_kept(_without_widgets(result.outputs, widgets)))
+        for source, result in results_of(ran).items()
+    }
+
+
+def _without_widgets(outputs: list[nbformat.NotebookNode], widgets: Mapping[str, dict]) -> list[nbformat.NotebookNode]:
+    """Replaces each widget by what it shows: an Output's pictures, of a slider nothing."""
+    plain: list[nbformat.NotebookNode] = []
+    for output in outputs:
+        view = output.get("data", {}).get(WIDGET)
+        if view is None:
+            plain.append(output)
+        else:
+            plain += map(nbformat.from_dict, widgets[view["model_id"]]["state"].get("outputs", []))
+    return plain
 
 
 def _kept(outputs: list[nbformat.NotebookNode]) -> list[nbformat.NotebookNode]:
     kept: list[nbformat.NotebookNode] = []
     for output in outputs:
         skipped = str(output.get("text", "")).startswith("skipped:")
-        if output.get("name") == "stderr" or skipped or WIDGET in output.get("data", {}):
+        if output.get("name") == "stderr" or skipped:
             continue
         if kept and kept[-1].output_type == output.output_type == "stream":  # printed piece by piece
             kept[-1].text += output.text
             continue
-        if "execution_count" in output:
-            output.execution_count = None
         kept.append(output)
     return kept
 
@@ -159,7 +169,7 @@ def main() -> None:
         source, path = FOLDER / f"{name}.py", FOLDER / f"{name}.ipynb"
         text = with_head(name, source.read_text(encoding="utf-8"))
         write(source, text)
-        known = outputs_of(nbformat.read(path, as_version=4)) if path.is_file() else {}
+        known = results_of(nbformat.read(path, as_version=4)) if path.is_file() else {}
         write(path, notebook(name, text, run(notebook(name, text)) if given.run else known))
         print(f"colab/{name}.ipynb")
 

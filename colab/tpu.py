@@ -1,22 +1,85 @@
 # %% [markdown]
 # [![Open In Colab](https://colab.research.google.com/assets/colab-badge.svg)](https://colab.research.google.com/github/jaxspec/jaxspec/blob/main/colab/tpu.ipynb)
+# [![Open In Kaggle](https://kaggle.com/static/images/open-in-kaggle.svg)](https://kaggle.com/kernels/welcome?src=https://github.com/jaxspec/jaxspec/blob/main/colab/tpu.ipynb)
 
 # %%
-# Installs jaxspec where it is missing (from the checkout that this lies in, or from git), and prints what it runs on.
+# @title Install jaxspec, and print what it runs on
+# Where jaxspec is missing, pip installs it: from a checkout that the notebook lies in or beside, from a wheel or zip that
+# was uploaded to this folder, or from this address, which a fork changes (`repo_url` in mkdocs.yml).
+REPOSITORY = "https://github.com/jaxspec/jaxspec"
+
 import glob
-import importlib.util
+import importlib.metadata
 import os
 import shutil
 import subprocess
 import sys
 
-if importlib.util.find_spec("jaxspec") is None:
-    tpu = glob.glob("/dev/accel*") + glob.glob("/dev/vfio/[0-9]*")
-    extra = "cuda," if shutil.which("nvidia-smi") else "tpu," if tpu else ""
-    package = f"jaxspec-decoding[{extra}figures] @ git+https://github.com/jaxspec/jaxspec"
-    if os.path.isfile("../jaxspec/__init__.py"):  # the checkout that this notebook lies in
-        package = f"..[{extra}figures]"
-    subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", package], check=True)
+CANNOT_CHANGE = ("numpy", "scipy", "ml_dtypes", "jax", "jaxlib", "flax", "transformers", "psutil")  # once loaded
+
+
+class Stop(Exception):
+    """Ends a cell, and all that were to run after it, with a sentence in place of a traceback."""
+
+    def _render_traceback_(self):  # IPython asks for this
+        return [str(self)]
+
+
+def installed_version(package):
+    """The version of a package that is installed now; None if it is missing."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def loaded_version(package):
+    """The version of a package that this kernel has loaded; None if it has not."""
+    return getattr(sys.modules.get(package), "__version__", None)
+
+
+def requirement():
+    """What pip is asked for: a checkout, else a file that was uploaded, else the repository, with the chip's extra."""
+    has_tpu = glob.glob("/dev/accel*") + glob.glob("/dev/vfio/[0-9]*")
+    chip = "cuda," if shutil.which("nvidia-smi") else "tpu," if has_tpu else ""
+    extras = f"[{chip}figures]"
+    for folder in (".", "..", *sorted(glob.glob("jaxspec*/"))):
+        if os.path.isfile(f"{folder}/pyproject.toml") and os.path.isfile(f"{folder}/jaxspec/__init__.py"):
+            return folder + extras
+    uploaded = [file for ending in ("whl", "zip", "tar.gz") for file in glob.glob(f"jaxspec*.{ending}")]
+    if uploaded:
+        return f"./{max(uploaded, key=os.path.getmtime)}{extras}"
+    return f"jaxspec-decoding{extras} @ git+{REPOSITORY}"
+
+
+def pip_arguments():
+    """The requirement, and the NumPy that is here: a kernel that has loaded it cannot go on with another."""
+    numpy = loaded_version("numpy") or installed_version("numpy")
+    keeps_numpy = numpy is not None and int(numpy.split(".")[0]) >= 2  # which jaxspec needs
+    return [requirement(), *([f"numpy=={numpy}"] if keeps_numpy else [])]
+
+
+def changed_packages():
+    """Says of each package that this kernel has loaded which other version of it is installed now."""
+    importlib.invalidate_caches()
+    versions = [(package, loaded_version(package), installed_version(package)) for package in CANNOT_CHANGE]
+    return [
+        f"{package} {now} is installed and this kernel has loaded {loaded}"
+        for package, loaded, now in versions
+        if None not in (loaded, now) and loaded != now
+    ]
+
+
+if installed_version("jaxspec-decoding") is None:
+    arguments = pip_arguments()
+    print("pip install", *arguments, "(a minute or two)")
+    command = [sys.executable, "-m", "pip", "install", "--quiet", *arguments]
+    pip = subprocess.run(command, capture_output=True, text=True)
+    if pip.returncode != 0:
+        print(pip.stdout + pip.stderr)
+        raise Stop("pip did not install jaxspec: its last lines above say why.")
+if changed_packages():
+    raise Stop(f"Runtime > Restart, then run this cell again: {', '.join(changed_packages())}.")
 
 # Where there is no accelerator, this simulates 8 devices. It must run before jax is imported.
 os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
@@ -36,13 +99,15 @@ print(f"jaxspec {jaxspec.__version__}, jax {jax.__version__}, {jax.device_count(
 #
 # From an empty TPU to speculative decoding that has been measured: which pair fits, in which dtype, how to split it
 # over the devices, which γ; then loading, warming up, measuring. It is for a Colab runtime with a TPU and for a Cloud
-# TPU VM; GPUs do as well. Where there is no accelerator, the same cells run on 8 simulated devices with the shipped
-# pair: what they show of placement and of text holds there, too; how long things take does not.
+# TPU VM; GPUs do as well. One chip comes first, which is what Colab and Kaggle lend. Where there is no accelerator, the
+# same cells run on 8 simulated devices with the shipped pair: what they show of placement and of text holds there, too;
+# how long things take does not.
 
 # %%
 import math
 import time
 
+import matplotlib.pyplot as plt
 import numpy as np
 
 # The first cell keeps compiled programs on disk, for the next process: here small ones, too. On Colab the folder goes
@@ -60,10 +125,144 @@ for each in jax.local_devices():
     print(each, f"{memory['bytes_limit'] / GIB:.1f} GiB" if "bytes_limit" in memory else "(no memory of its own)")
 
 # %% [markdown]
-# ## Will it fit?
+# ## One chip: what Colab and Kaggle have
 #
-# That can be known before anything is downloaded. jaxspec has the shapes of published models; `jaxspec models` lists
-# them.
+# Colab lends one v5e (16 GB) or one v6e (32 GB). Where there are several chips, as on Kaggle, this section uses the first.
+# jaxspec has the shapes of published models, so that it is known before a download which of them fit, in which dtype, and
+# how long a step takes at least: every step reads all weights that decode and the row's cache once. At batch 1 a pass over γ + 1 tokens reads no more than a pass over one, so v is 1 here, and the
+# speed-up is what α = 0.75 gives at the best γ. All of these are best cases. The cell after the next measures one of them.
+
+# %%
+import dataclasses
+
+from jaxspec.analysis import memory as sizes
+from jaxspec.analysis import plan as planning
+from jaxspec.analysis import roofline
+from jaxspec.nets import net_of
+from jaxspec.weights.hf_families import FAMILIES
+
+SHAPES = {name: config for family in FAMILIES for name, config in family.sizes.items()}
+CHIPS = {"tpu-v5e": "v5e, 16 GB", "tpu-v6e": "v6e, 32 GB"}
+PAIRS = {  # drafters; where there is none, prompt look-up or Google's assistant drafts, and the text decides
+    "flan-t5-large": "flan-t5-small",
+    "flan-t5-xl": "flan-t5-small",
+    "gemma-3-4b": "gemma-3-270m",
+    "gemma-4-e4b": None,
+    "qwen3-4b": "qwen3-0.6b",
+    "qwen3-8b": "qwen3-0.6b",
+}
+ROW, PROMPT, ALPHA = 1024, 512, 0.75  # tokens of a row, of these an encoder-decoder's prompt; the acceptance rate
+BESIDES = 0.6e9  # bytes of logits and temporaries: for Gemma 4 E4B the TPU's compiler counted 0.55 GB
+
+
+def one_row_bytes(name, dtype):
+    """Weights in a dtype, and the cache of one row."""
+    config = dataclasses.replace(SHAPES[name], dtype="bfloat16")
+    return sizes.weight_bytes(SHAPES[name], dtype) + net_of(config).cache_bytes(config, ROW, PROMPT)
+
+
+def step_seconds(name, dtype, chip):
+    """The least time of a step: the bytes that it reads, over the bandwidth."""
+    load = roofline.load_of(dataclasses.replace(SHAPES[name], dtype="bfloat16"), row=ROW, prompt=PROMPT)
+    return (load._replace(dtype=dtype).weight_bytes + load.cache_bytes) / roofline.machine(chip).bandwidth
+
+
+def estimate(target, draft, dtype, chip):
+    """Bytes of a pair, the least seconds of a step, and the plan for α."""
+    total = one_row_bytes(target, dtype) + (one_row_bytes(draft, dtype) if draft else 0)
+    step = step_seconds(target, dtype, chip)
+    c = step_seconds(draft, dtype, chip) / step if draft else 0.0
+    return total, step, planning.plan(ALPHA, c, np.ones(17))
+
+
+print(
+    f"{'target, drafter':28}{'stored':>9}{'GB':>6}"
+    + "".join(f"   {chip}: {'step':>9}, speed-up" for chip in CHIPS.values())
+)
+fitting, total_bytes = {}, {}
+for target_name, draft_name in PAIRS.items():
+    for dtype in ("bfloat16", "int8"):
+        cells = []
+        for chip in CHIPS:
+            total, step, best = estimate(target_name, draft_name, dtype, chip)
+            fitting[target_name, dtype, chip] = total + BESIDES < roofline.machine(chip).memory
+            speed_up = f"{best.improvement:.1f}× (γ = {best.gamma})" if draft_name else "by the text"
+            cell = f"{1e3 * step:.1f} ms, {speed_up}"
+            cells.append(cell if fitting[target_name, dtype, chip] else "does not fit")
+        total_bytes[target_name, dtype] = total
+        title = f"{target_name}, {draft_name or 'look-up'}"
+        print(f"{title:28}{dtype:>9}{total / 1e9:6.1f}" + "".join(f"{cell:>33}" for cell in cells))
+
+figure, axes = plt.subplots(figsize=(6.4, 3.2), layout="constrained")
+for offset, (dtype, colour) in zip((-0.2, 0.2), (("bfloat16", "#0072B2"), ("int8", "#009E73")), strict=True):
+    heights = [total_bytes[name, dtype] / 1e9 for name in PAIRS]
+    axes.barh(np.arange(len(PAIRS)) + offset, heights, height=0.38, color=colour, label=dtype)
+for chip, title in CHIPS.items():
+    axes.axvline(roofline.machine(chip).memory / 1e9, color="black", linewidth=0.8)
+    axes.text(roofline.machine(chip).memory / 1e9, -0.75, title, ha="right", fontsize=8)
+axes.set_yticks(range(len(PAIRS)), list(PAIRS))
+axes.set(xlabel="GB: both models' weights, and caches of one row", xlim=(0, 33), ylim=(len(PAIRS) - 0.4, -1))
+axes.legend(loc=(0.7, 0.6))
+plt.show()
+
+assert fitting["gemma-4-e4b", "bfloat16", "tpu-v5e"] and not fitting["qwen3-8b", "bfloat16", "tpu-v5e"]
+assert fitting["qwen3-8b", "int8", "tpu-v5e"] and all(fits for (*_, chip), fits in fitting.items() if chip == "tpu-v6e")
+
+# %% [markdown]
+# Now one of these rows is measured: with random weights at the published shape, which cost what the real ones do and need
+# no download. Name another row in `CHOSEN`. The cell prints what was measured beside the estimate, as a row to paste into
+# an issue or into [docs/tpu.md](https://github.com/jaxspec/jaxspec/blob/main/docs/tpu.md): no TPU's row is there yet.
+# Without an accelerator it measures a small model on this CPU, which shows the row's form and nothing of a TPU.
+
+# %%
+from jaxspec.analysis import cost, random_model
+from jaxspec.decode.request import prepare
+
+CHOSEN = ("flan-t5-small", None, "float32") if SIMULATED else ("qwen3-4b", "qwen3-0.6b", "bfloat16")
+NAMES = {"TPU v5 lite": "tpu-v5e", "TPU v5e": "tpu-v5e", "TPU v6 lite": "tpu-v6e", "TPU v6e": "tpu-v6e"}  # jax's names
+GAMMA = 4
+
+
+def measured(target_name, draft_name, dtype):
+    """Bytes and costs of a pair of random weights on the first device, for one row of ROW tokens."""
+    with jax.default_device(device):
+        model = random_model.random_model(target_name, dtype, seed=0)
+        draft_model = random_model.random_model(draft_name, dtype, seed=1) if draft_name else model
+        prompt = random_model.random_prompt(model, rows=1, tokens=PROMPT)
+        prepared = prepare(model, prompt, drafter=draft_model, gamma=GAMMA, max_new_tokens=ROW - PROMPT)
+        costs = cost.measure(prepared, repeats=3 if SMOKE else 9, inner=3 if SMOKE else None)
+    held = (device.memory_stats() or {}).get("peak_bytes_in_use")
+    if held is None:  # a CPU does not say
+        held = sum(x.nbytes for x in jax.tree.leaves((model.params, draft_model.params if draft_name else None)))
+    return held, costs
+
+
+target_name, draft_name, dtype = CHOSEN
+held, costs = measured(*CHOSEN)
+c = costs.c if draft_name else 0.0
+reached = planning.plan(ALPHA, c, 1 + max(costs.v - 1, 0) / GAMMA * np.arange(17))
+chip = NAMES.get(device.device_kind)
+least_bytes, least_step, best = estimate(target_name, draft_name, dtype, chip or "tpu-v5e")
+least_ms = f"{1e3 * least_step:.2f}" if chip else "–"
+most = f"{best.improvement:.2f}" if chip else "–"
+print(
+    "| chip | jax | target, drafter | stored | GB, estimated | GB, peak | step, at least, ms | measured, ms | c | v(4) ",
+    end="",
+)
+print(f"| speed-up at α = {ALPHA}, at most | from measured c and v |\n" + "|---" * 12 + "|")
+print(f"| {device.device_kind} | {jax.__version__} | {target_name}, {draft_name or 'look-up'} | {dtype} ", end="")
+print(
+    f"| {least_bytes / 1e9:.2f} | {held / 1e9:.2f} | {least_ms} | {costs.target_ms:.2f} | {c:.3f} | {costs.v:.2f} ",
+    end="",
+)
+print(f"| {most} | {reached.improvement:.2f} (γ = {reached.gamma}) |")
+assert held > 0.8 * sizes.weight_bytes(SHAPES[target_name], dtype) and costs.target_ms > 0
+assert chip is None or costs.target_ms > 0.9e3 * least_step  # no step is faster than its bytes
+
+# %% [markdown]
+# ## Several chips: will it fit?
+#
+# Larger pairs need several chips. `jaxspec models` lists the shapes that jaxspec knows.
 #
 # * **Parameters** take two bytes each in bfloat16, in which TPUs multiply. Norms, biases and logits stay in float32.
 # * **The cache** holds keys and values of every layer, for each token of each row. An encoder-decoder keeps as much
@@ -73,17 +272,13 @@ for each in jax.local_devices():
 # shrink with m only, caches with both. What m does not divide is whole on every device (`sharding.kept_whole` tells).
 
 # %%
-import dataclasses
 import functools
 
 from jax.sharding import AbstractMesh
 
 from jaxspec import sharding
-from jaxspec.analysis import roofline
-from jaxspec.nets import axes_of, net_of
-from jaxspec.weights.hf_families import FAMILIES
+from jaxspec.nets import axes_of
 
-SHAPES = {name: config for family in FAMILIES for name, config in family.sizes.items()}
 GRIDS = {m: AbstractMesh((1, m), ("data", "model")) for m in (1, 4, 8, 16)}
 
 
@@ -154,7 +349,6 @@ assert needed["Llama 3.1 70B, 8B", 16][1] == needed["Llama 3.1 70B, 8B", 1][1]  
 # `jaxspec plan --alpha 0.75 --target t5-v1_1-xxl --draft t5-v1_1-small --device tpu-v5e`.
 
 # %%
-from jaxspec.analysis import plan as planning
 from jaxspec.analysis.roofline import Machine, machine
 
 one = machine("tpu-v5e")
@@ -301,7 +495,6 @@ assert target.config.dtype == draft.config.dtype == DTYPE
 # process would begin, shows it.
 
 # %%
-GAMMA = 4
 programs, from_disk = [], []
 
 
@@ -379,8 +572,7 @@ for row, again, n in zip(stored.tokens, generated.tokens, generated.lengths, str
 # above 1 there, and c and v tell nothing about a TPU.
 
 # %%
-from jaxspec.analysis import acceptance, cost, formulas
-from jaxspec.decode.request import prepare
+from jaxspec.analysis import acceptance, formulas
 
 prepared = prepare(target, prompts, drafter=draft, gamma=GAMMA, **settings)
 alpha = acceptance.measure(prepared, batch=len(prompts))
@@ -405,6 +597,13 @@ for name, out, time_of in zip(("speculative", "plain"), (fast, plain), seconds, 
     print(f"{name:12}{out.lengths.sum() / time_of:8.0f} tokens/s, {np.max(out.stats.rounds)} passes of the target")
 predicted = float(formulas.improvement(min(alpha.alpha, 1.0), GAMMA, costs.c, costs.v))
 print(f"speed-up {seconds[1] / seconds[0]:.2f}, predicted {predicted:.2f}")
+
+figure, axes = plt.subplots(figsize=(5, 2), layout="constrained")
+speeds = [plain.lengths.sum() / seconds[1], fast.lengths.sum() / seconds[0]]
+bars = axes.barh(["plain", "speculative"], speeds, color=["#777777", "#0072B2"])
+axes.bar_label(bars, fmt=" %.0f")
+axes.set(xlabel=f"tokens/s, batch {len(prompts)}", xlim=(0, 1.15 * max(speeds)))
+plt.show()
 
 assert np.max(fast.stats.rounds) < np.max(plain.stats.rounds)
 if DTYPE == "float32":

@@ -1,22 +1,85 @@
 # %% [markdown]
 # [![Open In Colab](https://colab.research.google.com/assets/colab-badge.svg)](https://colab.research.google.com/github/jaxspec/jaxspec/blob/main/colab/when_does_it_pay.ipynb)
+# [![Open In Kaggle](https://kaggle.com/static/images/open-in-kaggle.svg)](https://kaggle.com/kernels/welcome?src=https://github.com/jaxspec/jaxspec/blob/main/colab/when_does_it_pay.ipynb)
 
 # %%
-# Installs jaxspec where it is missing (from the checkout that this lies in, or from git), and prints what it runs on.
+# @title Install jaxspec, and print what it runs on
+# Where jaxspec is missing, pip installs it: from a checkout that the notebook lies in or beside, from a wheel or zip that
+# was uploaded to this folder, or from this address, which a fork changes (`repo_url` in mkdocs.yml).
+REPOSITORY = "https://github.com/jaxspec/jaxspec"
+
 import glob
-import importlib.util
+import importlib.metadata
 import os
 import shutil
 import subprocess
 import sys
 
-if importlib.util.find_spec("jaxspec") is None:
-    tpu = glob.glob("/dev/accel*") + glob.glob("/dev/vfio/[0-9]*")
-    extra = "cuda," if shutil.which("nvidia-smi") else "tpu," if tpu else ""
-    package = f"jaxspec-decoding[{extra}figures] @ git+https://github.com/jaxspec/jaxspec"
-    if os.path.isfile("../jaxspec/__init__.py"):  # the checkout that this notebook lies in
-        package = f"..[{extra}figures]"
-    subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", package], check=True)
+CANNOT_CHANGE = ("numpy", "scipy", "ml_dtypes", "jax", "jaxlib", "flax", "transformers", "psutil")  # once loaded
+
+
+class Stop(Exception):
+    """Ends a cell, and all that were to run after it, with a sentence in place of a traceback."""
+
+    def _render_traceback_(self):  # IPython asks for this
+        return [str(self)]
+
+
+def installed_version(package):
+    """The version of a package that is installed now; None if it is missing."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def loaded_version(package):
+    """The version of a package that this kernel has loaded; None if it has not."""
+    return getattr(sys.modules.get(package), "__version__", None)
+
+
+def requirement():
+    """What pip is asked for: a checkout, else a file that was uploaded, else the repository, with the chip's extra."""
+    has_tpu = glob.glob("/dev/accel*") + glob.glob("/dev/vfio/[0-9]*")
+    chip = "cuda," if shutil.which("nvidia-smi") else "tpu," if has_tpu else ""
+    extras = f"[{chip}figures]"
+    for folder in (".", "..", *sorted(glob.glob("jaxspec*/"))):
+        if os.path.isfile(f"{folder}/pyproject.toml") and os.path.isfile(f"{folder}/jaxspec/__init__.py"):
+            return folder + extras
+    uploaded = [file for ending in ("whl", "zip", "tar.gz") for file in glob.glob(f"jaxspec*.{ending}")]
+    if uploaded:
+        return f"./{max(uploaded, key=os.path.getmtime)}{extras}"
+    return f"jaxspec-decoding{extras} @ git+{REPOSITORY}"
+
+
+def pip_arguments():
+    """The requirement, and the NumPy that is here: a kernel that has loaded it cannot go on with another."""
+    numpy = loaded_version("numpy") or installed_version("numpy")
+    keeps_numpy = numpy is not None and int(numpy.split(".")[0]) >= 2  # which jaxspec needs
+    return [requirement(), *([f"numpy=={numpy}"] if keeps_numpy else [])]
+
+
+def changed_packages():
+    """Says of each package that this kernel has loaded which other version of it is installed now."""
+    importlib.invalidate_caches()
+    versions = [(package, loaded_version(package), installed_version(package)) for package in CANNOT_CHANGE]
+    return [
+        f"{package} {now} is installed and this kernel has loaded {loaded}"
+        for package, loaded, now in versions
+        if None not in (loaded, now) and loaded != now
+    ]
+
+
+if installed_version("jaxspec-decoding") is None:
+    arguments = pip_arguments()
+    print("pip install", *arguments, "(a minute or two)")
+    command = [sys.executable, "-m", "pip", "install", "--quiet", *arguments]
+    pip = subprocess.run(command, capture_output=True, text=True)
+    if pip.returncode != 0:
+        print(pip.stdout + pip.stderr)
+        raise Stop("pip did not install jaxspec: its last lines above say why.")
+if changed_packages():
+    raise Stop(f"Runtime > Restart, then run this cell again: {', '.join(changed_packages())}.")
 
 import jax
 
@@ -41,34 +104,27 @@ print(f"jaxspec {jaxspec.__version__}, jax {jax.__version__}, {jax.device_count(
 # what one token costs, which holds where hardware waits for weights to be read and has arithmetic to spare.
 
 # %%
-# Pictures are drawn by scripts of the repository, which the installed package has not.
-if importlib.util.find_spec("benchmarks") is None:
-    checkout = ".." if os.path.isdir("../benchmarks") else "jaxspec-checkout"
-    if not os.path.isdir(f"{checkout}/benchmarks"):
-        repository = "https://github.com/jaxspec/jaxspec"
-        subprocess.run(["git", "clone", "--quiet", "--depth", "1", repository, checkout], check=True)
-    sys.path.append(os.path.abspath(checkout))
-
-# %%
 import io
 
+import matplotlib.pyplot as plt
 import numpy as np
 from IPython.display import Image, display
+from matplotlib.colors import LogNorm
 
 try:
     import ipywidgets as widgets
 except ImportError:
     widgets = None
 
-from benchmarks import figures
-from benchmarks.figures.theory import Mark
 from jaxspec.analysis import acceptance, cost, formulas
 from jaxspec.decode.request import prepare
 
 
 def picture(figure):
+    """A figure as an image, which sliders can show anew."""
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=90)
+    plt.close(figure)
     return Image(buffer.getvalue())
 
 
@@ -78,11 +134,11 @@ def explore(draw, **sliders):
         print("The sliders need ipywidgets: pip install ipywidgets")
         display(draw(**{name: value for name, (value, *_) in sliders.items()}))
         return
-    made = {
+    controls = {
         name: widgets.FloatSlider(value, min=low, max=high, step=step, description=name, continuous_update=False)
         for name, (value, low, high, step) in sliders.items()
     }
-    display(*made.values(), widgets.interactive_output(lambda **values: display(draw(**values)), made))
+    display(*controls.values(), widgets.interactive_output(lambda **values: display(draw(**values)), controls))
 
 
 # %% [markdown]
@@ -95,8 +151,35 @@ def explore(draw, **sliders):
 
 
 # %%
-def landscape(c, check, marks=()):
-    return picture(figures.landscape(c, lambda gamma: 1 + check * gamma, marks, title=f"c = {c:g}, check = {check:g}"))
+LEVELS = (0.25, 0.5, 0.75, 1, 1.5, 2, 3, 4, 6, 8)  # speed-ups that have a line
+
+
+def landscape(c, check, marks=(), title=""):
+    """The speed-up for each α and γ, the best γ for each α, and pairs that were measured: (name, α, γ)."""
+    alpha, gammas = np.linspace(0, 1, 301), np.arange(1, 17)
+    v = 1 + check * gammas
+    speed = formulas.improvement(alpha[None, :], gammas[:, None], c, v[:, None])
+    figure, axes = plt.subplots(figsize=(6.6, 4.2), layout="constrained")
+    # The same speed-up has the same colour in every map.
+    mesh = axes.pcolormesh(alpha, gammas, speed, cmap="cividis", norm=LogNorm(1 / 12, 12), shading="nearest")
+    bar = figure.colorbar(mesh, label="speed-up over plain decoding", ticks=LEVELS, format="%g×")
+    bar.ax.minorticks_off()
+    levels = [level for level in LEVELS if speed.min() < level < speed.max()]
+    if levels:  # a draft token may cost so much that all of the map is one colour
+        widths = [2.0 if level == 1 else 0.8 for level in levels]
+        lines = axes.contour(alpha, gammas, speed, levels=levels, colors="white", linewidths=widths)
+        for label in axes.clabel(lines, levels[:-1] or levels, fmt="%g×", fontsize=8):
+            label.set_rotation((label.get_rotation() + 80) % 180 - 80)  # none is upside down: a 6 is no 9
+    best = formulas.optimal_gamma(alpha, c, np.concatenate([[1.0], v]))
+    axes.plot(alpha, np.where(best > 0, best, np.nan), color="black", drawstyle="steps-post", label="best γ")
+    for name, pair_alpha, pair_gamma in marks:
+        axes.plot(pair_alpha, pair_gamma, "o", color="#D55E00", markeredgecolor="white", markersize=9)
+        label = dict(xytext=(-9, 0), textcoords="offset points", ha="right", va="center", fontsize=8)
+        axes.annotate(name, (pair_alpha, pair_gamma), bbox=dict(facecolor="white", edgecolor="none"), **label)
+    axes.set(xlabel="acceptance rate α", ylabel="draft tokens a round γ", ylim=(0.5, 16.5))
+    axes.set_title(title or f"c = {c:g}, check = {check:g}", fontsize=10)
+    axes.legend(loc="upper left")
+    return picture(figure)
 
 
 explore(landscape, c=(0.05, 0.0, 0.5, 0.01), check=(0.0, 0.0, 1.0, 0.02))
@@ -108,7 +191,14 @@ explore(landscape, c=(0.05, 0.0, 0.5, 0.01), check=(0.0, 0.0, 1.0, 0.02))
 # hit: half of these draft tokens bring 2.8, twice as many 2.7.
 
 # %%
-display(picture(figures.optimal_gamma()))
+figure, axes = plt.subplots(figsize=(6, 3.6), layout="constrained")
+rates = np.linspace(0, 0.995, 400)
+for c, colour in zip((0.01, 0.02, 0.05, 0.1), ("#440154", "#31688e", "#35b779", "#c8a000"), strict=True):
+    axes.plot(rates, formulas.optimal_gamma(rates, c), color=colour, drawstyle="steps-post", label=f"c = {c:g}")
+axes.set(xlabel="acceptance rate α", ylabel="best γ", xlim=(0, 1), ylim=(0, 30))
+axes.legend(loc="upper left")
+display(picture(figure))
+
 best = int(formulas.optimal_gamma(0.8, 0.05))
 speed = formulas.improvement(0.8, [best // 2, best, 2 * best], 0.05)
 print(
@@ -176,25 +266,26 @@ costs = {batch: cost.measure(prepare(target, prompts[:batch], **settings), **loo
 
 print("batch   target's pass     c     v   best γ   speed-up there   obstacles")
 plans = {}
-for batch, found in costs.items():
-    check = max(found.v - 1, 0.0) / GAMMA
+for batch, measured_costs in costs.items():
+    c, check = measured_costs.c, max(measured_costs.v - 1, 0.0) / GAMMA
     v = 1 + check * np.arange(17)
-    gamma = int(formulas.optimal_gamma(alpha, found.c, v))
+    gamma = int(formulas.optimal_gamma(alpha, c, v))
     plans[batch] = gamma, check
-    speed = float(formulas.improvement(alpha, gamma, found.c, v[gamma]))
-    why = ", ".join(formulas.obstacles(alpha, found.c, v))
-    print(f"{batch:5}{found.target_ms:13.2f} ms{found.c:6.2f}{found.v:6.2f}{gamma:9}{speed:17.2f}   {why}")
-    assert 0 < found.c < 1 and (gamma > 0) == (not why)
+    speed = float(formulas.improvement(alpha, gamma, c, v[gamma]))
+    why = ", ".join(formulas.obstacles(alpha, c, v))
+    times = f"{measured_costs.target_ms:13.2f} ms{c:6.2f}{measured_costs.v:6.2f}"
+    print(f"{batch:5}{times}{gamma:9}{speed:17.2f}   {why}")
+    assert 0 < c < 1 and (gamma > 0) == (not why)
 
 # %% [markdown]
 # The same on the map. The dot is the pair at its best γ (at γ = 1, should none pay).
 
 # %%
-for batch, found in costs.items():
+for batch, measured_costs in costs.items():
     gamma, check = plans[batch]
-    mark = Mark(f"this pair, batch {batch}", alpha, max(gamma, 1))
-    title = f"batch {batch}: c = {found.c:.2f}, v({GAMMA}) = {found.v:.2f}"
-    display(picture(figures.landscape(found.c, lambda gamma, check=check: 1 + check * gamma, [mark], title=title)))
+    title = f"batch {batch}: c = {measured_costs.c:.2f}, v({GAMMA}) = {measured_costs.v:.2f}"
+    mark = f"this pair, batch {batch}", min(alpha, 1.0), max(gamma, 1)
+    display(landscape(measured_costs.c, check, [mark], title=title))
 
 # %% [markdown]
 # ## Prediction and measurement
@@ -213,9 +304,9 @@ variants = [lambda d=d: jaxspec.generate(target, prompt, **(settings | {"drafter
 fast, plain = [variant() for variant in variants]
 seconds = np.median(cost.interleave(variants, repeats=3 if SMOKE else 15), axis=1)
 
-found = costs[1]
+predicted = float(formulas.improvement(alpha, GAMMA, costs[1].c, costs[1].v))
 print(f"tokens per round {fast.stats.tokens_per_round[0]:.2f}, expected {formulas.expected_tokens(alpha, GAMMA):.2f}")
-print(f"speed-up {seconds[1] / seconds[0]:.2f}, predicted {formulas.improvement(alpha, GAMMA, found.c, found.v):.2f}")
+print(f"speed-up {seconds[1] / seconds[0]:.2f}, predicted {predicted:.2f}")
 assert fast.stats.rounds[0] <= plain.stats.rounds[0]
 assert 1 <= fast.stats.tokens_per_round[0] <= GAMMA + 1
 

@@ -1,22 +1,85 @@
 # %% [markdown]
 # [![Open In Colab](https://colab.research.google.com/assets/colab-badge.svg)](https://colab.research.google.com/github/jaxspec/jaxspec/blob/main/colab/why_it_is_exact.ipynb)
+# [![Open In Kaggle](https://kaggle.com/static/images/open-in-kaggle.svg)](https://kaggle.com/kernels/welcome?src=https://github.com/jaxspec/jaxspec/blob/main/colab/why_it_is_exact.ipynb)
 
 # %%
-# Installs jaxspec where it is missing (from the checkout that this lies in, or from git), and prints what it runs on.
+# @title Install jaxspec, and print what it runs on
+# Where jaxspec is missing, pip installs it: from a checkout that the notebook lies in or beside, from a wheel or zip that
+# was uploaded to this folder, or from this address, which a fork changes (`repo_url` in mkdocs.yml).
+REPOSITORY = "https://github.com/jaxspec/jaxspec"
+
 import glob
-import importlib.util
+import importlib.metadata
 import os
 import shutil
 import subprocess
 import sys
 
-if importlib.util.find_spec("jaxspec") is None:
-    tpu = glob.glob("/dev/accel*") + glob.glob("/dev/vfio/[0-9]*")
-    extra = "cuda," if shutil.which("nvidia-smi") else "tpu," if tpu else ""
-    package = f"jaxspec-decoding[{extra}figures] @ git+https://github.com/jaxspec/jaxspec"
-    if os.path.isfile("../jaxspec/__init__.py"):  # the checkout that this notebook lies in
-        package = f"..[{extra}figures]"
-    subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", package], check=True)
+CANNOT_CHANGE = ("numpy", "scipy", "ml_dtypes", "jax", "jaxlib", "flax", "transformers", "psutil")  # once loaded
+
+
+class Stop(Exception):
+    """Ends a cell, and all that were to run after it, with a sentence in place of a traceback."""
+
+    def _render_traceback_(self):  # IPython asks for this
+        return [str(self)]
+
+
+def installed_version(package):
+    """The version of a package that is installed now; None if it is missing."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def loaded_version(package):
+    """The version of a package that this kernel has loaded; None if it has not."""
+    return getattr(sys.modules.get(package), "__version__", None)
+
+
+def requirement():
+    """What pip is asked for: a checkout, else a file that was uploaded, else the repository, with the chip's extra."""
+    has_tpu = glob.glob("/dev/accel*") + glob.glob("/dev/vfio/[0-9]*")
+    chip = "cuda," if shutil.which("nvidia-smi") else "tpu," if has_tpu else ""
+    extras = f"[{chip}figures]"
+    for folder in (".", "..", *sorted(glob.glob("jaxspec*/"))):
+        if os.path.isfile(f"{folder}/pyproject.toml") and os.path.isfile(f"{folder}/jaxspec/__init__.py"):
+            return folder + extras
+    uploaded = [file for ending in ("whl", "zip", "tar.gz") for file in glob.glob(f"jaxspec*.{ending}")]
+    if uploaded:
+        return f"./{max(uploaded, key=os.path.getmtime)}{extras}"
+    return f"jaxspec-decoding{extras} @ git+{REPOSITORY}"
+
+
+def pip_arguments():
+    """The requirement, and the NumPy that is here: a kernel that has loaded it cannot go on with another."""
+    numpy = loaded_version("numpy") or installed_version("numpy")
+    keeps_numpy = numpy is not None and int(numpy.split(".")[0]) >= 2  # which jaxspec needs
+    return [requirement(), *([f"numpy=={numpy}"] if keeps_numpy else [])]
+
+
+def changed_packages():
+    """Says of each package that this kernel has loaded which other version of it is installed now."""
+    importlib.invalidate_caches()
+    versions = [(package, loaded_version(package), installed_version(package)) for package in CANNOT_CHANGE]
+    return [
+        f"{package} {now} is installed and this kernel has loaded {loaded}"
+        for package, loaded, now in versions
+        if None not in (loaded, now) and loaded != now
+    ]
+
+
+if installed_version("jaxspec-decoding") is None:
+    arguments = pip_arguments()
+    print("pip install", *arguments, "(a minute or two)")
+    command = [sys.executable, "-m", "pip", "install", "--quiet", *arguments]
+    pip = subprocess.run(command, capture_output=True, text=True)
+    if pip.returncode != 0:
+        print(pip.stdout + pip.stderr)
+        raise Stop("pip did not install jaxspec: its last lines above say why.")
+if changed_packages():
+    raise Stop(f"Runtime > Restart, then run this cell again: {', '.join(changed_packages())}.")
 
 import jax
 
@@ -36,17 +99,9 @@ print(f"jaxspec {jaxspec.__version__}, jax {jax.__version__}, {jax.device_count(
 # by counting every case.
 
 # %%
-# Pictures are drawn by scripts of the repository, which the installed package has not.
-if importlib.util.find_spec("benchmarks") is None:
-    checkout = ".." if os.path.isdir("../benchmarks") else "jaxspec-checkout"
-    if not os.path.isdir(f"{checkout}/benchmarks"):
-        repository = "https://github.com/jaxspec/jaxspec"
-        subprocess.run(["git", "clone", "--quiet", "--depth", "1", repository, checkout], check=True)
-    sys.path.append(os.path.abspath(checkout))
-
-# %%
 import io
 
+import matplotlib.pyplot as plt
 import numpy as np
 from IPython.display import Image, display
 
@@ -55,18 +110,23 @@ try:
 except ImportError:
     widgets = None
 
-from benchmarks import divergence, figures
-from benchmarks.figures import sampling
-from benchmarks.figures.style import BLUE, GREEN, canvas
-
+GREEN, BLUE, RED, PURPLE = "#009E73", "#0072B2", "#D55E00", "#8F5AA5"
 WORDS = ["the", "a", "cat", "dog", "sat"]
 p = np.array([0.40, 0.25, 0.15, 0.15, 0.05])  # the target's probabilities of the next word
 q = np.array([0.20, 0.45, 0.10, 0.05, 0.20])  # the draft's
 
 
+def residual(p, q):
+    """What p has more than q, scaled to sum to 1; p itself where that is nothing."""
+    more = np.maximum(p - q, 0)
+    return more / more.sum() if more.sum() > 0 else p
+
+
 def picture(figure):
+    """A figure as an image, which sliders can show anew."""
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=90)
+    plt.close(figure)
     return Image(buffer.getvalue())
 
 
@@ -76,14 +136,14 @@ def explore(draw, **sliders):
         print("The sliders need ipywidgets: pip install ipywidgets")
         display(draw(**{name: value for name, (value, *_) in sliders.items()}))
         return
-    made = {}
+    controls = {}
     for name, (value, low, high, step) in sliders.items():
         kind = widgets.IntSlider if isinstance(step, int) else widgets.FloatSlider
         label = name.replace("_", " ")
-        made[name] = kind(value, min=low, max=high, step=step, description=label, continuous_update=False)
-    half = -(-len(made) // 2)
-    columns = [widgets.VBox(list(made.values())[:half]), widgets.VBox(list(made.values())[half:])]
-    display(widgets.HBox(columns), widgets.interactive_output(lambda **values: display(draw(**values)), made))
+        controls[name] = kind(value, min=low, max=high, step=step, description=label, continuous_update=False)
+    half = -(-len(controls) // 2)
+    columns = [widgets.VBox(list(controls.values())[:half]), widgets.VBox(list(controls.values())[half:])]
+    display(widgets.HBox(columns), widgets.interactive_output(lambda **values: display(draw(**values)), controls))
 
 
 # %% [markdown]
@@ -104,13 +164,24 @@ def explore(draw, **sliders):
 # %%
 def distributions(**weights):
     """The two distributions that the sliders set."""
-    found = [np.array([weights[f"{side}_{word}"] for word in WORDS]) for side in "pq"]
-    return [distribution / distribution.sum() for distribution in found]
+    sides = [np.array([weights[f"{side}_{word}"] for word in WORDS]) for side in "pq"]
+    return [side / side.sum() for side in sides]
 
 
 def draw(**weights):
-    figure = figures.decomposition(*distributions(**weights), WORDS)
-    figure.axes[0].set_ylim(0, 1)
+    p, q = distributions(**weights)
+    at, accepted = np.arange(len(WORDS)), np.minimum(p, q)
+    figure, axes = plt.subplots(figsize=(5.4, 4.8), layout="constrained")
+    axes.bar(at, accepted, color=GREEN, label="accepted draft tokens: min(p, q)")
+    axes.bar(at, p - accepted, bottom=accepted, color=BLUE, label="residual: p − min(p, q)")
+    over = q > p
+    hatched = dict(facecolor="none", edgecolor=RED, hatch="////", linewidth=0.8)
+    axes.bar(at[over], (q - p)[over], bottom=p[over], label="rejected draft tokens: q − min(p, q)", **hatched)
+    axes.hlines(p, at - 0.4, at + 0.4, color="black", linewidth=2, label="the target's distribution p: the sum of both")
+    axes.set_xticks(at, WORDS)
+    axes.set(ylabel="probability", ylim=(0, 1))
+    axes.set_title(f"a draft token is accepted with probability Σ min(p, q) = {accepted.sum():.2f}", fontsize=10)
+    figure.legend(loc="outside lower center", frameon=False)
     return picture(figure)
 
 
@@ -124,7 +195,7 @@ explore(draw, **sides)
 # %%
 accepted = np.minimum(p, q)
 beta = accepted.sum()  # the probability that a draft token is accepted
-replaced = (1 - beta) * divergence.residual(p, q)
+replaced = (1 - beta) * residual(p, q)
 
 print(f"{'word':6}{'p':>8}{'q':>8}{'accepted':>10}{'replaced':>10}{'sum':>8}")
 for row in zip(WORDS, p, q, accepted, replaced, accepted + replaced, strict=True):
@@ -135,7 +206,7 @@ random = np.random.default_rng(0)
 for _ in range(1000):
     some_p, some_q = random.dirichlet(np.ones(5), size=2)
     overlap = np.minimum(some_p, some_q)
-    assert np.allclose(overlap + (1 - overlap.sum()) * divergence.residual(some_p, some_q), some_p)
+    assert np.allclose(overlap + (1 - overlap.sum()) * residual(some_p, some_q), some_p)
 
 # %% [markdown]
 # ## Many rounds
@@ -151,7 +222,7 @@ def rounds(count, seed, again_from_p=False, likeliest=False):
     random = np.random.default_rng(seed)
     drafted = np.full(count, np.argmax(q)) if likeliest else random.choice(len(q), size=count, p=q)
     accepted = random.random(count) * q[drafted] < p[drafted]
-    instead = p if again_from_p else divergence.residual(p, q)  # max(0, p - q), scaled to sum to 1
+    instead = p if again_from_p else residual(p, q)  # max(0, p - q), scaled to sum to 1
     return np.where(accepted, drafted, random.choice(len(p), size=count, p=instead))
 
 
@@ -170,7 +241,7 @@ words = {
 # %%
 def shares(power_of_10):
     count = 10**power_of_10
-    figure, axes = canvas(7.0, 3.5)
+    figure, axes = plt.subplots(figsize=(7.0, 3.5), layout="constrained")
     names = list(words)[:2]
     for name, shift, colour in zip(names, (-0.2, 0.2), (GREEN, BLUE), strict=True):
         share = np.bincount(words[name][:count], minlength=len(p)) / count
@@ -190,10 +261,43 @@ explore(shares, power_of_10=(3, 1, int(np.log10(COUNT)), 1))
 # does the same with JAX's random numbers. A wrong rule stops at its bias.
 
 # %%
-words["right: jaxspec.rules.rejection()"] = sampling.first_tokens(jaxspec.rules.rejection(), p, q, COUNT, seed=3)
+import jax.numpy as jnp
+
+from jaxspec.core import Distribution, Draft, noise
+
+
+def first_tokens(rule, count, seed):
+    """The first word of `count` rounds of one draft token, with a rule of the library."""
+    keys, position = noise.row_keys(jax.random.key(seed), count), jnp.zeros(count, jnp.int32)
+    log_p = jnp.broadcast_to(jnp.log(p.astype(np.float32)), (count, 2, len(p)))
+    log_q = jnp.broadcast_to(jnp.log(q.astype(np.float32)), (count, len(q)))
+    drafted = noise.categorical(noise.at(keys, position, noise.Purpose.DRAFT), log_q)
+    draft = Draft(drafted[:, None], jnp.ones(count, jnp.int32), log_probs=log_q[:, None])
+    verdict = rule.verify(keys, position, draft, Distribution(log_p))
+    return np.asarray(jnp.where(verdict.num_accepted > 0, drafted, verdict.next_token))
+
+
+def l1_distance(words, counts):
+    """The sum of |share - p| among the first n words, for each n of `counts`."""
+    return np.array([np.abs(np.bincount(words[:n], minlength=len(p)) / n - p).sum() for n in counts])
+
+
+def by_chance(counts):
+    """Nearly the mean distance of n samples of p itself: the sum of sqrt(2 p (1 - p) / (π n))."""
+    return np.sqrt(2 * p * (1 - p) / np.pi).sum() / np.sqrt(counts)
+
+
+words["right: jaxspec.rules.rejection()"] = first_tokens(jaxspec.rules.rejection(), COUNT, seed=3)
 counts = np.unique(np.geomspace(10, COUNT, 25).astype(int))
-distances = {name: sampling.l1_distance(some, p, counts) for name, some in words.items()}
-display(picture(figures.distribution_distance(counts, distances, sampling.noise_distance(p, counts))))
+distances = {name: l1_distance(drawn, counts) for name, drawn in words.items()}
+
+figure, axes = plt.subplots(figsize=(6, 4), layout="constrained")
+axes.plot(counts, by_chance(counts), color="gray", linestyle=":", label="samples of p itself, on average")
+for (name, distance), colour, marker in zip(distances.items(), (GREEN, RED, PURPLE, BLUE), "os^D", strict=True):
+    axes.plot(counts, distance, color=colour, marker=marker, markersize=4, linewidth=1, label=name)
+axes.set(xscale="log", yscale="log", xlabel="rounds", ylabel="L1 distance to the target's distribution")
+axes.legend(frameon=False)
+display(picture(figure))
 
 # %% [markdown]
 # Where the wrong ones stop can be worked out. Without the residual, a word has probability min(p, q) + (1 − β) p. If
@@ -205,16 +309,16 @@ g = np.argmax(q)
 a = min(1.0, p[g] / q[g])
 wrong_distributions = {
     "wrong: no residual": accepted + (1 - beta) * p,
-    "wrong: argmax scored with q": a * np.eye(len(p))[g] + (1 - a) * divergence.residual(p, q),
+    "wrong: argmax scored with q": a * np.eye(len(p))[g] + (1 - a) * residual(p, q),
 }
-noise = 4 * sampling.noise_distance(p, COUNT)
+tolerance = 4 * by_chance(COUNT)
 for name, distribution in wrong_distributions.items():
     bias = np.abs(distribution - p).sum()
     print(f"{name:30} worked out {bias:.3f}, sampled {distances[name][-1]:.3f}")
-    assert abs(distances[name][-1] - bias) < noise < bias
+    assert abs(distances[name][-1] - bias) < tolerance < bias
 for name in distances.keys() - wrong_distributions.keys():
-    print(f"{name:34} sampled {distances[name][-1]:.4f}; by chance {sampling.noise_distance(p, COUNT):.4f}")
-    assert distances[name][-1] < noise
+    print(f"{name:34} sampled {distances[name][-1]:.4f}; by chance {by_chance(COUNT):.4f}")
+    assert distances[name][-1] < tolerance
 
 # %% [markdown]
 # A draft token that was not drawn from q is still a draw: from the distribution that has all its mass at g. With that
@@ -244,8 +348,6 @@ for rule in rules:
 # that the rule decides. Its total variation from p is half of the L1 distance, and must be what was worked out above.
 
 # %%
-import jax.numpy as jnp
-
 from jaxspec.core import Rule
 from jaxspec.rules import common
 from jaxspec.testing import table_model_from
