@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Int, Shaped
+from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from jaxspec.core import Distribution, Follower, Forward, LogProbs, RoundResult, State, noise, token_rows
 from jaxspec.core.round import fed_before
@@ -28,8 +28,8 @@ def follower(top: int) -> Follower:
         # Slots past the committed tokens are cleared, so that a buffer's tail is zeros whatever was drafted.
         is_kept = jnp.arange(new.shape[1], dtype=committed.dtype)[None, :] < committed[:, None]
         first = state.length - state.start - committed
-        kept = (jnp.where(_like(is_kept, x), x, jnp.zeros_like(x)) for x in values)
-        return LogProbs(*(token_rows.append(buffer, first, new) for buffer, new in zip(memory, kept, strict=True)))
+        pairs = zip(memory, where(is_kept, values), strict=True)
+        return LogProbs(*(token_rows.append(buffer, first, new) for buffer, new in pairs))
 
     return Follower(init, update)
 
@@ -56,19 +56,41 @@ def of_tokens(
             return outputs
         return jnp.take_along_axis(outputs, _like(position, outputs), axis=1, mode="clip")
 
+    logits = at_position(forward.logits)
+    if distribution.tokens is not None:
+        here = Distribution(tokens=at_position(distribution.tokens))
+    else:
+        assert distribution.log_probs is not None
+        here = Distribution(at_position(distribution.log_probs))
+    best = noise.largest(jax.nn.log_softmax(logits.astype(jnp.float32), axis=-1), top)
+    return at_tokens(tokens, logits, here, best)
+
+
+def at_tokens(
+    tokens: Int[Array, "B step"],
+    logits: Float[Array, "B step V"],
+    distribution: Distribution,
+    top_tokens: Int[Array, "B step top"],
+) -> LogProbs:
+    """Reads off the log probabilities of a token at each position, and the raw ones of `top_tokens` beside it."""
+
     def of_token(log_probs: Shaped[Array, "B step V"]) -> Shaped[Array, "B step"]:
         return jnp.take_along_axis(log_probs, tokens[..., None], axis=-1, mode="clip")[..., 0]
 
     # Raw means before temperature, penalties and bans: as teacher forcing would give it.
-    raw = jax.nn.log_softmax(at_position(forward.logits).astype(jnp.float32), axis=-1)
-    best = noise.largest(raw, top)
-    if distribution.tokens is not None:  # a point mass
+    raw = jax.nn.log_softmax(logits.astype(jnp.float32), axis=-1)
+    if distribution.tokens is not None:
         # At temperature 0 the distribution is a point mass: log 1 or log 0.
-        sampled = jnp.where(at_position(distribution.tokens) == tokens, 0.0, -jnp.inf)
+        sampled = jnp.where(distribution.tokens == tokens, 0.0, -jnp.inf)
     else:
         assert distribution.log_probs is not None
-        sampled = of_token(at_position(distribution.log_probs))
-    return LogProbs(of_token(raw), sampled, best, jnp.take_along_axis(raw, best, axis=-1))
+        sampled = of_token(distribution.log_probs)
+    return LogProbs(of_token(raw), sampled, top_tokens, jnp.take_along_axis(raw, top_tokens, axis=-1))
+
+
+def where(is_kept: Bool[Array, "B step"], values: LogProbs) -> LogProbs:
+    """Clears the entries that are not kept."""
+    return LogProbs(*(jnp.where(_like(is_kept, x), x, jnp.zeros_like(x)) for x in values))
 
 
 def forget_cut(state: State) -> State:
@@ -77,7 +99,7 @@ def forget_cut(state: State) -> State:
         return state
     column = jnp.arange(memory.raw.shape[1], dtype=state.length.dtype)
     is_kept = column[None, :] < (state.length - state.start)[:, None]
-    return _remember(state, LogProbs(*(jnp.where(_like(is_kept, x), x, jnp.zeros_like(x)) for x in memory)))
+    return _remember(state, where(is_kept, memory))
 
 
 def cut(state: State, headroom: int) -> State:

@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import functools
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from jaxtyping import Array, Key
+from jaxtyping import Array, Int, Key
 
-from jaxspec.core import Before, Keys, Prompt, Request, Weights, noise, token_rows
-from jaxspec.decode import encoding, inputs, loop
+from jaxspec.core import (
+    Before,
+    Keys,
+    LanguageModel,
+    LogProbs,
+    Params,
+    Prompt,
+    Request,
+    Sampler,
+    Weights,
+    noise,
+    token_rows,
+)
+from jaxspec.decode import encoding, inputs, loop, teacher_forcing
 from jaxspec.decode.request import Prepared, check_positions
 
 
@@ -41,7 +54,12 @@ def rollout(
 
     The generation is prepared once, outside, where the options and an example of the prompts are checked; all of its
     arrays are its own unless given here. Nothing is read on the host, so there is no text, and what would be an error
-    is a value: `Outcome.failed`. No gradient flows through the tokens.
+    is a value: `Outcome.failed`.
+
+    Tokens are constants for `jax.grad`. `Outcome.log_probs` (with `log_probs=True`) have the gradient of teacher
+    forcing: that of log p(token | tokens before it), in the target's parameters. JAX computes it by one more pass over
+    the finished rows, and only if it is asked for. It is the same for all drafters. The drafter's parameters have the
+    gradient 0, since they change no probability of the target. `jax.jvp` is refused by JAX.
 
     Args:
         prepared: a generation, as `jaxspec.prepare` returns it.
@@ -55,7 +73,8 @@ def rollout(
     Raises:
         TypeError: the generation, the weights, the prompt or the key is something else.
         ValueError: while tracing: the prompt has another number of rows, or more positions than the model with the
-            generation's limit. A prompt that is not traced is also refused if it is empty or has other ids.
+            generation's limit. A prompt that is not traced is also refused if it is empty or has other ids. In
+            `jax.grad`: the target's pass over the finished rows cannot be differentiated.
 
     Example:
         >>> import jax, jaxspec
@@ -70,11 +89,61 @@ def rollout(
     """
     begin = arguments(prepared, weights=weights, prompt=prompt, key=key)
     loop.check_fits(prepared)
-    # Sampling has no gradient; a training loop would otherwise store the whole loop for one.
-    constant = jax.lax.stop_gradient(begin.weights)
-    return loop.generation(
-        prepared.decoder, constant, begin.prompt, begin.request, prepared.max_new_tokens, begin.before
+    # A training loop would otherwise store the whole loop for a gradient, which a loop of unknown length cannot have.
+    constant, fixed_prompt, request = jax.lax.stop_gradient((begin.weights, begin.prompt, begin.request))
+    outcome = loop.generation(prepared.decoder, constant, fixed_prompt, request, prepared.max_new_tokens, begin.before)
+    if outcome.log_probs is None:
+        return outcome
+    differentiable = Differentiable(begin.weights.target, begin.prompt, begin.request.sampling_params)
+    reported = _with_gradient(
+        prepared.target.lm, prepared.sampler, differentiable, (outcome.tokens, outcome.length), outcome.log_probs
     )
+    return outcome._replace(log_probs=reported)
+
+
+class Differentiable(NamedTuple):
+    """What log probabilities of given tokens depend on."""
+
+    params: Params
+    prompt: Prompt
+    sampling_params: Any
+
+
+NewTokens = tuple[Int[Array, "B T"], Int[Array, " B"]]
+"""The new tokens of each row, and how many of them are real."""
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _with_gradient(
+    lm: LanguageModel, sampler: Sampler, inputs: Differentiable, new: NewTokens, reported: LogProbs
+) -> LogProbs:
+    """Returns the log probabilities that a generation has reported, with the gradient of teacher forcing."""
+    return reported
+
+
+def _forward(
+    lm: LanguageModel, sampler: Sampler, inputs: Differentiable, new: NewTokens, reported: LogProbs
+) -> tuple[LogProbs, Any]:
+    return reported, (inputs, new, reported.top_tokens)
+
+
+def _backward(lm: LanguageModel, sampler: Sampler, residuals: Any, gradient: LogProbs) -> tuple[Any, None, None]:
+    inputs, new, top_tokens = residuals
+
+    def computed(inputs: Differentiable) -> LogProbs:
+        return teacher_forcing.log_probs_of(lm, sampler, *inputs, *new, top_tokens)
+
+    try:
+        return jax.vjp(computed, inputs)[1](gradient)[0], None, None
+    except (ValueError, NotImplementedError) as error:
+        raise ValueError(
+            "log probabilities of rollout have no gradient here, since the target's pass over the finished rows cannot "
+            f"be differentiated: {error}. Make the target's functions differentiable in reverse (no while_loop or "
+            "kernel without a gradient), or compute the log probabilities of rollout(...).tokens by a pass of your own"
+        ) from error
+
+
+_with_gradient.defvjp(_forward, _backward)
 
 
 def arguments(

@@ -167,17 +167,35 @@ def follower(sampler: Sampler, vocab: int) -> Follower | None:
     processors = sampler.processors
 
     def init(state: State, headroom: int) -> tuple[Any, ...]:
-        values, row = state.request.sampling_params, Prompt(state.tokens, state.length)
-        inits = (process.init for process in processors)
-        return tuple(None if init is None else init(values, row, state.start, vocab) for init in inits)
+        row = Prompt(state.tokens, state.length)
+        return memories(processors, state.request.sampling_params, row, state.start, vocab)
 
     def update(
         state: State, memory: tuple[Any, ...], result: RoundResult, committed: Int[Array, " B"]
     ) -> tuple[Any, ...]:
-        values, pairs = state.request.sampling_params, zip(processors, memory, strict=True)
-        return tuple(process.commit(values, old, result.tokens, committed) for process, old in pairs)
+        return advanced(processors, state.request.sampling_params, memory, result.tokens, committed)
 
     return Follower(init, update)
+
+
+def memories(
+    processors: tuple[Processor, ...], sampling_params: Any, row: Prompt, start: Int[Array, " B"], vocab: int
+) -> tuple[Any, ...]:
+    """Makes the memory of each processor after whole rows; None for a processor that remembers nothing."""
+    inits = (process.init for process in processors)
+    return tuple(None if init is None else init(sampling_params, row, start, vocab) for init in inits)
+
+
+def advanced(
+    processors: tuple[Processor, ...],
+    sampling_params: Any,
+    memory: tuple[Any, ...],
+    tokens: Int[Array, "B N"],
+    count: Int[Array, " B"],
+) -> tuple[Any, ...]:
+    """Takes the first `count` tokens of each row into the memories of the processors."""
+    pairs = zip(processors, memory, strict=True)
+    return tuple(process.commit(sampling_params, old, tokens, count) for process, old in pairs)
 
 
 def ahead(sampler: Sampler, sampling_params: Any, preceding: Preceding) -> Callable[[Draft], Draft] | None:
