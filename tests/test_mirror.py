@@ -68,7 +68,20 @@ TESTED_BY = {
     "weights/orbax_arrays.py": "weights/test_orbax.py",
 }
 OF_NO_MODULE = {  # tests at the top that are of the project, or need a machine, a browser, another library
-    *("docs", "pages", "gemma", "gpu", "mirror", "notebooks", "packaging", "shipped", "style", "tpu", "widgets")
+    *(
+        "docs",
+        "gemma",
+        "gpu",
+        "mirror",
+        "notebooks",
+        "packaging",
+        "pages",
+        "shipped",
+        "style",
+        "tpu",
+        "wide_types",
+        "widgets",
+    )
 }
 
 

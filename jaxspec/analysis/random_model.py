@@ -64,7 +64,7 @@ def random_params(config: Any, dtype: str, key: Key[Array, ""]) -> Params:
     def leaf(path: tuple[Any, ...], x: jax.ShapeDtypeStruct, key: Array) -> Any:
         names = [entry.key for entry in path]
         if len(x.shape) == 1:
-            return jnp.full(x.shape, float(not names[-1].endswith("bias")))  # scales, of whatever name
+            return jnp.full(x.shape, float(not names[-1].endswith("bias")), jnp.float32)  # scales, of whatever name
         spread = x.shape[-1] ** -0.5 * network.spread(config, "/".join(names))
         stored = dtype if quantisation.is_matrix(path, x) and quantisation.kind_of(path, dtype) is None else "float32"
         return quantisation.as_dtype(path, _draw(key, spread, x.shape, stored), dtype)

@@ -200,7 +200,7 @@ def _chunk_tree_ratios(
 
     def sample(key: Key[Array, ""]) -> Float[Array, "N K"]:
         """Goes through the siblings: `p_left` is what is left of p, `siblings` the distribution that draws the next."""
-        gumbel = jax.random.gumbel(key, q.shape)
+        gumbel = jax.random.gumbel(key, q.shape, jnp.float32)
         order = jax.lax.top_k(jnp.log(q) + gumbel, children)[1]  # draws without replacement
         p_left, siblings, all_rejected, by_rank = p, q, jnp.ones_like(p_x), []
         for child in range(children):
@@ -334,7 +334,7 @@ def _chunk_ratios(
 
 def distribution(logits: Float[Array, "N V"], temperature: Float[Array, ""]) -> Float[Array, "N 1 V"]:
     """Returns the log probabilities of each position at a temperature."""
-    sampling_params = sampling.SamplingParams(jnp.full(len(logits), temperature))
+    sampling_params = sampling.SamplingParams(jnp.full(len(logits), temperature, jnp.float32))
     log_probs = sampling.at_temperature()(sampling_params, logits[:, None]).log_probs
     assert log_probs is not None
     return log_probs

@@ -94,7 +94,7 @@ def check_options(drafter: bool, **options: Any) -> None:
     (pattern,) = patterns.patterns_of(options, 1)
     if pattern is not None and pattern.regex is not None:  # read as far as that needs no tokenizer
         byte_dfa.from_regex(pattern.regex)
-    table = table_model_from(jnp.zeros((2, 2)))
+    table = table_model_from(jnp.zeros((2, 2), jnp.float32))
     others = {name: value for name, value in options.items() if name not in patterns.NAMES}
     prepare(table, [[0]], drafter=table if drafter else None, **others)
 

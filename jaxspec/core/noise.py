@@ -75,7 +75,7 @@ def uniform(keys: Keys, count: int) -> Float[Array, "batch count"]:
     """
 
     def draw(key: Key[Array, ""]) -> Float[Array, " count"]:
-        return jax.vmap(lambda i: jax.random.uniform(jax.random.fold_in(key, i)))(jnp.arange(count))
+        return jax.vmap(lambda i: jax.random.uniform(jax.random.fold_in(key, i), dtype=jnp.float32))(jnp.arange(count))
 
     return jax.vmap(draw)(keys)
 

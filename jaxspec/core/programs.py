@@ -97,7 +97,7 @@ def _kind(arguments: Any) -> str:
     if default not in COMPILER_OPTIONS:
         return ""
     arrays = [leaf for leaf in jax.tree.leaves(arguments) if isinstance(leaf, jax.Array)]
-    if any(isinstance(array, Tracer) for array in (jnp.zeros(()), *arrays)):
+    if any(isinstance(array, Tracer) for array in (jnp.zeros((), jnp.float32), *arrays)):
         return ""  # the outermost program alone takes options
     kinds = {device.device_kind for array in arrays for device in array.devices()} or {default}
     return kinds.pop() if len(kinds) == 1 else ""
@@ -111,7 +111,7 @@ def accepted_options(device: Any) -> dict[str, str]:
 
 @functools.lru_cache
 def _is_known(device: Any, name: str, value: str) -> bool:
-    lowered = jax.jit(lambda: jnp.zeros(()), out_shardings=SingleDeviceSharding(device)).lower()
+    lowered = jax.jit(lambda: jnp.zeros((), jnp.float32), out_shardings=SingleDeviceSharding(device)).lower()
     try:
         lowered.compile(compiler_options={name: value})
     except jax.errors.JaxRuntimeError as error:

@@ -98,7 +98,7 @@ def run_round(
     with jax.named_scope("draft"):
         draft, caches = _proposed(drafter.propose(weights, caches, context), caches)
         _check_shape(draft, drafter, nodes)
-        draft = _final(draft, drafter, context, target.vocab_size, shorten)
+        draft = _final(in_32_bits(draft), drafter, context, target.vocab_size, shorten)
     # The cache is one token behind: the row's last committed token is fed before the draft. [B, nodes + 1]
     fed = jnp.concatenate([token_rows.window(row.tokens, row.length - 1, 1), draft.tokens], axis=1)
     # From here on nodes count fed tokens, so that node 0 is the last committed one.
@@ -128,6 +128,7 @@ def run_round(
     with jax.named_scope("accept"):
         verdict = rule.verify(context.keys, row.length, draft, target_pass.distribution)
         _check_verdict(verdict, rule, draft)
+        verdict = in_32_bits(verdict)
     with jax.named_scope("commit"):
         tokens = committed_tokens(draft, verdict, depth)
         # A tree's accepted nodes lie scattered among the fed ones. Select moves them to where a chain's would lie.
@@ -135,6 +136,24 @@ def run_round(
             path = verdict.path[:, :depth]
             verdict, cache = verdict._replace(path=path), target.select(cache, row.length, path)
     return core.RoundResult(draft, verdict, tokens, target_pass, caches._replace(target=cache))
+
+
+def in_32_bits(values: Arrays) -> Arrays:
+    """Returns int64 arrays of a tree as int32, and float64 ones as float32: the dtypes of all buffers of a generation.
+
+    Under `jax_enable_x64` a drafter or a rule of your own makes wider arrays.
+
+    >>> in_32_bits({"length": jnp.array([3]), "tokens": jnp.array([3], jnp.int16)})["length"].dtype
+    dtype('int32')
+    """
+
+    def narrowed(x: Any) -> Any:
+        dtype = jnp.result_type(x)
+        if jnp.issubdtype(dtype, jnp.integer) and dtype.itemsize > 4:
+            return jnp.asarray(x, jnp.int32)
+        return jnp.asarray(x, jnp.float32) if dtype == jnp.float64 else x
+
+    return jax.tree.map(narrowed, values)
 
 
 def _final(

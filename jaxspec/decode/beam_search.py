@@ -241,7 +241,7 @@ def _first_step(search: SearchPlan, weights: core.Weights, prompt: core.Prompt, 
     with jax.named_scope("prefill"):
         forward, cache = search.prefill(search.target, weights.target, prompt)
         caches = core.Caches(cache, () if draft is None else search.prefill(draft, weights.draft, prompt)[1])
-    scores, zero = jnp.zeros((batch, 1)), jnp.zeros((batch,), jnp.int32)
+    scores, zero = jnp.zeros((batch, 1), jnp.float32), jnp.zeros((batch,), jnp.int32)
     beams = bookkeeping.start(batch, search.beams, search.new, search.top)
     first = beams._replace(scores=beams.scores[:, :1], tokens=beams.tokens[:, :1])  # one beam, without a token
     log_probs, tokens = search.best_tokens(forward.logits, goal, bookkeeping.pattern_states(first, goal))

@@ -82,12 +82,12 @@ class Candidates(NamedTuple):
 
 def start(batch: int, beams: int, width: int, top: int | None) -> Beams:
     """Starts with one beam of no tokens for each prompt; `top` is that of `beam_search.SearchPlan`."""
-    tokens, none = jnp.zeros((batch, beams, width), jnp.int32), jnp.full((batch, beams), -jnp.inf)
+    tokens, none = jnp.zeros((batch, beams, width), jnp.int32), jnp.full((batch, beams), -jnp.inf, jnp.float32)
     zero = jnp.zeros((batch,), jnp.int32)
     reported = None
     if top is not None:
-        best = jnp.zeros((*tokens.shape, top))
-        reported = TokenLogProbs(jnp.zeros(tokens.shape), best.astype(jnp.int32), best)
+        best = jnp.zeros((*tokens.shape, top), jnp.float32)
+        reported = TokenLogProbs(jnp.zeros(tokens.shape, jnp.float32), best.astype(jnp.int32), best)
     return Beams(tokens, none.at[:, 0].set(0.0), zero, tokens, tokens[..., 0], none, zero > 0, reported, reported)
 
 

@@ -146,7 +146,7 @@ def arrays_of(prompt: Prompt) -> Prompt:
     """Returns the same rows as arrays of JAX's."""
     try:
         arrays = (x if isinstance(x, jax.Array) else np.asarray(x) for x in prompt[:2])
-        tokens, length = map(token_rows.on_device, arrays)
+        tokens, length = (_narrowed(token_rows.on_device(x)) for x in arrays)
         encoder = arrays_of(prompt.encoder) if isinstance(prompt.encoder, Prompt) else prompt.encoder
         return Prompt(tokens, length, encoder)
     except (ValueError, TypeError) as error:
@@ -154,6 +154,13 @@ def arrays_of(prompt: Prompt) -> Prompt:
             "the tokens of a Prompt are padded rows of one length, [batch, prompt], and its lengths [batch]: "
             f"give rows of several lengths as a list of lists ({error})"
         ) from None
+
+
+def _narrowed(ids: jax.Array) -> jax.Array:
+    """Returns ids as int32, where `jax_enable_x64` made them wider; ids that do not fit stay out of every range."""
+    if ids.dtype not in (jnp.int64, jnp.uint64):
+        return ids
+    return jnp.clip(ids, -1, 2**31 - 1).astype(jnp.int32)
 
 
 def rows_of(prompts: Any) -> Prompt | list[Any]:

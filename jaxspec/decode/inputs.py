@@ -28,7 +28,7 @@ LONG = 2**16  # tokens of all rows: above any of these it is asked whether memor
 
 def check_untraced(*trees: Any) -> None:
     """Refuses to prepare a generation where arrays have no values yet."""
-    leaves = [jnp.zeros(()), *jax.tree.leaves(trees)]
+    leaves = [jnp.zeros((), jnp.float32), *jax.tree.leaves(trees)]
     if any(isinstance(x, Tracer) for x in leaves):
         raise TypeError(
             "decoding was prepared inside jit, vmap or another transformation of JAX's: it checks prompts and makes "

@@ -18,8 +18,8 @@ def follower(top: int) -> Follower:
     """Remembers the log probabilities of committed tokens, and those of the `top` most probable ones beside each."""
 
     def init(state: State, headroom: int) -> LogProbs:
-        zero = jnp.zeros((len(state.length), headroom))
-        best = jnp.zeros((*zero.shape, top))
+        zero = jnp.zeros((len(state.length), headroom), jnp.float32)
+        best = jnp.zeros((*zero.shape, top), jnp.float32)
         return LogProbs(zero, zero, best.astype(jnp.int32), best)
 
     def update(state: State, memory: LogProbs, result: RoundResult, committed: Int[Array, " B"]) -> LogProbs:
@@ -81,7 +81,7 @@ def at_tokens(
     raw = jax.nn.log_softmax(logits.astype(jnp.float32), axis=-1)
     if distribution.tokens is not None:
         # At temperature 0 the distribution is a point mass: log 1 or log 0.
-        sampled = jnp.where(distribution.tokens == tokens, 0.0, -jnp.inf)
+        sampled = jnp.where(distribution.tokens == tokens, 0.0, -jnp.inf).astype(jnp.float32)
     else:
         assert distribution.log_probs is not None
         sampled = of_token(distribution.log_probs)

@@ -162,7 +162,7 @@ class Assistant(nn.Module):
         else:  # so many that the whole matrix is less to read
             logits = jnp.take_along_axis(self.embedding.logits(x).astype(jnp.float32), ids, axis=-1)
         logits = logits if c.logits_cap is None else softcap(logits, c.logits_cap)
-        impossible = jnp.full((*x.shape[:2], c.vocab_size), -jnp.inf)
+        impossible = jnp.full((*x.shape[:2], c.vocab_size), -jnp.inf, jnp.float32)
         return jnp.put_along_axis(impossible, ids, logits, axis=-1, inplace=False)
 
 
@@ -184,9 +184,9 @@ def head(config: AssistantConfig) -> AssistantHead:
 def init(config: AssistantConfig, key: Key[Array, ""]) -> core.Params:
     """Draws random parameters; tokens are ordered by their ids."""
     shapes = [layer.attention for layer in config.layer.layers]
-    keys = [jnp.zeros((1, shape.kv_heads, 1, shape.head_dim)) for shape in shapes]
+    keys = [jnp.zeros((1, shape.kv_heads, 1, shape.head_dim), jnp.float32) for shape in shapes]
     memory = tuple(TargetKeys(k, k, jnp.zeros((1, 1), jnp.int32)) for k in keys)
-    tokens, hidden = jnp.zeros((1, 2), jnp.int32), jnp.zeros((1, 2, config.hidden_size))
+    tokens, hidden = jnp.zeros((1, 2), jnp.int32), jnp.zeros((1, 2, config.hidden_size), jnp.float32)
     return stack.init_params(Assistant(config), key, tokens, hidden, memory, jnp.ones((1,), jnp.int32))
 
 

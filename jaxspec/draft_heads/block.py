@@ -113,7 +113,7 @@ def first_memory(
 
 def init(config: BlockConfig, key: Key[Array, ""], network: type[BlockDrafter] = BlockDrafter) -> core.Params:
     """Draws random parameters."""
-    taps = jnp.zeros((1, 1, config.hidden_size * len(config.taps)))
+    taps = jnp.zeros((1, 1, config.hidden_size * len(config.taps)), jnp.float32)
     return stack.init_params(network(config), key, taps, jnp.zeros((1,), jnp.int32))
 
 

@@ -86,7 +86,9 @@ class BlockDrafter(PartlyShared):
         logits = self.logits(shared, features[:, config.lead :])
         if config.is_sequential:
             first = jax.tree.map(lambda x: x[:, :1], logits)
-            logits = self.next_logits(first, last[:, None], features[:, :1], jnp.zeros((batch, config.memory)))[0]
+            logits = self.next_logits(
+                first, last[:, None], features[:, :1], jnp.zeros((batch, config.memory), jnp.float32)
+            )[0]
         if config.confidence:
             self.estimate(last[:, None], features[:, :1])
         return logits

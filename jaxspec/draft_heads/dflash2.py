@@ -157,7 +157,7 @@ class DFlash2(BlockDrafter):
         memory: Float[Array, "B 0"],
     ) -> tuple[Float[Array, "B n V"], Float[Array, "B 0"]]:
         scores = logits.logits + self.edges(logits.ids[:, 0], previous, features)
-        wide = jnp.full((*previous.shape, self.config.layer.vocab_size), -jnp.inf)
+        wide = jnp.full((*previous.shape, self.config.layer.vocab_size), -jnp.inf, jnp.float32)
         ids = jnp.broadcast_to(logits.ids, scores.shape)
         return jnp.put_along_axis(wide, ids, scores, axis=-1, inplace=False), memory
 
@@ -189,7 +189,9 @@ def draft_logits(
     functions, (feature, previous) = head(config), _read(at)
     assert functions.next_logits is not None
     candidates = functions.logits(params, shared, feature)
-    return functions.next_logits(params, candidates, previous, feature, jnp.zeros((len(feature), 0)))[0][:, 0], None
+    return functions.next_logits(params, candidates, previous, feature, jnp.zeros((len(feature), 0), jnp.float32))[0][
+        :, 0
+    ], None
 
 
 def learned_logits(

@@ -188,7 +188,7 @@ def head(config: EagleConfig) -> RecurrentHead:
 
 def init(config: EagleConfig, key: Key[Array, ""]) -> Params:
     """Draws random parameters; a vocabulary of its own is the target's first ids."""
-    read = jnp.zeros((1, 2, config.hidden_size * max(len(config.taps), 1)))
+    read = jnp.zeros((1, 2, config.hidden_size * max(len(config.taps), 1)), jnp.float32)
     return stack.init_params(Eagle(config), key, Forward(read, read, read), jnp.zeros((1, 2), jnp.int32))
 
 

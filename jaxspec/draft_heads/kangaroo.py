@@ -90,7 +90,9 @@ def head(config: ExitAdapterConfig) -> ExitAdapter:
 
 def init(config: ExitAdapterConfig, key: Key[Array, ""]) -> Params:
     """Draws random parameters."""
-    return stack.init_params(Net(config), key, jnp.zeros((1, 2, config.layer.dim)), head(config).empty(1, Room(2)))
+    return stack.init_params(
+        Net(config), key, jnp.zeros((1, 2, config.layer.dim), jnp.float32), head(config).empty(1, Room(2))
+    )
 
 
 # --- the drafter

@@ -82,7 +82,7 @@ def head(config: LookAheadConfig) -> LookAheadEmbeddings:
 
 def init(config: LookAheadConfig, key: Key[Array, ""]) -> core.Params:
     """Draws random vectors, of the size that embeddings begin with."""
-    return {"vectors": 0.02 * jax.random.normal(key, (config.vectors, config.dim))}
+    return {"vectors": 0.02 * jax.random.normal(key, (config.vectors, config.dim), jnp.float32)}
 
 
 # --- the drafter

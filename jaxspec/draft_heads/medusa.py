@@ -176,7 +176,7 @@ def head(config: HeadsConfig) -> ParallelHeads:
 def init(config: HeadsConfig, key: Key[Array, ""]) -> core.Params:
     """Draws random parameters; blocks begin as the identity."""
     c = config
-    inputs = jnp.zeros((1, 1, c.dim)), jnp.zeros((1, 1, c.heads), jnp.int32)
+    inputs = jnp.zeros((1, 1, c.dim), jnp.float32), jnp.zeros((1, 1, c.heads), jnp.int32)
     return stack.init_params(Heads(c), key, *inputs, shared=zeros(c.dim, c.vocab_size))
 
 

@@ -117,7 +117,7 @@ def head(config: MTPConfig) -> RecurrentHead:
 
 def init(config: MTPConfig, key: Key[Array, ""]) -> Params:
     """Draws random parameters."""
-    features = jnp.zeros((1, 2, config.layer.dim))
+    features = jnp.zeros((1, 2, config.layer.dim), jnp.float32)
     return stack.init_params(MTP(config), key, Forward(features, features), jnp.zeros((1, 2), jnp.int32))
 
 

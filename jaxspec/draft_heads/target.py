@@ -38,8 +38,8 @@ def shared_with(lm: LanguageModel, params: Params) -> SharedWithTarget:
 def zeros(dim: int, vocab: int) -> SharedWithTarget:
     """Makes an embedding and a head of zeros, for initialisation, which needs shapes only."""
     return SharedWithTarget(
-        lambda tokens: jnp.zeros((*tokens.shape, dim)),
-        lambda features, raw=False: jnp.zeros((*features.shape[:2], vocab)),
+        lambda tokens: jnp.zeros((*tokens.shape, dim), jnp.float32),
+        lambda features, raw=False: jnp.zeros((*features.shape[:2], vocab), jnp.float32),
     )
 
 

@@ -72,7 +72,7 @@ def begin_with_copies(config: Any, params: Params, target: Model, often: Frequen
     rows: Float[Array, "V M"] | None = None
     if nets.logits_cap(target.config) is None:
         # The head of the identity is its matrix, whatever its parameters look like: quantised, tied or trimmed.
-        rows = inside.head(target.params, jnp.eye(inside.width)[None])[0].T
+        rows = inside.head(target.params, jnp.eye(inside.width, dtype=jnp.float32)[None])[0].T
         rows = rows if ids is None else rows[ids]
 
     def copied(path: tuple, x: Array) -> Array:

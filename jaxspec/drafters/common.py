@@ -217,13 +217,13 @@ def _log_probs(draft: core.Draft, vocab: int) -> Float[Array, "B G V"]:
     if draft.log_probs is not None:
         return draft.log_probs
     is_token = jnp.arange(vocab)[None, None, :] == draft.tokens[..., None]
-    return jnp.where(is_token, 0.0, -jnp.inf)
+    return jnp.where(is_token, 0.0, -jnp.inf).astype(jnp.float32)
 
 
 def confidence_of(draft: core.Draft) -> Float[Array, "B G"]:
     """Returns `Draft.aux`'s confidences; NaN where the drafter has no distributions to read."""
     confidence = (draft.aux or {}).get("confidence")
-    return jnp.full(draft.tokens.shape, jnp.nan) if confidence is None else confidence
+    return jnp.full(draft.tokens.shape, jnp.nan, jnp.float32) if confidence is None else confidence
 
 
 def after(

@@ -155,7 +155,7 @@ class Whisper(EncoderDecoder):
     @staticmethod
     def example(config: WhisperConfig, rows: int = 1) -> Float[Array, "rows C F"]:
         """Returns features for some rows."""
-        return jnp.zeros((rows, config.mels, 2 * config.source_positions))
+        return jnp.zeros((rows, config.mels, 2 * config.source_positions), jnp.float32)
 
     def real(self, source: Float[Array, "B C F"]) -> Bool[Array, "B 1 1 P"]:
         """Marks every position: a window's silence is attended to."""

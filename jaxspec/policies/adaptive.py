@@ -140,7 +140,9 @@ def _adaptive(together: Together | None) -> Policy:
         tokens = expected_tokens(state.accepted / state.num_tested, width)
         reach = jnp.minimum(jnp.arange(width + 1, dtype=depth.dtype)[None], depth[:, None])
         tokens = jnp.take_along_axis(tokens, reach, axis=1)  # a row gains nothing beyond its own draft
-        best = best_length(of_all(tokens, remaining), jnp.zeros(1), params.verify)  # what drafting cost is spent
+        best = best_length(
+            of_all(tokens, remaining), jnp.zeros(1, jnp.float32), params.verify
+        )  # what drafting cost is spent
         is_due = is_trial_due(state.idle, state.pause, remaining)
         return jnp.broadcast_to(jnp.maximum(best, is_due.astype(best.dtype)), remaining.shape)
 

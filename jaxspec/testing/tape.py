@@ -157,7 +157,7 @@ class Tape:
         level = self._level(key, number, jnp.minimum(width, 3), jnp.minimum(width, 2), used)
         between = (_mixed(key[:, 0], key[:, 1], number, self.script.turn) & jnp.uint32(UNIFORMS - 1)).astype(jnp.int32)
         value = jnp.where(level == 0, low, jnp.where(level == 1, high - 1, low + between % width))
-        return self._note(key, number, value, jnp.full((*number.shape, self.vocab), -jnp.inf), used, site)
+        return self._note(key, number, value, jnp.full((*number.shape, self.vocab), -jnp.inf, jnp.float32), used, site)
 
     def _first(self, key: UInt32[Array, "B 2"]) -> Int[Array, " B"]:
         """Returns the number of a draw with a key: 0 if none of the row's draws had it, CALL if one had, ..."""
@@ -169,7 +169,7 @@ class Tape:
         """Returns whether the script has a draw, and its `low` and `high`."""
         script = self.script
         same = jnp.logical_and(jnp.all(script.key == key[:, None], axis=-1), script.number == number[:, None])
-        low, high = (jnp.sum(jnp.where(same, x, 0), axis=1) for x in (script.low, script.high))
+        low, high = (jnp.sum(jnp.where(same, x, 0), axis=1, dtype=jnp.int32) for x in (script.low, script.high))
         return jnp.any(same, axis=1), low, high
 
     def _level(self, key: Array, number: Array, spread: Array, count: Array, used: Array) -> Int[Array, " B"]:

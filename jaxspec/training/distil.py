@@ -167,7 +167,7 @@ def on_policy(
         # The key differs from batch to batch, and depends on nothing else.
         key = jax.random.fold_in(jax.random.key(seed), jnp.sum(jnp.asarray(batch.target), dtype=jnp.int32))
         written = samples(student, params, batch, jax.random.fold_in(key, 0), prompt, eos)
-        drawn = jax.random.uniform(jax.random.fold_in(key, 1), written.target_length.shape) < share
+        drawn = jax.random.uniform(jax.random.fold_in(key, 1), written.target_length.shape, jnp.float32) < share
         drawn = jnp.logical_and(drawn, jnp.asarray(batch.target_length) > 0)
         target = jnp.where(drawn[:, None], written.target, jnp.asarray(batch.target))
         length = jnp.where(drawn, written.target_length, jnp.asarray(batch.target_length))
@@ -190,7 +190,7 @@ def samples(
         raise ValueError(f"texts have {width} tokens, and the model is given {prompt} of them: expected fewer")
     request = Request(
         keys=noise.row_keys(key, rows),
-        sampling_params=SamplingParams(jnp.ones(rows)),
+        sampling_params=SamplingParams(jnp.ones(rows, jnp.float32)),
         max_new_tokens=jnp.full(rows, limit, jnp.int32),
         eos=jnp.tile(jnp.array(eos or [-1], jnp.int32), (rows, 1)),
     )

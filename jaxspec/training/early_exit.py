@@ -79,7 +79,7 @@ def loss(config: Any, options: EarlyExit, train: Train) -> LossFunction:
     def run(params: Any, batch: Numbered) -> tuple[Float[Array, ""], Float[Array, ""]]:
         rows, step = rows_of(config, batch.batch), jnp.asarray(batch.step)
         key = jax.random.fold_in(jax.random.key(train.seed), step)
-        drawn = jax.random.uniform(key, (layers, rows.labels.shape[0]))
+        drawn = jax.random.uniform(key, (layers, rows.labels.shape[0]), jnp.float32)
         runs = drawn >= dropout(options, train, layers, step)[:, None]
         streams = module.apply({"params": params}, *rows.inputs, runs, method="streams")
 
@@ -90,9 +90,11 @@ def loss(config: Any, options: EarlyExit, train: Train) -> LossFunction:
         @jax.checkpoint
         def add(total: Float[Array, ""], exit: tuple[Array, Array]) -> tuple[Float[Array, ""], None]:
             weight, stream = exit
-            return total + weight * jax.lax.cond(weight > 0, of_exit, lambda _: jnp.zeros(()), stream), None
+            return total + weight * jax.lax.cond(
+                weight > 0, of_exit, lambda _: jnp.zeros((), jnp.float32), stream
+            ), None
 
         exits = weights(options, train, layers, step), jnp.stack(streams)
-        return jax.lax.scan(add, jnp.zeros(()), exits)[0], jnp.sum(rows.real)
+        return jax.lax.scan(add, jnp.zeros((), jnp.float32), exits)[0], jnp.sum(rows.real)
 
     return run

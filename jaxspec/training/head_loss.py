@@ -187,7 +187,7 @@ def draft(task: HeadTask, params: Params, lesson: Lesson) -> Drafted:
     number = jnp.arange(depths, dtype=jnp.int32)
     after = position[:, None] + number[None, :]
     real = after[None] + 2 < rows.length[:, None, None]  # [B, A, K]
-    distance = jnp.zeros(())
+    distance = jnp.zeros((), jnp.float32)
     if task.learn.regression and task.kind.predicts_features(task.config):
         actual = jnp.pad(rows.forward.features, ((0, 0), (0, depths), (0, 0)))[:, after + 1]
         errors = jnp.mean(optax.losses.huber_loss(hidden, actual), axis=-1)
@@ -241,11 +241,11 @@ def compare(
         step = DraftStep(flat, draft_tokens, depth, memory)
         logits, memory = logits_of(task.config, params, shared, step)
         best_p, best_q = jnp.argmax(log_p, axis=-1), jnp.argmax(logits, axis=-1).reshape(batch, places)
-        among = jnp.ones(best_p.shape)
+        among = jnp.ones(best_p.shape, jnp.float32)
         if ids is not None:
             log_p, logits = log_p[..., ids], logits[..., ids]
-            among = jnp.zeros(task.lm.vocab_size).at[ids].set(1.0)[best_p]
-        log_q, lesson_kl = jax.nn.log_softmax(logits), jnp.zeros(best_p.shape)
+            among = jnp.zeros(task.lm.vocab_size, jnp.float32).at[ids].set(1.0)[best_p]
+        log_q, lesson_kl = jax.nn.log_softmax(logits), jnp.zeros(best_p.shape, jnp.float32)
         if learns and task.kind.own is not None:
             rows = log_p.reshape(log_q.shape), log_q
             if (lesson := task.kind.own(task.config, params, shared, step, *rows, task.learn.hard)) is not None:
@@ -274,7 +274,7 @@ def head_loss(task: HeadTask, divergence: Divergence) -> LossFunction:
     weights = _weights(task)
 
     def of_part(target: Params, params: Params, hidden: Array, part: Part) -> Float[Array, ""]:
-        total = jnp.zeros(())
+        total = jnp.zeros((), jnp.float32)
         for depth, both in enumerate(compare(task, target, params, hidden, part, learns=True)):
             log_p = both.log_p - jax.nn.logsumexp(both.log_p, axis=-1, keepdims=True)
             counted = part.real[:, :, depth].astype(jnp.float32) * both.among
@@ -338,7 +338,7 @@ def _forward(function: Callable[..., Array], fixed: Any, params: Params, hidden:
         value, (by_params, by_hidden) = jax.value_and_grad(function, argnums=(1, 2))(fixed, params, *operands)
         return (carry[0] + value, jax.tree.map(jnp.add, carry[1], by_params)), by_hidden
 
-    start = jnp.zeros(()), jax.tree.map(jnp.zeros_like, params)
+    start = jnp.zeros((), jnp.float32), jax.tree.map(jnp.zeros_like, params)
     (value, by_params), by_hidden = jax.lax.scan(add, start, (hidden, parts))
     return value, (by_params, by_hidden)
 

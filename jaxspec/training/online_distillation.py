@@ -189,7 +189,7 @@ def _step_of(
     @jax.jit
     def step(state: OnlineState) -> tuple[OnlineState, Float[Array, ""]]:
         size = state.buffer.learn.shape[0]
-        drawn = jax.random.uniform(jax.random.fold_in(jax.random.key(seed), state.step), (size,))
+        drawn = jax.random.uniform(jax.random.fold_in(jax.random.key(seed), state.step), (size,), jnp.float32)
         empty = (jnp.arange(size) >= state.rows).astype(drawn.dtype)
         sample = token_rows.take_rows(state.buffer, jnp.argsort(drawn + empty)[:rows])  # of the rows that are filled
         value, gradient = jax.value_and_grad(mean_divergence)(state.params, sample)

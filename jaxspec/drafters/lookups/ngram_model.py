@@ -187,7 +187,7 @@ def _log_probs(follower: Int[Array, "B T F"], times: Int[Array, "B T F"], vocab:
     batch, steps, _ = follower.shape
     weight = times.astype(jnp.float32)
     log_probs = jnp.log(weight) - jnp.log(jnp.sum(weight, axis=-1, keepdims=True))
-    impossible = jnp.full((batch * steps, vocab), -jnp.inf)
+    impossible = jnp.full((batch * steps, vocab), -jnp.inf, jnp.float32)
     flat = [entries.reshape(-1, entries.shape[-1]) for entries in (follower, log_probs)]
     # Places without a follower hold token 0 with -inf, which must not take the place of token 0 itself.
     rows = jax.vmap(lambda row, ids, log_probs: row.at[ids].max(log_probs))(impossible, *flat)

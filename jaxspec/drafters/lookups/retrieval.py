@@ -120,7 +120,7 @@ def _retrieval(longest: int, shortest: int, occurrences: int, tree: core.TreeSiz
         real = jnp.logical_and(stored > 0, votes[..., None])  # B C G; a document ends with 0
         tokens = jnp.maximum(stored - 1, 0)
         if tree is not None:
-            return vote.as_tree(tokens, real, jnp.ones(voter.shape), tree.nodes)
+            return vote.as_tree(tokens, real, jnp.ones(voter.shape, jnp.float32), tree.nodes)
         # Suffixes are in order: of equal votes the lowest id wins.
         path, probability = vote.likeliest(tokens, real, votes[:, None])
         drafted = probability[:, 0] > 0

@@ -159,7 +159,7 @@ def _suffix(options: SuffixOptions) -> Drafter:
         voter = jnp.logical_and(take_position(voters, best), enough[:, None])
         within = step < take_position(limit, best)[:, None, None]
         real = jnp.logical_and(jnp.logical_and(real, voter[:, :, None]), within)
-        return vote.as_tree(jnp.maximum(tokens, 0), real, jnp.ones(voter.shape), options.tree.nodes)
+        return vote.as_tree(jnp.maximum(tokens, 0), real, jnp.ones(voter.shape, jnp.float32), options.tree.nodes)
 
     return lookup_drafter(search, keep_prompt, options.tree)
 
