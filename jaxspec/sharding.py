@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from jaxspec.core import Cache, Params
+from jaxspec.core import Cache, Params, programs
 from jaxspec.core.token_rows import AllRows
 
 DATA, MODEL = "data", "model"
@@ -95,7 +95,7 @@ def mesh(axes: str | Mesh, devices: Sequence[Any] | None = None) -> Mesh:
     """
     if isinstance(axes, Mesh):
         _check(axes)
-        return Mesh(axes.devices, axes.axis_names, (AxisType.Auto,) * len(axes.axis_names))
+        return programs.automatic_mesh(axes)
     if not isinstance(axes, str):
         raise TypeError(f"the mesh is {axes!r}: expected sizes such as 'data=2,model=4', or a jax.sharding.Mesh")
     sizes = {DATA: 1, MODEL: 1}
@@ -266,9 +266,10 @@ def _check(mesh: Any) -> None:
 
 
 def _mesh(x: Any) -> Mesh | None:
-    """Returns the mesh that an array lies on, if it does."""
+    """Returns the mesh that an array lies on, if it does, with Auto axes."""
     layout = getattr(x, "sharding", None)
-    return layout.mesh if isinstance(layout, NamedSharding) and isinstance(layout.mesh, Mesh) else None
+    is_on_mesh = isinstance(layout, NamedSharding) and isinstance(layout.mesh, Mesh)
+    return programs.automatic_mesh(layout.mesh) if is_on_mesh else None
 
 
 def _sharding(axes: tuple[str, ...], shape: tuple[int, ...], parts: Mapping[str, int], mesh: Mesh) -> NamedSharding:

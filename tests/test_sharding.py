@@ -234,6 +234,16 @@ def test_coupled_text_from_trees_does_not_depend_on_a_callers_mesh(report):
 
 
 @pytest.mark.slow
+def test_explicit_axes_are_taken_as_automatic():
+    """Parameters on a mesh as `jax.make_mesh` makes it, with `jax.set_mesh` and without; in jit they are refused."""
+    report = answer(start(8, "explicit"))
+    assert report["alone"] == report["one"]
+    assert report["set_mesh"] == report["one"]
+    assert "lies on a mesh with Explicit axes, inside jit: expected Auto axes" in report["refused"]
+    assert report["advised"]
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_weights_are_gathered(report, kind):
     """Every device computes with its own part of each matrix; what is summed are activations."""

@@ -5,20 +5,22 @@ Programs are kept for the decoders and models that were used last; older ones ar
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import functools
 import inspect
 import os
 import warnings
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, ParamSpec, TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.core import Tracer
-from jax.sharding import SingleDeviceSharding
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, SingleDeviceSharding
 
 KEPT = 128  # combinations of static arguments, as `functools.lru_cache` keeps by default
 
@@ -45,6 +47,8 @@ COMPILER_OPTIONS = {
 A program of your own, in which `jaxspec.rollout` is, has them by `jax.jit(..., compiler_options=...)`."""
 
 Returned = TypeVar("Returned")
+Arguments = TypeVar("Arguments")
+Given = ParamSpec("Given")
 
 
 class Jitted(Generic[Returned]):
@@ -79,7 +83,9 @@ class Jitted(Generic[Returned]):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Returned:
         static, traced = self._split(args, kwargs)
-        return self._program(_kind(traced), *static)(**traced)
+        program = self._program(_kind(traced), *static)
+        with without_context_mesh():
+            return program(**automatic(traced))
 
     def lower(self, *args: Any, **kwargs: Any) -> Any:
         """Lowers the program, as `jax.jit(...).lower` does; compiler options are given where it is compiled."""
@@ -89,6 +95,86 @@ class Jitted(Generic[Returned]):
     def num_programs(self) -> int:
         """Counts the programs that are kept, compiled."""
         return sum(program._cache_size() for program in self._alive)
+
+
+def automatic(arguments: Arguments) -> Arguments:
+    """Returns arrays that lie on meshes with Explicit axes as arrays on the same devices, with Auto axes.
+
+    Under Explicit axes JAX asks each operation for the layout of its result. Here the compiler chooses layouts, for
+    which axes are Auto. Nothing is copied.
+
+    Raises:
+        TypeError: an array with Explicit axes is traced, in a program of the caller's.
+    """
+    if jax.device_count() == 1:
+        return arguments  # the most usual case costs nothing
+    leaves, structure = jax.tree.flatten(arguments)
+    if not any(map(_has_explicit_axes, leaves)):
+        return arguments
+    return jax.tree.unflatten(structure, [_automatic(x) if _has_explicit_axes(x) else x for x in leaves])
+
+
+def automatic_mesh(mesh: Mesh) -> Mesh:
+    """Returns a mesh of the same devices and axes, all of them Auto; the same mesh if they are."""
+    if all(kind == AxisType.Auto for kind in mesh.axis_types):
+        return mesh
+    return Mesh(mesh.devices, mesh.axis_names, (AxisType.Auto,) * len(mesh.axis_names))
+
+
+def without_context_mesh() -> contextlib.AbstractContextManager[Any]:
+    """Leaves the mesh of `jax.set_mesh`, if it has Explicit axes: the arguments say where everything lies."""
+    context = jax.sharding.get_abstract_mesh()
+    if all(kind == AxisType.Auto for kind in context.axis_types):
+        return contextlib.nullcontext()
+    if isinstance(jnp.zeros((), jnp.float32), Tracer):  # JAX takes no other mesh for the devices inside of jit
+        return jax.sharding.use_abstract_mesh(AbstractMesh((), ()))
+    return jax.set_mesh(Mesh(np.empty((), object), ()))
+
+
+def outside_context_mesh(function: Callable[Given, Returned]) -> Callable[Given, Returned]:
+    """Decorates a function of the host that works on arrays: see `without_context_mesh`. It may return an iterator."""
+
+    @functools.wraps(function)
+    def run(*args: Given.args, **kwargs: Given.kwargs) -> Returned:
+        with without_context_mesh():
+            returned = function(*args, **kwargs)
+        # The body of a generator runs later, between which the caller's mesh holds.
+        return _each_outside(returned) if isinstance(returned, Generator) else returned  # pyright: ignore[reportReturnType]
+
+    return run
+
+
+def _each_outside(values: Generator[Any, None, None]) -> Iterator[Any]:
+    try:
+        while True:
+            with without_context_mesh():
+                try:
+                    value = next(values)
+                except StopIteration:
+                    return
+            yield value
+    finally:
+        values.close()
+
+
+def _has_explicit_axes(x: Any) -> bool:
+    layout = jax.typeof(x).sharding if isinstance(x, Tracer) else getattr(x, "sharding", None)
+    return isinstance(layout, NamedSharding) and AxisType.Explicit in layout.mesh.axis_types
+
+
+def _automatic(x: jax.Array) -> jax.Array:
+    if isinstance(x, Tracer):
+        raise TypeError(
+            f"an array of shape {x.shape} lies on a mesh with Explicit axes, inside jit: expected Auto axes, with which "
+            "the compiler chooses layouts. Make the mesh with them, jax.make_mesh(shape, names, "
+            "axis_types=(jax.sharding.AxisType.Auto,) * len(names)), or call through jax.sharding.auto_axes"
+        )
+    assert isinstance(x.sharding, NamedSharding) and isinstance(x.sharding.mesh, Mesh)
+    layout = NamedSharding(automatic_mesh(x.sharding.mesh), x.sharding.spec, memory_kind=x.sharding.memory_kind)
+    if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+        return jax.device_put(x, layout)
+    parts = [shard.data for shard in x.addressable_shards]
+    return jax.make_array_from_single_device_arrays(x.shape, layout, parts)
 
 
 def _kind(arguments: Any) -> str:

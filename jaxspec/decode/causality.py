@@ -137,6 +137,7 @@ def rows(vocab: int) -> tuple[Prompt, Int[Array, "B FED"]]:
 def check_shapes(model: Model) -> None:
     """Refuses functions that return other shapes than a `LanguageModel`'s; nothing is computed."""
     lm, (prompt, fed) = model.lm, rows(model.lm.vocab_size)
+    model = model._replace(params=programs.automatic(model.params))
     room, real = token_rows.reading_room(lm, prompt, FED + 1), jnp.full_like(prompt.length, FED)
     shapes = jax.eval_shape(lambda: _checked("prefill", lm, lm.prefill(model.params, prompt, room), step=1))
     cache = shapes[1]

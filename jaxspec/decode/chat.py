@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxspec.core import BoundDrafter, Decoder, Drafter, Model, State, kv_cache, token_rows
+from jaxspec.core import BoundDrafter, Decoder, Drafter, Model, State, kv_cache, programs, token_rows
 from jaxspec.decode import encoding, inputs, loop, stopping
 from jaxspec.decode.generate import pieces, prefix
 from jaxspec.decode.output import Piece
@@ -103,7 +103,8 @@ class Chat:
     def _answer_to(self, messages: list[dict[str, Any]], attempt: int) -> Generator[Piece, None, None]:
         """Begins an answer to a conversation, which takes the place of `messages` if it can be answered."""
         ids = encoding.chat_ids(self.target, messages, template=self._template)
-        prepared, begin = self._prepared(ids, sum(message.get("role") == "user" for message in messages) - 1, attempt)
+        with programs.without_context_mesh():
+            prepared, begin = self._prepared(ids, sum(message.get("role") == "user" for message in messages) - 1, attempt)
         self.messages[:], self._attempt = messages, attempt
         self._answering = self._answer(prepared, begin)
         return self._answering
@@ -117,6 +118,7 @@ class Chat:
             self._answering.close()
             self._answering = None
 
+    @programs.outside_context_mesh
     def _answer(self, prepared: Prepared, begin: loop.Begin) -> Generator[Piece, None, None]:
         text = ""
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxspec import core, sharding
-from jaxspec.core import token_rows, tree
+from jaxspec.core import programs, token_rows, tree
 from jaxspec.decode import encoding, inputs, loop, output, shared_prefix, stopping
 from jaxspec.decode import state as states
 from jaxspec.decode.encoding import Prompts
@@ -107,6 +107,7 @@ def generate(
     return complete(prepared, stop)
 
 
+@programs.outside_context_mesh
 def complete(prepared: Prepared, stop: Sequence[str] = (), begin: loop.Begin | None = None) -> Generation:
     """Runs a generation to its end; see `generate`, which is `prepare` and this, and for `begin` `loop.run`."""
     stopper = stopping.checked(stop, prepared.target)
@@ -134,6 +135,7 @@ def complete(prepared: Prepared, stop: Sequence[str] = (), begin: loop.Begin | N
     )
 
 
+@programs.outside_context_mesh
 def prefix(
     target: core.Model,
     text: Prompts,
@@ -232,6 +234,7 @@ def pieces(
     return _pieces(prepared, stop_of_row, keep, begin)
 
 
+@programs.outside_context_mesh
 def _pieces(
     prepared: Prepared, stop: stopping.Stop, keep: Callable[[core.State], None] | None, begin: loop.Begin
 ) -> Iterator[Piece]:

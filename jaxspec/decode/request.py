@@ -26,7 +26,7 @@ import jax
 import numpy as np
 
 from jaxspec import core, drafters, rules, sharding
-from jaxspec.core import noise, round, token_ids, token_rows
+from jaxspec.core import noise, programs, round, token_ids, token_rows
 from jaxspec.core.checks import are_shapes, check_ids, in_range, integer, integers
 from jaxspec.decode import causality, inputs, option_names, shared_prefix
 from jaxspec.decode.autoregressive import autoregressive
@@ -113,6 +113,7 @@ class Prepared(NamedTuple):
         return self.replace(drafter=None, policy=None)
 
 
+@programs.outside_context_mesh
 def prepare(
     target: core.Model,
     prompts: Prompts,
@@ -188,6 +189,7 @@ def _prepared(target: core.Model, prompt: core.Prompt, options: Mapping[str, Any
         draft_sampling_params=draft_params,
         policy=None if policy is None else values_per_row(policy.params, batch, "the policy"),
     )
+    weights = programs.automatic(weights)
     if (mesh := sharding.mesh_of(weights)) is not None:
         weights = sharding.place(weights, None, mesh)
         prompt, request = sharding.place(prompt, batch // samples, mesh), sharding.place(request, batch, mesh)

@@ -135,6 +135,7 @@ def score(
     return list(iterate(target, [texts] if single else texts, batch_size, start, end, chat_template_kwargs))  # type: ignore[arg-type]
 
 
+@programs.outside_context_mesh
 def iterate(
     target: core.Model,
     texts: Iterable[Text],
@@ -318,7 +319,7 @@ def _of_batch(target: core.Model, rows: Sequence[_Row], batch: int) -> list[Scor
         # Shapes alone: memory is refused before anything is allocated.
         begin = functools.partial(target.lm.prefill, room=_room(target.lm, prompt, fed.tokens.shape[1]))
         parts = {"weights": inputs.size_of(weights)}
-        parts["caches"] = inputs.size_of(jax.eval_shape(begin, target.params, prompt)[1])
+        parts["caches"] = inputs.size_of(jax.eval_shape(begin, programs.automatic(target.params), prompt)[1])
         purpose = f"{batch} texts of up to {fed.tokens.shape[1]} tokens, padding included,"
         inputs.check_memory(parts, purpose, "batch_size", inputs.devices(weights))
     if (mesh := sharding.mesh_of(weights)) is not None:

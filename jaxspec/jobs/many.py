@@ -11,7 +11,7 @@ import numpy as np
 from rich import filesize
 
 from jaxspec import sharding
-from jaxspec.core import Failure, Finish, LogProbs, Model, Prompt
+from jaxspec.core import Failure, Finish, LogProbs, Model, Prompt, programs
 from jaxspec.core.checks import integer, integers, one_of
 from jaxspec.decode import encoding, inputs, stopping
 from jaxspec.decode.request import Prepared, prepare
@@ -35,6 +35,7 @@ FAILURES = {
 }
 
 
+@programs.outside_context_mesh
 def generate_many(
     target: Model,
     prompts: Iterable[Any],

@@ -49,6 +49,7 @@ class LogitsToCompare(NamedTuple):
     expected: Float[Array, "l V"]
 
 
+@programs.outside_context_mesh
 def check_model(model: Model, *, length: int = 8, seed: int = 0, tolerance: float | None = None) -> dict[str, float]:
     """Tries whether a model of your own is what decoding expects: call it once, before you trust its text.
 

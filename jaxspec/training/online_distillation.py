@@ -139,9 +139,11 @@ def online(
     if size < rows:
         raise ValueError(f"size is {size} and rows {rows}: expected a buffer of at least the rows of a step")
     draft = _model_of(drafter)
+    draft = draft._replace(params=programs.automatic(draft.params))
     _check_room(draft.lm, "the draft model", max_prompt, max_new_tokens)
     step = _step_of(draft, optimizer, DIVERGENCES[divergence], rows, seed)
 
+    @programs.outside_context_mesh
     def fresh() -> OnlineState:
         params, zero = _learnt(draft.params), jnp.zeros((), jnp.int32)
         buffer = _empty(size, max_prompt, max_new_tokens, min(top_k, draft.lm.vocab_size))
@@ -157,6 +159,7 @@ def online(
             return drafter._replace(params=params)
         return drafter._replace(params=params, models=(draft._replace(params=params),))
 
+    @programs.outside_context_mesh
     def update(state: OnlineState, target: Model, prompts: Prompts, out: Texts) -> tuple[OnlineState, float]:
         _check_room(target.lm, "the target", max_prompt, max_new_tokens)
         texts = _texts(state.buffer, encode(target, prompts), out, positions)

@@ -1,6 +1,7 @@
 """Models placed on devices that are simulated before jax starts, as JSON; `tests/test_sharding.py` runs it.
 
 python placement.py meshes FOLDER               with 8 devices: pairs on one device and on a 2 x 4 mesh; restores
+python placement.py explicit                    with 8 devices: a mesh with Explicit axes, with jax.set_mesh and without
 python placement.py process PORT INDEX FOLDER   one of two processes with 2 devices each; meshes over all 4; saves
 """
 
@@ -14,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import orbax.checkpoint as ocp
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 import jaxspec
 from jaxspec import drafters, rules, sharding, training
@@ -295,6 +296,42 @@ def meshes(folder):
     return report | dict(programs=loop.advance.num_programs())
 
 
+def explicit():
+    """Texts of parameters on a mesh with Explicit axes: JAX then asks each operation for the layout of its result."""
+    mesh = jax.make_mesh((2, 4), ("data", "model"), (AxisType.Explicit,) * 2)
+    target, draft = pair("llama", mesh)
+    assert target.params["head"]["weight"].sharding.mesh.axis_types == mesh.axis_types
+
+    def texts(mesh):
+        target, draft = pair("llama", mesh)
+        (score,) = jaxspec.score(target, [TOKENS[0].tolist()])
+        jaxspec.testing.check_model(target)
+        learner = training.online(draft, optimizer=optax.sgd(0.1), max_prompt=7, max_new_tokens=NEW, rows=4, steps=1)
+        out = jaxspec.generate(target, PROMPTS, drafter=learner.drafter(learner.init()), max_new_tokens=NEW)
+        _, loss = learner.update(learner.init(), target, PROMPTS, out)
+        numbers = [round(score.log_prob, 2), round(loss, 2)]
+        return [text("llama", mesh), streamed(mesh), many(mesh), numbers]
+
+    def on_the_mesh():
+        with jax.set_mesh(mesh):
+            return texts(mesh)
+
+    prepared = jaxspec.prepare(target, PROMPTS, **options(draft))
+
+    def sample(params):
+        return jaxspec.rollout(prepared, weights=prepared.weights._replace(target=params)).tokens
+
+    try:
+        jax.jit(sample)(target.params)
+        refused = ""
+    except TypeError as error:
+        refused = str(error)
+    whole = NamedSharding(mesh, PartitionSpec())
+    advised = jax.jit(jax.sharding.auto_axes(sample, axes=("data", "model"), out_sharding=whole))(target.params)
+    same = bool((np.asarray(advised) == np.asarray(jaxspec.rollout(prepared).tokens)).all())
+    return dict(one=texts(None), alone=texts(mesh), set_mesh=on_the_mesh(), refused=refused, advised=same)
+
+
 def process(port, index, folder):
     jax.distributed.initialize(f"localhost:{port}", num_processes=2, process_id=int(index))
     report = dict(processes=jax.process_count(), streamed=streamed(sharding.mesh("model=4")))
@@ -305,4 +342,4 @@ def process(port, index, folder):
 
 if __name__ == "__main__":
     command, *arguments = sys.argv[1:]
-    print(json.dumps({"meshes": meshes, "process": process}[command](*arguments)))
+    print(json.dumps({"meshes": meshes, "explicit": explicit, "process": process}[command](*arguments)))
