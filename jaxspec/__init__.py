@@ -68,9 +68,9 @@ __all__ = sorted([*_PACKAGES, *" ".join(_HOMES.values()).split()])
 
 def __getattr__(name: str) -> Any:
     home = next((home for home, names in _HOMES.items() if name in names.split()), None)
-    if home is None and name not in _PACKAGES:
-        raise AttributeError(f"module 'jaxspec' has no attribute {name!r}")
-    value = getattr(importlib.import_module(home), name) if home else importlib.import_module(f"jaxspec.{name}")
+    if home is None:  # a `from` import of the helper would ask this function for it
+        return importlib.import_module("jaxspec.optional_imports").submodules(__name__)(name)
+    value = getattr(importlib.import_module(home), name)
     globals()[name] = value
     return value
 

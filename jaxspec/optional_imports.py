@@ -1,9 +1,13 @@
-"""Packages that only a part of jaxspec needs: how to install them, and transformers without its advice."""
+"""What is imported only where it is needed: packages of an extra, transformers without its advice, submodules."""
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import logging
 import sys
+from collections.abc import Callable
+from typing import Any
 
 ADVICE = "only tokenizers, configuration and file/data utilities can be used"  # which is all that is asked of it
 
@@ -15,6 +19,24 @@ def missing(package: str, extra: str) -> str:
     'matplotlib is not installed: pip install ".[figures]" in a checkout of jaxspec brings it'
     """
     return f'{package} is not installed: pip install ".[{extra}]" in a checkout of jaxspec brings it'
+
+
+def submodules(package: str) -> Callable[[str], Any]:
+    """Makes the `__getattr__` of a package whose modules are imported when they are first asked for.
+
+    So `jaxspec.nets.adapters` works after `import jaxspec` alone.
+
+    >>> submodules("jaxspec.nets")("adapters").__name__
+    'jaxspec.nets.adapters'
+    """
+
+    def attribute(name: str) -> Any:
+        # Tools ask modules for private names, which are no files here.
+        if not name.startswith("_") and importlib.util.find_spec(f"{package}.{name}") is not None:
+            return importlib.import_module(f"{package}.{name}")
+        raise AttributeError(f"module {package!r} has no attribute {name!r}")
+
+    return attribute
 
 
 def import_transformers() -> None:

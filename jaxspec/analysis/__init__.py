@@ -5,3 +5,7 @@ Theory: `formulas`, in NumPy alone; `roofline`, of a network's work. Measured fo
 or a tree, `layers` of layers to skip, and `bench`, which compares settings with each other and with promises; each has
 a `result`, and all a `table`. `aot` compiles a generation ahead of time, for devices that need not be here (`chips`).
 """
+
+from jaxspec import optional_imports
+
+__getattr__ = optional_imports.submodules(__name__)

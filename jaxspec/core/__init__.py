@@ -42,6 +42,7 @@ committed; caches hold the first `length - 1` of them ("one token behind"), so t
 one fed in the next pass. Positions and lengths always count within the row.
 """
 
+from jaxspec import optional_imports
 from jaxspec.core.decoder import (
     Caches,
     Decoder,
@@ -115,3 +116,5 @@ from jaxspec.core.processor import BoundProcessor, Processor, ProcessorAdvance, 
 from jaxspec.core.rule import JUDGE_TREES, AcceptanceRatio, Rule, Verify
 
 __all__ = [name for name in dir() if name[0].isupper()]  # not its modules
+
+__getattr__ = optional_imports.submodules(__name__)

@@ -167,8 +167,9 @@ class Steps(NamedTuple):
 
     Attributes:
         init: (start, nodes of a tree, 0 for chains) -> the drafter's state, every leaf batch-first.
-        begin: (weights, caches, context, fed) -> the functions of a round. `fed`: the most draft tokens of a tree that
-            are fed; None: a chain, of which at most `context.gamma` are.
+        begin: (weights, caches, context, fed) -> the functions of a round. `weights.draft` are the drafter's own
+            values (`BoundDrafter.params`), `weights.target` the target's parameters. `fed`: the most draft tokens of a
+            tree that are fed; None: a chain, of which at most `context.gamma` are.
         width: the width of its logits, W.
         depth: the most draft tokens on a path; None: any number.
         rollback, complete_target_pass: the functions of `Drafter`. For `complete_target_pass` a tree's fed tokens come

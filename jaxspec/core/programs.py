@@ -165,8 +165,8 @@ def _has_explicit_axes(x: Any) -> bool:
 def _automatic(x: jax.Array) -> jax.Array:
     if isinstance(x, Tracer):
         raise TypeError(
-            f"an array of shape {x.shape} lies on a mesh with Explicit axes, inside jit: expected Auto axes, with which "
-            "the compiler chooses layouts. Make the mesh with them, jax.make_mesh(shape, names, "
+            f"an array of shape {x.shape} lies on a mesh with Explicit axes, inside jit: expected Auto axes, with "
+            "which the compiler chooses layouts. Make the mesh with them, jax.make_mesh(shape, names, "
             "axis_types=(jax.sharding.AxisType.Auto,) * len(names)), or call through jax.sharding.auto_axes"
         )
     assert isinstance(x.sharding, NamedSharding) and isinstance(x.sharding.mesh, Mesh)

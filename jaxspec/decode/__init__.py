@@ -1,5 +1,6 @@
 """Decoders, and the ways to run them."""
 
+from jaxspec import optional_imports
 from jaxspec.decode.autoregressive import autoregressive
 from jaxspec.decode.beam_search import beam_search
 from jaxspec.decode.chat import Chat, chat
@@ -12,3 +13,5 @@ from jaxspec.decode.shared_prefix import SharedPrefix
 from jaxspec.decode.speculative import speculative
 
 __all__ = [name for name, value in list(globals().items()) if callable(value) and not name.startswith("_")]
+
+__getattr__ = optional_imports.submodules(__name__)

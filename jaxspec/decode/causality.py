@@ -22,6 +22,7 @@ PAIRS = 4  # of rows
 WIDTH = 16  # tokens of a prompt's row, of which READ are real
 READ = 3
 FED = 3  # tokens after it
+SAME = 1e-6  # of the largest logit: what was computed alike in all numbers
 TOLERANCE, NARROW_TOLERANCE = 1e-5, 1e-2  # of the largest logit: both rows of a pair are computed alike
 
 CAUSAL = (
@@ -34,11 +35,28 @@ class NotCausal(ValueError):
     """The logits after a token depend on what follows it."""
 
 
+class ShiftsInput(ValueError):
+    """The logits after a token do not depend on it, but on those before it: they are one place late."""
+
+
+SHIFTED = (
+    "the module shifts its input itself, as a teacher-forced decoder does, and predicts each token at the token's own "
+    "place. Expected the logits of the token after each place. Read one place ahead: adapters.from_function(lambda "
+    "params, tokens: apply(params, jnp.pad(tokens, ((0, 0), (0, 1)), constant_values=1))[:, 1:], vocab_size), with any "
+    "token that is not the padding in place of 1"
+)
+
+
 class Ahead(NamedTuple):
-    """The logits of pairs of rows that agree up to a token and differ after it; both must be the same."""
+    """The logits of pairs of rows that agree up to a token and differ after it; both must be the same.
+
+    And those of pairs that differ in one thing that counts.
+    """
 
     padding: Float[Array, "2 PAIRS V"]  # after prompts, whose padding differs
     fed: Float[Array, "2 PAIRS V"]  # after the first of some tokens that are fed, of which the later ones differ
+    own_token: Float[Array, "2 PAIRS V"]  # after a token that is fed, which differs, after the same prompt
+    before: Float[Array, "2 PAIRS V"]  # after a token that is fed, which is the same, after prompts that differ
 
 
 def check(model: Model) -> None:
@@ -63,7 +81,21 @@ def check(model: Model) -> None:
                 f"the largest), so drafted text would not be its own. {CAUSAL}. "
                 "jaxspec.testing.check_model(model) tries more"
             )
+    if shifts_input(looked_ahead.own_token, looked_ahead.before):
+        raise ShiftsInput(f"{called(model)} gives logits after a token that do not depend on it: {SHIFTED}")
     passed.append(True)
+
+
+def shifts_input(own_token: Float[np.ndarray, "2 n V"], before: Float[np.ndarray, "2 n V"]) -> bool:
+    """Tells whether logits ignore the token that they follow, and read those before it.
+
+    A model that ignores both, such as a unigram or one whose head is still zero, is none of these.
+
+    >>> same, others = np.ones((2, 1, 3)), np.array([[[1.0, 2.0, 3.0]], [[3.0, 2.0, 1.0]]])
+    >>> shifts_input(same, others), shifts_input(others, others), shifts_input(same, same)
+    (True, False, False)
+    """
+    return difference(*own_token) <= SAME and difference(*before) > NARROW_TOLERANCE
 
 
 @functools.lru_cache(maxsize=64)
@@ -113,7 +145,26 @@ def look_ahead(lm: LanguageModel, params: Params) -> Ahead:
     # One compiled program for both questions, on 8 rows of 16 tokens.
     first, cache = lm.prefill(params, prompt, token_rows.reading_room(lm, prompt, FED + 1))
     after, _ = lm.extend(params, cache, fed)
-    return Ahead(*(x[:, 0].reshape(2, PAIRS, lm.vocab_size) for x in (first.logits, after.logits)))
+    own, _ = lm.extend(params, cache, own_tokens(lm.vocab_size))
+    padding, ahead, own_token = (
+        x[:, 0].reshape(2, PAIRS, lm.vocab_size) for x in (first.logits, after.logits, own.logits)
+    )
+    before = own_token[0].reshape(PAIRS // 2, 2, lm.vocab_size).swapaxes(0, 1)
+    return Ahead(padding, ahead, own_token, before)
+
+
+def own_tokens(vocab: int) -> Int[Array, "B FED"]:
+    """Makes tokens to feed after `rows`' prompts: another one after the same prompt, the same one after two prompts.
+
+    >>> fed = own_tokens(9)[:, 0]
+    >>> (fed[:PAIRS] != fed[PAIRS:]).tolist(), (fed[::2] == fed[1::2]).tolist()
+    ([True, True, True, True], [True, True, True, True])
+    """
+    rng = np.random.default_rng(1)
+    first = np.repeat(rng.integers(0, vocab, PAIRS // 2), 2)
+    second = (first + np.repeat(rng.integers(1, vocab, PAIRS // 2), 2)) % vocab
+    tokens = np.concatenate([first, second])[:, None]
+    return jnp.asarray(np.broadcast_to(tokens, (2 * PAIRS, FED)), jnp.int32)
 
 
 def rows(vocab: int) -> tuple[Prompt, Int[Array, "B FED"]]:

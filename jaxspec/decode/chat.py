@@ -104,7 +104,9 @@ class Chat:
         """Begins an answer to a conversation, which takes the place of `messages` if it can be answered."""
         ids = encoding.chat_ids(self.target, messages, template=self._template)
         with programs.without_context_mesh():
-            prepared, begin = self._prepared(ids, sum(message.get("role") == "user" for message in messages) - 1, attempt)
+            prepared, begin = self._prepared(
+                ids, sum(message.get("role") == "user" for message in messages) - 1, attempt
+            )
         self.messages[:], self._attempt = messages, attempt
         self._answering = self._answer(prepared, begin)
         return self._answering

@@ -18,6 +18,7 @@ from typing import Any
 
 import jax
 
+from jaxspec import optional_imports
 from jaxspec.draft_heads import assistant, block, dflash2, eagle, kangaroo, lookahead_embeddings, medusa, mtp
 from jaxspec.draft_heads.kind import Kind
 from jaxspec.weights import parameters
@@ -46,3 +47,6 @@ def kind_of(config: Any) -> Kind:
 def shapes_of(config: Any) -> dict[str, jax.ShapeDtypeStruct]:
     """Returns the shapes of a network's parameters by path; nothing is drawn."""
     return parameters.flat(jax.eval_shape(lambda: kind_of(config).init(config, jax.random.key(0))))
+
+
+__getattr__ = optional_imports.submodules(__name__)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from jaxspec import optional_imports
 from jaxspec.drafters.cascade import cascade
 from jaxspec.drafters.fallback import fallback
 from jaxspec.drafters.greedy import greedy
@@ -56,7 +57,7 @@ __all__ = sorted([*_ELSEWHERE, *_FACTORIES])
 
 def __getattr__(name: str) -> Any:
     if name not in _ELSEWHERE:
-        raise AttributeError(f"module 'jaxspec.drafters' has no attribute {name!r}")
+        return optional_imports.submodules(__name__)(name)
     factory = getattr(importlib.import_module(_ELSEWHERE[name]), name)
     globals()[name] = factory
     return factory

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any, cast
 
+from jaxspec import optional_imports
 from jaxspec.files import folders
 
 # Files that are often given, and do not consist of lines of text.
@@ -215,3 +216,6 @@ def check_writable(path: str | Path) -> None:
             pass
     except OSError as error:
         raise OSError(error.errno, error.strerror, str(path)) from None
+
+
+__getattr__ = optional_imports.submodules(__name__)

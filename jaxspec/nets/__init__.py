@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from jaxspec import optional_imports
 from jaxspec.files import strict_tables
 from jaxspec.nets import bart, blocks, decoder, ngram, t5, t5gemma, whisper
 from jaxspec.nets.network import Form, Network
@@ -160,3 +161,6 @@ def from_table(family: str, table: dict[str, Any], where: str) -> Any:
         raise
     except ValueError as error:
         raise strict_tables.RecipeError(f"{where}: {error}") from error
+
+
+__getattr__ = optional_imports.submodules(__name__)

@@ -5,6 +5,7 @@ look at one row at a time, so that text goes on being independent of batch mates
 row.
 """
 
+from jaxspec import optional_imports
 from jaxspec.policies.adaptive import adaptive
 from jaxspec.policies.confidence import confidence
 from jaxspec.policies.constant import constant
@@ -12,3 +13,5 @@ from jaxspec.policies.entropy import entropy
 from jaxspec.policies.heuristic import heuristic
 
 __all__ = [name for name, value in list(globals().items()) if callable(value) and not name.startswith("_")]
+
+__getattr__ = optional_imports.submodules(__name__)

@@ -14,6 +14,7 @@ These are exact with every drafter:
 them.
 """
 
+from jaxspec import optional_imports
 from jaxspec.rules.block import block
 from jaxspec.rules.classical import classical_rejection
 from jaxspec.rules.coupled import coupled
@@ -25,3 +26,5 @@ from jaxspec.rules.traversal import traversal
 from jaxspec.rules.typical import typical
 
 __all__ = [name for name, value in list(globals().items()) if callable(value) and not name.startswith("_")]
+
+__getattr__ = optional_imports.submodules(__name__)

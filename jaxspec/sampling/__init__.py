@@ -11,6 +11,7 @@ lowest id.
 A sampling option is a field of `SamplingParams`, a function that reads it, and an entry of `options.SamplingOptions`.
 """
 
+from jaxspec import optional_imports
 from jaxspec.sampling.params import SamplingOptions
 from jaxspec.sampling.penalties import count_tokens, logit_bias, presence_and_frequency_penalties, repetition_penalty
 from jaxspec.sampling.samplers import SamplingParams, at_temperature, chain, greedy, mask_padding_ids, match_vocab
@@ -18,3 +19,5 @@ from jaxspec.sampling.truncate import apply_temperature, keep_min_p, keep_top_k,
 from jaxspec.sampling.words import banned_words, forced_end
 
 __all__ = [name for name, value in list(globals().items()) if callable(value) and not name.startswith("_")]
+
+__getattr__ = optional_imports.submodules(__name__)

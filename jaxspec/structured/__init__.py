@@ -10,3 +10,7 @@ In the order in which they are used:
     tables      the automata of a batch, in one set of tables
     processor   the logits processor, on the device
 """
+
+from jaxspec import optional_imports
+
+__getattr__ = optional_imports.submodules(__name__)

@@ -20,6 +20,7 @@ The enumerator's files, from what is called to what it stands on:
 `bounds` the promise of inexact rules, `words` a tokenizer.
 """
 
+from jaxspec import optional_imports
 from jaxspec.testing.bounds import excess
 from jaxspec.testing.certificate import certify, certify_prepared, decoder_distribution, total_variation, with_sampler
 from jaxspec.testing.model_check import check_model
@@ -47,3 +48,5 @@ __all__ = [
     "with_sampler",
     "word_tokenizer",
 ]
+
+__getattr__ = optional_imports.submodules(__name__)

@@ -9,6 +9,7 @@ Shapes: B batch, T step, L tokens of the sequence, l of them compared, V vocabul
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -23,7 +24,14 @@ from jaxspec.decode.inputs import check_model as check_is_model
 
 SPLIT = 3  # tokens of the sequence that prompts have, before others are fed
 ROOM = 3  # tokens that are fed and taken back
+LONGEST = 2048  # tokens of the longest row, unless another number is given
+GROWTH = 4  # how many times longer each further row is
+ACROSS = 4  # tokens of the pass at a long row's end
+MOST_LOGITS = 2**31  # bytes of the logits of two such rows
+LIMIT = "Give max_positions, if the network has a limit"
 WAYS = {  # what is tried, what is most often the cause first
+    "own token": "logits do not change with the token that they follow, and do with those before it: "
+    + causality.SHIFTED,
     "batch": "the logits of a row change with the other rows of its batch. Take no norm, mean or maximum over rows",
     "causality": f"later tokens change the logits of earlier ones. {causality.CAUSAL}",
     "padding": "what stands after a prompt's end changes its logits. Entries at or past a row's own length must never "
@@ -37,6 +45,10 @@ WAYS = {  # what is tried, what is most often the cause first
     "rewinds": "tokens that were fed and taken back change the logits of those that follow. Entries at or past a row's "
     "length must be masked when they are read, and overwritten when others are written. A running sum cannot be taken "
     "back",
+    "windows": "at the end of a long row, several tokens in one pass have other logits than the same tokens one by "
+    "one, or these have others than in a prompt. A window counts positions of the row "
+    "(jaxspec.core.kv_cache.key_positions), not places in the pass. A network that is right one token at a time can be "
+    "read so: adapters.by_row(step, one_by_one=True)",
     "trees": "the nodes of a token tree have other logits than their paths fed as chains. A node attends to the tokens "
     "before the tree, to its ancestors and to itself (jaxspec.core.kv_cache.mask), and its position counts its depth",
 }
@@ -50,22 +62,43 @@ class LogitsToCompare(NamedTuple):
 
 
 @programs.outside_context_mesh
-def check_model(model: Model, *, length: int = 8, seed: int = 0, tolerance: float | None = None) -> dict[str, float]:
+class Differences(dict[str, float]):
+    """The result of `check_model`: the largest difference of each reading, by name.
+
+    Attributes:
+        not_tried: sentences on what could not be tried, or was not; empty if everything was.
+    """
+
+    not_tried: list[str]
+
+    def __init__(self, differences: Mapping[str, float], not_tried: list[str]) -> None:
+        super().__init__(differences)
+        self.not_tried = not_tried
+
+
+def check_model(
+    model: Model, *, length: int = 8, longest: int = LONGEST, seed: int = 0, tolerance: float | None = None
+) -> Differences:
     """Tries whether a model of your own is what decoding expects: call it once, before you trust its text.
 
     It reads a random sequence in every way in which decoding reads one, and compares the logits. Later tokens, padding
     and other rows of a batch must not change them. A cache, one pass over several tokens, rows of different lengths,
     tokens that were taken back and token trees (if the model takes them) must give the same logits as plain reading.
+    Logits must depend on the token that they follow. At the ends of longer and longer rows a pass over several tokens
+    is compared again, until a row's first token no longer matters: then every window of the network was crossed.
 
     Args:
         model: to be tried, with the parameters that it will have; random ones show more than zeros.
-        length: tokens of the sequence; longer than any window that the network has.
+        length: tokens of the sequence.
+        longest: tokens of the longest row that is read to cross windows, at most the model's positions. `length` leaves
+            long rows out.
         seed: the seed of the tokens.
         tolerance: the difference that rounding may make, relative to the largest logit. By default 1e-4, and 2e-2
             for parameters of fewer than 32 bits. Products of float32 on a TPU need 2e-2, too.
 
     Returns:
-        The largest difference of each reading, relative to the largest logit. `WAYS` has their names.
+        The largest difference of each reading, relative to the largest logit. `WAYS` has their names. Its attribute
+        `not_tried` says what was left out, such as rows longer than `longest`.
 
     Raises:
         ValueError: with everything that is wrong, and what usually causes it; also of shapes.
@@ -93,15 +126,91 @@ def check_model(model: Model, *, length: int = 8, seed: int = 0, tolerance: floa
     tokens = np.random.default_rng(seed).integers(0, lm.vocab_size, (2, length)).astype(np.int32)
     tokens[1] = (tokens[0] + 1 + tokens[1] % (lm.vocab_size - 1)) % lm.vocab_size  # another one at every place
     readings = jax.device_get(_readings(lm, model.params, jnp.asarray(tokens)))
-    apart = {way: causality.difference(*readings[way]) for way in WAYS if way in readings}
-    if math.isnan(max(apart.values())):
+    measured = {way: causality.difference(*reading) for way, reading in readings.items()}
+    if math.isnan(max(measured.values())):
         raise ValueError(f"{causality.called(model)} gives logits that are NaN or +inf: check its parameters")
+    if any(difference > tolerance for difference in measured.values()):
+        not_tried = []  # a model that is wrong in short rows is not read in long ones
+    else:
+        measured["windows"], not_tried = _windows(model, length, longest, tolerance, seed)
+    apart = {way: measured[way] for way in WAYS if way in measured}
     wrong = [way for way, difference in apart.items() if difference > tolerance]
+    shown = {way: f"logits differ by {apart[way]:.1g} of the largest" for way in wrong}
+    looked_ahead = jax.device_get(causality.look_ahead(lm, model.params)) if lm.vocab_size > 1 else None
+    if looked_ahead is not None and causality.shifts_input(looked_ahead.own_token, looked_ahead.before):
+        wrong, shown["own token"] = ["own token", *wrong], "logits differ by 0"
     if wrong:
-        lines = [f"- {way} (logits differ by {apart[way]:.1g} of the largest): {WAYS[way]}." for way in wrong]
+        lines = [f"- {way} ({shown[way]}): {WAYS[way]}." for way in wrong]
         more = "\nMend the first of these, which may have caused the others, and try again." if wrong[1:] else ""
         raise ValueError(f"{causality.called(model)} is not what decoding expects:\n" + "\n".join(lines) + more)
-    return apart
+    if lm.select is None:
+        not_tried.append("token trees: the model takes none")
+    return Differences(apart, not_tried)
+
+
+def _windows(model: Model, length: int, longest: int, tolerance: float, seed: int) -> tuple[float, list[str]]:
+    """Reads longer and longer rows; returns the largest difference at their ends, and what was not tried."""
+    lm, largest = model.lm, 0.0
+    limit = longest if lm.limits.max_positions is None else min(longest, lm.limits.max_positions)
+    reached = length
+    while reached < limit:
+        size = min(GROWTH * reached, limit)
+        if lm.inside is None and 8 * size * lm.vocab_size > MOST_LOGITS:
+            return largest, [f"rows of more than {reached} tokens: the logits of {size} would take too much memory"]
+        tokens = np.random.default_rng(seed).integers(0, lm.vocab_size, size).astype(np.int32)
+        try:
+            ends = jax.device_get(_ends(lm, model.params, jnp.asarray(tokens)))
+        except Exception as error:  # of the caller's network, which may have a limit that is not declared
+            reason = f"reading {size} raised {type(error).__name__}: {str(error).partition(chr(10))[0]:.100}"
+            return largest, [f"rows of more than {reached} tokens: {reason}. {LIMIT}"]
+        if np.isnan(ends.one_by_one).any():
+            return largest, [f"rows of more than {reached} tokens: in rows of {size} logits are NaN. {LIMIT}"]
+        pairs = (ends.at_once, ends.one_by_one), (ends.whole, ends.one_by_one[-1])
+        largest = max(largest, *(causality.difference(*pair) for pair in pairs))
+        reached = size
+        first_token = causality.difference(ends.one_by_one, ends.other_beginning)
+        if largest > tolerance or first_token <= causality.SAME:
+            return largest, []  # every window ends within such a row
+    if reached == lm.limits.max_positions:
+        return largest, []
+    further = f"longest={GROWTH * reached} reads further"
+    return largest, [f"windows of {reached} tokens and more: the first token of such a row still counts ({further})"]
+
+
+class Ends(NamedTuple):
+    """The logits after the last tokens of a long row."""
+
+    at_once: Float[Array, "ACROSS V"]  # read in one pass
+    one_by_one: Float[Array, "ACROSS V"]
+    other_beginning: Float[Array, "ACROSS V"]  # one by one, in a row with another first token
+    whole: Float[Array, " V"]  # the last token's, read with all others as one prompt
+
+
+@programs.jit(static_argnames=("lm",))
+def _ends(lm: LanguageModel, params: Params, row: Int[Array, " L"]) -> Ends:
+    """Reads a long row in several ways, beside one that differs from it in its first token."""
+    other = row.at[0].set((row[0] + 1) % lm.vocab_size)
+    rows, last = jnp.stack([row, other]), len(row) - ACROSS
+    is_decoder = lm.limits.start_token is None
+    room = Room(len(row) + len(lm.limits.first_tokens) + ROOM)
+
+    def one_more(cache: Cache, fed: Int[Array, " 2"]) -> tuple[Cache, Float[Array, "2 V"]]:
+        forward, cache = lm.extend(params, cache, fed[:, None])
+        return cache, forward.logits[:, 0]
+
+    def read(count: int) -> tuple[Float[Array, "2 V"], Cache]:
+        """Reads the first tokens of both rows."""
+        if is_decoder:
+            forward, cache = lm.prefill(params, Prompt(rows[:, :count], jnp.full(2, count, jnp.int32)), room)
+            return forward.logits[:, 0], cache
+        _, cache = lm.prefill(params, Prompt(rows[:, :SPLIT], jnp.full(2, SPLIT, jnp.int32)), room)
+        forward, cache = lm.extend(params, cache, rows[:, :count])
+        return forward.logits[:, -1], cache
+
+    _, cache = read(last)
+    _, singly = jax.lax.scan(one_more, cache, rows[:, last:].T)
+    at_once, _ = lm.extend(params, cache, rows[:, last:])
+    return Ends(at_once.logits[0], singly[:, 0], singly[:, 1], read(len(row))[0][0])
 
 
 class Sequences(NamedTuple):

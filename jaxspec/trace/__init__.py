@@ -4,6 +4,7 @@ rounds = trace.of_row(out.tokens[0, : out.lengths[0]], out.trace, 0)
 pathlib.Path("trace.html").write_text(trace.page(rounds, target.tokenizer), encoding="utf-8")
 """
 
+from jaxspec import optional_imports
 from jaxspec.trace.history import (
     Branch,
     RoundText,
@@ -20,3 +21,5 @@ from jaxspec.trace.history import (
 from jaxspec.trace.html import html, page
 
 __all__ = [name for name, value in list(globals().items()) if callable(value) and not name.startswith("_")]
+
+__getattr__ = optional_imports.submodules(__name__)

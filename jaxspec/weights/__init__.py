@@ -1,0 +1,3 @@
+from jaxspec import optional_imports
+
+__getattr__ = optional_imports.submodules(__name__)

@@ -74,7 +74,34 @@ def everything_written(positions):
     return jnp.full_like(positions, 10_000)
 
 
+def shifted(params, tokens):
+    """Place t predicts token t, from those before it, as in flax's example lm1b."""
+    return without_cache(params, jnp.pad(tokens, ((0, 0), (1, 0)))[:, :-1])
+
+
+def read_ahead(params, tokens):
+    return shifted(params, jnp.pad(tokens, ((0, 0), (0, 1)), constant_values=1))[:, 1:]
+
+
+WINDOW = 9
+
+
+def windowed(params, cache, tokens, positions, *, in_the_pass):
+    """Attention to the last WINDOW entries, which a pass of several tokens counts from its own beginning, or not."""
+    x = params["embed"][tokens]
+    cache = cache.at[jnp.arange(tokens.shape[0])[:, None], positions].set(x)
+    entry = jnp.arange(cache.shape[1])[None, None]
+    visible = entry <= positions[:, :, None]
+    is_counted_in_pass = in_the_pass and tokens.shape[1] > 1  # Tunix' Gemma 3
+    place = jnp.arange(tokens.shape[1])[None, :] if is_counted_in_pass else positions
+    return attend(params, x, cache, visible & (entry > (place - WINDOW)[:, :, None])), cache
+
+
 OWN = {
+    "shifted": dict(apply=shifted),
+    "read ahead": dict(apply=read_ahead),
+    "a window": dict(apply=functools.partial(windowed, in_the_pass=False), empty_cache=empty),
+    "a window of the pass": dict(apply=functools.partial(windowed, in_the_pass=True), empty_cache=empty),
     "attention": dict(apply=without_cache),
     "cached attention": dict(apply=cached, empty_cache=empty),
     "both ways": dict(apply=functools.partial(without_cache, mask=lambda step: jnp.ones((step, step), bool))),
@@ -99,6 +126,10 @@ def own(name):
     [
         ("attention", []),
         ("cached attention", []),
+        ("shifted", ["own token"]),
+        ("read ahead", []),
+        ("a window", []),
+        ("a window of the pass", ["windows"]),
         ("both ways", ["causality", "padding", "cache", "one pass"]),
         ("over the batch", ["batch"]),
         ("the first row's entry", ["ragged rows"]),
@@ -111,10 +142,10 @@ def own(name):
 )
 def test_what_is_wrong_with_a_model_is_named(name, ways):
     if not ways:
-        assert max(check_model(own(name)).values()) < 1e-6
+        assert max(check_model(own(name), longest=32).values()) < 1e-6
         return
     with pytest.raises(ValueError, match="the model is not what decoding expects") as caught:
-        check_model(own(name))
+        check_model(own(name), longest=32)
     named = re.findall(r"^- (.*) \(logits differ by", str(caught.value), re.MULTILINE)
     assert named == sorted(named, key=list(WAYS).index) and set(ways) <= set(named)
     assert named[0] == ways[0]
@@ -208,6 +239,39 @@ def test_wrong_shapes_of_own_functions_are_named(model, error, message):
     for use in (check_model, lambda model: jaxspec.prepare(model, PROMPT)):
         with pytest.raises(error, match=message):
             use(model)
+
+
+def test_a_module_that_shifts_its_input_does_not_decode():
+    with pytest.raises(
+        causality.ShiftsInput, match=r"do not depend on it: the module shifts .*\)\[:, 1:\], vocab_size"
+    ):
+        jaxspec.prepare(own("shifted"), PROMPT, max_new_tokens=4)
+    jaxspec.prepare(own("read ahead"), PROMPT, max_new_tokens=4)
+
+
+@pytest.mark.parametrize("apply", [lambda params, tokens: jnp.zeros((*tokens.shape, VOCAB), jnp.float32) + params])
+def test_a_model_that_ignores_everything_decodes(apply):
+    """A unigram, or a head that is still zero: it shifts nothing."""
+    model = jaxspec.Model(
+        adapters.from_function(apply, vocab_size=VOCAB), jnp.arange(VOCAB, dtype=jnp.float32)[None, None]
+    )
+    jaxspec.prepare(model, PROMPT, max_new_tokens=4)
+    check_model(model, longest=8)
+
+
+def test_what_was_not_tried_is_said():
+    assert check_model(own("a window")).not_tried == ["token trees: the model takes none"]
+    windows, trees = check_model(own("cached attention"), longest=32).not_tried
+    assert windows.startswith("windows of 32 tokens and more: the first token of such a row still counts (longest=128")
+    limited = adapters.from_function(without_cache, vocab_size=VOCAB, max_positions=40)
+    assert check_model(jaxspec.Model(limited, params())).not_tried == [trees]
+
+    def of_sixteen(params, tokens):
+        return without_cache(params, tokens) + jnp.zeros((1, 24, 1))[:, : tokens.shape[1]]
+
+    undeclared = adapters.from_function(of_sixteen, vocab_size=VOCAB)
+    failed, _ = check_model(jaxspec.Model(undeclared, params())).not_tried
+    assert failed.startswith("rows of more than 8 tokens: reading 32 raised") and "Give max_positions" in failed
 
 
 def test_a_sequence_that_does_not_fit_is_refused():

@@ -6,6 +6,7 @@ A family is data and three small functions (`common.Family`); the networks thems
 import dataclasses
 from typing import Any
 
+from jaxspec import optional_imports
 from jaxspec.weights import quantised_files
 from jaxspec.weights.hf_families import (
     bart,
@@ -78,3 +79,6 @@ def describe(config: Any) -> tuple[Family, dict[str, Any]]:
         except (AttributeError, KeyError, ValueError):  # another network's, or with options that the family lacks
             continue
     raise FamilyError(f"transformers has no model of this configuration: {config}")
+
+
+__getattr__ = optional_imports.submodules(__name__)
