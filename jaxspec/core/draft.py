@@ -33,7 +33,9 @@ class Draft(NamedTuple):
             j - 1. -1: the node is no part of the tree. None: a chain, in which `parent[:, i]` would be i.
         log_probs: entry i is the drafter's distribution after fed token i, which the children of that token were drawn
             from. For a chain entry i is what token i was drawn from. There need not be entries for tokens that have no
-            children. None for point masses alone (an argmax or a look-up is *not* a sample of its softmax).
+            children. None for point masses alone (an argmax or a look-up is *not* a sample of its softmax). All
+            children of a token are judged by its one entry. Tokens of several drafters, each with a distribution of its
+            own, have no common entry: the text would be wrong, and no round can notice. `testing.certify` does.
         draws: how each node was chosen, a `Draw`; None: all without replacement (in a chain no node has siblings).
         aux: values that a drafter or the draft loop passes to its policy or rule, by name. "confidence" [B, G] is
             what the policy's `confidence` made of each distribution. "gumbel" [B, G, V] is plain sampling's noise at

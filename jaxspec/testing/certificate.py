@@ -27,11 +27,14 @@ from jaxspec.core import token_rows
 from jaxspec.decode import autoregressive, speculative
 from jaxspec.decode.generate import impossible_verdict
 from jaxspec.decode.request import Prepared, prepare
+from jaxspec.testing.declared import check_declared
 from jaxspec.testing.independence import Draws, Used, merged, nothing_used
 from jaxspec.testing.outcomes import Outcomes, Weight, new_tokens
 from jaxspec.testing.paths import take
 from jaxspec.testing.script import init_program, step_program
 from jaxspec.testing.tables import SequenceDistribution, plain_distribution
+
+SUSPICIOUS = 1e-3  # total variation beyond rounding, for which a cause is sought
 
 
 def certify(
@@ -68,6 +71,7 @@ def certify(
         **options: sampling options, as `generate` has them; temperature 1 by default.
 
     Raises:
+        ValueError: the distributions differ, since the drafter draws from others than its draft declares.
         ValueError, FloatingPointError, RuntimeError: the errors of `decoder_distribution` and of `generate`.
 
     Example:
@@ -107,6 +111,7 @@ def certify_prepared(prepared: Prepared, steps: int) -> float:
     """Certifies the first `steps` tokens of a generation's one row, as `certify` does.
 
     Raises:
+        ValueError: the distributions differ, since the drafter draws from others than its draft declares.
         ValueError, FloatingPointError, RuntimeError: the errors of `decoder_distribution`.
     """
     eos = [token for token in np.asarray(prepared.request.eos)[0].tolist() if token >= 0]
@@ -114,7 +119,10 @@ def certify_prepared(prepared: Prepared, steps: int) -> float:
     plain = plain_distribution(
         prepared.target, prepared.prompt, prepared.sampler, prepared.request.sampling_params, steps, eos
     )
-    return total_variation(distribution, plain)
+    distance = total_variation(distribution, plain)
+    if distance > SUSPICIOUS and prepared.decoder.exact:
+        check_declared(prepared)
+    return distance
 
 
 def with_sampler(

@@ -61,7 +61,6 @@ class LogitsToCompare(NamedTuple):
     expected: Float[Array, "l V"]
 
 
-@programs.outside_context_mesh
 class Differences(dict[str, float]):
     """The result of `check_model`: the largest difference of each reading, by name.
 
@@ -76,6 +75,7 @@ class Differences(dict[str, float]):
         self.not_tried = not_tried
 
 
+@programs.outside_context_mesh
 def check_model(
     model: Model, *, length: int = 8, longest: int = LONGEST, seed: int = 0, tolerance: float | None = None
 ) -> Differences:
@@ -151,7 +151,8 @@ def check_model(
 def _windows(model: Model, length: int, longest: int, tolerance: float, seed: int) -> tuple[float, list[str]]:
     """Reads longer and longer rows; returns the largest difference at their ends, and what was not tried."""
     lm, largest = model.lm, 0.0
-    limit = longest if lm.limits.max_positions is None else min(longest, lm.limits.max_positions)
+    fitting = None if lm.limits.max_positions is None else lm.limits.max_positions - ROOM
+    limit = longest if fitting is None else min(longest, fitting)
     reached = length
     while reached < limit:
         size = min(GROWTH * reached, limit)
@@ -171,7 +172,7 @@ def _windows(model: Model, length: int, longest: int, tolerance: float, seed: in
         first_token = causality.difference(ends.one_by_one, ends.other_beginning)
         if largest > tolerance or first_token <= causality.SAME:
             return largest, []  # every window ends within such a row
-    if reached == lm.limits.max_positions:
+    if reached == fitting:
         return largest, []
     further = f"longest={GROWTH * reached} reads further"
     return largest, [f"windows of {reached} tokens and more: the first token of such a row still counts ({further})"]
