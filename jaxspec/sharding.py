@@ -268,8 +268,9 @@ def _check(mesh: Any) -> None:
 def _mesh(x: Any) -> Mesh | None:
     """Returns the mesh that an array lies on, if it does, with Auto axes."""
     layout = getattr(x, "sharding", None)
-    is_on_mesh = isinstance(layout, NamedSharding) and isinstance(layout.mesh, Mesh)
-    return programs.automatic_mesh(layout.mesh) if is_on_mesh else None
+    if isinstance(layout, NamedSharding) and isinstance(layout.mesh, Mesh):
+        return programs.automatic_mesh(layout.mesh)
+    return None
 
 
 def _sharding(axes: tuple[str, ...], shape: tuple[int, ...], parts: Mapping[str, int], mesh: Mesh) -> NamedSharding:

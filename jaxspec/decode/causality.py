@@ -81,7 +81,7 @@ def check(model: Model) -> None:
                 f"the largest), so drafted text would not be its own. {CAUSAL}. "
                 "jaxspec.testing.check_model(model) tries more"
             )
-    if shifts_input(looked_ahead.own_token, looked_ahead.before):
+    if shifts_input(np.asarray(looked_ahead.own_token), np.asarray(looked_ahead.before)):
         raise ShiftsInput(f"{called(model)} gives logits after a token that do not depend on it: {SHIFTED}")
     passed.append(True)
 

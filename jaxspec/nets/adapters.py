@@ -38,6 +38,7 @@ from jaxspec.core import Forward, LanguageModel, Limits, Params, Prompt, Room, S
 from jaxspec.core import kv_cache as kv
 
 EmptyCache = Callable[[int, int], Any]
+IN_TRAINING = "draws random numbers or changes its state when it is called, as in training (dropout, batch statistics)"
 COLLECTIONS = {"params", "cache", "batch_stats", "intermediates"}  # of Linen's variables
 
 
@@ -144,7 +145,8 @@ def from_linen(
 
     Raises:
         TypeError: the module is a class, or none of Linen's. At trace time: the parameters are no dict.
-        ValueError: at trace time: the parameters are not the module's, or all of its variables; as `from_function`.
+        ValueError: at trace time: the parameters are not the module's, or all of its variables, or it is in training;
+            as `from_function`.
 
     Example:
         >>> import jax, jaxspec
@@ -183,6 +185,9 @@ def _apply(module: nn.Module, variables: Any, *arguments: Any, **named: Any) -> 
         collections = ", ".join(map(str, params)) or "nothing"
         complaint = f"the parameters of {name} are not its own, they hold {collections}"
         raise ValueError(f"{complaint}: {way} ({error})") from error
+    except (errors.InvalidRngError, errors.ModifyScopeVariableError) as error:
+        advice = "make it with deterministic=True, and of a BatchNorm use_running_average=True"
+        raise ValueError(f"{name} {IN_TRAINING}: {advice} ({error})") from error
 
 
 def _shown_module(module: Any) -> str:
@@ -289,7 +294,7 @@ def from_nnx(
 
     Raises:
         TypeError: the module is none of NNX's.
-        ValueError: at trace time: the parameters are not the module's; as `from_function`.
+        ValueError: at trace time: the parameters are not the module's, or it is in training; as `from_function`.
     """
     if not isinstance(module, nnx.Module):
         raise TypeError(f"{_shown_module(module)}: expected an NNX module, such as Network(nnx.Rngs(0))")
@@ -301,7 +306,10 @@ def from_nnx(
         if list(map(jnp.shape, jax.tree.leaves(params))) != shapes:  # merging looks at their number only
             way = "expected those that from_nnx returned with the language model, Model(*from_nnx(module, vocab_size))"
             raise ValueError(f"the parameters of {name} are not its own: {way}")
-        return nnx.merge(graph, params)(*arguments, **named)
+        try:
+            return nnx.merge(graph, params)(*arguments, **named)
+        except errors.TraceContextError as error:
+            raise ValueError(f"{name} {IN_TRAINING}: call module.eval() before from_nnx ({error})") from error
 
     lm = from_function(apply, vocab_size, empty_cache=empty_cache, select=select, max_positions=max_positions)
     return lm, params

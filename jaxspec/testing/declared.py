@@ -1,15 +1,14 @@
 """Whether draft tokens are drawn from the distributions that their draft declares.
 
-A rule judges a draft token by the distribution that the drafter says it was drawn from (`core.Draft.log_probs`). Nothing
-in a round tells whether that is so. Here a drafter drafts many times, with different keys, and its tokens are counted.
+A rule judges a draft token by the distribution that the drafter says it was drawn from (`core.Draft.log_probs`). A round
+cannot tell whether that is so. Here a drafter drafts many times, with different keys, and its tokens are counted.
 """
 
 from __future__ import annotations
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Bool, Float
 
 from jaxspec import core
 from jaxspec.core import Draw, noise, token_rows
@@ -59,8 +58,8 @@ def _check_node(draft: core.Draft, node: int) -> None:
     if deviation.max() > DEVIATIONS:
         token = int(deviation.argmax())
         raise ValueError(
-            f"the drafter does not draw its tokens from the distributions that its draft declares: draft token {node} is "
-            f"{token} in {frequency[token]:.3f} of {len(tokens)} drafts, and by Draft.log_probs and Draft.draws in "
+            f"the drafter does not draw its tokens from the distributions that its draft declares: draft token {node} "
+            f"is {token} in {frequency[token]:.3f} of {len(tokens)} drafts, and by Draft.log_probs and Draft.draws in "
             f"{probs[:, token].mean():.3f}. All children of a node must be drawn from the node's one entry of "
             "log_probs, with replacement or without, as draws says. Tokens of several drafters at one node have no "
             "common entry: draw them from one mixture, let a single drafter have the node, or propose them as point "

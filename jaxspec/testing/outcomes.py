@@ -27,7 +27,19 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from jaxspec.core import State
-from jaxspec.testing.paths import NONE, Drawn, Paths, Runs, Watch, differ, is_uniform, matches, normalised, take
+from jaxspec.testing.paths import (
+    KEYS_OF_ITS_OWN,
+    NONE,
+    Drawn,
+    Paths,
+    Runs,
+    Watch,
+    differ,
+    is_uniform,
+    matches,
+    normalised,
+    take,
+)
 from jaxspec.testing.script import ScriptedCall
 from jaxspec.testing.splitting import Contexts, split
 from jaxspec.testing.tape import UNIFORMS
@@ -110,6 +122,8 @@ class Outcomes:
         drawn = self.runs.look(paths, np.zeros(len(paths.source), int), np.zeros(len(paths.source), bool)).drawn
         is_open = (drawn.number[0] != NONE) & ~matches(paths, drawn.key, drawn.number)[0].any(axis=1)
         sites = {self.runs.program.sites[site] for site in drawn.site[0][is_open]}
+        if not sites:
+            raise ValueError(KEYS_OF_ITS_OWN)
         return (
             "the outcome of a round changes with several of its draws, and with none of them alone, among "
             f"{'; '.join(sorted(sites))}"

@@ -138,6 +138,13 @@ def differ(
     return np.logical_or(apart, np.logical_and(unequal, np.logical_not(impossible)))
 
 
+KEYS_OF_ITS_OWN = (
+    "the draws of a round have other keys from run to run, though its rows have the same: a rule or a drafter makes "
+    "keys of its own, such as by jax.random.key, or of a row's place in the batch. Make each key of the row's, by "
+    "noise.at(keys, position, purpose)"
+)
+
+
 class Runs:
     """Runs of a program from some rows, as many paths as one likes."""
 
@@ -183,6 +190,8 @@ class Runs:
 
 def _script(paths: Paths, turn: np.ndarray, tries_all: np.ndarray, played: np.ndarray) -> Script:
     size, known_size = played.shape[1], paths.number.shape[1]
+    if known_size > size:  # more draws are fixed than any run makes, so that those of one run are not another's
+        raise ValueError(KEYS_OF_ITS_OWN)
     key = np.stack([paths.key >> np.uint64(32), paths.key & np.uint64(0xFFFFFFFF)], axis=-1).astype(np.uint32)
     wide = ((0, 0), (0, size - known_size))
     number = np.pad(paths.number.astype(np.int32), wide, constant_values=NONE)

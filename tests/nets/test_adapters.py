@@ -66,6 +66,38 @@ def linen(seed):
     return jaxspec.Model(adapters.from_linen(module, VOCAB), jax.tree.map(lambda x: 3 * x, params))
 
 
+class NNXInTraining(NNXModel):
+    def __init__(self, layer):
+        super().__init__(nnx.Rngs(0))
+        self.layer = layer
+
+    def __call__(self, tokens):
+        return self.head(self.layer(self.embed(tokens)))
+
+
+def nnx_in_training(layer):
+    module = NNXInTraining(layer)
+    module.eval()
+    model = jaxspec.Model(*adapters.from_nnx(module, VOCAB))
+    jaxspec.prepare(model, [[3, 1]], max_new_tokens=2)  # which is right
+    module.train()
+    return jaxspec.Model(*adapters.from_nnx(module, VOCAB))
+
+
+class LinenInTraining(nn.Module):
+    layer: nn.Module
+
+    @nn.compact
+    def __call__(self, tokens):
+        return nn.Dense(VOCAB)(self.layer(nn.Embed(VOCAB, 8)(tokens)))
+
+
+def linen_in_training(layer):
+    module, keys = LinenInTraining(layer), {"params": jax.random.key(0), "dropout": jax.random.key(1)}
+    params = module.init(keys, jnp.ones((1, 2), jnp.int32))["params"]
+    return jaxspec.Model(adapters.from_linen(module, VOCAB), params)
+
+
 def nnx_model(seed):
     return jaxspec.Model(*adapters.from_nnx(NNXModel(nnx.Rngs(seed)), VOCAB))
 
@@ -162,6 +194,10 @@ def of_function(apply, **options):
         (lambda: nnx_model(0)._replace(params=linen(0).params), ValueError, "NNXModel are not its own"),
         (lambda: adapters.from_linen(LinenModel, VOCAB), TypeError, "is the class LinenModel: expected a Linen module"),
         (lambda: adapters.from_linen_cache(LinenModel, VOCAB), TypeError, "is the class LinenModel"),
+        (lambda: nnx_in_training(nnx.Dropout(0.5, rngs=nnx.Rngs(1))), ValueError, r"call module\.eval\(\) before"),
+        (lambda: nnx_in_training(nnx.BatchNorm(8, rngs=nnx.Rngs(1))), ValueError, r"call module\.eval\(\) before"),
+        (lambda: linen_in_training(nn.Dropout(0.5, deterministic=False)), ValueError, "with deterministic=True"),
+        (lambda: linen_in_training(nn.BatchNorm(False)), ValueError, "of a BatchNorm use_running_average=True"),
         (lambda: adapters.from_linen(NNXModel(nnx.Rngs(0)), VOCAB), TypeError, "of NNX, which adapters.from_nnx takes"),
         (lambda: adapters.from_nnx(LinenModel(), VOCAB), TypeError, "of Linen, which adapters.from_linen takes"),
         (lambda: adapters.from_nnx(3, VOCAB), TypeError, "the module is of type int: expected an NNX module"),

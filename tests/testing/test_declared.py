@@ -44,7 +44,7 @@ def test_children_of_several_drafters_are_found_out():
     second = decoder_distribution(prepared, steps=2)
     wrong = sum(share for tokens, share in second.items() if tokens[1] == 0)
     assert round(wrong, 3) == 0.254
-    with pytest.raises(ValueError, match="draft token 1 is .* Tokens of several drafters at one node have no common"):
+    with pytest.raises(ValueError, match=r"draft token 1 is .* Tokens of several drafters at one node have no common"):
         certify(TARGET, drafter=siblings(FIRST, SECOND), steps=2)
 
 
@@ -60,5 +60,5 @@ def test_a_chain_that_is_drawn_from_elsewhere_is_found_out():
         declared = jnp.broadcast_to(FIRST, (batch, 1, 4))
         return Draft(token[:, None], jnp.ones_like(context.row.length), None, declared), caches
 
-    with pytest.raises(ValueError, match="does not draw its tokens from the distributions .* draft token 0 is"):
+    with pytest.raises(ValueError, match=r"does not draw its tokens from the distributions .* draft token 0 is"):
         certify(TARGET, drafter=Drafter(no_state, propose, no_commit), gamma=1, steps=2)
