@@ -1,6 +1,6 @@
 """Whether draft tokens are drawn from the distributions that their draft declares.
 
-A rule judges a draft token by the distribution that the drafter says it was drawn from (`core.Draft.log_probs`). A round
+A rule judges a draft token by the distribution that its draft declares (`core.Draft.log_probs`). A round
 cannot tell whether that is so. Here a drafter drafts many times, with different keys, and its tokens are counted.
 """
 
