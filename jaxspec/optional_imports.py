@@ -1,4 +1,4 @@
-"""What is imported only where it is needed: packages of an extra, transformers without its advice, submodules."""
+"""Imports that only some need: packages of an extra, transformers without its advice, submodules."""
 
 from __future__ import annotations
 

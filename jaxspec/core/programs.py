@@ -47,7 +47,7 @@ COMPILER_OPTIONS = {
 A program of your own, in which `jaxspec.rollout` is, has them by `jax.jit(..., compiler_options=...)`."""
 
 Returned = TypeVar("Returned")
-Arguments = TypeVar("Arguments")
+ArrayTree = TypeVar("ArrayTree")
 Given = ParamSpec("Given")
 
 
@@ -97,7 +97,7 @@ class Jitted(Generic[Returned]):
         return sum(program._cache_size() for program in self._alive)
 
 
-def automatic(arguments: Arguments) -> Arguments:
+def automatic(arguments: ArrayTree) -> ArrayTree:
     """Returns arrays that lie on meshes with Explicit axes as arrays on the same devices, with Auto axes.
 
     Under Explicit axes JAX asks each operation for the layout of its result. Here the compiler chooses layouts, for
@@ -116,7 +116,7 @@ def automatic(arguments: Arguments) -> Arguments:
 
 def automatic_mesh(mesh: Mesh) -> Mesh:
     """Returns a mesh of the same devices and axes, all of them Auto; the same mesh if they are."""
-    if all(kind == AxisType.Auto for kind in mesh.axis_types):
+    if all(axis_type == AxisType.Auto for axis_type in mesh.axis_types):
         return mesh
     return Mesh(mesh.devices, mesh.axis_names, (AxisType.Auto,) * len(mesh.axis_names))
 
@@ -124,7 +124,7 @@ def automatic_mesh(mesh: Mesh) -> Mesh:
 def without_context_mesh() -> contextlib.AbstractContextManager[Any]:
     """Leaves the mesh of `jax.set_mesh`, if it has Explicit axes: the arguments say where everything lies."""
     context = jax.sharding.get_abstract_mesh()
-    if all(kind == AxisType.Auto for kind in context.axis_types):
+    if all(axis_type == AxisType.Auto for axis_type in context.axis_types):
         return contextlib.nullcontext()
     if isinstance(jnp.zeros((), jnp.float32), Tracer):  # JAX takes no other mesh for the devices inside of jit
         return jax.sharding.use_abstract_mesh(AbstractMesh((), ()))

@@ -145,12 +145,12 @@ def look_ahead(lm: LanguageModel, params: Params) -> Ahead:
     # One compiled program for both questions, on 8 rows of 16 tokens.
     first, cache = lm.prefill(params, prompt, token_rows.reading_room(lm, prompt, FED + 1))
     after, _ = lm.extend(params, cache, fed)
-    own, _ = lm.extend(params, cache, own_tokens(lm.vocab_size))
-    padding, ahead, own_token = (
-        x[:, 0].reshape(2, PAIRS, lm.vocab_size) for x in (first.logits, after.logits, own.logits)
+    after_own, _ = lm.extend(params, cache, own_tokens(lm.vocab_size))
+    padding, after_fed, own_token = (
+        x[:, 0].reshape(2, PAIRS, lm.vocab_size) for x in (first.logits, after.logits, after_own.logits)
     )
     before = own_token[0].reshape(PAIRS // 2, 2, lm.vocab_size).swapaxes(0, 1)
-    return Ahead(padding, ahead, own_token, before)
+    return Ahead(padding, after_fed, own_token, before)
 
 
 def own_tokens(vocab: int) -> Int[Array, "B FED"]:

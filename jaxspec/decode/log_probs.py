@@ -58,12 +58,12 @@ def of_tokens(
 
     logits = at_position(forward.logits)
     if distribution.tokens is not None:
-        here = Distribution(tokens=at_position(distribution.tokens))
+        read_off = Distribution(tokens=at_position(distribution.tokens))
     else:
         assert distribution.log_probs is not None
-        here = Distribution(at_position(distribution.log_probs))
+        read_off = Distribution(at_position(distribution.log_probs))
     best = noise.largest(jax.nn.log_softmax(logits.astype(jnp.float32), axis=-1), top)
-    return at_tokens(tokens, logits, here, best)
+    return at_tokens(tokens, logits, read_off, best)
 
 
 def at_tokens(

@@ -102,7 +102,7 @@ def rollout(
 
 
 class Differentiable(NamedTuple):
-    """What log probabilities of given tokens depend on."""
+    """The values that log probabilities of given tokens depend on."""
 
     params: Params
     prompt: Prompt

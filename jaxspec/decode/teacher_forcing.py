@@ -32,7 +32,7 @@ from jaxspec.sampling import samplers
 
 POSITIONS = 256  # of all rows together, about, whose logits are in memory at once
 
-Read = Callable[..., tuple[Any, Any]]
+ReadLogits = Callable[..., tuple[Any, Any]]
 """(carried, logits [B, C, V], further arrays [B, C, ...]) -> (carried, outputs [B, C, ...])."""
 
 
@@ -41,7 +41,7 @@ def at_new_tokens(
     params: Params,
     prompt: Prompt,
     tokens: Int[Array, "B T"],
-    read: Read,
+    read: ReadLogits,
     carried: Any = None,
     beside: tuple[Array, ...] = (),
 ) -> Any:
@@ -50,25 +50,25 @@ def at_new_tokens(
     Args:
         lm, params: the model whose logits are taken.
         prompt, tokens: the prompts, and the tokens generated after them; each prompt has the same number of rows.
-        read: what is made of the logits of some positions; it is called again for the gradient.
-        carried: what the first call is given, and each further one has from the call before it; batch-first.
+        read: the function of the logits of some positions; it is called again for the gradient.
+        carried: the value that the first call is given; each further call is given that of the call before it.
         beside: further arrays [B, T, ...] that it reads.
 
     Returns:
         The outputs of `read` at all positions.
     """
-    known = jnp.minimum(tokens, lm.vocab_size - 1)  # another model's text may have ids that this one lacks
+    shared_ids = jnp.minimum(tokens, lm.vocab_size - 1)  # another model's text may have ids that this one lacks
     room = token_rows.reading_room(lm, prompt, tokens.shape[1])
     before = token_rows.repeat_rows(_prefill(lm, params, prompt, room), len(tokens) // len(prompt.length))
     carried, first = read(carried, before[0], *(x[:, :1] for x in beside))
     if tokens.shape[1] == 1:
         return first
-    after, _ = lm.extend(params, before[1], known[:, :-1])
+    after, _ = lm.extend(params, before[1], shared_ids[:, :-1])
     later = tuple(x[:, 1:] for x in beside)
     size = max(1, POSITIONS // len(tokens))
     if lm.inside is None:
         # Such a model has made all logits by now.
-        rest = read(carried, after.logits, *later)[1]
+        later_outputs = read(carried, after.logits, *later)[1]
     else:
         head = lm.inside.head
 
@@ -77,8 +77,8 @@ def at_new_tokens(
             carried, outputs = read(carried, head(params, features), *more)
             return carried, jax.tree.map(lambda x: jnp.moveaxis(x, 1, 0), outputs)
 
-        rest = _by_blocks(read_block, carried, (after.features, *later), size)
-    return jax.tree.map(lambda x, y: jnp.concatenate([x, y], axis=1), first, rest)
+        later_outputs = _by_blocks(read_block, carried, (after.features, *later), size)
+    return jax.tree.map(lambda x, y: jnp.concatenate([x, y], axis=1), first, later_outputs)
 
 
 def _prefill(lm: LanguageModel, params: Params, prompt: Prompt, room: Room) -> tuple[Array, Cache]:
@@ -109,8 +109,8 @@ def _by_blocks(
     block = jax.checkpoint(read_block)
     outputs = []
     if count:
-        whole = tuple(x[: count * size].reshape(count, size, *x.shape[1:]) for x in over_time)
-        carried, blocks = jax.lax.scan(block, carried, whole)
+        blocks_of_rows = tuple(x[: count * size].reshape(count, size, *x.shape[1:]) for x in over_time)
+        carried, blocks = jax.lax.scan(block, carried, blocks_of_rows)
         outputs.append(jax.tree.map(lambda x: x.reshape(count * size, *x.shape[2:]), blocks))
     if count * size < len(over_time[0]):
         outputs.append(block(carried, tuple(x[count * size :] for x in over_time))[1])
@@ -136,7 +136,7 @@ def log_probs_of(
         sampler, sampling_params: the sampler and its values, an entry for each row.
         prompt: the prompts; each has the same number of rows.
         tokens, length: the new tokens, and how many of each row are real.
-        top_tokens: those whose raw log probabilities are wanted besides.
+        top_tokens: further tokens whose raw log probabilities are wanted.
     """
     times = len(tokens) // len(prompt.length)
     begun = token_rows.repeat_rows(token_rows.decoder_prompt(lm, prompt), times)
@@ -154,9 +154,9 @@ def log_probs_of(
             distribution = sampler(sampling_params, logits)
             return carried, log_probs.at_tokens(tokens, logits, distribution, top_tokens)
 
-        def next_place(carried: Any, place: tuple[Array, ...]) -> tuple[Any, LogProbs]:
+        def next_place(carried: Any, entries: tuple[Array, ...]) -> tuple[Any, LogProbs]:
             length, memory = carried
-            logits, tokens, real, top_tokens = (x[:, None] for x in place)
+            logits, tokens, real, top_tokens = (x[:, None] for x in entries)
             preceding = Preceding(row._replace(length=length), begun.length, memory=memory)
             distribution = sampler(sampling_params, logits, preceding)
             values = log_probs.at_tokens(tokens, logits, distribution, top_tokens)

@@ -1,6 +1,6 @@
-"""Whether draft tokens are drawn from the distributions that their draft declares.
+"""Checks that draft tokens are drawn from the distributions that their draft declares.
 
-A rule judges a draft token by the distribution that the drafter says it was drawn from (`core.Draft.log_probs`). A round
+A rule judges a draft token by the distribution that its draft declares (`core.Draft.log_probs`). A round
 cannot tell whether that is so. Here a drafter drafts many times, with different keys, and its tokens are counted.
 """
 
@@ -85,7 +85,7 @@ def declared(draft: core.Draft, node: int) -> tuple[Float[np.ndarray, "B V"], Bo
     for sibling in range(node):
         is_gone = (parent[:, sibling] == parent[:, node]) & (drawn[:, node] == Draw.WITHOUT_REPLACEMENT)
         probs[rows[is_gone], draft.tokens[is_gone, sibling]] = 0.0
-    left = probs.sum(axis=1)
-    probs = probs / np.maximum(left, 1e-30)[:, None]
+    total = probs.sum(axis=1)
+    probs = probs / np.maximum(total, 1e-30)[:, None]
     is_real = (node < np.asarray(draft.length)) & (parent[:, node] >= 0) & (drawn[:, node] != Draw.FIXED)
-    return probs, is_real & (left > 1e-9)
+    return probs, is_real & (total > 1e-9)

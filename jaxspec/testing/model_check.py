@@ -178,7 +178,7 @@ def _windows(model: Model, length: int, longest: int, tolerance: float, seed: in
     return largest, [f"windows of {reached} tokens and more: the first token of such a row still counts ({further})"]
 
 
-class Ends(NamedTuple):
+class RowEnds(NamedTuple):
     """The logits after the last tokens of a long row."""
 
     at_once: Float[Array, "ACROSS V"]  # read in one pass
@@ -188,10 +188,10 @@ class Ends(NamedTuple):
 
 
 @programs.jit(static_argnames=("lm",))
-def _ends(lm: LanguageModel, params: Params, row: Int[Array, " L"]) -> Ends:
+def _ends(lm: LanguageModel, params: Params, row: Int[Array, " L"]) -> RowEnds:
     """Reads a long row in several ways, beside one that differs from it in its first token."""
-    other = row.at[0].set((row[0] + 1) % lm.vocab_size)
-    rows, last = jnp.stack([row, other]), len(row) - ACROSS
+    changed = row.at[0].set((row[0] + 1) % lm.vocab_size)
+    rows, last = jnp.stack([row, changed]), len(row) - ACROSS
     is_decoder = lm.limits.start_token is None
     room = Room(len(row) + len(lm.limits.first_tokens) + ROOM)
 
@@ -211,7 +211,7 @@ def _ends(lm: LanguageModel, params: Params, row: Int[Array, " L"]) -> Ends:
     _, cache = read(last)
     _, singly = jax.lax.scan(one_more, cache, rows[:, last:].T)
     at_once, _ = lm.extend(params, cache, rows[:, last:])
-    return Ends(at_once.logits[0], singly[:, 0], singly[:, 1], read(len(row))[0][0])
+    return RowEnds(at_once.logits[0], singly[:, 0], singly[:, 1], read(len(row))[0][0])
 
 
 class Sequences(NamedTuple):
