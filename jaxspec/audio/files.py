@@ -62,9 +62,9 @@ def read(path: str | Path) -> Float[np.ndarray, " N"]:
 
 
 class _Header(NamedTuple):
-    """What a .wav file says of its sound, with the number of bytes that are there."""
+    """Describes the sound of a .wav file, with the number of bytes that are there."""
 
-    order: str  # of bytes: "<" or ">", as `struct` has it
+    order: str  # order of bytes, as `struct` writes it: "<" or ">"
     has_wide_sizes: bool  # RF64: the sizes stand in a chunk of their own
     rate: int
     block: int  # bytes of one sample of all channels
@@ -88,10 +88,10 @@ def _header(file: BinaryIO, end: int) -> _Header:
         ValueError: there is no such file's beginning, or no samples' chunk.
     """
     first = file.read(12)
-    kind = first[:4]
-    if kind not in (b"RIFF", b"RIFX", b"RF64") or first[8:] != b"WAVE":
+    container = first[:4]
+    if container not in (b"RIFF", b"RIFX", b"RF64") or first[8:] != b"WAVE":
         raise ValueError(f"it begins with {first!r}: expected b'RIFF' (or RIFX, RF64), four bytes, and b'WAVE'")
-    order = ">" if kind == b"RIFX" else "<"
+    order = ">" if container == b"RIFX" else "<"
     (riff_size,) = struct.unpack(f"{order}I", first[4:8])
     rate, block, wide_size = 0, 0, None
     while len(chunk := file.read(8)) == 8:
@@ -116,7 +116,7 @@ def _header(file: BinaryIO, end: int) -> _Header:
             goes_on = wide_size is None and 8 + riff_size < end
             available = end - begin
             size = available if size == 0 and goes_on else min(size, available)
-            return _Header(order, kind == b"RF64", rate, block, begin, size - size % block)
+            return _Header(order, container == b"RF64", rate, block, begin, size - size % block)
         file.seek(begin + size + size % 2)
     raise ValueError("it ends before its samples begin: expected a chunk 'data'")
 

@@ -49,9 +49,9 @@ def parse(name: str) -> Written | None:
         usages = {form_name: form.usage for form_name, form in KINDS.items()}
         closest = difflib.get_close_matches(form_name, usages, n=1, cutoff=0.75)
         if closest and not Path(name).expanduser().exists():
-            near, usage = closest[0] + name.removeprefix(form_name), usages[closest[0]]
-            form = "" if usage == near else f" It is written {usage}"
-            raise ValueError(f"there is no drafter {name!r}: did you mean {near!r}?{form}")
+            suggestion, usage = closest[0] + name.removeprefix(form_name), usages[closest[0]]
+            form = "" if usage == suggestion else f" It is written {usage}"
+            raise ValueError(f"there is no drafter {name!r}: did you mean {suggestion!r}?{form}")
         return None
     form = KINDS[form_name]
     wrong = ValueError(f"the drafter is {name!r}: expected {form.usage}")

@@ -68,7 +68,7 @@ def from_regex(regex: str, shown: str | None = None) -> ByteDfa:
 
     Args:
         regex: the expression.
-        shown: what errors show in its place, such as the pattern that it was made of.
+        shown: the text that errors show in its place, such as the pattern that it came from.
 
     Raises:
         ValueError: the expression cannot be read, is not regular, matches nothing, or has too many states.

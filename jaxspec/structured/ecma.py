@@ -45,25 +45,27 @@ def as_python(pattern: str) -> str:
     """
     written = list[str]()
     brackets: str | None = None  # the beginning of the class that is being read: "[" or "[^"
-    place = 0
-    while place < len(pattern):
-        part = (OUTSIDE if brackets is None else INSIDE).match(pattern, place)[0]  # type: ignore[index] # any character
-        place += len(part)
-        letter = part.removeprefix("\\")
-        if part != letter and letter.lower() in ECMA:
+    position = 0
+    while position < len(pattern):
+        token = (OUTSIDE if brackets is None else INSIDE).match(pattern, position)[0]  # type: ignore[index] # any character
+        position += len(token)
+        letter = token.removeprefix("\\")
+        if token != letter and letter.lower() in ECMA:
             # What a negated class leaves out must hold what either leaves out.
             ranges = in_either(letter) if brackets == "[^" else in_both(letter)
             written.append(_text(ranges) if brackets else f"[{_text(ranges)}]")
         elif brackets is not None:
-            written.append(part)
-            brackets = None if part == "]" else brackets
-        elif part in ("[]", "[^]"):
-            raise ValueError(f"{part} is a whole class in ECMA 262 and begins one in Python: write \\] for the bracket")
-        elif part.startswith("{,"):
-            raise ValueError(f"{part} is a repetition in Python alone: write {{0{part[1:]}")
+            written.append(token)
+            brackets = None if token == "]" else brackets
+        elif token in ("[]", "[^]"):
+            raise ValueError(
+                f"{token} is a whole class in ECMA 262 and begins one in Python: write \\] for the bracket"
+            )
+        elif token.startswith("{,"):
+            raise ValueError(f"{token} is a repetition in Python alone: write {{0{token[1:]}")
         else:
-            written.append(ANY if part == "." else part)
-            brackets = part if part in ("[", "[^") else None
+            written.append(ANY if token == "." else token)
+            brackets = token if token in ("[", "[^") else None
     return "".join(written)
 
 

@@ -40,9 +40,9 @@ def patterns_of(options: Mapping[str, Any], batch: int) -> list[Pattern | None]:
     [Pattern(choices=None, regex='[0-9]+', schema=None), None]
     """
     rows: list[Pattern | None] = [None] * batch
-    given = [name for name in NAMES if options.get(name) is not None]
-    differ = batch > 1 and any(is_per_row(name, options[name]) for name in given)
-    for name in given:
+    names = [name for name in NAMES if options.get(name) is not None]
+    differ = batch > 1 and any(is_per_row(name, options[name]) for name in names)
+    for name in names:
         for index, value in enumerate(rows_of(name, options[name], batch)):
             if value is None:
                 continue
