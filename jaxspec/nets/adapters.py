@@ -185,9 +185,8 @@ def _apply(module: nn.Module, variables: Any, *arguments: Any, **named: Any) -> 
         collections = ", ".join(map(str, params)) or "nothing"
         complaint = f"the parameters of {name} are not its own, they hold {collections}"
         raise ValueError(f"{complaint}: {way} ({error})") from error
-    except (errors.InvalidRngError, errors.ModifyScopeVariableError) as error:
-        advice = "make it with deterministic=True, and of a BatchNorm use_running_average=True"
-        raise ValueError(f"{name} {IN_TRAINING}: {advice} ({error})") from error
+    except errors.InvalidRngError as error:
+        raise ValueError(f"{name} {IN_TRAINING}: make it with deterministic=True ({error})") from error
 
 
 def _shown_module(module: Any) -> str:

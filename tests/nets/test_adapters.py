@@ -197,7 +197,6 @@ def of_function(apply, **options):
         (lambda: nnx_in_training(nnx.Dropout(0.5, rngs=nnx.Rngs(1))), ValueError, r"call module\.eval\(\) before"),
         (lambda: nnx_in_training(nnx.BatchNorm(8, rngs=nnx.Rngs(1))), ValueError, r"call module\.eval\(\) before"),
         (lambda: linen_in_training(nn.Dropout(0.5, deterministic=False)), ValueError, "with deterministic=True"),
-        (lambda: linen_in_training(nn.BatchNorm(False)), ValueError, "of a BatchNorm use_running_average=True"),
         (lambda: adapters.from_linen(NNXModel(nnx.Rngs(0)), VOCAB), TypeError, "of NNX, which adapters.from_nnx takes"),
         (lambda: adapters.from_nnx(LinenModel(), VOCAB), TypeError, "of Linen, which adapters.from_linen takes"),
         (lambda: adapters.from_nnx(3, VOCAB), TypeError, "the module is of type int: expected an NNX module"),
