@@ -11,6 +11,7 @@ import re
 import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # Compiling is most of the time that the tests take, and this halves it; what the compiler's optimisations make of a
@@ -114,9 +115,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Without arguments the tests marked `core` run. Whoever names a file or gives `-m` gets what that says."""
-    names_no_file = config.args_source is not pytest.Config.ArgsSource.ARGS
-    if names_no_file and not config.option.markexpr and not hasattr(config, "workerinput"):
+    if hasattr(config, "workerinput"):
+        config.option.markexpr = config.workerinput["markexpr"]
+    elif config.args_source is not pytest.Config.ArgsSource.ARGS and not config.option.markexpr:
         config.option.markexpr = "core"
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Tells a worker of `pytest -n` which tests run: it is given files, whether or not the user has named them."""
+    node.workerinput["markexpr"] = node.config.option.markexpr
 
 
 def is_in_core(path: Path) -> bool:
