@@ -61,13 +61,12 @@ hypothesis.settings.load_profile("jaxspec")
 # and tries every command and README's Python once. The quick tests in these files are marked `core`; any other test is
 # `quick` or `slow`.
 CORE = (
-    *("tests/core/", "tests/rules/", "tests/drafters/", "tests/exactness/", "tests/testing/", "tests/policies/"),
-    *(f"tests/decode/test_{name}.py" for name in ("speculative", "trees", "output", "rollout", "in_place", "rows")),
-    *(f"tests/decode/test_{name}.py" for name in ("stopping", "doors")),
+    *("tests/core/", "tests/rules/", "tests/drafters/", "tests/exactness/", "tests/testing/", "tests/sampling/"),
+    *(f"tests/decode/test_{name}.py" for name in ("speculative", "trees", "output", "rollout", "rows", "doors")),
     *("tests/draft_heads/test_drafters.py", "tests/draft_heads/test_dflash2.py"),
-    *(f"tests/nets/test_{name}.py" for name in ("trees", "t5", "gpt", "decoder", "layer_shapes", "adapters")),
-    *("tests/sampling/", "tests/families/", "tests/cli/test_smoke.py", "tests/test_pages.py"),
-    *(f"jaxspec/{package}/" for package in ("core", "rules", "sampling", "policies", "drafters", "decode", "testing")),
+    *(f"tests/nets/test_{name}.py" for name in ("t5", "gpt", "decoder", "layer_shapes", "adapters")),
+    *("tests/families/test_families.py", "tests/cli/test_smoke.py", "tests/test_pages.py"),
+    *(f"jaxspec/{package}/" for package in ("core", "rules", "sampling", "drafters", "decode", "testing")),
 )
 
 
@@ -146,7 +145,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if isinstance(item, pytest.DoctestItem) and item.name[8:] in SLOW_EXAMPLES:
             item.add_marker("slow")
-        if not any(item.get_closest_marker(mark) for mark in ("slow", "exhaustive", "quick")):
+        if item.get_closest_marker("slow") or item.get_closest_marker("exhaustive"):
+            item.own_markers = [mark for mark in item.own_markers if mark.name != "quick"]  # of its other cases
+        elif not item.get_closest_marker("quick"):
             item.add_marker("core" if is_in_core(item.path) else "quick")
         if item.get_closest_marker("needs_torch") and importlib.util.find_spec("torch") is None:
             item.add_marker(pytest.mark.skip(reason="compares with PyTorch, which is not installed"))

@@ -1,4 +1,4 @@
-"""Marks for the cases of a parametrised test that are slow, and for those that others stand for."""
+"""Marks for the cases of a parametrised test: those that are slow, and those that others stand for."""
 
 import importlib
 
@@ -13,13 +13,14 @@ def optional(name):
         return None
 
 
-def marked(cases, *, slow=(), exhaustive=()):
-    """Return the cases as pytest's parameters, with the marks `slow` and `exhaustive` on those that are named there.
+def marked(cases, *, quick=(), slow=(), exhaustive=()):
+    """Return the cases as pytest's parameters, with the marks that they are named for.
 
-    A case is a value, or a tuple of values for a test of several parameters.
+    A case is a value, or a tuple of values for a test of several parameters. `quick` takes a case out of `core`.
     """
     parameters = []
     for case in cases:
-        marks = [pytest.mark.slow] * (case in slow) + [pytest.mark.exhaustive] * (case in exhaustive)
+        named = {"quick": case in quick, "slow": case in slow, "exhaustive": case in exhaustive}
+        marks = [getattr(pytest.mark, mark) for mark, is_named in named.items() if is_named]
         parameters.append(pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=marks))
     return parameters

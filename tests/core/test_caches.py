@@ -32,6 +32,7 @@ CONFIGS = {
 }
 TREES = (*CONFIGS, "shared", "cross")
 KINDS = (*TREES, "recurrent", "mapped both", "mapped recurrent")
+COVERED = ("both", "no ring", "mapped both")  # other kinds have their parts: not in `core`
 CROSS = t5.T5Config(VOCAB, dim=8, ff_dim=8, heads=2, head_dim=4, encoder_layers=1, decoder_layers=2, start_token=0)
 SPELLED = [[token] if token % 2 else [token, (3 * token + 1) % VOCAB] for token in range(VOCAB)]
 FIRST = [4, 7]  # tokens before each row of a mapped model
@@ -154,7 +155,7 @@ def assert_after(logits, reference, length):
     np.testing.assert_allclose(logits, expected, rtol=1e-4, atol=2e-5)
 
 
-@pytest.mark.parametrize("name", marked(KINDS, slow=("mapped recurrent",)))
+@pytest.mark.parametrize("name", marked(KINDS, quick=COVERED, slow=("mapped recurrent",)))
 def test_tokens_at_once_one_by_one_and_whole_rows_are_the_same(name, kinds):
     """Ragged prompts in chunks; then passes over more tokens than a ring takes back, and over one."""
     kind = kinds(name)
@@ -170,7 +171,7 @@ def test_tokens_at_once_one_by_one_and_whole_rows_are_the_same(name, kinds):
 
 
 @pytest.mark.parametrize("passes", [(REWIND,), (1,) * REWIND, (LONG, 1)], ids=["at once", "singly", "more"])
-@pytest.mark.parametrize("name", marked(KINDS, slow=("mapped recurrent",)))
+@pytest.mark.parametrize("name", marked(KINDS, quick=COVERED, slow=("mapped recurrent",)))
 def test_a_rewind_of_every_length_forgets_exactly_that(name, passes, kinds):
     """Wherever the passes before it began; then other tokens are fed, taken back in part, and fed again."""
     kind = kinds(name)
@@ -192,7 +193,7 @@ def test_a_rewind_of_every_length_forgets_exactly_that(name, passes, kinds):
         assert_after(logits, kind.logits(again), kept)
 
 
-@pytest.mark.parametrize("name", marked(KINDS, slow=("mapped recurrent",)))
+@pytest.mark.parametrize("name", marked(KINDS, quick=COVERED, slow=("mapped recurrent",)))
 def test_padding_leaves_no_trace(name, kinds):
     """Of a pass some rows keep all, some a part, and some nothing; every rewind is then as if nothing had been fed."""
     kind = kinds(name)
@@ -211,7 +212,7 @@ def test_padding_leaves_no_trace(name, kinds):
         assert_after(logits, kind.logits(mixed), short)
 
 
-@pytest.mark.parametrize("name", marked(KINDS, slow=("mapped recurrent",)))
+@pytest.mark.parametrize("name", marked(KINDS, quick=COVERED, slow=("mapped recurrent",)))
 def test_a_cache_moves_into_another_room(name, kinds):
     """What was read with little to take back goes on with room for more, and the other way round."""
     kind, reference = kinds(name), kinds(name).logits(ROWS)
@@ -289,7 +290,7 @@ def test_a_rewind_of_every_length_after_trees_forgets_exactly_that(name, kinds):
         assert_after(logits, kind.logits(again), kept)
 
 
-@pytest.mark.parametrize("name", marked(KINDS, slow=("mapped recurrent",)))
+@pytest.mark.parametrize("name", marked(KINDS, quick=COVERED, slow=("mapped recurrent",)))
 def test_a_refilled_row_is_its_own_and_the_others_stay(name, kinds):
     kind = kinds(name)
     _, cache = start(kind)

@@ -433,6 +433,7 @@ def test_a_head_that_copies_its_target_is_always_right():
 # --- what does not fit
 
 
+@pytest.mark.quick
 def test_a_draft_of_one_token():
     """A drafter of one pass feeds no slot for it."""
     rows = token_rows.pad([[1, 2], [0]], 2)
@@ -562,6 +563,7 @@ TRAINED_SLOW = [
 TRAINED_SELDOM = [("pass", "gpt"), ("eagle 1", "gpt"), ("mtp", "decoder")]  # as EAGLE-3
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize(
     ("name", "target"),
     marked([*TRAINED_FAST, *TRAINED_SLOW, *TRAINED_SELDOM], slow=TRAINED_SLOW, exhaustive=TRAINED_SELDOM),
@@ -605,6 +607,7 @@ def test_training_sees_the_distributions_of_decoding(name, target):
 MEASURED, MEASURED_SLOW = ("pass",), ("eagle 3", "dflash", "medusa", "assistant")
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("name", marked(NAMES, slow=MEASURED_SLOW, exhaustive={*NAMES} - {*MEASURED, *MEASURED_SLOW}))
 def test_what_a_draft_costs_is_measured_as_a_whole(name):
     drafter = drafter_of(name, "t5" if name == "eagle 3" else "decoder")

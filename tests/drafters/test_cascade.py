@@ -36,6 +36,7 @@ def _counts(out):
     return [np.asarray(getattr(out.stats, name)).tolist() for name in ("rounds", "drafted", "accepted")]
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("name", marked(INNER, slow={*INNER} - {"its own layers, with taps"}))
 def test_greedy_rounds_are_those_of_the_drafting_model_alone(name):
     """So its cache is right after every number of accepted tokens, of inner drafts and of the draft."""
@@ -64,6 +65,7 @@ def test_horizontal_drafts_are_one_after_the_other():
     assert _counts(jaxspec.generate(TARGET, ROWS, drafter=split, **OPTIONS)) == _counts(alone)
 
 
+@pytest.mark.quick
 def test_a_model_that_drafts_first_reads_all_that_its_rounds_commit():
     """A round commits more tokens than it has drafted; a decoder's drafts depend on all of them."""
     draft = NET._replace(params=decoder.init(SHAPE, jax.random.key(5)))

@@ -73,6 +73,7 @@ def half_head(draft):
 SELDOM = ("dynamic tree", "sequences", "cascade", "horizontal cascade")  # made of a model as the others are
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("kind", marked(MAKE, slow={*MAKE} - {"chain", *SELDOM}, exhaustive=SELDOM))
 def test_the_targets_encoder_gives_the_draft_that_its_own_would(kind):
     shared = drafters.share_encoder(DRAFT, TARGET)

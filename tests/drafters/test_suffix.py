@@ -72,6 +72,7 @@ def test_stored_texts_are_searched_too():
     assert drafters.suffix(texts=[[1] * 2]).functions is drafters.suffix(texts=[]).functions
 
 
+@pytest.mark.quick
 def test_text_with_stored_texts_is_the_targets():
     target = table_model(jax.random.key(1), vocab=3)
     answers = jaxspec.generate(target, [[1], [2]], max_new_tokens=16).tokens.tolist()
