@@ -25,7 +25,7 @@ GROUPS = {  # of a command with many options, by the names of their values, in t
     "Costs": "alpha c v c_hat row_tokens",
     "Running": "batch slots max_prompt_tokens too_long max_errors chunk shard num_shards rows full_length repeats "
     "timed no_speed also minutes resume",
-    "Output": "output openai trace compare stats log_probs top_log_probs tokens csv markdown save overwrite "
+    "Output": "output openai trace numbers compare stats log_probs top_log_probs tokens csv markdown save overwrite "
     "as_json help",
 }
 METAVARS = {float: "X", int: "N"}

@@ -9,6 +9,7 @@ import jax
 from jaxspec import core
 from jaxspec.core import token_rows
 from jaxspec.core.round import bucket_widths, check_trees, committed_caches, run_round, size_of
+from jaxspec.decode import numbers
 from jaxspec.decode import state as states
 from jaxspec.decode.autoregressive import autoregressive
 
@@ -22,6 +23,7 @@ def speculative(
     gamma: int,
     policy: core.Policy | None = None,
     top_log_probs: int | None = None,
+    trace_numbers: bool = False,
 ) -> core.Decoder:
     """A decoder whose every round commits between 1 and gamma + 1 tokens per row, for one pass of the target.
 
@@ -52,6 +54,8 @@ def speculative(
         policy: chooses the length of drafts.
         top_log_probs: how many of the most probable tokens of each position `core.LogProbs` reports, besides the
             emitted one. None: it reports nothing, and the program computes nothing for it.
+        trace_numbers: whether rounds report `core.Numbers` of their draft tokens. If not, the program computes nothing
+            for them.
 
     Raises:
         ValueError: gamma is negative; a drafter of trees with a model or a rule that takes chains only.
@@ -92,15 +96,23 @@ def speculative(
     def step(weights: core.Weights, state: core.State) -> tuple[core.State, core.RoundInfo]:
         of_target, of_drafter = states.distributions(state, sampler, target.vocab_size)
         context = states.draft_context(policy, state, depth, of_drafter, sampler)
+        if trace_numbers:
+            context = context._replace(entropy=numbers.entropy)
         limit = states.shorten(policy, state)
         # Draft, verify in one pass, accept:
         result = run_round(target, drafter, rule, weights, state.caches, context, of_target, widths, limit)
+        of_round = None
+        if trace_numbers:
+            of_round = numbers.of_round(rule, context.keys, context.row.length, result)
         with jax.named_scope("commit"):
             state, info = states.end_round(state, result, followed_by, target.vocab_size)
+            info = info._replace(numbers=of_round)
             # An end token or the limit may cut what was accepted; the target's cache follows the committed row.
             caches = result.caches._replace(target=target.rewind(result.caches.target, state.length - 1))
             row = core.Prompt(state.tokens, state.length)
             end = core.RoundEnd(weights, caches, row, result.verdict, result.target.forward)
             return state._replace(caches=committed_caches(drafter.commit(end))), info
 
-    return core.Decoder(init, step, depth, nodes, trees=drafter.tree is not None, exact=rule.exact)
+    return core.Decoder(
+        init, step, depth, nodes, trees=drafter.tree is not None, exact=rule.exact, numbers=trace_numbers
+    )
