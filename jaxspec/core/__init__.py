@@ -55,13 +55,13 @@ from jaxspec.core.decoder import (
     FollowerUpdate,
     LogProbs,
     Memory,
-    Numbers,
     Request,
     RoundInfo,
     RoundResult,
     State,
     Stats,
     TargetPass,
+    TraceNumbers,
     Weights,
 )
 from jaxspec.core.distribution import Distribution, LogitsProcessor, Preceding, Sampler, ToDistribution

@@ -66,14 +66,14 @@ def generate(
         log_probs: whether to report the log probability of every token, see `core.LogProbs`: the target's, raw and
             under the distribution that was sampled from. Such programs are compiled apart; others compute none.
         top_log_probs: the number of most probable tokens to report for each position, too; 0 is log_probs=True.
-        trace_numbers: whether the trace has the numbers of every draft token, see `core.Numbers`: q, p, the uniform
-            draw r, what a rejection leaves, the drafter's entropy. Such programs are compiled apart; others compute
-            none. `out.trace.table()` has them as columns.
+        trace_numbers: whether the trace has the numbers of every draft token (`core.TraceNumbers`): q, p, the uniform
+            draw r, the mass that a rejection leaves, the drafter's entropy. Such programs are compiled apart; others
+            compute none. `out.trace.table()` has them as columns.
         prefix: the beginning of all prompts, read before by `jaxspec.prefix`; the text is that of the whole prompts.
         chat_template_kwargs: values for the template of conversations, such as {"enable_thinking": False}.
         **sampling: temperature, top_k, top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty,
-            logit_bias, banned, draft_temperature: a number for all rows or one per row; `sampling.SamplingOptions`
-            describes them. Greedy by default.
+            logit_bias, banned, draft_temperature, draft_top_k, draft_top_p: a number for all rows or one per row;
+            `sampling.SamplingOptions` describes them. Greedy by default.
 
     Raises:
         ValueError, TypeError: input that cannot be decoded from; the message says what was got and what was expected.
@@ -283,7 +283,7 @@ def _pieces(
 
 def _round(
     info: core.RoundInfo | None,
-) -> tuple[list[int], int, list[int] | None, list[int] | None, core.Numbers | None]:
+) -> tuple[list[int], int, list[int] | None, list[int] | None, core.TraceNumbers | None]:
     """The draft tokens of a stream's round and how many were accepted; of a tree its parents and the accepted path.
 
     The last are the numbers of the draft tokens, if they were asked for.
@@ -291,8 +291,8 @@ def _round(
     if info is None:
         return [], 0, None, None, None
 
-    def numbers_of(tokens: Any) -> core.Numbers | None:
-        return None if info.numbers is None else core.Numbers(*(values[0][tokens] for values in info.numbers))
+    def numbers_of(tokens: Any) -> core.TraceNumbers | None:
+        return None if info.numbers is None else core.TraceNumbers(*(values[0][tokens] for values in info.numbers))
 
     accepted = int(info.num_accepted[0])
     if info.parent is None or info.path is None:

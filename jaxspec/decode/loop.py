@@ -72,7 +72,7 @@ def check_fits(prepared: Prepared) -> None:
     arrays = jax.eval_shape(lambda arrays: arrays, (p.weights, p.prompt, p.request, p.before))
     shapes, structure = jax.tree.flatten(arrays)
     state, prefill = _sizes_after_prefill(p.decoder, token_rows.headroom(size, nodes), structure, tuple(shapes))
-    of_nodes = 3 + len(core.Numbers._fields) * p.decoder.numbers
+    of_nodes = 3 + len(core.TraceNumbers._fields) * p.decoder.numbers
     history = 4 * size * batch * (5 + of_nodes * nodes)  # tokens, counts and drafts of each round, in 32 bits
     logits = 4 * (nodes + 1) * p.target.lm.vocab_size * batch
     limit = int(np.max(options["max_new_tokens"]))
@@ -210,7 +210,9 @@ def empty_history(decoder: core.Decoder, shape: tuple[int, int]) -> core.RoundIn
     if decoder.trees:
         history = history._replace(parent=nodes, path=nodes)
     if decoder.numbers:
-        history = history._replace(numbers=core.Numbers(*(jnp.zeros(nodes.shape) for _ in core.Numbers._fields)))
+        history = history._replace(
+            numbers=core.TraceNumbers(*(jnp.zeros(nodes.shape) for _ in core.TraceNumbers._fields))
+        )
     return history
 
 

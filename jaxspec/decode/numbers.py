@@ -1,4 +1,4 @@
-"""The numbers of a round's draft tokens, for a trace that has them; see `core.Numbers`.
+"""The numbers of a round's draft tokens, for a trace that has them; see `core.TraceNumbers`.
 
 They are computed again from the distributions of the round and from its noise, which is addressed, so the rule is not
 disturbed. Where nobody asks for them they cost nothing.
@@ -9,18 +9,18 @@ from __future__ import annotations
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxspec.core import Distribution, Draft, Draw, Keys, Numbers, RoundResult, Rule, tree
+from jaxspec.core import Distribution, Draft, Draw, Keys, RoundResult, Rule, TraceNumbers, tree
 from jaxspec.policies.common import log_probs
 from jaxspec.rules import common
 from jaxspec.rules.typical import entropy as entropy_in_nats
 
 
-def of_round(rule: Rule, keys: Keys, position: Int[Array, " B"], result: RoundResult) -> Numbers:
+def of_round(rule: Rule, keys: Keys, position: Int[Array, " B"], result: RoundResult) -> TraceNumbers:
     """Computes the numbers of a round's draft tokens; NaN for those that were not verified.
 
     Args:
         rule: the rule that judged the draft.
-        keys, position: what `Rule.verify` was given: the rows' keys, and their lengths before the round.
+        keys, position: the rows' keys, and their lengths before the round, as `Rule.verify` gets them.
         result: the round's result.
     """
     draft, target = result.draft, result.target.distribution
@@ -28,9 +28,9 @@ def of_round(rule: Rule, keys: Keys, position: Int[Array, " B"], result: RoundRe
         trials = common.no_trials(draft)
     else:
         trials = rule.trials(keys, position, draft, target)
-    numbers = Numbers(_of_drafter(draft), _of_target(draft, target), *trials, _entropies(draft))
+    numbers = TraceNumbers(_of_drafter(draft), _of_target(draft, target), *trials, _entropies(draft))
     is_verified = common.is_real(draft) if draft.parent is None else tree.in_tree(common.real_parent(draft))
-    return Numbers(*(jnp.where(is_verified, values, jnp.nan) for values in numbers))
+    return TraceNumbers(*(jnp.where(is_verified, values, jnp.nan) for values in numbers))
 
 
 def entropy(distribution: Distribution) -> Float[Array, " B"]:

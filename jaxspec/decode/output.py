@@ -10,7 +10,7 @@ from typing import Any, Self
 import numpy as np
 
 from jaxspec import trace
-from jaxspec.core import LogProbs, Numbers, Stats
+from jaxspec.core import LogProbs, Stats, TraceNumbers
 from jaxspec.decode import loop
 from jaxspec.trace.html import SIGNS
 
@@ -155,7 +155,7 @@ class Piece:
             to its length; None where the draft is a chain.
         finish: why the text ended, as `Generation.finish`, in the last piece; before it None.
         log_probs: the log probabilities of the piece's tokens, [tokens], if asked for; see `core.LogProbs`.
-        numbers: the numbers of the draft tokens, [tokens], if asked for; see `core.Numbers`.
+        numbers: the numbers of the draft tokens, [tokens], if asked for; see `core.TraceNumbers`.
     """
 
     text: str
@@ -168,7 +168,7 @@ class Piece:
     path: list[int] | None = None
     finish: str | None = None
     log_probs: LogProbs | None = None
-    numbers: Numbers | None = None
+    numbers: TraceNumbers | None = None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -54,8 +54,8 @@ def speculative(
         policy: chooses the length of drafts.
         top_log_probs: how many of the most probable tokens of each position `core.LogProbs` reports, besides the
             emitted one. None: it reports nothing, and the program computes nothing for it.
-        trace_numbers: whether rounds report `core.Numbers` of their draft tokens. If not, the program computes nothing
-            for them.
+        trace_numbers: whether rounds report `core.TraceNumbers` of their draft tokens. If not, the program computes
+            nothing for them.
 
     Raises:
         ValueError: gamma is negative; a drafter of trees with a model or a rule that takes chains only.
@@ -72,6 +72,8 @@ def speculative(
             "sets a limit beforehand, such as policies.adaptive() or policies.constant(n)"
         )
     followed_by = states.followers(sampler, target.vocab_size, top_log_probs, policy)
+    entropy = numbers.entropy if trace_numbers else None
+    numbers_of = functools.partial(numbers.of_round, rule) if trace_numbers else None
     widths = bucket_widths(nodes, adaptive=policy is not None, may_be_empty=drafter.may_be_empty)
 
     def init(
@@ -95,18 +97,12 @@ def speculative(
 
     def step(weights: core.Weights, state: core.State) -> tuple[core.State, core.RoundInfo]:
         of_target, of_drafter = states.distributions(state, sampler, target.vocab_size)
-        context = states.draft_context(policy, state, depth, of_drafter, sampler)
-        if trace_numbers:
-            context = context._replace(entropy=numbers.entropy)
+        context = states.draft_context(policy, state, depth, of_drafter, sampler, entropy)
         limit = states.shorten(policy, state)
         # Draft, verify in one pass, accept:
         result = run_round(target, drafter, rule, weights, state.caches, context, of_target, widths, limit)
-        of_round = None
-        if trace_numbers:
-            of_round = numbers.of_round(rule, context.keys, context.row.length, result)
         with jax.named_scope("commit"):
-            state, info = states.end_round(state, result, followed_by, target.vocab_size)
-            info = info._replace(numbers=of_round)
+            state, info = states.end_round(state, result, followed_by, target.vocab_size, numbers_of)
             # An end token or the limit may cut what was accepted; the target's cache follows the committed row.
             caches = result.caches._replace(target=target.rewind(result.caches.target, state.length - 1))
             row = core.Prompt(state.tokens, state.length)

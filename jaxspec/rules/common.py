@@ -58,8 +58,8 @@ def of_chains(trials: TrialsOf) -> TrialsOf:
 
 def no_trials(draft: Draft) -> Trials:
     """The trials of a draft whose tokens are judged without numbers: NaN."""
-    nothing = jnp.full(draft.tokens.shape, jnp.nan, jnp.float32)
-    return Trials(nothing, nothing, nothing)
+    not_numbers = jnp.full(draft.tokens.shape, jnp.nan, jnp.float32)
+    return Trials(not_numbers, not_numbers, not_numbers)
 
 
 def count_accepted(accepted: Bool[Array, "B G"], length: Int[Array, " B"]) -> Int[Array, " B"]:

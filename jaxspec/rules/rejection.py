@@ -114,12 +114,14 @@ def _tree_trials(
 
     # A node is only judged once its elder siblings are rejected. So rejecting all nodes in order gives what each of
     # them is judged by, whichever are accepted in fact.
-    def judge(left: Residual, node: Int[Array, ""]) -> tuple[Residual, tuple[Float[Array, " B"], Float[Array, " B"]]]:
+    def judge(
+        residual: Residual, node: Int[Array, ""]
+    ) -> tuple[Residual, tuple[Float[Array, " B"], Float[Array, " B"]]]:
         child = jnp.full(rows, node)
-        p, q = residual_tree.trial_probs(nodes, left, child)
-        mass, left = residual_tree.after_rejection(nodes, left, child, ones, always)
+        p, q = residual_tree.trial_probs(nodes, residual, child)
+        mass, residual = residual_tree.after_rejection(nodes, residual, child, ones, always)
         # The residual of a rejected child is without its token, which matters where it is never rejected.
-        return left, (common.probability_of_passing(p, lenience * q), mass + jnp.maximum(p - q, 0.0))
+        return residual, (common.probability_of_passing(p, lenience * q), mass + jnp.maximum(p - q, 0.0))
 
     number = jnp.arange(draft.tokens.shape[1], dtype=jnp.int32)
     _, (acceptance, mass) = jax.lax.scan(judge, residual_tree.initial(nodes), number)

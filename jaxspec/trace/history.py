@@ -106,16 +106,16 @@ def of_row(tokens: Sequence[int], trace: Any, row: int) -> list[TracedRound]:
     return rounds
 
 
-def numbers_of(numbers: Any, place: Any = ...) -> dict[str, list[float | None]]:
+def numbers_of(numbers: Any, index: Any = ...) -> dict[str, list[float | None]]:
     """Returns the numbers of some draft tokens by name, as plain values: None for NaN.
 
     >>> import numpy as np
-    >>> from jaxspec.core import Numbers
+    >>> from jaxspec.core import TraceNumbers
     >>> nothing = np.array([[np.nan, np.nan]])
-    >>> numbers_of(Numbers(np.array([[0.5, 0.25]]), *[nothing] * 5), 0)["q"]
+    >>> numbers_of(TraceNumbers(np.array([[0.5, 0.25]]), *[nothing] * 5), 0)["q"]
     [0.5, 0.25]
     """
-    columns = {name: values[place].tolist() for name, values in numbers._asdict().items()}
+    columns = {name: values[index].tolist() for name, values in numbers._asdict().items()}
     return {name: [None if math.isnan(x) else x for x in column] for name, column in columns.items()}
 
 

@@ -1,4 +1,4 @@
-"""The numbers of a round's draft tokens, written out under its line: `core.Numbers` for the eye."""
+"""The numbers of a round's draft tokens, written out under its line: `core.TraceNumbers` for the eye."""
 
 from __future__ import annotations
 

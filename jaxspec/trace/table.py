@@ -21,7 +21,8 @@ def table(trace: Any) -> dict[str, np.ndarray]:
         tested: whether its turn came: the draft tokens before it, or the siblings, left it one.
         accepted: whether the rule accepted it. An end token or the limit may have cut it off afterwards.
 
-    With numbers there are also those of `core.Numbers` (q, p, r, acceptance, residual_mass, entropy), and ratio, p / q.
+    With numbers there are also q, p, r, acceptance, residual_mass and entropy, which `core.TraceNumbers` describes, and
+    ratio, p / q.
 
     Args:
         trace: the trace of a generation (`Generation.trace`, with the fields of `core.RoundInfo`, rows first).
@@ -57,8 +58,8 @@ def table(trace: Any) -> dict[str, np.ndarray]:
     return {name: np.broadcast_to(column, draft.shape)[nodes.real] for name, column in columns.items()}
 
 
-class Nodes(NamedTuple):
-    """What is known of each draft token of each round."""
+class DraftedNodes(NamedTuple):
+    """The facts of each draft token of each round."""
 
     real: Bool[np.ndarray, "rows rounds node"]  # it was verified
     depth: Int[np.ndarray, "rows rounds node"]  # how many tokens after the last committed one
@@ -66,22 +67,22 @@ class Nodes(NamedTuple):
     accepted: Bool[np.ndarray, "rows rounds node"]
 
 
-def _of_chains(trace: Any, draft: np.ndarray) -> Nodes:
+def _of_chains(trace: Any, draft: np.ndarray) -> DraftedNodes:
     index = np.arange(draft.shape[2])
     counts = (trace.draft_length, trace.num_tested, trace.num_accepted)
     real, tested, accepted = (index < np.asarray(count)[..., None] for count in counts)
-    return Nodes(real, np.broadcast_to(index + 1, draft.shape), tested, accepted)
+    return DraftedNodes(real, np.broadcast_to(index + 1, draft.shape), tested, accepted)
 
 
-def _of_trees(trace: Any) -> Nodes:
+def _of_trees(trace: Any) -> DraftedNodes:
     parent, path = np.asarray(trace.parent), np.asarray(trace.path)
     count = np.asarray(trace.num_accepted)[..., None]
     shape = parent.shape
-    # Fed tokens are numbered from 1, 0 is the last committed one: of each, whether it is there, and its depth.
-    there, depth = np.ones((*shape[:2], shape[2] + 1), bool), np.zeros((*shape[:2], shape[2] + 1), np.int32)
-    there[..., 0] = np.asarray(trace.draft_length) > 0
+    # Fed tokens are numbered from 1, 0 is the last committed one: of each, whether it is verified, and its depth.
+    verified, depth = np.ones((*shape[:2], shape[2] + 1), bool), np.zeros((*shape[:2], shape[2] + 1), np.int32)
+    verified[..., 0] = np.asarray(trace.draft_length) > 0
     chosen = np.zeros(depth.shape, np.int32)  # after each fed token on the path, the draft token that was accepted
-    on_path = np.zeros(there.shape, bool)
+    on_path = np.zeros(verified.shape, bool)
     on_path[..., 0] = True
     last = np.zeros((*shape[:2], 1), np.int32)
     for step in range(path.shape[2]):
@@ -93,11 +94,11 @@ def _of_trees(trace: Any) -> Nodes:
     tested = np.zeros(shape, bool)
     for node in range(shape[2]):
         above = np.maximum(parent[..., node : node + 1], 0)
-        follows = (parent[..., node] >= 0) & np.take_along_axis(there, above, axis=2)[..., 0]
-        there[..., node + 1] = follows
+        follows = (parent[..., node] >= 0) & np.take_along_axis(verified, above, axis=2)[..., 0]
+        verified[..., node + 1] = follows
         depth[..., node + 1] = np.take_along_axis(depth, above, axis=2)[..., 0] + 1
         # Siblings are tested in order, up to the one that is accepted.
         elder = np.take_along_axis(chosen, above, axis=2)[..., 0]
         is_turn = (elder == 0) | (node + 1 <= elder)
         tested[..., node] = follows & np.take_along_axis(on_path, above, axis=2)[..., 0] & is_turn
-    return Nodes(there[..., 1:], depth[..., 1:], tested, on_path[..., 1:])
+    return DraftedNodes(verified[..., 1:], depth[..., 1:], tested, on_path[..., 1:])

@@ -180,7 +180,7 @@ def test_off_they_cost_nothing(monkeypatch):
     monkeypatch.setattr(numbers, "entropy", refuse)
     silent = asked.replace(trace_numbers=False, gamma=2)  # a decoder that was not made before
     without = rounds(silent)
-    assert len(with_numbers.out_avals) == len(without.out_avals) + len(jaxspec.core.Numbers._fields)
+    assert len(with_numbers.out_avals) == len(without.out_avals) + len(jaxspec.core.TraceNumbers._fields)
     assert len(with_numbers.eqns) > len(without.eqns)
     with pytest.raises(AssertionError, match="nobody asked"):
         rounds(asked.replace(gamma=2))

@@ -1,4 +1,4 @@
-"""Numbers of draft tokens in pictures: on a terminal, as HTML."""
+"""TraceNumbers of draft tokens in pictures: on a terminal, as HTML."""
 
 from __future__ import annotations
 
