@@ -211,7 +211,7 @@ def empty_history(decoder: core.Decoder, shape: tuple[int, int]) -> core.RoundIn
         history = history._replace(parent=nodes, path=nodes)
     if decoder.numbers:
         history = history._replace(
-            numbers=core.TraceNumbers(*(jnp.zeros(nodes.shape) for _ in core.TraceNumbers._fields))
+            numbers=core.TraceNumbers(*(jnp.zeros(nodes.shape, jnp.float32) for _ in core.TraceNumbers._fields))
         )
     return history
 

@@ -45,7 +45,7 @@ def entropy(distribution: Distribution) -> Float[Array, " B"]:
     if distribution.logits is None and (distribution.log_probs is None or distribution.greedy is not None):
         rows = distribution.tokens if distribution.log_probs is None else distribution.log_probs[..., 0]
         assert rows is not None
-        return jnp.full(rows.shape[0], jnp.nan)
+        return jnp.full(rows.shape[0], jnp.nan, jnp.float32)
     return _normalised(log_probs(distribution))
 
 
