@@ -248,7 +248,7 @@ class Slots:
         request = self._prepared.request
         target, draft = request.sampling_params, request.draft_sampling_params
 
-        def column(field: str, like: Array) -> np.ndarray:
+        def column(field: str, like: Array | np.ndarray) -> np.ndarray:
             default = np.broadcast_to(NEUTRAL[field], (1, *like.shape[1:])) if self._sampling is not None else like
             column_rows = [np.asarray(of_row.get(field, default)) for of_row in self._values_of(rows)]
             return np.concatenate(column_rows).astype(like.dtype)
