@@ -239,8 +239,9 @@ def test_explicit_axes_are_taken_as_automatic():
     report = answer(start(8, "explicit"))
     assert report["alone"] == report["one"]
     assert report["set_mesh"] == report["one"]
-    assert "lies on a mesh with Explicit axes, inside jit: expected Auto axes" in report["refused"]
+    assert "lies on a mesh with Explicit axes and is traced (jit, grad, vmap): expected Auto axes" in report["refused"]
     assert report["advised"]
+    assert "have no gradient under jax.set_mesh with Explicit axes: take the gradient outside" in report["no_gradient"]
 
 
 @pytest.mark.slow

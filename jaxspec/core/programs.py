@@ -121,14 +121,19 @@ def automatic_mesh(mesh: Mesh) -> Mesh:
     return Mesh(mesh.devices, mesh.axis_names, (AxisType.Auto,) * len(mesh.axis_names))
 
 
+def has_explicit_context() -> bool:
+    """Says whether `jax.set_mesh` has set a mesh with Explicit axes."""
+    return any(axis_type != AxisType.Auto for axis_type in jax.sharding.get_abstract_mesh().axis_types)
+
+
 def without_context_mesh() -> contextlib.AbstractContextManager[Any]:
     """Leaves the mesh of `jax.set_mesh`, if it has Explicit axes: the arguments say where everything lies."""
-    context = jax.sharding.get_abstract_mesh()
-    if all(axis_type == AxisType.Auto for axis_type in context.axis_types):
+    if not has_explicit_context():
         return contextlib.nullcontext()
-    if isinstance(jnp.zeros((), jnp.float32), Tracer):  # JAX takes no other mesh for the devices inside of jit
+    try:
+        return jax.set_mesh(Mesh(np.empty((), object), ()))
+    except ValueError:  # JAX sets no mesh of devices while it traces, be it for jit, grad or vmap
         return jax.sharding.use_abstract_mesh(AbstractMesh((), ()))
-    return jax.set_mesh(Mesh(np.empty((), object), ()))
 
 
 def outside_context_mesh(function: Callable[Given, Returned]) -> Callable[Given, Returned]:
@@ -165,8 +170,8 @@ def _has_explicit_axes(x: Any) -> bool:
 def _automatic(x: jax.Array) -> jax.Array:
     if isinstance(x, Tracer):
         raise TypeError(
-            f"an array of shape {x.shape} lies on a mesh with Explicit axes, inside jit: expected Auto axes, with "
-            "which the compiler chooses layouts. Make the mesh with them, jax.make_mesh(shape, names, "
+            f"an array of shape {x.shape} lies on a mesh with Explicit axes and is traced (jit, grad, vmap): expected "
+            "Auto axes, with which the compiler chooses layouts. Make the mesh with them, jax.make_mesh(shape, names, "
             "axis_types=(jax.sharding.AxisType.Auto,) * len(names)), or call through jax.sharding.auto_axes"
         )
     assert isinstance(x.sharding, NamedSharding) and isinstance(x.sharding.mesh, Mesh)

@@ -99,6 +99,12 @@ OTHER_NAMES: Mapping[str, OtherName] = {
     "num_return_sequences": OtherName(SAMPLES, field="n"),
     "candidate_count": OtherName(SAMPLES, field="n"),
     "best_of": OtherName("take num_samples, and choose among the texts", neutral=(1,)),
+    "beams": OtherName(BEAMS, neutral=(1,)),
+    "draft_beams": OtherName(BEAMS),
+    "sampling_params": OtherName("write each option as a field of its own"),
+    "bad_words_token_ids": OtherName("use banned, a list of ids"),
+    "return_logprob": OtherName(LOG_PROBS, neutral=(False,), in_lines=LOG_PROBS_OF_JOB),
+    "input_embeds": OtherName("a prompt is text, messages or token ids"),
     # The end of a text.
     "stop_strings": OtherName(STOP, field="stop"),
     "stop_sequences": OtherName(STOP, field="stop"),

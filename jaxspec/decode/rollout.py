@@ -20,6 +20,7 @@ from jaxspec.core import (
     Sampler,
     Weights,
     noise,
+    programs,
     token_rows,
 )
 from jaxspec.decode import encoding, inputs, loop, teacher_forcing
@@ -136,6 +137,11 @@ def _backward(lm: LanguageModel, sampler: Sampler, residuals: Any, gradient: Log
     try:
         return jax.vjp(computed, inputs)[1](gradient)[0], None, None
     except (ValueError, NotImplementedError) as error:
+        if programs.has_explicit_context():
+            raise ValueError(
+                "log probabilities of rollout have no gradient under jax.set_mesh with Explicit axes: take the "
+                "gradient outside of it, or make the mesh with axis_types=(jax.sharding.AxisType.Auto,) * len(names)"
+            ) from error
         raise ValueError(
             "log probabilities of rollout have no gradient here, since the target's pass over the finished rows cannot "
             f"be differentiated: {error}. Make the target's functions differentiable in reverse (no while_loop or "

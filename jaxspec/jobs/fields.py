@@ -33,7 +33,17 @@ REFUSED: Mapping[
     str, tuple[str, tuple[Any, ...]]
 ] = {  # options of jaxspec: what to do, and values that ask for nothing
     **dict.fromkeys(
-        ("drafter", "gamma", "rule", "policy", "eos_ids", "prefix", "top_log_probs", "logits_processors"),
+        (
+            "drafter",
+            "gamma",
+            "rule",
+            "policy",
+            "eos_ids",
+            "prefix",
+            "top_log_probs",
+            "logits_processors",
+            "trace_numbers",
+        ),
         (option_names.OF_JOB, ()),
     ),
     "log_probs": (option_names.OF_JOB, (False,)),
@@ -140,6 +150,8 @@ def _asks_for_nothing(option: str, value: Any, fields: Mapping[str, Any]) -> boo
         return True
     if option in REFUSED:
         return any(option_names.is_same(value, neutral) for neutral in REFUSED[option][1])
+    if option == "choices":
+        return option_names.is_empty(value)
     if option in OBEYED or option not in OTHER_NAMES:
         return False
     if option_names.is_empty(value):

@@ -26,7 +26,14 @@ VLLM = {  # a dump of SamplingParams' defaults and of its requests'
     **{"extra_args": None, "length_penalty": 1.0, "no_repeat_ngram_size": 0, "min_new_tokens": 0, "best_of": 1},
     **{"use_beam_search": False, "truncate_prompt_tokens": None, "echo": False, "suffix": "", "guided_choice": []},
     **{"add_special_tokens": True, "tool_choice": "none", "thinking_token_budget": -1, "early_stopping": False},
-    **{"flat_logprobs": False, "routed_experts_prompt_start": 0, "banned": [], "guided_json": None, "tools": []},
+    **{
+        "flat_logprobs": False,
+        "routed_experts_prompt_start": 0,
+        "banned": [],
+        "guided_json": None,
+        "choices": [],
+        "tools": [],
+    },
 }
 OPENAI = {  # parameters of completions and of chat completions
     *("model", "prompt", "best_of", "echo", "frequency_penalty", "logit_bias", "logprobs", "max_tokens", "n", "stop"),

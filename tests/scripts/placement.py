@@ -326,10 +326,30 @@ def explicit():
         refused = ""
     except TypeError as error:
         refused = str(error)
+    # A gradient is taken outside of such a mesh.
+    alone, alone_draft = pair("llama", None)
+    reported = jaxspec.prepare(alone, PROMPTS, **options(alone_draft), log_probs=True)
+
+    def value(params):
+        return jaxspec.rollout(reported, weights=reported.weights._replace(target=params)).log_probs.sampled.sum()
+
+    try:
+        with jax.set_mesh(mesh):
+            jax.grad(value)(alone.params)
+        no_gradient = ""
+    except ValueError as error:
+        no_gradient = str(error)
     whole = NamedSharding(mesh, PartitionSpec())
     advised = jax.jit(jax.sharding.auto_axes(sample, axes=("data", "model"), out_sharding=whole))(target.params)
     same = bool((np.asarray(advised) == np.asarray(jaxspec.rollout(prepared).tokens)).all())
-    return dict(one=texts(None), alone=texts(mesh), set_mesh=on_the_mesh(), refused=refused, advised=same)
+    return dict(
+        one=texts(None),
+        alone=texts(mesh),
+        set_mesh=on_the_mesh(),
+        refused=refused,
+        advised=same,
+        no_gradient=no_gradient,
+    )
 
 
 def process(port, index, folder):
