@@ -39,8 +39,7 @@ class Draft(NamedTuple):
         draws: how each node was chosen, a `Draw`; None: all without replacement (in a chain no node has siblings).
         aux: values that a drafter or the draft loop passes to its policy or rule, by name. "confidence" [B, G] is
             what the policy's `confidence` made of each distribution. "gumbel" [B, G, V] is plain sampling's noise at
-            the draft tokens, which `rules.coupled` then need not draw again. "entropy" [B, G] is for a trace with
-            numbers, see `TraceNumbers`.
+            the draft tokens, which `rules.coupled` then need not draw again.
     """
 
     tokens: Int[Array, "batch node"]

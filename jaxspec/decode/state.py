@@ -138,12 +138,8 @@ def draft_context(
     gamma: int,
     to_distribution: core.ToDistribution,
     sampler: core.Sampler,
-    entropy: Callable[[core.Distribution], Float[Array, " B"]] | None = None,
 ) -> core.DraftContext:
-    """The drafter's context of a round: limits as the policy decides, but no draft token that could not be emitted.
-
-    `entropy` is for a trace with numbers, see `core.DraftContext`.
-    """
+    """The drafter's context of a round: limits as the policy decides, but no draft token that could not be emitted."""
     values, memory = state.request.policy, state.memory.policy
     limit = jnp.minimum(max_useful_draft(state), gamma)
     context = core.DraftContext(
@@ -153,7 +149,6 @@ def draft_context(
         gamma,
         adaptive=policy is not None,
         to_distribution=to_distribution,
-        entropy=entropy,
         finished=state.done,
         ahead=samplers.ahead(sampler, state.request.sampling_params, preceding(state)),
     )
@@ -189,22 +184,15 @@ def tokens_left(state: core.State) -> Int[Array, " B"]:
 
 
 def end_round(
-    state: core.State,
-    result: core.RoundResult,
-    followers: Followers,
-    vocab: int,
-    numbers_of: Callable[[core.Keys, Int[Array, " B"], core.RoundResult], core.TraceNumbers] | None = None,
+    state: core.State, result: core.RoundResult, followers: Followers, vocab: int
 ) -> tuple[core.State, core.RoundInfo]:
     """Commits a round's tokens and reports the round; rows that had ended before it stay as they are.
 
-    The caches are still those from before the round. `numbers_of` makes the report's numbers, if they are asked for.
+    The caches are still those from before the round.
     """
     after, committed = commit_round(state, result, followers, vocab)
     live = jnp.logical_not(state.done)
-    after, info = update_stats(after, live, result.draft, result.verdict, committed)
-    if numbers_of is None:
-        return after, info
-    return after, info._replace(numbers=numbers_of(state.request.keys, state.length, result))
+    return update_stats(after, live, result.draft, result.verdict, committed)
 
 
 def commit_round(
