@@ -42,7 +42,6 @@ REFUSED: Mapping[
             "prefix",
             "top_log_probs",
             "logits_processors",
-            "trace_numbers",
         ),
         (option_names.OF_JOB, ()),
     ),
