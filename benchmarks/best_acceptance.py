@@ -20,7 +20,7 @@ import numpy as np
 from jaxtyping import Float
 from numpy.typing import ArrayLike
 
-from benchmarks.divergence import beta_of_candidates, residual
+from jaxspec.analysis.divergence import beta_of_candidates, residual
 from jaxspec.drafters.trees.children import DrawName, check
 
 MOST = 200_000  # drafts that are enumerated

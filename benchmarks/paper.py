@@ -1,6 +1,8 @@
-"""The paper's tables: for a pair of one's own, and at the paper's sizes with simulated acceptance.
+"""The paper's tables beside ours: computed, for a pair of one's own, and at the paper's sizes.
 
-    python -m benchmarks.paper 2                    Table 2's options of `jaxspec measure`: some minutes of two cores
+    python -m benchmarks.paper 1                    computed, and 4
+    python -m benchmarks.paper 2 --device h100      estimates of all twelve rows, by bytes; tpu-v4 by default
+    python -m benchmarks.paper 2 --draft debian-t5-draft     its options for a pair: some minutes of two cores
     python -m benchmarks.paper 3 --target debian-t5-base --draft debian-t5-small
     python -m benchmarks.paper 5 --draft debian-t5-small --target debian-t5-base
     python -m benchmarks.paper sizes --dtype bfloat16 --max-new-tokens 128 --resume h200.jsonl --minutes 9
@@ -10,9 +12,10 @@ T5-small. Models of random weights agree on nothing, so acceptance is simulated 
 (`benchmarks.synthetic`: the text is nonsense, the time is not). Speeds are set beside the paper's, which were measured
 on a TPU v4, and beside Theorem 3.8 with c and v as measured; plain decoding beside the memory's floor: the bytes that a
 token needs (decoder weights, caches, head) over the bandwidth of a large copy on the same device. Where c is above 0.02
-the drafter is profiled. All take the other options of `jaxspec bench` and `measure`.
+the drafter is profiled. All but 1, 4 and the estimates of 2 take the options of `jaxspec bench` and `measure`. 3 and 5
+add the tables unigram and bigram to the drafters.
 
-Reference: Leviathan, Kalman, Matias, ICML 2023, arXiv 2211.17192, Tables 2 to 5.
+Reference: Leviathan, Kalman, Matias, ICML 2023, arXiv 2211.17192, Tables 1 to 5.
 """
 
 from __future__ import annotations
@@ -26,20 +29,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from rich import filesize
+from rich.table import Table
 
-from benchmarks import profile
+from benchmarks import paper_tables, profile
 from benchmarks.options import parser_of, run, workload
 from benchmarks.synthetic import random_verdicts_for_benchmarks
 from jaxspec.analysis import formulas
 from jaxspec.analysis.cost import interleave
 from jaxspec.analysis.random_model import random_prompt
 from jaxspec.analysis.result import PLANNED, BenchResult, Setting, Spread, Task, dtype_of
-from jaxspec.analysis.roofline import load_of
-from jaxspec.analysis.table import Column, around
-from jaxspec.cli import drafter_names
-from jaxspec.cli.main import app
+from jaxspec.analysis.roofline import MACHINES, load_of
+from jaxspec.analysis.table import DRAFTS, MEASURED, THEORY, Column, around
+from jaxspec.cli import bench, console, drafter_names
 from jaxspec.cli.names import model
-from jaxspec.cli.options import TARGET
 from jaxspec.core import Model
 from jaxspec.decode.request import prepare
 
@@ -48,36 +50,16 @@ SOURCE = 64  # tokens of a prompt
 CHEAP = 0.02  # the paper's c of T5-small; above it, a profile is made
 COPY = 4 * 10**9  # bytes of the copy that measures the bandwidth
 LENIENCES = "rejection,lenient=0.5,lenient=0.3,lenient=0.1"
-TABLES: dict[str, list[str]] = {  # what `jaxspec measure` is given before one's own options
-    "2": ["--temperature", "0,1", "--gamma", PLANNED],
-    "3": ["--temperature", "0,1", "--gamma", "3", "--no-speed"],
-    "5": ["--temperature", "0,1", "--gamma", PLANNED, "--rule", LENIENCES],
+TABLES: dict[str, dict[str, str]] = {  # what `jaxspec measure` is given before one's own options
+    "2": {"temperature": "0,1", "gamma": PLANNED},
+    "3": {"temperature": "0,1", "gamma": "3"},
+    "5": {"temperature": "0,1", "gamma": "3", "rule": LENIENCES},
 }
-BESIDE = "bigram,unigram"  # drafters that Table 3 has beside those of one's own
+BESIDE = "bigram", "unigram"  # drafters that Tables 3 and 5 have beside those of one's own
 
 
-class Printed(NamedTuple):
-    """A row of the paper's Tables 2 and 4: T5-XXL with T5-small.
-
-    Attributes:
-        task, temperature, gamma, alpha: the printed values.
-        speed: measured (EMP).
-        expected: by Theorem 3.8 with v = 1 and c = 0.02 (EXP).
-    """
-
-    task: str
-    temperature: float
-    gamma: int
-    alpha: float
-    speed: float
-    expected: float
-
-
-TABLE_2 = (
-    Printed("translation", 0.0, 7, 0.75, 3.4, 3.2),
-    Printed("summarization", 0.0, 5, 0.65, 3.1, 2.4),
-    Printed("translation", 1.0, 7, 0.62, 2.6, 2.3),
-    Printed("summarization", 1.0, 5, 0.53, 2.3, 1.9),
+TABLE_2 = tuple(  # the rows that `sizes` measures
+    sorted((row for row in paper_tables.TABLE_4 if row.draft == paper_tables.SMALL), key=lambda row: row.temperature)
 )
 
 
@@ -97,7 +79,7 @@ def table_2(target: Model, draft: Model, *, texts: int = 8, new_tokens: int = 12
     ]
 
 
-def printed(result: BenchResult) -> Printed | None:
+def printed(result: BenchResult) -> paper_tables.Printed | None:
     """Finds the paper's row that a result is of."""
     setting = result.setting
     same = (x for x in TABLE_2 if (x.temperature, x.gamma) == (setting.temperature, setting.gamma))
@@ -208,35 +190,61 @@ def explained(results: Sequence[BenchResult], draft: Model, least: Floor) -> lis
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Parses the command line and measures."""
+    """Parses the command line and prints a table or measures."""
     arguments = sys.argv[1:] if arguments is None else list(arguments)
-    if arguments[:1] and arguments[0] in TABLES:
-        return of_own_pair(arguments[0], arguments[1:])
+    table, options = arguments[:1], arguments[1:]
+    if table in (["1"], ["4"]) and not options:
+        return show(*(paper_tables.table_1() if table == ["1"] else paper_tables.table_4()))
+    if table == ["2"] and (not options or options[0] == "--device"):
+        return estimates(options)
+    if table and table[0] in TABLES:
+        return of_own_pair(table[0], options)
     parser = parser_of(__doc__)
-    parser.add_argument("table", choices=(*TABLES, "sizes"))
-    shapes = dict(zip(("target", "draft"), (f"random:{shape}" for shape in SHAPES), strict=True))
-    work, _ = workload(parser, arguments, shapes)
+    parser.add_argument("table", choices=("1", "4", *TABLES, "sizes"))
+    shapes: dict[str, Any] = {"target": f"random:{SHAPES[0]}", "draft": f"random:{SHAPES[1]}"}
+    work, chosen = workload(parser, arguments, shapes)
+    if chosen.table in ("1", "4"):
+        parser.error(f"table {chosen.table} is arithmetic and takes no options: got {' '.join(options)}")
     for name in (work.target, work.draft):
         if not name.startswith("random:"):
             parser.error(f"got {name}: expected random:SHAPE as --target and --draft")
-    shapes = work.target, work.draft
-    target, draft = (model(name, work.dtype, work.mesh, seed=work.seed + i) for i, name in enumerate(shapes))
+    names = work.target, work.draft
+    target, draft = (model(name, work.dtype, work.mesh, seed=work.seed + i) for i, name in enumerate(names))
     settings = table_2(target, draft, texts=work.rows, new_tokens=work.max_new_tokens)
     least = floor(target, draft, work.max_new_tokens)
     more = lambda results: explained(results, draft, least)  # noqa: E731
     run(target, settings, work, ("speed", "costs"), (BESIDE_THE_PAPER,), more=more)
 
 
+def show(view: Table, sentence: str, markdown: bool = False) -> None:
+    """Prints a table and the sentence that says what differs."""
+    out = console.printer(markdown)
+    console.show(out, view, markdown)
+    console.say(out, sentence)
+
+
+def estimates(arguments: list[str]) -> None:
+    """Prints Table 2 with estimates for a device."""
+    parser = parser_of(__doc__)
+    parser.add_argument("--device", default=paper_tables.DEVICE, choices=tuple(MACHINES), help="estimate for it")
+    show(*paper_tables.table_2(parser.parse_args(arguments).device))
+
+
 def of_own_pair(table: str, arguments: list[str]) -> None:
-    """Runs `jaxspec measure` with a table's options before one's own, which win."""
-    options = [*TABLES[table], *arguments]
-    if table == "3":
-        peers = parser_of(None)
-        peers.add_argument("--target", default=TARGET)
-        peers.add_argument("--draft", "-d", default="")
-        names, _ = peers.parse_known_args(arguments)
-        options += ["--draft", f"{names.draft or drafter_names.default(names.target)},{BESIDE}"]
-    app(["measure", *options])
+    """Measures a pair with a table's options before one's own, which win, and prints the paper's values beside."""
+    work, _ = workload(parser_of(__doc__), arguments, bench.MEASURE._asdict() | TABLES[table])
+    if table != "2":
+        drafts = (work.draft or drafter_names.default(work.target)).split(",")
+        work = work._replace(draft=",".join(dict.fromkeys([*drafts, *BESIDE])))
+    bench.check_files(work)
+    target, settings = bench.settings_of(work)
+    if table == "2":
+        run(target, settings, work, ("speed", "alpha", "costs"), (THEORY, MEASURED), plain=False)
+        return
+    results = run(target, settings, work, ("alpha",), (DRAFTS,), plain=False)
+    if not work.as_json:
+        beside = paper_tables.table_3 if table == "3" else paper_tables.table_5
+        show(*beside(results), markdown=work.markdown)
 
 
 if __name__ == "__main__":

@@ -16,9 +16,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks import divergence
 from benchmarks.options import parser_of
-from jaxspec.analysis import environment, replay
+from jaxspec.analysis import divergence, environment, replay
 from jaxspec.analysis.statistics import Rate
 from jaxspec.analysis.table import words
 from jaxspec.cli import console, drafter_names

@@ -21,11 +21,10 @@ from typing import TYPE_CHECKING
 import jax
 import numpy as np
 
-from benchmarks import divergence
 from benchmarks.figures import sampling, spans, style, theory, timeline, tree
 from benchmarks.options import parser_of
 from jaxspec import rules
-from jaxspec.analysis import acceptance, bench, cost, replay
+from jaxspec.analysis import acceptance, bench, cost, divergence, replay
 from jaxspec.analysis.result import setting_of
 from jaxspec.cli import drafter_names
 from jaxspec.cli.options import TARGET

@@ -11,8 +11,8 @@ import numpy as np
 from jaxtyping import Float, Int
 from numpy.typing import ArrayLike
 
-from benchmarks import divergence
 from benchmarks.figures.style import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, canvas
+from jaxspec.analysis import divergence
 from jaxspec.core import Distribution, Draft, Rule, noise
 
 if TYPE_CHECKING:

@@ -7,6 +7,7 @@ Plain functions of numbers or arrays (they broadcast), computed in float64. The 
     c       time of a one-token pass of the drafter over the target's, measured by `jaxspec.analysis.cost`.
     v       time of the target's pass over gamma + 1 tokens over its pass over one. The paper takes 1.
     c_hat   arithmetic operations per token of the drafter over those of the target.
+    c_bytes bytes that a pass of the drafter reads over those of the target.
 
 Equation 1 assumes an endless text, and draft tokens that are accepted independently of each other. `expected_rounds`
 takes a text that ends and the probabilities of its own positions (from `replay`). It computes the mean of a Markov
@@ -88,6 +89,47 @@ def operations(alpha: ArrayLike, gamma: ArrayLike, c_hat: ArrayLike) -> np.ndarr
         [1.53, 1.58, 1.23, 1.63, 1.11, 1.6]
     """
     return _per_token(alpha, gamma, _checked(c_hat, "c_hat") + 1, np.ones(()))
+
+
+def memory_accesses(alpha: ArrayLike, gamma: ArrayLike, c_bytes: ArrayLike = 0.0) -> np.ndarray:
+    """Computes bytes read over those of plain decoding, section 3.4: (gamma c_bytes + 1) / expected_tokens.
+
+    A round reads the target's weights and caches once, however many tokens it yields. So the target's own reads
+    (c_bytes = 0) shrink by the factor of Equation 1.
+
+    Args:
+        c_bytes: bytes that a pass of the drafter reads over those of the target.
+
+    Example, the rows of Table 1, and the last one with a drafter of a fiftieth of the target's size:
+        >>> memory_accesses([0.6, 0.7, 0.8, 0.8, 0.9, 0.9], [2, 3, 2, 5, 2, 10]).round(2).tolist()
+        [0.51, 0.39, 0.41, 0.27, 0.37, 0.15]
+        >>> round(float(memory_accesses(0.9, 10, 0.02)), 2)
+        0.17
+    """
+    return _per_token(alpha, gamma, _checked(c_bytes, "c_bytes"), np.ones(()))
+
+
+def oracle_improvement(alpha: ArrayLike, c: ArrayLike, v: ArrayLike = 1.0) -> np.ndarray:
+    """Computes the speed of an oracle for gamma, the bound of section 3.5: 1 / (alpha c + (1 - alpha) v).
+
+    The oracle knows how many draft tokens will be accepted and drafts as many: alpha / (1 - alpha) on average, for
+    1 / (1 - alpha) tokens a round. No way to vary gamma is faster, as long as the target verifies each draft. Where
+    even this is slower than plain decoding (c above 1), the oracle decodes plainly.
+
+    Args:
+        v: the verify pass, in one-token passes of the target, whatever its length. Where each further token costs the
+            same, add that to c instead.
+
+    Example, and the gain over the best fixed gamma, "up to 60%" in the paper:
+        >>> oracle = oracle_improvement([0.7, 0.8, 0.9], [0.02, 0.05, 0.1])
+        >>> oracle.round(2).tolist()
+        [3.18, 4.17, 5.26]
+        >>> (oracle / improvement([0.7, 0.8, 0.9], [8, 8, 10], [0.02, 0.05, 0.1]) - 1).round(2).tolist()
+        [0.15, 0.35, 0.53]
+    """
+    alpha, c, v = _checked(alpha, "alpha", 1.0), _checked(c, "c"), _checked(v, "v")
+    with np.errstate(divide="ignore"):  # infinite where all draft tokens are right and free
+        return np.maximum(1.0, 1 / (alpha * c + (1 - alpha) * v))[()]
 
 
 def optimal_gamma(alpha: ArrayLike, c: ArrayLike, v: VerifyCost = 1.0, most: int | None = None) -> np.ndarray:

@@ -52,6 +52,7 @@ class Candidate(NamedTuple):
     drafting: float  # cost of the drafter's passes, one a level, in one-token passes of the target
     verifying: float  # cost of the target's pass, in one-token passes of it
     operations: float  # arithmetic operations over those of plain decoding
+    accesses: float = 0.0  # memory accesses: the bytes of weights and caches that are read, over plain decoding's
     draw: str = ""  # how `drafters.tree` is to choose children; empty of chains, and where that is not planned
 
     gamma = property(
@@ -106,6 +107,11 @@ class Plan(NamedTuple):
         least = self.improvement * (1 - TOLERANCE) if self.fits else math.inf
         return tuple(draft.gamma for draft in self.chains if draft != self.best and draft.improvement >= least)
 
+    @property
+    def at_cap(self) -> bool:
+        """Says whether the best draft is the longest chain that was tried, so that a longer one may be better."""
+        return bool(self.gamma) and not self.best.is_tree and self.gamma == len(self.chains) - 1
+
     chain = property(lambda self: _fastest(self.chains[1:] or self.chains), doc="The best, if it does not pay, too.")
     tree = property(lambda self: _fastest(self.trees) if self.trees else None, doc="The best, if trees were tried.")
     fits = property(lambda self: self.memory is None or self.memory.fits, doc="Whether the machine has room for both.")
@@ -125,6 +131,7 @@ def plan(
     v: ArrayLike,
     *,
     c_hat: float | None = None,
+    c_bytes: float | None = None,
     batch: int = 1,
     tokens: ArrayLike | None = None,
     independent: ArrayLike | None = None,
@@ -137,6 +144,7 @@ def plan(
         c: the cost of a pass of the drafter; or costs by the number of tokens that a pass is fed, from one.
         v: v(gamma) at index gamma; the gammas and the trees that are tried end with it.
         c_hat: operations of the drafter over the target's; c by default.
+        c_bytes: bytes that a pass of the drafter reads over the target's; c_hat by default, the ratio of weights.
         batch: rows, for the record.
         tokens: measured tokens per round of chains at index gamma, which need no independence; by default Equation 1.
         independent: tokens per round of independent draft tokens in texts as long (`formulas.independent_tokens`),
@@ -160,10 +168,11 @@ def plan(
     if by_width.min() < 0 or v.min() <= 0:
         raise ValueError(f"c is {c} and v is {v}: expected costs, those of the target's passes above 0")
     v[0], first_c, gammas = 1.0, float(by_width[0]), range(len(v))
-    prices = by_width, v, first_c if c_hat is None else c_hat
+    c_hat = first_c if c_hat is None else c_hat
+    prices: dict[str, Any] = {"c": by_width, "v": v, "c_hat": c_hat, "c_bytes": c_bytes}
     if rates.ndim:
         first_child = by_count(rates)[:, 0, 0]
-        trees = [*trees, *(price(shape, accepted, *prices) for shape, accepted in best_trees(rates, len(v) - 1))]
+        trees = [*trees, *(price(shape, accepted, **prices) for shape, accepted in best_trees(rates, len(v) - 1))]
         rates = first_child[0]
         expected = np.cumsum(np.cumprod([1.0, *first_child[np.minimum(gammas[:-1], len(first_child) - 1)]]))
     else:
@@ -174,7 +183,7 @@ def plan(
         counts = f"{len(expected)} and {len(independent)}"
         raise ValueError(f"got tokens per round for {counts} gammas and v for {len(v)}: expected as many")
     expected[0] = 1.0
-    chains = [price(replay.chain(gamma), expected[gamma], *prices) for gamma in gammas]
+    chains = [price(replay.chain(gamma), expected[gamma], **prices) for gamma in gammas]
     planned = Plan(batch, float(rates), first_c, tuple(chains), formulas.break_even(first_c, v))
     planned = planned._replace(trees=tuple(draft for draft in trees if draft.is_tree))
     if planned.gamma:
@@ -185,7 +194,13 @@ def plan(
 
 
 def price(
-    shape: Choices, tokens_per_round: float, c: ArrayLike, v: Sequence[float] | np.ndarray, c_hat: float, draw: str = ""
+    shape: Choices,
+    tokens_per_round: float,
+    c: ArrayLike,
+    v: Sequence[float] | np.ndarray,
+    c_hat: float,
+    draw: str = "",
+    c_bytes: float | None = None,
 ) -> Candidate:
     """Adds up a round with a draft: a pass of the drafter for each level, and the target's over all nodes.
 
@@ -194,6 +209,7 @@ def price(
             pass is fed two tokens, a later one the nodes of the level before that have children.
         v: the cost of the target's pass by the number of draft tokens, from none.
         c_hat: operations of the drafter over the target's.
+        c_bytes: bytes that a pass of the drafter reads over the target's; c_hat by default.
 
     >>> price(((0,), (1,), (0, 0)), 2.0, c=[0.1, 0.11, 0.12], v=[1.0, 1.1, 1.2, 1.3], c_hat=0.1).cost
     1.51
@@ -202,7 +218,17 @@ def price(
     parents = [len({node[:-1] for node in shape if len(node) == level}) for level in range(1, depth + 1)]
     drafting = sum(float(by_width[min(fed, len(by_width)) - 1]) for fed in [2, *parents[1:]][:depth])
     operations = (c_hat * sum(parents) + len(shape) + 1) / tokens_per_round
-    return Candidate(shape, float(tokens_per_round), drafting, float(v[len(shape)]), float(operations), draw)
+    # A level is one pass of the drafter, and the verify pass reads the target once (section 3.4).
+    accesses = (depth * (c_hat if c_bytes is None else c_bytes) + 1) / tokens_per_round
+    return Candidate(
+        shape,
+        float(tokens_per_round),
+        drafting,
+        verifying=float(v[len(shape)]),
+        operations=float(operations),
+        accesses=float(accesses),
+        draw=draw,
+    )
 
 
 def of_sizes(
@@ -249,8 +275,13 @@ def of_sizes(
         by_gamma /= roofline.pass_time(chip, target_load, batch)
     else:
         by_gamma = roofline.draft_cost(chip, draft_load, target_load, batch, gammas)
+    bytes_of = lambda load: load.bytes_read(batch) + batch * load.row_bytes(1)  # noqa: E731, of a one-token pass
+    c_bytes = float(bytes_of(draft_load) / bytes_of(target_load))
     # A recurrent drafter's passes cost more where drafts are longer, so each chain is priced by its own c.
-    plans = [plan(alpha, float(its_c), v, c_hat=c_hat, batch=batch) for its_c in by_gamma]
+    plans = [
+        plan(alpha, float(its_c), v, c_hat=c_hat, c_bytes=c_bytes / gamma if at_once else c_bytes, batch=batch)
+        for its_c, gamma in zip(by_gamma, gammas.tolist(), strict=True)
+    ]
     chains = tuple(its_plan.chains[gamma] for gamma, its_plan in enumerate(plans))
     best = plans[plans[0]._replace(chains=chains).chain.gamma]
     best = best._replace(chains=chains, plain_seconds=float(roofline.pass_time(chip, target_load, batch)))
@@ -423,6 +454,8 @@ def sentence(plan: Plan) -> str:
 
     >>> sentence(plan(0.9, 0.1, [1.0] * 17))[:85]
     'Speculate with γ = 10: 6.86 tokens a round, in the time of 2.00 passes over one token'
+    >>> sentence(plan(0.8, 0.0, [1.0] * 17)).partition("within 3% of that: ")[2]  # the longest draft is the best
+    'γ = 13..15; larger γ were not tried.'
     >>> sentence(plan(0.75, 0.02, [1 + gamma for gamma in range(17)])).partition(", because ")[0]
     'Do not speculate: the best γ, 1, would have 0.87 times the speed of plain decoding'
     """
@@ -440,6 +473,7 @@ def sentence(plan: Plan) -> str:
     choices = ["plain decoding"] * (0 in plan.near)
     choices += [f"γ = {table.runs([gamma for gamma in plan.near if gamma])}"] if any(plan.near) else []
     also = f"; within {TOLERANCE:.0%} of that: {', '.join(choices)}" if choices else ""
+    also += "; larger γ were not tried" if plan.at_cap else ""
     if best == tree:
         also = f"; the best chain, γ = {chain.gamma}, {chain.improvement:.2f} times"
     text = (

@@ -103,6 +103,7 @@ def plan(inputs: Inputs, context: typer.Context) -> None:
     elif alpha is not None and c is not None:
         plans = [planning.plan(alpha, c, [1 + v * gamma for gamma in range(largest + 1)], c_hat=inputs.c_hat)]
         heading = f"α = {alpha:g}, c = {c:g}, a pass over γ + 1 tokens taking {'1' if not v else f'1 + {v:g} γ'}"
+        note = _bound(plans[0], v)
     else:
         generation = {name: getattr(inputs, name) for name in ("temperature", "seed", "max_new_tokens")}
         dtype = inputs.dtype or "float32"
@@ -120,7 +121,7 @@ def plan(inputs: Inputs, context: typer.Context) -> None:
         return console.print_measured(
             about=heading, note=note, plans=[planning.to_dict(plan) for plan in plans], timed=speeds
         )
-    _show(heading, plans, note, speeds)
+    _show(heading, plans, note, speeds, largest)
 
 
 def _check(inputs: Inputs, context: typer.Context) -> None:
@@ -148,23 +149,41 @@ def _times(plan: Plan, device: Machine) -> str:
     return f"Batch {plan.batch}: a plain step takes {least}{plain:.2f} ms; {drafts}."
 
 
-def _show(heading: str, plans: Sequence[Plan], note: str, speeds: Sequence[BenchResult]) -> None:
-    """Prints plans as a table and sentences, and the speeds of drafts that were timed."""
+def _bound(plan: Plan, v: float) -> str:
+    """Says how much faster an oracle for γ would be, the bound of all draft-length policies."""
+    from jaxspec.analysis import formulas
+
+    oracle = float(formulas.oracle_improvement(plan.alpha, plan.c + v))  # a draft token costs c and v
+    gain = oracle / plan.improvement - 1
+    return (
+        f"A policy that varies γ has at most {oracle:.2f} times the speed of plain decoding (an oracle that knows how "
+        f"many draft tokens will be accepted): {gain:+.0%} over this."
+    )
+
+
+def _show(heading: str, plans: Sequence[Plan], note: str, speeds: Sequence[BenchResult], largest: int) -> None:
+    """Prints plans as a table and sentences, and the speeds of drafts that were timed.
+
+    Args:
+        largest: the largest γ that `--gamma` allows.
+    """
     from jaxspec.analysis import plan as planning
     from jaxspec.analysis import table as tables
 
-    heads = ["batch", "α", "c", "v", "γ", "tokens\nper round", "speed-up,\nat most", "operations"]
+    heads = ["batch", "α", "c", "v", "γ", "tokens\na round", "speed,\nat most", "opera-\ntions", "bytes"]
     out, table = Console(highlight=False), console.table(heads)
     for plan in plans:
         rows = [(plan.v, plan.best)] if plan.tree is None else [(row.verifying, row) for row in (plan.chain, plan.tree)]
         for v, draft in rows:
             name = f"tree\nof {len(draft.shape)}" if draft.is_tree else f"{draft.gamma or 'plain'}"
-            gains = f"{draft.tokens_per_round:.2f}", f"{draft.improvement:.2f}×", f"{draft.operations:.2f}×"
-            table.add_row(f"{plan.batch}", f"{plan.alpha:.3f}", f"{plan.c:.3f}", f"{v:.2f}", name, *gains)
+            gains = f"{draft.tokens_per_round:.2f}", f"{draft.improvement:.2f}×"
+            work = f"{draft.operations:.2f}×", f"{draft.accesses:.2f}×"
+            table.add_row(f"{plan.batch}", f"{plan.alpha:.3f}", f"{plan.c:.3f}", f"{v:.2f}", name, *gains, *work)
     out.print(Text(heading, "bold"))
     console.show(out, table)
     for plan in plans:
         line = (f"Batch {plan.batch}: " if len(plans) > 1 else "") + planning.sentence(plan)
+        line += f" --gamma {2 * largest} tries γ up to {2 * largest}." if plan.gamma == largest and plan.at_cap else ""
         out.print(Text(line), soft_wrap=plan.best.is_tree)  # with a line of code, to be copied
     if note:
         out.print(Text(note))

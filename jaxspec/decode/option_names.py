@@ -61,6 +61,7 @@ STRUCTURED = "give choices, regex or json_schema; there are no grammars"
 BEAMS = "only jaxspec.beam_search searches with beams"
 GAMMA = "it is called gamma"
 DRAFTER = "it is called drafter"
+EGAG = "it is called policy=jaxspec.policies.entropy(least, most, beta)"
 LOOKUP = "it is called drafter=jaxspec.drafters.prompt_lookup(), and gamma"
 OF_JOB = "it holds for all of the job, and is an option of it"
 LOG_PROBS = "it is called log_probs; top_log_probs is the number of tokens"
@@ -85,6 +86,7 @@ OTHER_NAMES: Mapping[str, OtherName] = {
     "max_tokens": OtherName(LENGTH, field="max_new_tokens"),
     "max_completion_tokens": OtherName(LENGTH, field="max_new_tokens"),
     "max_output_tokens": OtherName(LENGTH, field="max_new_tokens"),
+    "max_gen_len": OtherName(LENGTH, field="max_new_tokens"),
     "max_tokens_to_sample": OtherName(LENGTH, field="max_new_tokens"),
     "num_predict": OtherName(LENGTH, field="max_new_tokens", neutral=(-1,)),
     "n_predict": OtherName(LENGTH, field="max_new_tokens", neutral=(-1,)),
@@ -221,6 +223,13 @@ OTHER_NAMES: Mapping[str, OtherName] = {
     "speculative_config": OtherName(DRAFTER, in_lines=OF_JOB),
     "use_mtp": OtherName(DRAFTER, neutral=(False,), in_lines=OF_JOB),
     "is_assistant": OtherName(DRAFTER, neutral=(False,), in_lines=OF_JOB),
+    "use_egag": OtherName(EGAG, neutral=(False,), in_lines=OF_JOB),
+    "gamma_min": OtherName(EGAG, in_lines=OF_JOB),
+    "gamma_max": OtherName(EGAG, in_lines=OF_JOB),
+    "egag_ema_beta": OtherName(EGAG, in_lines=OF_JOB),
+    "first_target": OtherName("the target always writes the first token, with prefill", neutral=(True,)),
+    "skip_sample_adjustment": OtherName("rejected tokens are always replaced from the residual", neutral=(False,)),
+    "lenience": OtherName("it is called rule=jaxspec.rules.lenient(...)", neutral=(1.0,), in_lines=OF_JOB),
     "prediction": OtherName("drafters look text up: drafter=jaxspec.drafters.prompt_lookup()"),
     # Results.
     "logprobs": OtherName(LOG_PROBS, neutral=(False,), in_lines=LOG_PROBS_OF_JOB),
@@ -237,6 +246,7 @@ OTHER_NAMES: Mapping[str, OtherName] = {
     "output_logits": OtherName(LOG_PROBS, neutral=(False,), in_lines=LOG_PROBS_OF_JOB),
     "output_attentions": OtherName("networks of jaxspec.nets give their logits", neutral=(False,)),
     "output_hidden_states": OtherName("networks of jaxspec.nets give their logits", neutral=(False,)),
+    "debug": OtherName("the trace of a result has every round; on the command line --trace", neutral=(False,)),
     "return_token_ids": OtherName(TOKENS, neutral=(False,), in_lines="tokens is an option of the job (--tokens)"),
     "return_tokens_as_token_ids": OtherName(LOG_PROBS, neutral=(False,), in_lines=LOG_PROBS_OF_JOB),
     "return_token_offsets": OtherName(TOKENS, neutral=(False,)),

@@ -11,13 +11,16 @@ from jaxspec.analysis.formulas import (
     break_even,
     expected_tokens,
     improvement,
+    memory_accesses,
     obstacles,
     operations,
     optimal_gamma,
+    oracle_improvement,
 )
 
 ALPHAS = st.floats(0.0, 1.0)
 GAMMAS = st.integers(0, 30)
+GAMMAS_TRIED = np.arange(1, 31)
 
 TABLE_1 = [  # alpha, gamma, operations, speed
     (0.6, 2, 1.53, 1.96),
@@ -213,3 +216,28 @@ def test_optimal_gamma_at_its_ends():
 def test_bad_arguments_are_refused(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+@given(st.floats(0.0, 0.95), GAMMAS, st.floats(0.0, 1.0))
+def test_memory_accesses_are_a_rounds_reads_over_its_tokens(alpha, gamma, c_bytes):
+    tokens = sum(alpha**k for k in range(gamma + 1))
+    assert memory_accesses(alpha, gamma, c_bytes) == pytest.approx((1 + gamma * c_bytes) / tokens)
+    assert memory_accesses(alpha, gamma) == pytest.approx(1 / expected_tokens(alpha, gamma))
+
+
+@given(st.floats(0.0, 0.9), st.floats(0.0, 1.0), st.floats(1.0, 2.0))
+def test_an_oracle_drafts_what_will_be_accepted(alpha, c, v):
+    """The mean over the geometric number of right draft tokens, summed until nothing is left of it."""
+    right = np.arange(1000)
+    chance = (1 - alpha) * alpha**right
+    speed = (chance @ (right + 1)) / (chance @ (right * c + v))
+    assert oracle_improvement(alpha, c, v) == pytest.approx(max(1.0, speed))
+    assert oracle_improvement(alpha, c, v) >= improvement(alpha, GAMMAS_TRIED, c, v).max() - 1e-9
+
+
+def test_an_oracle_gains_up_to_60_percent():
+    """Section 3.5, for typical values: alpha from 0.5 to 0.9, c up to 0.1."""
+    alpha, c = np.meshgrid(np.arange(0.5, 0.91, 0.05), [0.01, 0.02, 0.05, 0.1])
+    gain = oracle_improvement(alpha, c) / improvement(alpha, optimal_gamma(alpha, c), c) - 1
+    assert 0.5 < gain.max() < 0.65 and gain.min() > 0
+    assert oracle_improvement(1.0, 0.0) == np.inf and oracle_improvement(0.5, 3.0) == 1

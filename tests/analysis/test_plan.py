@@ -66,9 +66,34 @@ def test_gammas_that_are_nearly_as_good_are_named():
     speed = formulas.improvement(0.75, np.arange(17), 0.02)
     assert plan.near == tuple(g for g in range(17) if speed[g] >= 0.97 * speed.max() and g != plan.gamma)
     assert planning.sentence(plan).endswith("; within 3% of that: γ = 7, 8, 10..13.")
-    assert planning.sentence(planning.plan(0.5, 0.0, [1.0, 1.49])).endswith("; within 3% of that: plain decoding.")
+    assert planning.sentence(planning.plan(0.5, 0.0, [1.0, 1.49])).endswith(
+        "; within 3% of that: plain decoding; larger γ were not tried."
+    )
     slower = planning.sentence(planning.plan(0.5, 0.0, [1.0, 1.53]))
     assert slower.startswith("Do not speculate: the best γ, 1, would have 0.98 times the speed of plain decoding")
+
+
+def test_a_plan_says_when_the_longest_draft_is_the_best():
+    for alpha, c, largest, is_at_cap in (0.8, 0.0, 16, True), (0.8, 0.02, 16, False), (0.8, 0.02, 5, True):
+        plan = planning.plan(alpha, c, [1.0] * (largest + 1))
+        assert plan.at_cap == is_at_cap == (plan.gamma == largest)
+        assert planning.sentence(plan).endswith("; larger γ were not tried.") == is_at_cap
+    assert not planning.plan(0.1, 0.5, [1.0]).at_cap  # plain decoding was all that was tried
+
+
+def test_bytes_of_a_round_count_each_models_passes():
+    """Section 3.4: the target is read once a round, and the drafter once a level."""
+    chain = planning.price(((0,), (0, 0)), 2.5, c=0.1, v=[1.0] * 3, c_hat=0.1, c_bytes=0.25)
+    assert chain.accesses == pytest.approx((1 + 2 * 0.25) / 2.5)
+    star = planning.price(((0,), (1,)), 1.5, c=0.1, v=[1.0] * 3, c_hat=0.1)
+    assert star.accesses == pytest.approx((1 + 0.1) / 1.5), "c_hat by default; two siblings are drafted by one pass"
+    plan = planning.plan(0.75, 0.02, [1.0] * 17)
+    assert plan.best.accesses == pytest.approx(float(formulas.memory_accesses(0.75, plan.gamma, 0.02)))
+    assert plan.chains[0].accesses == 1
+    sizes = planning.of_sizes(0.75, "11B", "1.1B", "tpu-v4", c=0.5)
+    assert sizes.chains[2].accesses == pytest.approx(float(formulas.memory_accesses(0.75, 2, 0.1))), "bytes, not times"
+    block = planning.of_sizes(0.75, "11B", "1.1B", "tpu-v4", at_once=True)
+    assert block.chains[4].accesses == pytest.approx(float(formulas.memory_accesses(0.75, 4, 0.1 / 4)))
 
 
 def test_a_batch_waits_for_its_slowest_row():

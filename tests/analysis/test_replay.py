@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 import jaxspec
-from benchmarks import divergence
 from jaxspec import rules, sampling
-from jaxspec.analysis import acceptance, formulas, replay
+from jaxspec.analysis import acceptance, divergence, formulas, replay
 from jaxspec.analysis.statistics import Rate
 from jaxspec.core import Processor, Prompt, token_rows
 from jaxspec.decode.request import prepare

@@ -5,7 +5,7 @@ import sys
 
 SCRIPT = """
 import sys
-from jaxspec.analysis import formulas
+from jaxspec.analysis import divergence, formulas
 print(*sorted({name.partition(".")[0] for name in sys.modules} & {"flax", "jax", "jaxlib", "rich", "scipy"}))
 """
 

@@ -7,14 +7,13 @@ import pytest
 
 pytest.importorskip("matplotlib")
 
-from benchmarks import divergence
 from benchmarks import figures as draw
 from benchmarks.figures import sampling, style
 from benchmarks.figures.spans import Span
 from benchmarks.figures.theory import Mark
 from benchmarks.figures.timeline import COLOURS
 from jaxspec import rules
-from jaxspec.analysis import formulas
+from jaxspec.analysis import divergence, formulas
 
 
 def curve(line, at):

@@ -4,11 +4,13 @@ import jax
 import pytest
 
 from benchmarks import loading, paper
+from jaxspec import rules
 from jaxspec.analysis import formulas, timed_loops
 from jaxspec.analysis.bench import Config, run
 from jaxspec.analysis.random_model import random_model
 from jaxspec.analysis.result import BenchResult, Costs, SettingSummary, Spread
 from jaxspec.analysis.roofline import load_of
+from jaxspec.analysis.statistics import Rate
 from jaxspec.analysis.table import tables
 from jaxspec.weights import huggingface
 from jaxspec.weights.hf_families import t5
@@ -30,6 +32,43 @@ def test_settings_are_the_papers():
     assert sorted(numbers) == [(0, 5, 0.65, 3.1), (0, 7, 0.75, 3.4), (1, 5, 0.53, 2.3), (1, 7, 0.62, 2.6)]
     printed = [round(float(formulas.improvement(line.alpha, line.gamma, 0.02)), 1) for line in paper.TABLE_2]
     assert printed == [line.expected for line in paper.TABLE_2]
+
+
+def test_the_printed_tables_stand_beside_what_is_computed(capsys):
+    """Table 1 to the digit; of Table 4 all but the three rows that rounding explains; Table 2 by estimates."""
+    for alpha, gamma, work, speed in paper.paper_tables.TABLE_1:
+        assert round(float(formulas.operations(alpha, gamma, 0.0)), 2) == work
+        assert round(float(formulas.improvement(alpha, gamma, 0.0)), 2) == speed
+    for row in paper.paper_tables.TABLE_4:
+        low, high = paper.paper_tables.expected_range(row)
+        assert low < row.expected + 0.05 and high > row.expected - 0.05, row
+    for table, words in ("1", "Nothing differs"), ("4", "9 of 12 come out"), ("2", "was measured"):
+        paper.main([table])
+        assert words in " ".join(capsys.readouterr().out.split()), table
+    with pytest.raises(SystemExit):
+        paper.main(["4", "--gamma", "3"])
+
+
+def test_a_pairs_rates_stand_beside_the_papers():
+    """Tables by their names, models in the order that they were given, each at its temperature and lenience."""
+
+    def measured(drafter, temperature, rule, alpha):
+        rate = Rate(alpha, 0.0, alpha, alpha, 9)
+        setting = SettingSummary("big", "a", drafter, rule=rule, gamma=3, temperature=temperature)
+        return BenchResult(setting, alpha=rate)
+
+    strict, mild = "rejection", rules.lenient(0.3).name
+    numbered = [("mine", 1.0, strict, 0.41), ("bigram", 1.0, strict, 0.12), ("other", 1.0, strict, 0.43)]
+    results = [measured(*row) for row in [*numbered, ("mine", 1.0, mild, 0.77), ("mine", 0.0, strict, 0.44)]]
+    view, _ = paper.paper_tables.table_3(results)
+    here = dict(zip(paper.paper_tables.TABLE_3, view.columns[-1].cells, strict=True))
+    small, base, large = [draft for draft, heat in paper.paper_tables.TABLE_3 if heat == 1][2:]
+    assert here["bigram", 1.0].startswith("0.12") and here["bigram", 0.0] == "–" == here["unigram", 1.0]
+    assert [here[draft, 1.0][:4] for draft in (small, base)] == ["0.41", "0.43"] and here[large, 1.0] == "–"
+    assert here[small, 0.0].startswith("0.44")
+    view, sentence = paper.paper_tables.table_5(results)
+    strict_cells, mild_cells = (list(view.columns[column].cells) for column in (3, 7))
+    assert strict_cells[2].startswith("0.41") and mild_cells[2].startswith("0.77") and "≥ is meant" in sentence
 
 
 @pytest.mark.slow

@@ -35,6 +35,16 @@ def test_a_plan_of_known_numbers_is_theorys(run, report):
     assert "Speculate with γ = 6" in result.stdout and "1 + 0.05 γ" in result.stdout
 
 
+def test_the_bound_of_an_oracle_and_the_cap_are_told(run):
+    """Section 3.5: 1 / (alpha c + 1 - alpha) is 5.26, 53% above the 3.43 of the best fixed γ."""
+    said = " ".join(run("--alpha", "0.9", "--c", "0.1").stdout.split())
+    assert "has at most 5.26 times" in said and said.endswith("+53% over this.") and "not tried" not in said
+    said = " ".join(run("--alpha", "0.9", "--c", "0.06", "--v", "0.04", "--gamma", "4").stdout.split())
+    assert "has at most 5.26 times" in said and "larger γ were not tried. --gamma 8 tries γ up to 8." in said
+    said = " ".join(run("--alpha", "0.1", "--c", "0.5").stdout.split())
+    assert said.startswith("α = 0.1") and "has at most 1.05 times" in said
+
+
 def test_when_not_to_speculate(run, report):
     """No failure: the answer is to decode plainly."""
     options = ("--alpha", "0.1", "--c", "0.02", "--v", "1")

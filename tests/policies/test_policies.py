@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import jaxspec
-from benchmarks.oracle import accepted_after, oracle
+from benchmarks.oracle import accepted_after, oracle, rounds_of
 from jaxspec import drafters, policies, rules
 from jaxspec.core import Distribution, Draft, Policy, Prompt, Verdict
 from jaxspec.decode import loop, request
@@ -414,6 +414,18 @@ def test_oracle_makes_no_draft_token_in_vain():
     assert out.stats.accepted.tolist() == out.stats.drafted.tolist() and out.stats.drafted.sum() > 0
     most = decode(policies.constant(16), gamma=16)
     assert out.stats.rounds.tolist() == most.stats.rounds.tolist() and out.stats.drafted[0] < most.stats.drafted[0]
+
+
+@pytest.mark.slow
+def test_rounds_are_counted_as_they_are_decoded():
+    """`benchmarks.oracle` counts rounds without decoding; decoding has as many."""
+    prepared = request.prepare(TARGET, PROMPT, drafter=GOOD, max_new_tokens=17)
+    accepted, counts = accepted_after(prepared), np.full(len(PROMPT.length), 17)
+    for gamma, policy in (3, policies.constant(3)), (None, oracle(accepted)):
+        out = decode(policy, gamma=16)
+        rounds = rounds_of(accepted, counts, gamma)
+        assert (rounds.rounds, rounds.drafted) == (out.stats.rounds.sum(), out.stats.drafted.sum()), gamma
+        assert rounds.tokens == (counts - 1).sum()
 
 
 @pytest.mark.parametrize(

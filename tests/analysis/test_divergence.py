@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks import divergence
 from jaxspec import core, rules
+from jaxspec.analysis import divergence
 from jaxspec.core import noise
 
 
@@ -21,6 +21,9 @@ def distributions(draw, vocab: int = 5):
 
 @given(distributions(), distributions())
 def test_lemma_3_3_and_corollary_3_4(p, q):
+    middle = (p + q) / 2  # Definition 3.2, by its M
+    assert divergence.d_lk(p, q) == pytest.approx(np.abs(p - middle).sum())
+    assert divergence.d_lk(p, q) == pytest.approx(1 - divergence.beta(p, q)) == pytest.approx(divergence.d_lk(q, p))
     assert divergence.beta(p, q) == pytest.approx(1 - np.abs(p - q).sum() / 2)
 
 

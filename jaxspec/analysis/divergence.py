@@ -38,6 +38,26 @@ def beta(p: ArrayLike, q: ArrayLike, lenience: float = 1.0) -> np.ndarray:
     return np.minimum(np.minimum(p / lenience, q).sum(axis=-1), 1.0)
 
 
+def d_lk(p: ArrayLike, q: ArrayLike) -> np.ndarray:
+    """Computes the divergence of two distributions, Definition 3.2: sum_x |p(x) - q(x)| / 2, which is 1 - `beta`.
+
+    It is symmetric, 0 for equal distributions and 1 for distributions without a common token (Lemma 3.3, Corollary
+    3.4). Others call it total variation.
+
+    Args:
+        p, q: distributions of target and drafter [..., vocabulary].
+
+    Raises:
+        ValueError: p or q is no distribution, or their vocabularies differ.
+
+    Example, two positions:
+        >>> d_lk([[0.5, 0.3, 0.2], [1.0, 0.0, 0.0]], [[0.2, 0.6, 0.2], [0.0, 0.5, 0.5]]).round(3).tolist()
+        [0.3, 1.0]
+    """
+    p, q = _distributions(p, q)
+    return np.abs(p - q).sum(axis=-1) / 2
+
+
 def alpha(p: ArrayLike, q: ArrayLike, lenience: float = 1.0) -> float:
     """Computes the acceptance rate E[sum_x min(p(x) / l, q(x))], Corollary 3.6: the mean of `beta` over all positions.
 
@@ -106,9 +126,9 @@ def residual(p: ArrayLike, q: ArrayLike) -> np.ndarray:
         [1.0, 0.0, 0.0]
     """
     p, q = _distributions(p, q)
-    left = np.maximum(p - q, 0)
-    mass = left.sum(axis=-1, keepdims=True)
-    return np.where(mass > 0, left / np.where(mass > 0, mass, 1.0), p)
+    missing = np.maximum(p - q, 0)
+    mass = missing.sum(axis=-1, keepdims=True)
+    return np.where(mass > 0, missing / np.where(mass > 0, mass, 1.0), p)
 
 
 def _distributions(p: ArrayLike, q: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
