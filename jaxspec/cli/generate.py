@@ -58,6 +58,7 @@ class Shown(NamedTuple):
     """Options of what is printed."""
 
     trace: Annotated[bool, flag("Show each round and its draft tokens.", "--trace")] = False
+    numbers: Annotated[bool, flag("With --trace: q, p, r of each draft token.", "--numbers")] = False
     compare: Annotated[bool, flag("Decode plainly, too; compare texts and speeds.", "--compare")] = False
     stats: Annotated[bool, flag("Show prefill and decode apart.", "--stats")] = False
     as_json: Annotated[bool, flag("Print JSON; of a file, a line a prompt.", "--json")] = False
@@ -102,7 +103,7 @@ def generate(
         generation["max_new_tokens"] = None  # jaxspec.generate then fits it to the models
     out, err = Console(highlight=False), Console(stderr=True, highlight=False)
     with err.status("loading the models"):
-        texts, prepared = _load(settings, generation, texts, count)
+        texts, prepared = _load(settings, generation | {"trace_numbers": shown.numbers}, texts, count)
     if check:
         _check_head(prepared, pair, err)
     if search.beams:
@@ -141,6 +142,10 @@ def _refuse(
         raise ValueError("--compare compares drafted with plain decoding: it needs a --draft, and a --gamma above 0")
     if shown.compare and pair.stop:
         raise ValueError("--compare times texts to their end tokens, and a --stop would not end them: leave one out")
+    if shown.numbers and not shown.trace:
+        raise ValueError("--numbers are shown with the rounds of a trace: add --trace")
+    if shown.numbers and (pair.draft is None or pair.gamma == 0):
+        raise ValueError("--numbers are those of draft tokens: it needs a --draft, and a --gamma above 0")
     if (settings.log_probs or settings.top_log_probs is not None) and not shown.as_json:
         raise ValueError("--log-probs and --top-log-probs are reported as JSON only: add --json")
     if settings.num_samples > 1 and not sampling.get("temperature") and not search.beams:
@@ -149,7 +154,19 @@ def _refuse(
         raise ValueError("--chat-template is for prompts that are messages: add --chat")
     if not search.beams:
         return options.refuse(options.typed(context, BeamOptions._fields), "generate without --beams")
-    others = ("policy", "rule", "stop", "prefix", "ban", "num_samples", "trace", "compare", "stats", *sampling)
+    others = (
+        "policy",
+        "rule",
+        "stop",
+        "prefix",
+        "ban",
+        "num_samples",
+        "trace",
+        "numbers",
+        "compare",
+        "stats",
+        *sampling,
+    )
     options.refuse(options.typed(context, others), "--beams, which does not sample, and shows no rounds,")
     one_of(search.early_stopping, "--early-stopping", STOPS)
 
@@ -198,7 +215,10 @@ def _printed(
 ) -> list[dict[str, Any]]:
     """Prints prompts with their texts, or rounds, and the counts of all; returns the records."""
     out.print(show.headline(prepared, pair))
-    records = (show.show_trace if shown.trace else show.show_text)(texts, decoded, prepared.target, out)
+    if shown.trace:
+        records = show.show_trace(texts, decoded, prepared.target, out, with_numbers=shown.numbers)
+    else:
+        records = show.show_text(texts, decoded, prepared.target, out)
     totals = show.total(records)
     drafter = pair.draft if prepared.drafter is not None else None
     out.print(Text(show.totals_sentence(totals, prepared.target.name, drafter)))
@@ -294,7 +314,8 @@ def _stream(prepared: Prepared, stop: Sequence[str], begin: WatchedPrefill | Non
         if piece is None:
             return
         before = TokensView(record["tokens"], len(record["tokens"]))
-        step = TracedRound(before, piece.tokens, piece.draft, piece.num_accepted, piece.parent, piece.path)
+        numbers = None if piece.numbers is None else tracing.numbers_of(piece.numbers)
+        step = TracedRound(before, piece.tokens, piece.draft, piece.num_accepted, piece.parent, piece.path, numbers)
         record["trace"].append(step)
         record["tokens"] += piece.tokens
         record["text"] += piece.text

@@ -76,10 +76,12 @@ def show_text(prompts: Sequence[str], decoded: Records, target: Model, out: Cons
     return lasts
 
 
-def show_trace(prompts: Sequence[str], decoded: Records, target: Model, out: Console) -> list[dict[str, Any]]:
+def show_trace(
+    prompts: Sequence[str], decoded: Records, target: Model, out: Console, *, with_numbers: bool = False
+) -> list[dict[str, Any]]:
     """Prints a line for each round, as it ends where records are streamed; returns the last record of each prompt."""
     colour, lasts = out.is_terminal and not out.no_color, []
-    out.print(terminal.legend(colour), "\n")
+    out.print(terminal.legend(colour, with_numbers=with_numbers), "\n")
     for prompt, records in zip(prompts, decoded, strict=True):
         out.print(Text(prompt, "dim"))
         printed, record = 0, {}
@@ -221,6 +223,7 @@ def row_report(prompt: str, record: dict[str, Any], trace: bool) -> dict[str, An
         report["rounds"] = [
             {"tokens": step.new, "draft": step.draft, "accepted": step.num_accepted}
             | ({} if step.parent is None else {"parent": step.parent, "path": step.path})
+            | ({} if step.numbers is None else {"numbers": step.numbers})
             for step in record["trace"]
         ]
     return report

@@ -61,6 +61,7 @@ from jaxspec.core.decoder import (
     State,
     Stats,
     TargetPass,
+    TraceNumbers,
     Weights,
 )
 from jaxspec.core.distribution import Distribution, LogitsProcessor, Preceding, Sampler, ToDistribution
@@ -113,7 +114,7 @@ from jaxspec.core.policy import (
     PolicyUpdate,
 )
 from jaxspec.core.processor import BoundProcessor, Processor, ProcessorAdvance, ProcessorAhead, ProcessorInit
-from jaxspec.core.rule import JUDGE_TREES, AcceptanceRatio, Rule, Verify
+from jaxspec.core.rule import JUDGE_TREES, AcceptanceRatio, Rule, Trials, TrialsOf, Verify
 
 __all__ = [name for name in dir() if name[0].isupper()]  # not its modules
 

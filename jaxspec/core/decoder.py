@@ -180,6 +180,28 @@ class State(NamedTuple):
     stats: Stats
 
 
+class TraceNumbers(NamedTuple):
+    """The numbers of the draft tokens of a round, as its rule compared them; NaN where there is none.
+
+    p and q are probabilities in the distributions that tokens are drawn from, after temperature and truncation. So at
+    temperature 0 they are 0 or 1.
+
+    Attributes:
+        q: the drafter's probability of the draft token; 1 for one that was not drawn.
+        p: the target's probability of it.
+        r, acceptance, residual_mass: the numbers of `core.Trials`.
+        entropy: the entropy of the drafter's distribution there, over log V, from 0 to 1. At temperature 0 it is that
+            of its distribution at temperature 1, as for `policies.entropy`. NaN where the drafter keeps none.
+    """
+
+    q: Float[Array, "batch *rounds node"]
+    p: Float[Array, "batch *rounds node"]
+    r: Float[Array, "batch *rounds node"]
+    acceptance: Float[Array, "batch *rounds node"]
+    residual_mass: Float[Array, "batch *rounds node"]
+    entropy: Float[Array, "batch *rounds node"]
+
+
 class RoundInfo(NamedTuple):
     """The report of one round; never carried. `decode.loop.Trace` has the same fields, with an axis for the rounds.
 
@@ -190,6 +212,7 @@ class RoundInfo(NamedTuple):
         num_committed: tokens committed, after cutting at an end token and at the limit.
         num_tested: draft tokens that were tested.
         parent, path: a tree's parents and accepted path, as in `Draft` and `Verdict`; None for a chain.
+        numbers: the numbers of the draft tokens; None unless they were asked for.
     """
 
     draft: Int[Array, "batch *rounds node"]
@@ -199,6 +222,7 @@ class RoundInfo(NamedTuple):
     num_tested: Int[Array, " batch *rounds"]
     parent: Int[Array, "batch *rounds node"] | None = None
     path: Int[Array, "batch *rounds node"] | None = None
+    numbers: TraceNumbers | None = None
 
 
 class FollowerInit(Protocol):
@@ -259,6 +283,7 @@ class Decoder(NamedTuple):
         nodes: most draft tokens of a round; gamma for a chain.
         trees: whether its drafts are trees.
         exact: whether its text has the target's distribution.
+        numbers: whether its rounds report `TraceNumbers`.
     """
 
     init: DecoderInit
@@ -267,3 +292,4 @@ class Decoder(NamedTuple):
     nodes: int = 0
     trees: bool = False
     exact: bool = True
+    numbers: bool = False

@@ -39,7 +39,8 @@ class Draft(NamedTuple):
         draws: how each node was chosen, a `Draw`; None: all without replacement (in a chain no node has siblings).
         aux: values that a drafter or the draft loop passes to its policy or rule, by name. "confidence" [B, G] is
             what the policy's `confidence` made of each distribution. "gumbel" [B, G, V] is plain sampling's noise at
-            the draft tokens, which `rules.coupled` then need not draw again.
+            the draft tokens, which `rules.coupled` then need not draw again. "entropy" [B, G] is for a trace with
+            numbers, see `TraceNumbers`.
     """
 
     tokens: Int[Array, "batch node"]

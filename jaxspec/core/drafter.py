@@ -27,6 +27,7 @@ class DraftContext(NamedTuple):
         to_distribution: logits -> the distribution to draw from, with the drafter's own sampling parameters.
         confidence: the policy's function of the distribution of each draft token; None if it has none.
         should_continue: (index of a draft token, the confidences so far) -> whether each row goes on after it.
+        entropy: the function of the distribution of each draft token that a trace with numbers reports; None without.
         finished: rows that have ended [B], also during the rounds inside a draft; None: not known.
         ahead: goes through a chain of point masses. It replaces the first token that is ruled out by a likely one,
             drops the tokens after it, and continues the chain with likely tokens. None: it knows of no likely tokens.
@@ -40,6 +41,7 @@ class DraftContext(NamedTuple):
     to_distribution: ToDistribution
     confidence: Callable[[Distribution], Float[Array, " batch"]] | None = None
     should_continue: Callable[[int | Int[Array, ""], Float[Array, "batch draft"]], Bool[Array, " batch"]] | None = None
+    entropy: Callable[[Distribution], Float[Array, " batch"]] | None = None
     finished: Bool[Array, " batch"] | None = None
     ahead: Callable[[Draft], Draft] | None = None
 

@@ -21,6 +21,25 @@ AcceptanceRatio = Callable[
 """(log_p, log_q, tokens) -> see `Rule.acceptance_ratio`."""
 
 
+class Trials(NamedTuple):
+    """The numbers by which a rule judged the draft tokens of a round; NaN where it has none.
+
+    Attributes:
+        r: the uniform draw that the draft token's test compared.
+        acceptance: the probability that this test is passed, before r is drawn: r below it passes.
+        residual_mass: Z, the mass of the unnormalised residual that the next token is drawn from if this draft token
+            is rejected; of `rules.rejection` the sum of max(p - q, 0).
+    """
+
+    r: Float[Array, "batch node"]
+    acceptance: Float[Array, "batch node"]
+    residual_mass: Float[Array, "batch node"]
+
+
+TrialsOf = Callable[[Keys, Int[Array, " batch"], Draft, Distribution], Trials]
+"""(keys, position, draft, target) -> see `Rule.trials`; the arguments are those of `Verify`."""
+
+
 class Verify(Protocol):
     def __call__(self, keys: Keys, position: Int[Array, " batch"], draft: Draft, target: Distribution) -> Verdict:
         """Judges a draft.
@@ -50,6 +69,8 @@ class Rule(NamedTuple):
             jointly multiplies the ratios before it cuts them at 1. None where the ratio is not known.
         lenience: l of a rule that accepts each draft token x with probability min(1, p(x) / (l q(x))): 1 of
             `rejection`, less of `lenient`; None of rules that accept otherwise.
+        trials: the numbers of the tests, computed again for a trace with numbers: noise is addressed, so they are those
+            that `verify` compared. None of rules that draw no number for each draft token.
 
     >>> import jax.numpy as jnp
     >>> def nothing(keys, position, draft, target):  # plain greedy decoding, in its own terms
@@ -68,3 +89,4 @@ class Rule(NamedTuple):
     shares_noise: bool = False
     acceptance_ratio: AcceptanceRatio | None = None
     lenience: float | None = None
+    trials: TrialsOf | None = None

@@ -34,6 +34,7 @@ def generate(
     num_samples: int = 1,
     log_probs: bool = False,
     top_log_probs: int | None = None,
+    trace_numbers: bool = False,
     prefix: SharedPrefix | None = None,
     chat_template_kwargs: Mapping[str, Any] | None = None,
     **sampling: Unpack[SamplingOptions],
@@ -65,11 +66,14 @@ def generate(
         log_probs: whether to report the log probability of every token, see `core.LogProbs`: the target's, raw and
             under the distribution that was sampled from. Such programs are compiled apart; others compute none.
         top_log_probs: the number of most probable tokens to report for each position, too; 0 is log_probs=True.
+        trace_numbers: whether the trace has the numbers of every draft token (`core.TraceNumbers`): q, p, the uniform
+            draw r, the mass that a rejection leaves, the drafter's entropy. Such programs are compiled apart; others
+            compute none. `out.trace.table()` has them as columns.
         prefix: the beginning of all prompts, read before by `jaxspec.prefix`; the text is that of the whole prompts.
         chat_template_kwargs: values for the template of conversations, such as {"enable_thinking": False}.
         **sampling: temperature, top_k, top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty,
-            logit_bias, banned, draft_temperature: a number for all rows or one per row; `sampling.SamplingOptions`
-            describes them. Greedy by default.
+            logit_bias, banned, draft_temperature, draft_top_k, draft_top_p: a number for all rows or one per row;
+            `sampling.SamplingOptions` describes them. Greedy by default.
 
     Raises:
         ValueError, TypeError: input that cannot be decoded from; the message says what was got and what was expected.
@@ -100,6 +104,7 @@ def generate(
         num_samples=num_samples,
         log_probs=log_probs,
         top_log_probs=top_log_probs,
+        trace_numbers=trace_numbers,
         prefix=prefix,
         chat_template_kwargs=chat_template_kwargs,
         **sampling,
@@ -270,24 +275,34 @@ def _pieces(
         new_text = visible[len(shown) :] if visible.startswith(shown) else ""
         shown += new_text
         finish = stopping.finish(stop, int(states.finish(state)[0]), committed) if done[0] else None
-        draft, accepted, parent, path = _round(info)
+        draft, accepted, parent, path, numbers = _round(info)
         if keep is not None:
             keep(state)
-        yield Piece(new_text, new, draft, accepted, stats, bool(done[0]), parent, path, finish, log_probs)
+        yield Piece(new_text, new, draft, accepted, stats, bool(done[0]), parent, path, finish, log_probs, numbers)
 
 
-def _round(info: core.RoundInfo | None) -> tuple[list[int], int, list[int] | None, list[int] | None]:
-    """The draft tokens of a stream's round and how many were accepted; of a tree its parents and the accepted path."""
+def _round(
+    info: core.RoundInfo | None,
+) -> tuple[list[int], int, list[int] | None, list[int] | None, core.TraceNumbers | None]:
+    """The draft tokens of a stream's round and how many were accepted; of a tree its parents and the accepted path.
+
+    The last are the numbers of the draft tokens, if they were asked for.
+    """
     if info is None:
-        return [], 0, None, None
+        return [], 0, None, None, None
+
+    def numbers_of(tokens: Any) -> core.TraceNumbers | None:
+        return None if info.numbers is None else core.TraceNumbers(*(values[0][tokens] for values in info.numbers))
+
     accepted = int(info.num_accepted[0])
     if info.parent is None or info.path is None:
-        return info.draft[0, : info.draft_length[0]].tolist(), accepted, None, None
+        real = slice(int(info.draft_length[0]))
+        return info.draft[0, real].tolist(), accepted, None, None, numbers_of(real)
     # A static tree has nodes that this round did not use: they are taken out, and the rest renumbered.
     real = np.asarray(tree.in_tree(jnp.asarray(info.parent)))[0]
     number = np.concatenate([[0], np.cumsum(real)])  # of the fed tokens, once those that are no nodes are gone
     parent, path = number[info.parent[0][real]].tolist(), (number[info.path[0, :accepted] + 1] - 1).tolist()
-    return info.draft[0][real].tolist(), accepted, parent, path
+    return info.draft[0][real].tolist(), accepted, parent, path, numbers_of(real)
 
 
 def _failure(failed: np.ndarray, prepared: Prepared) -> Exception:

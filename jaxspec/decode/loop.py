@@ -24,7 +24,8 @@ class Trace(core.RoundInfo):
 
     Rows are padded with rounds in which they were finished: all counts are 0 there.
 
-    The fields are `core.RoundInfo`'s, with an axis for the rounds after the rows'; parent and path are None for chains.
+    The fields are `core.RoundInfo`'s, with an axis for the rounds after the rows'; parent and path are None for chains,
+    and numbers where nobody asked for them.
     """
 
 
@@ -71,7 +72,8 @@ def check_fits(prepared: Prepared) -> None:
     arrays = jax.eval_shape(lambda arrays: arrays, (p.weights, p.prompt, p.request, p.before))
     shapes, structure = jax.tree.flatten(arrays)
     state, prefill = _sizes_after_prefill(p.decoder, token_rows.headroom(size, nodes), structure, tuple(shapes))
-    history = 4 * size * batch * (5 + 3 * nodes)  # tokens, counts and drafts of each round, in int32
+    of_nodes = 3 + len(core.TraceNumbers._fields) * p.decoder.numbers
+    history = 4 * size * batch * (5 + of_nodes * nodes)  # tokens, counts and drafts of each round, in 32 bits
     logits = 4 * (nodes + 1) * p.target.lm.vocab_size * batch
     limit = int(np.max(options["max_new_tokens"]))
     purpose, lower = f"max_new_tokens={limit} for {batch} prompts", "max_new_tokens"
@@ -185,9 +187,7 @@ def _all_rounds(
     decoder: core.Decoder, weights: core.Weights, state: core.State, max_new_tokens: int
 ) -> tuple[core.State, Outcome]:
     batch = state.done.shape[0]
-    count = jnp.zeros((max_new_tokens, batch), jnp.int32)  # a round commits at least one token of some row
-    nodes = jnp.zeros((max_new_tokens, batch, decoder.nodes), jnp.int32)
-    history = core.RoundInfo(nodes, count, count, count, count, *((nodes, nodes) if decoder.trees else ()))
+    history = empty_history(decoder, (max_new_tokens, batch))  # a round commits at least one token of some row
 
     def unfinished(carry) -> Bool[Array, ""]:
         return jnp.logical_not(jnp.all(carry[1].done))
@@ -201,6 +201,19 @@ def _all_rounds(
     _, state, history = jax.lax.while_loop(unfinished, one_round, (jnp.zeros((), jnp.int32), state, history))
     trace = Trace(*jax.tree.map(lambda h: jnp.moveaxis(h, 0, 1), history))
     return state, outcome(state, trace, max_new_tokens)
+
+
+def empty_history(decoder: core.Decoder, shape: tuple[int, int]) -> core.RoundInfo:
+    """Makes the reports of rounds that are still to be run: zeros, with these axes in front."""
+    count, nodes = jnp.zeros(shape, jnp.int32), jnp.zeros((*shape, decoder.nodes), jnp.int32)
+    history = core.RoundInfo(nodes, count, count, count, count)
+    if decoder.trees:
+        history = history._replace(parent=nodes, path=nodes)
+    if decoder.numbers:
+        history = history._replace(
+            numbers=core.TraceNumbers(*(jnp.zeros(nodes.shape, jnp.float32) for _ in core.TraceNumbers._fields))
+        )
+    return history
 
 
 def outcome(state: core.State, trace: Trace, max_new_tokens: int) -> Outcome:

@@ -10,7 +10,7 @@ from typing import Any, Self
 import numpy as np
 
 from jaxspec import trace
-from jaxspec.core import LogProbs, Stats
+from jaxspec.core import LogProbs, Stats, TraceNumbers
 from jaxspec.decode import loop
 from jaxspec.trace.html import SIGNS
 
@@ -39,6 +39,19 @@ class ShownTrace(loop.Trace):
         rounds = cls(*arrays)
         rounds._tokens, rounds._lengths, rounds._tokenizer = tokens, lengths, tokenizer
         return rounds
+
+    def table(self) -> dict[str, np.ndarray]:
+        """Returns a column for each fact of the draft tokens, with an entry for every one; see `trace.table`.
+
+        >>> import jax, jaxspec
+        >>> from jaxspec.testing import table_model
+        >>> model = table_model(jax.random.key(1), vocab=5)
+        >>> options = {"gamma": 2, "max_new_tokens": 4, "trace_numbers": True}
+        >>> columns = jaxspec.generate(model, [[3]], drafter=model, **options).trace.table()
+        >>> {name: columns[name].tolist() for name in ("position", "accepted", "p")}
+        {'position': [1, 2], 'accepted': [True, True], 'p': [1.0, 1.0]}
+        """
+        return trace.table(self)
 
     def _repr_html_(self) -> str | None:
         if self._tokens is None or self._lengths is None:
@@ -142,6 +155,7 @@ class Piece:
             to its length; None where the draft is a chain.
         finish: why the text ended, as `Generation.finish`, in the last piece; before it None.
         log_probs: the log probabilities of the piece's tokens, [tokens], if asked for; see `core.LogProbs`.
+        numbers: the numbers of the draft tokens, [tokens], if asked for; see `core.TraceNumbers`.
     """
 
     text: str
@@ -154,6 +168,7 @@ class Piece:
     path: list[int] | None = None
     finish: str | None = None
     log_probs: LogProbs | None = None
+    numbers: TraceNumbers | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -292,6 +307,7 @@ def rounds(out: Generation, row: int) -> list[dict[str, Any]]:
     return [
         {"draft": s.draft, "num_accepted": s.num_accepted, "new": s.new}
         | ({} if s.parent is None else {"parent": s.parent, "path": s.path})
+        | ({} if s.numbers is None else {"numbers": s.numbers})
         for s in steps
     ]
 

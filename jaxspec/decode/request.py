@@ -53,6 +53,7 @@ class Options(NamedTuple):
     num_samples: Any
     log_probs: Any
     top_log_probs: Any
+    trace_numbers: Any
     prefix: Any
 
 
@@ -128,6 +129,7 @@ def prepare(
     num_samples: int = 1,
     log_probs: bool = False,
     top_log_probs: int | None = None,
+    trace_numbers: bool = False,
     prefix: SharedPrefix | None = None,
     chat_template_kwargs: Mapping[str, Any] | None = None,
     **sampling: Unpack[SamplingOptions],
@@ -138,9 +140,8 @@ def prepare(
     """
     _check_names(sampling)
     inputs.check_model(target, "target")
-    named = Options(
-        drafter, gamma, rule, policy, max_new_tokens, key, eos_ids, num_samples, log_probs, top_log_probs, prefix
-    )
+    reported = {"log_probs": log_probs, "top_log_probs": top_log_probs, "trace_numbers": trace_numbers}
+    named = Options(drafter, gamma, rule, policy, max_new_tokens, key, eos_ids, num_samples, **reported, prefix=prefix)
     options = {**named._asdict(), **sampling}
     inputs.check_untraced(target.params, prompts, {**options, "drafter": getattr(drafter, "params", None)})
     return _prepared(target, encode(target, prompts, prefix, chat_template_kwargs), options)
@@ -158,6 +159,7 @@ def _prepared(target: core.Model, prompt: core.Prompt, options: Mapping[str, Any
     rule = rules.rejection() if o.rule is None else o.rule
     inputs.check_type(rule, core.Rule, "rule", "a rule, such as jaxspec.rules.rejection()", "jaxspec.rules")
     top = reported_tokens(o.log_probs, o.top_log_probs, target.lm.vocab_size)
+    inputs.check_type(o.trace_numbers, bool, "trace_numbers", "True or False")
     batch = prompt.tokens.shape[0] * samples
     _check_rows(target, samples, batch)
     limit = _limits(o.max_new_tokens, batch, positions_left(target, o.drafter, prompt, batch))
@@ -179,7 +181,7 @@ def _prepared(target: core.Model, prompt: core.Prompt, options: Mapping[str, Any
         weights, decoder = core.Weights(target.params), autoregressive(target.lm, sampler, top)
     else:
         functions = None if policy is None else policy.functions
-        decoder = speculative(target.lm, bound.functions, rule, sampler, gamma, functions, top)
+        decoder = speculative(target.lm, bound.functions, rule, sampler, gamma, functions, top, o.trace_numbers)
         weights = core.Weights(target.params, bound.params)
     request = core.Request(
         keys=noise.row_keys(key, batch),

@@ -9,6 +9,7 @@ import jax
 from jaxspec import core
 from jaxspec.core import token_rows
 from jaxspec.core.round import bucket_widths, check_trees, committed_caches, run_round, size_of
+from jaxspec.decode import numbers
 from jaxspec.decode import state as states
 from jaxspec.decode.autoregressive import autoregressive
 
@@ -22,6 +23,7 @@ def speculative(
     gamma: int,
     policy: core.Policy | None = None,
     top_log_probs: int | None = None,
+    trace_numbers: bool = False,
 ) -> core.Decoder:
     """A decoder whose every round commits between 1 and gamma + 1 tokens per row, for one pass of the target.
 
@@ -52,6 +54,8 @@ def speculative(
         policy: chooses the length of drafts.
         top_log_probs: how many of the most probable tokens of each position `core.LogProbs` reports, besides the
             emitted one. None: it reports nothing, and the program computes nothing for it.
+        trace_numbers: whether rounds report `core.TraceNumbers` of their draft tokens. If not, the program computes
+            nothing for them.
 
     Raises:
         ValueError: gamma is negative; a drafter of trees with a model or a rule that takes chains only.
@@ -68,6 +72,8 @@ def speculative(
             "sets a limit beforehand, such as policies.adaptive() or policies.constant(n)"
         )
     followed_by = states.followers(sampler, target.vocab_size, top_log_probs, policy)
+    entropy = numbers.entropy if trace_numbers else None
+    numbers_of = functools.partial(numbers.of_round, rule) if trace_numbers else None
     widths = bucket_widths(nodes, adaptive=policy is not None, may_be_empty=drafter.may_be_empty)
 
     def init(
@@ -91,16 +97,18 @@ def speculative(
 
     def step(weights: core.Weights, state: core.State) -> tuple[core.State, core.RoundInfo]:
         of_target, of_drafter = states.distributions(state, sampler, target.vocab_size)
-        context = states.draft_context(policy, state, depth, of_drafter, sampler)
+        context = states.draft_context(policy, state, depth, of_drafter, sampler, entropy)
         limit = states.shorten(policy, state)
         # Draft, verify in one pass, accept:
         result = run_round(target, drafter, rule, weights, state.caches, context, of_target, widths, limit)
         with jax.named_scope("commit"):
-            state, info = states.end_round(state, result, followed_by, target.vocab_size)
+            state, info = states.end_round(state, result, followed_by, target.vocab_size, numbers_of)
             # An end token or the limit may cut what was accepted; the target's cache follows the committed row.
             caches = result.caches._replace(target=target.rewind(result.caches.target, state.length - 1))
             row = core.Prompt(state.tokens, state.length)
             end = core.RoundEnd(weights, caches, row, result.verdict, result.target.forward)
             return state._replace(caches=committed_caches(drafter.commit(end))), info
 
-    return core.Decoder(init, step, depth, nodes, trees=drafter.tree is not None, exact=rule.exact)
+    return core.Decoder(
+        init, step, depth, nodes, trees=drafter.tree is not None, exact=rule.exact, numbers=trace_numbers
+    )

@@ -138,8 +138,12 @@ def draft_context(
     gamma: int,
     to_distribution: core.ToDistribution,
     sampler: core.Sampler,
+    entropy: Callable[[core.Distribution], Float[Array, " B"]] | None = None,
 ) -> core.DraftContext:
-    """The drafter's context of a round: limits as the policy decides, but no draft token that could not be emitted."""
+    """The drafter's context of a round: limits as the policy decides, but no draft token that could not be emitted.
+
+    `entropy` is for a trace with numbers, see `core.DraftContext`.
+    """
     values, memory = state.request.policy, state.memory.policy
     limit = jnp.minimum(max_useful_draft(state), gamma)
     context = core.DraftContext(
@@ -149,6 +153,7 @@ def draft_context(
         gamma,
         adaptive=policy is not None,
         to_distribution=to_distribution,
+        entropy=entropy,
         finished=state.done,
         ahead=samplers.ahead(sampler, state.request.sampling_params, preceding(state)),
     )
@@ -184,15 +189,22 @@ def tokens_left(state: core.State) -> Int[Array, " B"]:
 
 
 def end_round(
-    state: core.State, result: core.RoundResult, followers: Followers, vocab: int
+    state: core.State,
+    result: core.RoundResult,
+    followers: Followers,
+    vocab: int,
+    numbers_of: Callable[[core.Keys, Int[Array, " B"], core.RoundResult], core.TraceNumbers] | None = None,
 ) -> tuple[core.State, core.RoundInfo]:
     """Commits a round's tokens and reports the round; rows that had ended before it stay as they are.
 
-    The caches are still those from before the round.
+    The caches are still those from before the round. `numbers_of` makes the report's numbers, if they are asked for.
     """
     after, committed = commit_round(state, result, followers, vocab)
     live = jnp.logical_not(state.done)
-    return update_stats(after, live, result.draft, result.verdict, committed)
+    after, info = update_stats(after, live, result.draft, result.verdict, committed)
+    if numbers_of is None:
+        return after, info
+    return after, info._replace(numbers=numbers_of(state.request.keys, state.length, result))
 
 
 def commit_round(

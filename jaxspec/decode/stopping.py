@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxspec.core import Finish, Model, Request, RoundInfo, State, token_ids
+from jaxspec.core import Decoder, Finish, Model, Request, RoundInfo, State, token_ids
 from jaxspec.decode import log_probs, loop
 from jaxspec.decode.request import Prepared
 from jaxspec.decode.shared_prefix import common
@@ -95,9 +95,8 @@ def run(prepared: Prepared, stop: Stop, begin: loop.Begin | None = None) -> loop
         if info is not None:
             infos.append(info)
         last = state
-    return loop.outcome(
-        last, _trace(infos, len(prepared.request.max_new_tokens), prepared.decoder.nodes), prepared.max_new_tokens
-    )
+    trace = _trace(infos, prepared.decoder, len(prepared.request.max_new_tokens))
+    return loop.outcome(last, trace, prepared.max_new_tokens)
 
 
 def edit(stops: Sequence[Stop]) -> loop.Edit:
@@ -130,13 +129,12 @@ def _cut(stops: Sequence[Stop], state: State, info: RoundInfo | None) -> tuple[S
     return log_probs.forget_cut(state), info
 
 
-def _trace(infos: Sequence[RoundInfo], batch: int, nodes: int) -> loop.Trace:
+def _trace(infos: Sequence[RoundInfo], decoder: Decoder, batch: int) -> loop.Trace:
     """The rounds that were run one by one, as `loop.run` reports them."""
     if infos:
         # on the host: on a device it would be a program, and a compilation, for each number of rounds
         return loop.Trace(*jax.tree.map(lambda *x: np.stack(x, axis=1), *jax.device_get(infos)))
-    none = jnp.zeros((batch, 0), jnp.int32)
-    return loop.Trace(jnp.zeros((batch, 0, nodes), jnp.int32), none, none, none, none)
+    return loop.Trace(*loop.empty_history(decoder, (batch, 0)))
 
 
 def tokens_needed(stop: Stop, tokens: Sequence[int], settled: int) -> int | None:

@@ -210,6 +210,7 @@ class CascadeFunctions(NamedTuple):
             to_distribution=_at_temperature(to_distribution, self.temperature),
             confidence=None,
             should_continue=None,
+            entropy=None,
             ahead=None,
         )
         widths = bucket_widths(self.nodes, adaptive=False, may_be_empty=True)

@@ -208,9 +208,12 @@ def combine(
     vocab = next((draft.log_probs.shape[-1] for draft in drafts if draft.log_probs is not None), None)
     if vocab is not None:
         combined = combined._replace(log_probs=merge(*(_log_probs(draft, vocab) for draft in drafts)))
-    if any("confidence" in (draft.aux or {}) for draft in drafts):
-        combined = combined._replace(aux={"confidence": merge(confidence_of(first), confidence_of(second))})
-    return combined
+    aux = {
+        name: merge(*(_of_tokens(draft, name) for draft in drafts))
+        for name in ("confidence", "entropy")
+        if any(name in (draft.aux or {}) for draft in drafts)
+    }
+    return combined._replace(aux=aux or None)
 
 
 def _log_probs(draft: core.Draft, vocab: int) -> Float[Array, "B G V"]:
@@ -222,8 +225,13 @@ def _log_probs(draft: core.Draft, vocab: int) -> Float[Array, "B G V"]:
 
 def confidence_of(draft: core.Draft) -> Float[Array, "B G"]:
     """Returns `Draft.aux`'s confidences; NaN where the drafter has no distributions to read."""
-    confidence = (draft.aux or {}).get("confidence")
-    return jnp.full(draft.tokens.shape, jnp.nan, jnp.float32) if confidence is None else confidence
+    return _of_tokens(draft, "confidence")
+
+
+def _of_tokens(draft: core.Draft, name: str) -> Float[Array, "B G"]:
+    """Returns a number of `Draft.aux` for each draft token; NaN where the drafter gives none."""
+    numbers = (draft.aux or {}).get(name)
+    return jnp.full(draft.tokens.shape, jnp.nan, jnp.float32) if numbers is None else numbers
 
 
 def after(

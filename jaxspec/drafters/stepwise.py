@@ -125,9 +125,10 @@ class DraftLoop(NamedTuple):
     tokens: Int[Array, "B G"]
     log_probs: Float[Array, "B G V"] | None
     length: Int[Array, " B"]
-    # these two: as in `Draft.aux`; None where not asked for
+    # these three: as in `Draft.aux`; None where not asked for
     gumbel: Float[Array, "B G V"] | None
     confidence: Float[Array, "B G"] | None
+    entropy: Float[Array, "B G"] | None
     going: Bool[Array, " B"]  # rows that draft another token
     carry: Any  # the drafter's own
 
@@ -170,6 +171,8 @@ def sequential(
             going = jnp.logical_and(going, i < limit)
         token, loop = choose(i, distribution, going, loop)
         length = loop.length + going.astype(loop.length.dtype)
+        if context.entropy is not None:
+            loop = loop._replace(entropy=_put(loop.entropy, context.entropy(distribution), i))
         if context.confidence is not None and context.should_continue is not None:
             if reading.estimate is not None:  # of this token, made of the tokens before it
                 distribution = distribution._replace(estimate=reading.estimate(loop.carry))
@@ -200,7 +203,7 @@ def sequential(
 
         drawn, loop = jax.lax.while_loop(unfinished, step, (jnp.ones((), jnp.int32), loop))
         num_fed = drawn - 1
-    aux = {"gumbel": loop.gumbel, "confidence": loop.confidence}
+    aux = {"gumbel": loop.gumbel, "confidence": loop.confidence, "entropy": loop.entropy}
     aux = {name: values for name, values in aux.items() if values is not None}
     draft = core.Draft(loop.tokens, loop.length, log_probs=loop.log_probs, aux=aux or None)
     if reading.end is None:
@@ -227,6 +230,7 @@ def _empty(context: core.DraftContext, logits: Float[Array, "B 1 W"], carry: Any
         length=jnp.zeros_like(context.row.length),
         gumbel=rows if coupled else None,
         confidence=None if context.confidence is None else jnp.zeros(shape, jnp.float32),
+        entropy=None if context.entropy is None else jnp.zeros(shape, jnp.float32),
         going=context.max_draft >= 0,
         carry=carry,
     )

@@ -216,7 +216,7 @@ def missing(prepared: Prepared, needs: Mapping[str, Any], bounded: bool) -> dict
         elif name in ("logit_bias", "banned"):
             if is_set(value) and not is_set(options.get("logit_bias")) and not is_set(options.get("banned")):
                 added["logit_bias"] = np.zeros(vocab, np.float32)
-        elif name == "top_k":
+        elif name in ("top_k", "draft_top_k"):
             if old is None or int(old) < value:
                 added[name] = min(ALL, 1 << (int(value) - 1).bit_length())
         elif name in patterns.NAMES:
@@ -227,7 +227,8 @@ def missing(prepared: Prepared, needs: Mapping[str, Any], bounded: bool) -> dict
     both = {**options, **added}
     top_k = both.get("top_k")
     is_bounded = bounded and needs.get("top_k") != ALL
-    if is_set(both.get("top_p")) and top_k is not None and not is_bounded and int(top_k) < vocab:
+    has_mass = is_set(both.get("top_p")) or is_set(both.get("draft_top_p"))
+    if has_mass and top_k is not None and not is_bounded and int(top_k) < vocab:
         added["top_k"] = ALL  # rows without a top_k look for their mass among all tokens
     return added
 
@@ -277,7 +278,7 @@ def _response_format(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 def _sampling(name: str, value: Any) -> Any:
     """Reads an option of sampling; JSON has ids as text where they are names of an object."""
-    if name == "top_k" and any(option_names.is_same(value, number) for number in EVERY_TOKEN):
+    if name in ("top_k", "draft_top_k") and any(option_names.is_same(value, number) for number in EVERY_TOKEN):
         return ALL
     if name == "logit_bias" and isinstance(value, Mapping):
         return {int(key) if isinstance(key, str) and key.isdecimal() else key: bias for key, bias in value.items()}

@@ -24,7 +24,7 @@ from jaxspec.core import Before, Decoder, LogProbs, Prompt, Request, State, Weig
 from jaxspec.decode import inputs, log_probs
 from jaxspec.decode import state as states
 from jaxspec.decode.request import Prepared
-from jaxspec.sampling.params import OPTIONS, pattern_rows, pool_of
+from jaxspec.sampling.params import DRAFT, OPTIONS, draft_values, pattern_rows, pool_of
 from jaxspec.structured.patterns import Pattern
 from jaxspec.structured.tables import TooLarge, values
 from jaxspec.vocab import languages
@@ -42,7 +42,7 @@ class Row(NamedTuple):
     max_new_tokens: int  # its limit
     sample: int = 0  # the number of this text among the prompt's, from 0; each has a key of its own
     seed: int | None = None  # makes the row's key in place of the job's key and `number`
-    # Its own values, by field of `SamplingParams`, [1] or [1, vocab]; "draft" is the drafter's temperature.
+    # Its own values, by field of `SamplingParams`, [1] or [1, vocab]; the drafter's begin with "draft_".
     sampling: Mapping[str, np.ndarray] | None = None
     pattern: Pattern | None = None  # the text has to match it
     begin: tuple[int, ...] = ()  # the ids that its text follows in an encoder-decoder's row; empty: the model's own
@@ -261,10 +261,11 @@ class Slots:
         fields["structured"] = None if self._pool is None else values(self._pool, self._entries_of(rows))
         if draft is None:
             return type(target)(**fields), None
-        # NaN is a drafter without a temperature of its own, and a greedy row has a greedy drafter.
-        temperature, drafts = fields["temperature"], column("draft", draft.temperature)
-        drafts = np.where(temperature > 0, np.where(np.isnan(drafts), temperature, drafts), temperature)
-        return type(target)(**fields), type(target)(**fields | {"temperature": drafts})
+        names = [field.removeprefix(DRAFT) for field in NEUTRAL if field.startswith(DRAFT)]
+        likes = {name: getattr(draft, name) for name in names if getattr(draft, name) is not None}
+        # NaN stands for the target's own value, and no integer is NaN.
+        of_draft = {name: column(DRAFT + name, np.asarray(like, np.float64)) for name, like in likes.items()}
+        return type(target)(**fields), type(target)(**fields | draft_values(fields, of_draft))
 
     def _values_of(self, rows: Sequence[Row]) -> list[Mapping[str, np.ndarray]]:
         return [(self._sampling if row.sampling is None else row.sampling) or {} for row in rows]

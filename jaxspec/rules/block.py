@@ -7,7 +7,7 @@ import functools
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from jaxspec.core import Distribution, Draft, Keys, Rule, Verdict
+from jaxspec.core import Distribution, Draft, Keys, Rule, Trials, Verdict
 from jaxspec.rules import common
 
 
@@ -44,7 +44,7 @@ def block() -> Rule:
         >>> block().verify(noise.row_keys(jax.random.key(0), 1), jnp.array([5]), draft, target).num_accepted.tolist()
         [2]
     """
-    return common.rule_of("block", verify_chain, acceptance_ratio=common.likelihood_ratio)
+    return common.rule_of("block", verify_chain, acceptance_ratio=common.likelihood_ratio, trials=trials)
 
 
 def verify_chain(keys: Keys, position: Int[Array, " B"], draft: Draft, target: Distribution) -> Verdict:
@@ -61,6 +61,20 @@ def verify_chain(keys: Keys, position: Int[Array, " B"], draft: Draft, target: D
     # The residual after a prefix of ratio r is max(r p - q, 0): r = 1 after none is the rejection rule's.
     residual = common.residual(common.take_position(ratio, count)[:, None] * p, q)
     return common.chain_verdict(draft, count, common.sample_residual(keys, position, jnp.log(residual)))
+
+
+def trials(keys: Keys, position: Int[Array, " B"], draft: Draft, target: Distribution) -> Trials:
+    """The numbers by which `verify_chain` judges: each draft token's are those of the prefix that ends with it.
+
+    The residual after the prefix before it is max(r p - q, 0), where r is that prefix's joint ratio.
+    """
+    assert target.log_probs is not None
+    log_p = target.log_probs[:, :-1]
+    u, draft = common.uniforms(keys, position, draft), sound(draft)
+    ratio = jnp.pad(joint_ratio(draft, target), ((0, 0), (1, 0)), constant_values=1.0)[:, :-1]
+    difference = ratio[..., None] * jnp.exp(log_p) - common.draft_distributions(draft, log_p.shape[-1])
+    mass = jnp.sum(jnp.maximum(difference, 0.0), axis=-1)
+    return Trials(u, pass_probability(draft, target), mass)
 
 
 def sound(draft: Draft) -> Draft:

@@ -7,7 +7,7 @@ import functools
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from jaxspec.core import Distribution, Draft, Keys, Rule, Verdict
+from jaxspec.core import Distribution, Draft, Keys, Rule, Trials, Verdict
 from jaxspec.rules import common
 
 
@@ -41,7 +41,16 @@ def classical_rejection() -> Rule:
         """(p / M) / p, the same for every token."""
         return smallest_ratio(jnp.exp(log_p), jnp.exp(log_q))
 
-    return common.rule_of("classical_rejection", verify, acceptance_ratio=acceptance_ratio)
+    def trials(keys: Keys, position: Int[Array, " B"], draft: Draft, target: Distribution) -> Trials:
+        assert target.log_probs is not None
+        p = jnp.exp(target.log_probs[:, :-1])
+        scale = smallest_ratio(p, common.draft_distributions(draft, p.shape[-1]))
+        p_of_token = scale * common.gather_probs(target.log_probs[:, :-1], draft.tokens)
+        acceptance = common.probability_of_passing(p_of_token, common.draft_probs(draft))
+        # After a rejection the token is drawn from p itself: there is no residual.
+        return Trials(common.uniforms(keys, position, draft), acceptance, jnp.full_like(acceptance, jnp.nan))
+
+    return common.rule_of("classical_rejection", verify, acceptance_ratio=acceptance_ratio, trials=trials)
 
 
 def smallest_ratio(p: Float[Array, "B G V"], q: Float[Array, "B G V"]) -> Float[Array, "B G"]:

@@ -11,7 +11,7 @@ from typing import Any
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxspec.core import JUDGE_TREES, Distribution, Draft, Keys, Rule, Verdict, Verify, noise, tree
+from jaxspec.core import JUDGE_TREES, Distribution, Draft, Keys, Rule, Trials, TrialsOf, Verdict, Verify, noise, tree
 
 # float32 sums of a residual that is exactly zero come out near 1e-7; a true residual this small is never reached,
 # because its mass is the probability of getting there.
@@ -45,6 +45,21 @@ def rule_of(name: str, chain: Verify, tree: Verify | None = None, **facts: Any) 
         return judge(keys, position, draft, target)
 
     return Rule(verify, name, **{"exact": True, "trees": tree is not None, **facts})
+
+
+def of_chains(trials: TrialsOf) -> TrialsOf:
+    """Makes the trials of a rule that judges trees jointly, where a node has no test of its own: NaN there."""
+
+    def trials_of(keys: Keys, position: Int[Array, " B"], draft: Draft, target: Distribution) -> Trials:
+        return trials(keys, position, draft, target) if draft.parent is None else no_trials(draft)
+
+    return trials_of
+
+
+def no_trials(draft: Draft) -> Trials:
+    """The trials of a draft whose tokens are judged without numbers: NaN."""
+    not_numbers = jnp.full(draft.tokens.shape, jnp.nan, jnp.float32)
+    return Trials(not_numbers, not_numbers, not_numbers)
 
 
 def count_accepted(accepted: Bool[Array, "B G"], length: Int[Array, " B"]) -> Int[Array, " B"]:
@@ -167,6 +182,16 @@ def sample_residual(keys: Keys, position: Int[Array, " B"], log_probs: Float[Arr
 def uniforms(keys: Keys, position: Int[Array, " B"], draft: Draft) -> Float[Array, "B N"]:
     """A uniform draw for each draft token; fresh each round, since `position` only grows."""
     return noise.uniform(noise.at(keys, position, noise.Purpose.ACCEPT), draft.tokens.shape[1])
+
+
+def probability_of_passing(p: Float[Array, "*shape"], q: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
+    """The probability that u q < p for a uniform draw u: min(1, p / q), 0 where p is 0.
+
+    >>> probability_of_passing(jnp.array([0.25, 0.5, 0.0]), jnp.array([0.5, 0.0, 0.0])).tolist()
+    [0.5, 1.0, 0.0]
+    """
+    certain = p >= q
+    return jnp.where(certain, (p > 0).astype(p.dtype), p / jnp.where(certain, 1.0, q))
 
 
 def draft_probs(draft: Draft) -> Float[Array, "B G"]:

@@ -6,9 +6,10 @@ import functools
 
 from jaxtyping import Array, Float, Int
 
-from jaxspec.core import Distribution, Draft, Keys, Rule, Verdict
+from jaxspec.core import Distribution, Draft, Keys, Rule, Trials, Verdict
 from jaxspec.rules.common import LogProbRows, gather_probs
 from jaxspec.rules.rejection import rejection
+from jaxspec.rules.rejection import trials as rejection_trials
 
 
 @functools.lru_cache
@@ -38,7 +39,10 @@ def exact_match() -> Rule:
     def verify(keys: Keys, position: Int[Array, " B"], draft: Draft, target: Distribution) -> Verdict:
         return rejection().verify(keys, position, draft._replace(log_probs=None, draws=None), target)
 
-    return Rule(verify, "exact_match", exact=True, trees=True, acceptance_ratio=acceptance_ratio)
+    def trials(keys: Keys, position: Int[Array, " B"], draft: Draft, target: Distribution) -> Trials:
+        return rejection_trials(keys, position, draft._replace(log_probs=None, draws=None), target)
+
+    return Rule(verify, "exact_match", exact=True, trees=True, acceptance_ratio=acceptance_ratio, trials=trials)
 
 
 def acceptance_ratio(log_p: LogProbRows, log_q: LogProbRows, tokens: Int[Array, "B T"]) -> Float[Array, "B T"]:

@@ -11,8 +11,8 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxspec.core import Distribution, Draft, Draw, Keys, Rule, Verdict, tree
 from jaxspec.rules import residual_tree
-from jaxspec.rules.common import rule_of, sample_residual, take_position, uniforms
-from jaxspec.rules.rejection import acceptance_ratio, verify_chain
+from jaxspec.rules.common import of_chains, rule_of, sample_residual, take_position, uniforms
+from jaxspec.rules.rejection import acceptance_ratio, trials, verify_chain
 
 HALVINGS = 16  # of [1, K]; the rule is exact for what is found, which the bisection only makes accept more
 
@@ -40,7 +40,8 @@ def k_seq() -> Rule:
         >>> [round(float(x[0]), 3) for x in (r, accepted, factor)]  # one candidate: 0.5
         [1.584, 0.658, 1.584]
     """
-    return rule_of("k_seq", verify_chain, verify_tree, acceptance_ratio=acceptance_ratio)
+    facts = {"acceptance_ratio": acceptance_ratio, "trials": of_chains(trials)}
+    return rule_of("k_seq", verify_chain, verify_tree, **facts)
 
 
 def selection(

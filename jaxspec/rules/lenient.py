@@ -9,10 +9,11 @@ import math
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxspec.core import Distribution, Draft, Keys, Rule, Verdict
+from jaxspec.core import Distribution, Draft, Keys, Rule, Trials, Verdict
 from jaxspec.core.checks import number
 from jaxspec.rules import common
 from jaxspec.rules.rejection import rejection, verify_chain, verify_tree
+from jaxspec.rules.rejection import trials as rejection_trials
 
 
 def lenient(lenience: float) -> Rule:
@@ -87,5 +88,13 @@ def _lenient(lenience: float) -> Rule:
         """min(p / l, q) / p."""
         return jnp.minimum(common.likelihood_ratio(log_p, log_q, tokens), 1 / lenience)
 
+    def trials(keys: Keys, position: Int[Array, " B"], draft: Draft, target: Distribution) -> Trials:
+        numbers = rejection_trials(keys, position, draft, target, lenience)
+        if target.greedy is None:
+            return numbers
+        # Rows at temperature 0 are judged by their logits, without a draw.
+        return Trials(*(jnp.where(target.greedy[:, None], jnp.nan, values) for values in numbers))
+
     name = f"lenient({lenience:g})"
-    return Rule(verify, name, exact=False, trees=True, acceptance_ratio=acceptance_ratio, lenience=lenience)
+    facts = {"acceptance_ratio": acceptance_ratio, "lenience": lenience, "trials": trials}
+    return Rule(verify, name, exact=False, trees=True, **facts)

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxspec.core import Distribution, Draft, Keys, Rule, Verdict, tree
+from jaxspec.core import Distribution, Draft, Keys, Rule, Trials, Verdict, tree
 from jaxspec.rules import common, residual_tree
 from jaxspec.rules.residual_tree import Residual
 
@@ -43,7 +43,8 @@ def rejection() -> Rule:
     Reference: Miao et al., SpecInfer, ASPLOS 2024, arXiv 2305.09781 (trees). Jeon et al., arXiv 2402.14160, and Chen et
     al., Sequoia, arXiv 2402.12374 (siblings without replacement).
     """
-    return common.rule_of("rejection", verify_chain, verify_tree, acceptance_ratio=acceptance_ratio, lenience=1.0)
+    facts = {"acceptance_ratio": acceptance_ratio, "lenience": 1.0, "trials": trials}
+    return common.rule_of("rejection", verify_chain, verify_tree, **facts)
 
 
 def acceptance_ratio(
@@ -80,6 +81,51 @@ def residual_token(
     p = jnp.exp(common.take_position(target.log_probs, count))
     residual = common.residual(p, common.draft_distribution_at(draft, count, p.shape[-1]))
     return common.sample_residual(keys, position, jnp.log(residual))
+
+
+def trials(keys: Keys, position: Int[Array, " B"], draft: Draft, target: Distribution, lenience: float = 1.0) -> Trials:
+    """The numbers by which `verify_chain` and `verify_tree` judge.
+
+    In a tree they are of a child whose elder siblings are rejected: they left the p_i and q_i that it is judged by.
+
+    >>> from jaxspec.core import noise
+    >>> p, q = (jnp.log(jnp.array([[[x, 1 - x]]])) for x in (0.25, 0.5))
+    >>> draft, target = Draft(jnp.array([[0]]), jnp.array([1]), log_probs=q), Distribution(p.repeat(2, axis=1))
+    >>> numbers = trials(noise.row_keys(jax.random.key(0), 1), jnp.array([3]), draft, target)
+    >>> numbers.acceptance.tolist(), numbers.residual_mass.tolist()
+    ([[0.5]], [[0.25]])
+    """
+    u = common.uniforms(keys, position, draft)
+    if draft.parent is not None:
+        return Trials(u, *_tree_trials(draft, target, lenience))
+    assert target.log_probs is not None
+    log_p = target.log_probs[:, :-1]
+    p, q = common.gather_probs(log_p, draft.tokens), lenience * common.draft_probs(draft)
+    difference = jnp.exp(log_p) - common.draft_distributions(draft, log_p.shape[-1])
+    return Trials(u, common.probability_of_passing(p, q), jnp.sum(jnp.maximum(difference, 0.0), axis=-1))
+
+
+def _tree_trials(
+    draft: Draft, target: Distribution, lenience: float
+) -> tuple[Float[Array, "B N"], Float[Array, "B N"]]:
+    """Returns the acceptance and the residual's mass of each node, as if no node were accepted."""
+    nodes, rows = residual_tree.read(draft, target), draft.tokens.shape[0]
+    always, ones = jnp.ones(rows, bool), jnp.ones(rows, jnp.float32)
+
+    # A node is only judged once its elder siblings are rejected. So rejecting all nodes in order gives what each of
+    # them is judged by, whichever are accepted in fact.
+    def judge(
+        residual: Residual, node: Int[Array, ""]
+    ) -> tuple[Residual, tuple[Float[Array, " B"], Float[Array, " B"]]]:
+        child = jnp.full(rows, node)
+        p, q = residual_tree.trial_probs(nodes, residual, child)
+        mass, residual = residual_tree.after_rejection(nodes, residual, child, ones, always)
+        # The residual of a rejected child is without its token, which matters where it is never rejected.
+        return residual, (common.probability_of_passing(p, lenience * q), mass + jnp.maximum(p - q, 0.0))
+
+    number = jnp.arange(draft.tokens.shape[1], dtype=jnp.int32)
+    _, (acceptance, mass) = jax.lax.scan(judge, residual_tree.initial(nodes), number)
+    return acceptance.T, mass.T
 
 
 class Descent(NamedTuple):

@@ -11,8 +11,16 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxspec.core import Distribution, Draft, Keys, Rule, Verdict, tree
 from jaxspec.rules import residual_tree
-from jaxspec.rules.block import verify_chain
-from jaxspec.rules.common import likelihood_ratio, rule_of, sample_residual, take_position, tree_verdict, uniforms
+from jaxspec.rules.block import trials, verify_chain
+from jaxspec.rules.common import (
+    likelihood_ratio,
+    of_chains,
+    rule_of,
+    sample_residual,
+    take_position,
+    tree_verdict,
+    uniforms,
+)
 from jaxspec.rules.residual_tree import Residual, put
 
 SMALLEST = 1e-37  # of what is divided by
@@ -52,7 +60,8 @@ def traversal() -> Rule:
         >>> verdict.num_accepted.tolist(), verdict.path[0, :2].tolist()
         ([2], [0, 1])
     """
-    return rule_of("traversal", verify_chain, verify_tree, acceptance_ratio=likelihood_ratio)
+    facts = {"acceptance_ratio": likelihood_ratio, "trials": of_chains(trials)}
+    return rule_of("traversal", verify_chain, verify_tree, **facts)
 
 
 class Traversal(NamedTuple):

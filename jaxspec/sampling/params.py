@@ -28,6 +28,7 @@ from jaxspec.sampling.samplers import SamplingParams, at_temperature, chain, gre
 from jaxspec.structured import patterns, processor, tables
 
 ALL = 2**31 - 1  # as top_k: every token is kept
+DRAFT = "draft_"  # begins the field of an option of the drafter alone; the rest is its field of `SamplingParams`
 
 
 class Sizes(NamedTuple):
@@ -48,8 +49,8 @@ class Option(NamedTuple):
     # the logits processor that reads the field, if it is one of its own; they run in the order of the options
     processor: LogitsProcessor | Processor | None = None
     kind: type | None = float  # the type of its value on the command line; None: it has no option there
-    # the value that changes nothing, for rows without the option in a program that has it. None: the drafter's
-    # temperature, for which a row has its own temperature.
+    # the value that changes nothing, for rows without the option in a program that has it. None: of the drafter's own
+    # options, whose rows have the target's value instead.
     neutral: float | None = 0.0
 
 
@@ -253,8 +254,9 @@ class SamplingOptions(TypedDict, total=False):
         temperature: 0, the default, is greedy.
         top_k, top_p, min_p: keep the k most probable tokens; the most probable with this mass; those at least this
             many times as probable as the most probable.
-        draft_temperature: the drafter's own temperature, by default the target's. Changes how many draft tokens are
-            accepted, not the distribution of the text; without effect where the temperature is 0.
+        draft_temperature, draft_top_k, draft_top_p: the drafter's own temperature, top_k and top_p, by default the
+            target's. They change how many draft tokens are accepted, not the distribution of the text; without effect
+            where the temperature is 0.
     """
 
     logit_bias: Annotated[Any, Option("bias", _bias, "added to logits", penalties.logit_bias, kind=None)]
@@ -271,13 +273,23 @@ class SamplingOptions(TypedDict, total=False):
     top_p: Annotated[Any, Option("top_p", _mass, "Keep the most probable tokens of this mass.", neutral=1.0)]
     min_p: Annotated[Any, Option("min_p", _share, "Keep tokens at least this many times as probable as the best.")]
     draft_temperature: Annotated[
-        Any, Option("draft", _temperature, "The drafter's temperature; by default the target's.", neutral=None)
+        Any,
+        Option("draft_temperature", _temperature, "The drafter's temperature; by default the target's.", neutral=None),
+    ]
+    draft_top_k: Annotated[
+        Any, Option("draft_top_k", _count, "The drafter's top_k; by default the target's.", kind=int, neutral=None)
+    ]
+    draft_top_p: Annotated[
+        Any, Option("draft_top_p", _mass, "The drafter's top_p; by default the target's.", neutral=None)
     ]
 
 
 _HINTS = get_type_hints(SamplingOptions, include_extras=True)
 NAMES = tuple(_HINTS)
 """The names of all sampling options."""
+
+KEEPS_ALL = {"top_k": ALL, "top_p": 1.0}
+"""The values of truncations that keep every token, by field of `SamplingParams`."""
 
 OPTIONS: dict[str, Option] = {name: hint.__metadata__[0] for name, hint in _HINTS.items() if hint is not Any}
 """The sampling options that are numbers or arrays, in order; the others are functions and patterns."""
@@ -314,25 +326,43 @@ def sampling_of(
         rows = pattern_rows(patterns.patterns_of(options, batch), values.get("bias"), limit)
         structured = token_rows.on_device(tables.values(pool_of(target, ends), rows))
     processors = dict.fromkeys(OPTIONS[name].processor for name in OPTIONS if name in set_options)  # each once
-    draft_params = values.pop("draft", None)
     temperature = values.setdefault("temperature", np.zeros(batch, np.float32))
+    of_draft = {name.removeprefix(DRAFT): values.pop(name) for name in [*values] if name.startswith(DRAFT)}
+    # Both distributions are made by one sampler: where only the drafter's is cut, the target's keeps every token.
+    values = {
+        name: np.full_like(value, KEEPS_ALL[name]) for name, value in of_draft.items() if name in KEEPS_ALL
+    } | values
     own_values = tuple(bound.params for bound in added) or None
     params = SamplingParams(**token_rows.on_device(values), processors=own_values, structured=structured)
     is_greedy = np.ndim(set_options.get("temperature", 0.0)) == 0 and temperature[0] == 0
-    bound = _top_k_bound(values, sizes.vocab)
+    bound = _top_k_bound(values, values | of_draft, sizes.vocab)
     end = greedy() if is_greedy else at_temperature(bound, "top_p" in values, "min_p" in values)
     own_processors = (_with_own_values(bound.functions, index) for index, bound in enumerate(added))
     last = () if structured is None else (processor.structured,)  # nothing after it may allow what it rules out
     sampler = chain(*(process for process in processors if process is not None), *own_processors, *last, to=end)
     if sizes.ids < sizes.vocab:
         sampler = mask_padding_ids(sampler, sizes.ids)
-    if draft_params is None or is_greedy:
+    if not of_draft or is_greedy:
         return Sampling(sampler, params, None)
-    return Sampling(
-        sampler,
-        params,
-        params._replace(temperature=token_rows.on_device(np.where(temperature > 0, draft_params, temperature))),
-    )
+    return Sampling(sampler, params, params._replace(**token_rows.on_device(draft_values(values, of_draft))))
+
+
+def draft_values(target: Mapping[str, np.ndarray], of_draft: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Returns the drafter's own values, by field of `SamplingParams`: the target's in rows that have none (NaN).
+
+    A greedy row has a greedy drafter.
+
+    >>> heat = {"temperature": np.array([0.0, 1.0, 2.0], np.float32)}
+    >>> draft_values(heat, {"temperature": np.array([0.5, 0.5, np.nan])})["temperature"].tolist()
+    [0.0, 0.5, 2.0]
+    """
+    has_none = {name: np.isnan(values.astype(np.float64)) for name, values in of_draft.items()}
+    if "temperature" in of_draft:
+        has_none["temperature"] = has_none["temperature"] | (target["temperature"] <= 0)
+    return {
+        name: np.where(has_none[name], target[name], values).astype(target[name].dtype)
+        for name, values in of_draft.items()
+    }
 
 
 def pattern_rows(
@@ -366,7 +396,7 @@ def sizes_of(target: Model, batch: int) -> Sizes:
 
 
 def values_of(options: Mapping[str, Any], sizes: Sizes) -> dict[str, np.ndarray]:
-    """Converts options that are set to values, by field of `SamplingParams`; "draft" is the drafter's temperature.
+    """Converts options that are set to values, by field of `SamplingParams`; the drafter's begin with `DRAFT`.
 
     >>> values_of({"banned": [1], "logit_bias": {0: 2.0}}, Sizes(1, 3, 3))["bias"].tolist()
     [[2.0, -inf, 0.0]]
@@ -388,14 +418,15 @@ def is_set(value: Any) -> bool:
     return value is not None and not (isinstance(value, Sequence | Mapping) and len(value) == 0)
 
 
-def _top_k_bound(values: Mapping[str, np.ndarray], vocab: int) -> int | None:
+def _top_k_bound(target: Mapping[str, np.ndarray], draft: Mapping[str, np.ndarray], vocab: int) -> int | None:
     """Returns how many of the largest logits a program finds for top_k, a power of two; None without that option.
 
     Rows that keep every token need none of them, unless top_p then looks for its mass among all.
     """
-    if "top_k" not in values:
+    if "top_k" not in target:
         return None
-    counts = values["top_k"][values["top_k"] < vocab]
-    if not counts.size or ("top_p" in values and counts.size < values["top_k"].size):
+    limits = np.concatenate([target["top_k"], draft["top_k"]])
+    counts = limits[limits < vocab]
+    if not counts.size or ("top_p" in target and counts.size < limits.size):
         return vocab
     return min(vocab, 1 << (int(counts.max()) - 1).bit_length())

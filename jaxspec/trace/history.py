@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import operator
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -48,6 +49,8 @@ class TracedRound(NamedTuple):
     # these two: a tree's `core.Draft.parent` and `core.Verdict.path`, the path cut to its length; None for a chain
     parent: list[int] | None = None
     path: list[int] | None = None
+    # the numbers of each draft token by name, None for one that it lacks; None: nobody asked for them
+    numbers: dict[str, list[float | None]] | None = None
 
 
 class TokenFates(NamedTuple):
@@ -79,8 +82,9 @@ def of_row(tokens: Sequence[int], trace: Any, row: int) -> list[TracedRound]:
 
     >>> import numpy as np
     >>> from types import SimpleNamespace
-    >>> trace = SimpleNamespace(draft=np.array([[[6, 7], [8, 9]]]), draft_length=np.array([[2, 2]]), parent=None,
-    ...                         path=None, num_accepted=np.array([[1, 2]]), num_committed=np.array([[2, 3]]))
+    >>> counts = {"draft_length": [[2, 2]], "num_accepted": [[1, 2]], "num_committed": [[2, 3]]}
+    >>> trace = SimpleNamespace(draft=np.array([[[6, 7], [8, 9]]]), parent=None, path=None, numbers=None,
+    ...                         **{name: np.array(count) for name, count in counts.items()})
     >>> [(step.new, step.draft, step.num_accepted) for step in of_row([5, 6, 2, 8, 9, 3], trace, 0)]
     [([5], [], 0), ([6, 2], [6, 7], 1), ([8, 9, 3], [8, 9], 2)]
     """
@@ -95,9 +99,24 @@ def of_row(tokens: Sequence[int], trace: Any, row: int) -> list[TracedRound]:
             else:
                 path = trace.path[row, index, :accepted].tolist()
                 step = step._replace(parent=trace.parent[row, index].tolist(), path=path)
+            if trace.numbers is not None:
+                step = step._replace(numbers=numbers_of(trace.numbers, (row, index, slice(len(step.draft)))))
             rounds.append(step)
             start += committed
     return rounds
+
+
+def numbers_of(numbers: Any, index: Any = ...) -> dict[str, list[float | None]]:
+    """Returns the numbers of some draft tokens by name, as plain values: None for NaN.
+
+    >>> import numpy as np
+    >>> from jaxspec.core import TraceNumbers
+    >>> nothing = np.array([[np.nan, np.nan]])
+    >>> numbers_of(TraceNumbers(np.array([[0.5, 0.25]]), *[nothing] * 5), 0)["q"]
+    [0.5, 0.25]
+    """
+    columns = {name: values[index].tolist() for name, values in numbers._asdict().items()}
+    return {name: [None if math.isnan(x) else x for x in column] for name, column in columns.items()}
 
 
 def judge(step: TracedRound) -> TokenFates:
@@ -120,6 +139,34 @@ def judge(step: TracedRound) -> TokenFates:
     last = step.path[-1] + 1 if step.path else 0
     children = [token for token, parent in zip(step.draft, step.parent, strict=True) if parent == last]
     return TokenFates(step.new[:n], children, step.new[n:])
+
+
+def fates(step: TracedRound) -> list[str]:
+    """Says of each draft token of a round whether the rule accepted or rejected it, or it was "untried" (not tested).
+
+    "none": a node of a tree that was not verified.
+
+    >>> fates(TracedRound([], new=[5, 6, 9], draft=[5, 6, 7, 8], num_accepted=2))
+    ['accepted', 'accepted', 'rejected', 'untried']
+    >>> tree = {"draft": [4, 5, 8, 2, 3], "parent": [0, 0, 2, 2, 1], "path": [1, 2]}
+    >>> fates(TracedRound([], new=[5, 8, 9], num_accepted=2, **tree))
+    ['rejected', 'accepted', 'accepted', 'untried', 'untried']
+    """
+    if step.parent is None or step.path is None:
+        n = step.num_accepted
+        return [("accepted" if i < n else "rejected" if i == n else "untried") for i in range(len(step.draft))]
+    # Fed tokens: 0 is the last committed one, draft token i is i + 1.
+    accepted = [0, *(node + 1 for node in step.path)]
+    following = dict(itertools.pairwise(accepted))
+    verified, results = {0}, []
+    for node, parent in enumerate(step.parent, 1):
+        if parent not in verified:
+            results.append("none")  # cut off, or after such a node
+            continue
+        verified.add(node)
+        tried = parent in accepted and node < following.get(parent, node + 1)
+        results.append("accepted" if node in accepted else "rejected" if tried else "untried")
+    return results
 
 
 class Branch(NamedTuple):
@@ -150,14 +197,9 @@ def branches(step: TracedRound) -> list[Branch]:
         if parent >= 0:  # -1: cut off, and not verified
             children.setdefault(parent, []).append(node + 1)
     accepted = [0, *(node + 1 for node in step.path)]
-    following = dict(itertools.pairwise(accepted))
     target_token = step.new[step.num_accepted :]  # one, or none
     lines: list[Branch] = []
-
-    def fate(node: int, parent: int) -> str:
-        if node in accepted:
-            return "accepted"
-        return "rejected" if parent in accepted and node < following.get(parent, node + 1) else "untried"
+    fate = fates(step)
 
     def nodes_below(parent: int) -> list[int]:
         # The target's own token is one more child of the last accepted node: -1, which has no children itself.
@@ -166,13 +208,13 @@ def branches(step: TracedRound) -> list[Branch]:
     def draw(parent: int, lead: str, before: list[int]) -> None:
         nodes = nodes_below(parent)
         for node in nodes:
-            is_last, tokens, above = node == nodes[-1], [], parent
+            is_last, tokens = node == nodes[-1], []
             while True:  # down to a leaf, or to a node with several children
-                tokens.append((target_token[0], "own") if node < 0 else (step.draft[node - 1], fate(node, above)))
+                tokens.append((target_token[0], "own") if node < 0 else (step.draft[node - 1], fate[node - 1]))
                 below = nodes_below(node)
                 if len(below) != 1:
                     break
-                above, node = node, below[0]
+                node = below[0]
             lines.append(Branch(lead + ("└─ " if is_last else "├─ "), tokens, before))
             if below:
                 draw(node, lead + ("   " if is_last else "│  "), [*before, *(token for token, _ in tokens)])

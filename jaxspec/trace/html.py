@@ -10,6 +10,7 @@ import html as escaping
 from collections.abc import Sequence
 from typing import Any
 
+from jaxspec.trace import numbers
 from jaxspec.trace.history import CONTEXT, TracedRound, spelt, spelt_branches
 
 BOX = "background:#fff;color:#222;font:14px/1.6 ui-monospace,Menlo,Consolas,monospace;padding:0.6em 0.8em"
@@ -20,6 +21,9 @@ STYLES = {
     "rejected draft token": "color:#c0392b;text-decoration:line-through",
     "the target's own token": "color:#0059b3;text-decoration:underline",
 }
+TABLE = "margin:0.2em 0 0.6em 3em;border-collapse:collapse;font-size:12px;color:inherit"
+CELL = "padding:0 0.6em;text-align:right;border:none;white-space:pre"
+WORDS = {"accepted": "accepted", "rejected": "rejected", "untried": "not tried"}
 FATES = {"accepted": "accepted draft token", "rejected": "rejected draft token", "own": "the target's own token"}
 # Line ends and other control characters, which HTML would swallow or refuse, as the signs that stand for them.
 SIGNS = {code: chr(0x2400 + code) for code in range(32)} | {127: "\u2421", ord("\n"): "⏎", ord("\t"): "⇥"}
@@ -40,13 +44,15 @@ def html(rounds: Sequence[TracedRound], tokenizer: Any = None, *, context: int =
     """
     legend = " · ".join(f'<span style="white-space:nowrap">{_span(name, name)}</span>' for name in STYLES)
     lines = [f'<div style="{LINE};margin-bottom:0.4em">one line a round: {legend}</div>']
+    if any(step.numbers is not None for step in rounds):
+        lines.append(f'<div style="{LINE};margin-bottom:0.4em;color:#666">{_escaped(numbers.LEGEND)}</div>')
     width = len(str(len(rounds)))
     for number, step in enumerate(rounds):
         before, *parts = spelt(tokenizer, step, max(context, CONTEXT))
         before = before if len(before) <= context else "…" + before[len(before) - context :]
         spans = [_span(name, text) for name, text in zip(STYLES, (before, *parts), strict=True) if text]
         line = f"{number:>{width}}  <bdi>{''.join(spans)}</bdi>"
-        lines.append(f'<div style="{LINE}">{_unfolding(line, tokenizer, step)}</div>')
+        lines.append(f'<div style="{LINE}">{_unfolding(line, tokenizer, step)}</div>{_numbers(tokenizer, step)}')
     return f'<div style="{BOX}">' + "\n".join(lines) + "</div>"
 
 
@@ -76,6 +82,22 @@ def _unfolding(line: str, tokenizer: Any, step: TracedRound) -> str:
     ]
     line_end = "\n"
     return f'<details><summary>{line}</summary><div style="margin-left:3em">{line_end.join(drawn)}</div></details>'
+
+
+def _numbers(tokenizer: Any, step: TracedRound) -> str:
+    """Makes a table of the round's draft tokens with their numbers; nothing where there are none."""
+    numbered = numbers.numbered(tokenizer, step)
+    if not numbered:
+        return ""
+    heading = f"{CELL};color:#666;font-weight:normal"
+    headings = "".join(f'<th style="{heading}">{_escaped(x)}</th>' for x in ("", *numbers.HEADINGS))
+    rows = [f'{headings}<th style="{heading};text-align:left">{numbers.of_whole_round(step)}</th>']
+    for token, cells, fate in numbered:
+        piece = f'<td style="{CELL};text-align:left">{_span(FATES.get(fate, "committed"), token)}</td>'
+        word = f'<td style="{CELL};color:#666;text-align:left">{WORDS[fate]}</td>'
+        rows.append(piece + "".join(f'<td style="{CELL}">{cell}</td>' for cell in cells) + word)
+    body = "".join(f'<tr style="background:none">{row}</tr>' for row in rows)
+    return f'<table style="{TABLE}">{body}</table>'
 
 
 def _span(name: str, text: str) -> str:

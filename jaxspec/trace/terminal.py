@@ -7,6 +7,7 @@ from typing import Any
 from rich.cells import cell_len
 from rich.text import Text
 
+from jaxspec.trace import numbers
 from jaxspec.trace.history import TracedRound, spelt, spelt_branches
 
 ACCEPTED, REJECTED, TARGETS_OWN, COMMITTED = "green", "red strike", "blue", "dim"
@@ -16,6 +17,8 @@ FATES = {  # of a tree's tokens: style, and the marks that stand for it where th
     "own": (TARGETS_OWN, ("{+", "+}")),
     "untried": (COMMITTED, ("", "")),
 }
+WORDS = {"accepted": "accepted", "rejected": "rejected", "untried": "not tried"}
+TOKEN_WIDTH, NUMBER_WIDTH = 14, 8  # columns of a draft token and of a number
 SHORTEST_CONTEXT = 12  # columns of committed text that a trace line keeps on a narrow terminal
 
 
@@ -27,7 +30,26 @@ def trace(tokenizer: Any, number: int, step: TracedRound, *, width: int, colour:
         for text, fate in tokens:
             style, marks = FATES[fate]
             _append(line, _one_line(text), style, None if colour else marks)
-    return line
+    return _append_numbers(line, tokenizer, step, colour)
+
+
+def _append_numbers(line: Text, tokenizer: Any, step: TracedRound, colour: bool) -> Text:
+    """Adds a line for each draft token with its numbers, if there are any."""
+    numbered = numbers.numbered(tokenizer, step)
+    if not numbered:
+        return line
+    headings = "".join(f"{heading:>{NUMBER_WIDTH}}" for heading in numbers.HEADINGS)
+    line.append(f"\n     {'':{TOKEN_WIDTH}}{headings}", "dim")
+    for token, cells, fate in numbered:
+        line.append("\n     ")
+        piece = _one_line(token).strip() or "␣"
+        style, marks = FATES[fate]
+        start = len(line)
+        _append(line, piece, style, None if colour else marks)
+        line.append(" " * max(1, TOKEN_WIDTH - cell_len(line.plain[start:])))
+        line.append("".join(f"{cell:>{NUMBER_WIDTH}}" for cell in cells))
+        line.append(f"  {WORDS[fate]}", "dim")
+    return line.append(f"\n     {numbers.of_whole_round(step)}", "dim")
 
 
 def trace_line(
@@ -57,8 +79,10 @@ def trace_line(
     return line.append_text(tail)
 
 
-def legend(colour: bool) -> Text:
-    """Explains the colours or marks of a trace."""
+def legend(colour: bool, *, with_numbers: bool = False) -> Text:
+    """Explains the colours or marks of a trace, and its numbers."""
+    if with_numbers:
+        return legend(colour).append(f"; {numbers.LEGEND}")
     if not colour:
         return Text(
             "one line a round: committed|accepted draft tokens[-rejected draft token-]{+the target's own token+}; "

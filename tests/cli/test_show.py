@@ -22,6 +22,19 @@ def test_a_trace_has_a_line_for_each_round(mode, zoo, report, run):
         done = done + step["tokens"]
 
 
+def test_a_trace_with_numbers_has_those_of_each_draft_token(report, run, refused):
+    options = ("--trace", "--numbers", "--gamma", "3", "-t", "1", "--seed", "2")
+    rounds = [step for row in report(*options)["rounds"] for step in row if "numbers" in step]
+    assert rounds and all(len(step["numbers"]["q"]) == len(step["draft"]) for step in rounds)
+    printed = run(*options).splitlines()
+    lines = [line.split()[-8:] for line in printed if line.endswith((" accepted", " rejected", " not tried"))]
+    q = [f"{q:.3f}" for step in rounds for q in step["numbers"]["q"]]
+    assert len(lines) == len(q) > 3
+    assert sum(f"{x}" in line for x, line in zip(q, lines, strict=True) if float(x) > 0) > 3
+    assert "add --trace" in refused("--numbers")
+    assert "needs a --draft" in refused("--trace", "--numbers", "--draft", "none")
+
+
 def test_a_terminal_gets_colours_and_growing_text(run):
     terminal = {"FORCE_COLOR": "1", "TERM": "xterm-256color", "COLUMNS": "160"}
     assert "\x1b[34m" in run("--trace", env=terminal)

@@ -137,10 +137,11 @@ def test_a_trace_without_a_tokenizer_shows_ids(read):
 
 
 def test_a_trace_is_still_its_arrays_and_a_copy_of_them_is_shown_as_such(out):
-    draft, *counts, parent, path = out.trace
+    draft, *counts, parent, path, numbers = out.trace
     assert out.trace._fields == jaxspec.core.RoundInfo._fields
     assert (draft is out.trace.draft) and {x.shape for x in counts} == {draft.shape[:2]}
     assert parent is None and path is None  # of chains
+    assert numbers is None  # nobody asked
     assert jax.tree.map(np.asarray, out.trace)._repr_html_() is None
 
 

@@ -18,7 +18,7 @@ from jaxspec.core import Model, Prompt, Rule, Verdict, token_rows
 from jaxspec.decode import batches, encoding, inputs, loop, request
 from jaxspec.decode.request import NEW_TOKENS, prepare
 from jaxspec.nets import decoder
-from jaxspec.testing import table_model, table_model_from, word_tokenizer
+from jaxspec.testing import certify_prepared, table_model, table_model_from, word_tokenizer
 from tests.small import tiny_gpt, tiny_llama
 
 WORDS = ["<end>", "the", "cat", "sat", "on", "mat"]
@@ -62,6 +62,8 @@ def test_prepare_names_the_options_of_generate():
         (dict(presence_penalty=float("inf")), "presence_penalty is inf: expected a finite number"),
         (dict(frequency_penalty=[0.1, 0.2]), r"frequency_penalty has shape \(2,\) for 1 prompts"),
         (dict(draft_temperature=-1), "draft_temperature is -1: expected 0"),
+        (dict(draft_top_k=0), "draft_top_k is 0: expected at least 1"),
+        (dict(draft_top_p=1.5), r"draft_top_p is 1.5: expected a number in \(0, 1\]"),
         (dict(logit_bias={6: 1.0}), "logit_bias has 6: expected ids from 0 to 5"),
         (dict(logit_bias=[0.0, 1.0]), r"logit_bias has shape \(2,\): expected {id: bias}, or an array of shape \(6,\)"),
         (dict(logit_bias={1: float("nan")}), "logit_bias has nan: expected finite numbers, or -inf"),
@@ -491,6 +493,34 @@ def test_the_drafters_temperature_is_its_own_where_the_target_samples():
     assert row_options.sampling_params.temperature.tolist() == [0, 1]
     assert row_options.draft_sampling_params.temperature.tolist() == [0, 0.25]
     assert request.prepare(TARGET, two, temperature=0.0, **options).request.draft_sampling_params is None
+
+
+def test_the_drafters_truncation_is_its_own():
+    two = Prompt(jnp.array([[1], [2]]), jnp.array([1, 1]))
+    options = dict(drafter=DRAFT, key=jax.random.key(0), temperature=1.0)
+    alone = request.prepare(TARGET, two, draft_top_k=[2, 3], **options).request
+    assert (alone.sampling_params.top_k >= 6).all() and alone.draft_sampling_params.top_k.tolist() == [2, 3]
+    both = request.prepare(TARGET, two, top_k=4, top_p=0.5, draft_top_p=0.25, **options).request
+    assert both.sampling_params.top_p.tolist() == [0.5, 0.5] and both.draft_sampling_params.top_p.tolist() == [0.25] * 2
+    assert both.draft_sampling_params.top_k.tolist() == both.sampling_params.top_k.tolist() == [4, 4]
+    greedy = request.prepare(TARGET, two, draft_top_k=2, **options | {"temperature": 0.0})
+    assert greedy.request.draft_sampling_params is None and greedy.decoder.gamma == 5
+
+
+@pytest.mark.parametrize("cut", [{"draft_top_k": 2}, {"draft_top_p": 0.4, "top_k": 5}])
+def test_a_drafter_that_is_cut_leaves_the_texts_distribution_as_it_is(cut):
+    """The drafter draws what it keeps, divided by its mass, and that is what the rule is told."""
+    target, draft = table_model(jax.random.key(1), vocab=3), table_model(jax.random.key(2), vocab=3)
+    options = {"gamma": 1, "max_new_tokens": 3, "temperature": 1.0, "key": jax.random.key(0)}
+    prepared = request.prepare(target, ONE, drafter=draft, **options, **cut)
+    assert certify_prepared(prepared, 3) < 1e-6
+    columns = jaxspec.generate(
+        target, ONE, drafter=draft, **options | {"max_new_tokens": 40}, **cut, trace_numbers=True
+    ).trace.table()
+    whole = jaxspec.generate(
+        target, ONE, drafter=draft, **options | {"max_new_tokens": 40}, trace_numbers=True
+    ).trace.table()
+    assert columns["entropy"].max() <= np.log(2) / np.log(3) + 1e-6 < whole["entropy"].max()
 
 
 def test_unknown_sizes_without_tokenizers_raise():

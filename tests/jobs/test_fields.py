@@ -29,6 +29,7 @@ OWN = [  # settings of the prompts, in turn
     {"min_p": 0.4, "repetition_penalty": 1.8, "temperature": 1.2},
     {"frequency_penalty": 0.7, "banned": [3]},
     {"logit_bias": {"2": 1.5, 5: float("-inf")}, "draft_temperature": 0.3},
+    {"top_k": 3, "draft_top_k": 2, "draft_top_p": 0.9},
 ]
 SETTINGS = [OWN[n % len(OWN)] for n in range(len(REQUESTS))]
 
@@ -50,11 +51,16 @@ def arrays_of(settings, default):
     arrays = {name: np.array([own.get(name, value) for own in settings]) for name, value in neutral.items()}
     arrays["temperature"] = np.array([own.get("temperature", default) for own in settings])
     drafts = [own.get("draft_temperature", heat) for own, heat in zip(settings, arrays["temperature"], strict=True)]
+    own_drafts = {
+        name: np.array([own.get(f"draft_{name}", own.get(name, all_of)) for own in settings])
+        for name, all_of in (("top_k", 2**30), ("top_p", 1.0))
+    }
     bias = np.zeros((len(settings), VOCAB))
     for row, own in enumerate(settings):
         for token, value in own.get("logit_bias", {}).items():
             bias[row, int(token)] += value
         bias[row, own.get("banned", [])] = -np.inf
+    arrays |= {f"draft_{name}": values for name, values in own_drafts.items()}
     return arrays | {"draft_temperature": np.array(drafts), "logit_bias": bias}
 
 
@@ -77,6 +83,7 @@ def test_a_prompts_own_settings_are_those_of_generate(default):
     )
     assert [row.tokens for row in rows] == tokens_of(out)
     varying = {"temperature": 2.5, "top_k": 2, "top_p": 0.6, "min_p": 0.4, "banned": [3], "draft_temperature": 0.3}
+    varying |= {"draft_top_k": 2, "draft_top_p": 0.9}
     varying |= dict.fromkeys(("presence_penalty", "frequency_penalty", "repetition_penalty"), 1.5)
     assert len(list(jaxspec.generate_many(LARGE_TARGET, requests, varying=varying, **run))) == len(requests)
     programs = slots.prefill.num_programs(), slots.run_rounds.num_programs(), slots.insert.num_programs()

@@ -1,0 +1,91 @@
+"""The numbers of a round's draft tokens, written out under its line: `core.TraceNumbers` for the eye."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from jaxspec.trace.history import CONTEXT, TracedRound, fates, spell
+
+HEADINGS = ("q", "p", "p/q", "r", "r below", "entropy")
+LEGEND = (
+    "under it each draft token: q and p, its probability under drafter and target; r, the uniform draw, which accepts "
+    "it where it is below the next number; the entropy of the drafter's distribution, 1 at most. "
+    "γ: draft tokens; Z: the mass of the residual after the rejection"
+)
+NOTHING = "–"  # a number that there is not
+
+
+class NumberedToken(NamedTuple):
+    """A draft token with its numbers, spelt."""
+
+    token: str
+    numbers: list[str]  # in the order of `HEADINGS`
+    fate: str  # "accepted", "rejected", or "untried" (not tested)
+
+
+def numbered(tokenizer: Any, step: TracedRound) -> list[NumberedToken]:
+    """Spells the draft tokens of a round with their numbers; none where nobody asked for numbers.
+
+    >>> numbers = {"q": [0.5, 0.25], "p": [0.25, None], "r": [0.125, None], "acceptance": [0.5, None],
+    ...            "residual_mass": [0.25, None], "entropy": [1.0, None]}
+    >>> step = TracedRound([5], [6, 2], [6, 7], 1, numbers=numbers)
+    >>> for token, cells, fate in numbered(None, step):
+    ...     print(token, *cells, fate)
+     6 0.500 0.250 0.500 0.125 0.500 1.000 accepted
+     7 0.250 – – – – – rejected
+    """
+    if step.numbers is None:
+        return []
+    columns, lines = step.numbers, []
+    for index, (fate, before) in enumerate(zip(fates(step), _before(step), strict=True)):
+        if fate == "none":
+            continue
+        q, p, r, acceptance, entropy = (columns[name][index] for name in ("q", "p", "r", "acceptance", "entropy"))
+        ratio = p / q if p is not None and q else None
+        token = step.draft[index]
+        piece = f" {token}" if tokenizer is None else spell(tokenizer, before, [token])[0]
+        lines.append(NumberedToken(piece, [_cell(x) for x in (q, p, ratio, r, acceptance, entropy)], fate))
+    return lines
+
+
+def of_whole_round(step: TracedRound) -> str:
+    """Says what a round has as a whole: its number of draft tokens, the drafter's entropy, the residual's mass.
+
+    The entropy is that at the first draft token, which `policies.entropy` reads; the mass is what the last rejection
+    left, and so there is none in a round without one.
+
+    >>> numbers = {"residual_mass": [0.25, 0.5], "entropy": [1.0, None]}
+    >>> of_whole_round(TracedRound([5], [6, 2], [6, 7], 1, numbers=numbers))
+    'γ 2 · entropy 1.000 · Z 0.500'
+    """
+    if step.numbers is None:
+        return ""
+    round_fates = fates(step)
+    real = [index for index, fate in enumerate(round_fates) if fate != "none"]
+    parts = [f"γ {len(real)}"]
+    if real and (entropy := step.numbers["entropy"][real[0]]) is not None:
+        parts.append(f"entropy {_cell(entropy)}")
+    rejected = [index for index in real if round_fates[index] == "rejected"]
+    if rejected and (mass := step.numbers["residual_mass"][rejected[-1]]) is not None:
+        parts.append(f"Z {_cell(mass)}")
+    return " · ".join(parts)
+
+
+def _before(step: TracedRound) -> list[list[int]]:
+    """Lists for each draft token the last of the tokens that it follows."""
+    texts = [list(step.before[-CONTEXT:])]  # of the last committed token, then of each draft token with itself
+    for index, token in enumerate(step.draft):
+        parent = index if step.parent is None else max(step.parent[index], 0)
+        texts.append([*texts[parent], token])
+    return [text[:-1] for text in texts[1:]]
+
+
+def _cell(number: float | None) -> str:
+    """Writes a number with three digits after the point, if it has no more before it.
+
+    >>> _cell(0.5), _cell(1234.5), _cell(0.00001), _cell(None)
+    ('0.500', '1.2e+03', '1.0e-05', '–')
+    """
+    if number is None:
+        return NOTHING
+    return f"{number:.3f}" if number == 0 or 0.001 <= number < 1000 else f"{number:.1e}"
