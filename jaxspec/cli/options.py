@@ -19,10 +19,9 @@ GROUPS = {  # of a command with many options, by the names of their values, in t
     "Prompts": "input sounds field prompts count task language no_timestamps prefix system chat chat_template prompt "
     "start end",
     "Model": "target adapter source_language target_language dtype mesh topology device",
-    "Drafting": "draft draft_dtype gamma policy rule tree nodes check",
-    "Sampling": "temperature top_k top_p min_p draft_temperature draft_top_k draft_top_p repetition_penalty "
-    "presence_penalty frequency_penalty ban choices regex json_schema seed num_samples max_new_tokens stop beams "
-    "length_penalty early_stopping",
+    "Drafting": "draft draft_dtype draft_temperature draft_top_k draft_top_p gamma policy rule tree nodes check",
+    "Sampling": "temperature top_k top_p min_p repetition_penalty presence_penalty frequency_penalty ban choices regex "
+    "json_schema seed num_samples max_new_tokens stop beams length_penalty early_stopping",
     "Costs": "alpha c v c_hat row_tokens",
     "Running": "batch slots max_prompt_tokens too_long max_errors chunk shard num_shards rows full_length repeats "
     "timed no_speed also minutes resume",

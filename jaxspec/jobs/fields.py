@@ -41,6 +41,7 @@ REFUSED: Mapping[
             "eos_ids",
             "prefix",
             "top_log_probs",
+            "trace_numbers",
             "logits_processors",
         ),
         (option_names.OF_JOB, ()),

@@ -199,7 +199,7 @@ def test_of_equally_fast_ones_the_chain_is_preferred():
     branching, numbers = ((0,), (1,)), {"c": 0.5, "v": [1.0, 1.0, 1.0], "tokens": [1.0, 1.97, 1.9]}
 
     def plan(of_tree, **changes):
-        return planning.plan(0.9, **numbers | changes, trees=[Candidate(branching, of_tree, 0.5, 1.0, 2.0, "top")])
+        return planning.plan(0.9, **numbers | changes, trees=[Candidate(branching, of_tree, 0.5, 1.0, 2.0, draw="top")])
 
     same, wins, slow = plan(2.0), plan(2.1), plan(1.4, tokens=[1.0, 1.3, 1.3])
     assert same.best == same.chain != same.tree and "The best tree (2 nodes, 1 deep) gains" in planning.sentence(same)

@@ -48,6 +48,20 @@ def run(invoke):
 
 
 @pytest.fixture
+def refused(invoke):
+    """The one line that a command prints when it cannot use its input."""
+
+    def refused(*arguments, **options):
+        result = invoke(*arguments, **options)
+        assert (result.exit_code, result.stdout) == (2, "")
+        assert result.stderr.startswith("error: ")
+        assert result.stderr.count("\n") == 1
+        return result.stderr
+
+    return refused
+
+
+@pytest.fixture
 def report(run):
     """Reads what a command that succeeds reports as JSON."""
     return lambda *arguments, **options: json.loads(run(*arguments, "--json", **options))

@@ -19,20 +19,6 @@ SMALL = ("-n", "12", "-g", "3")
 PROMPT = heldout("translation", 1)[0]
 
 
-@pytest.fixture
-def refused(invoke):
-    """The one line that a command prints when it cannot use its input."""
-
-    def refused(*arguments, **options):
-        result = invoke(*arguments, **options)
-        assert (result.exit_code, result.stdout) == (2, "")
-        assert result.stderr.startswith("error: ")
-        assert result.stderr.count("\n") == 1
-        return result.stderr
-
-    return refused
-
-
 def test_several_texts_of_a_prompt_are_those_of_the_library(zoo, report, refused):
     reported = report(PROMPT, "--num-samples", "2", "-t", "5", "--batch", "2")
     target, draft = zoo["debian-t5-large"], zoo["debian-t5-draft"]

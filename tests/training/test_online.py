@@ -13,7 +13,7 @@ import pytest
 import jaxspec
 from jaxspec import drafters, rules
 from jaxspec.core import Model, Prompt
-from jaxspec.decode import loop
+from jaxspec.decode import loop, teacher_forcing
 from jaxspec.nets import decoder, encoder_decoder, t5
 from jaxspec.testing import certify, table_model
 from jaxspec.training import online, top_tokens
@@ -190,7 +190,7 @@ def test_in_parts_as_in_one_pass(net, config, monkeypatch):
     prompt = Prompt(np.array([[3, 5, 2], [4, 9, 0]], np.int32), np.array([3, 2], np.int32))
     tokens = np.random.default_rng(0).integers(2, 17, (2, 8)).astype(np.int32)
     weight, every = jax.random.normal(jax.random.key(2), (2, 8, 17)), jnp.broadcast_to(jnp.arange(17), (2, 8, 17))
-    monkeypatch.setattr(top_tokens, "CHUNK", 6)  # 3 positions of each of 2 rows: 1, 3 3 1
+    monkeypatch.setattr(teacher_forcing, "POSITIONS", 6)  # 3 positions of each of 2 rows: 1, 3 3 1
 
     rows, (source, length) = tokens, prompt[:2]
     if config is GPT:
