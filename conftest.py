@@ -110,6 +110,36 @@ SLOW_EXAMPLES = {
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--exhaustive", action="store_true", help="run the combinations, too, that others stand for")
+    parser.addoption(
+        "--part",
+        type=part_of,
+        metavar="K/N",
+        help="of a test with many slow cases run the K-th, the K+N-th and so on, from 0; at least one of them",
+    )
+
+
+def part_of(text: str) -> tuple[int, int]:
+    """Reads K/N.
+
+    >>> part_of("2/3"), part_of("5/3")
+    ((2, 3), (2, 3))
+    """
+    part, _, parts = text.partition("/")
+    return int(part) % int(parts), int(parts)
+
+
+def outside_of_part(items: list[pytest.Item], part: int, parts: int) -> set[pytest.Item]:
+    """Returns the slow cases that another part runs. Every test keeps one of its cases at least."""
+    cases: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if item.get_closest_marker("slow"):
+            cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    return {
+        item
+        for slow in cases.values()
+        for number, item in enumerate(slow)
+        if (number - part) % min(parts, len(slow)) != 0
+    }
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -141,7 +171,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 @pytest.hookimpl(tryfirst=True)  # before the expression of `-m` is heeded
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """The longest first, the rest as it was; without `--exhaustive`, not what others stand for."""
+    """Marks tests, and takes the longest first; without `--exhaustive`, leaves out what others stand for."""
     for item in items:
         if isinstance(item, pytest.DoctestItem) and item.name[8:] in SLOW_EXAMPLES:
             item.add_marker("slow")
@@ -151,11 +181,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker("core" if is_in_core(item.path) else "quick")
         if item.get_closest_marker("needs_torch") and importlib.util.find_spec("torch") is None:
             item.add_marker(pytest.mark.skip(reason="compares with PyTorch, which is not installed"))
+    left_out = set[pytest.Item]()
     if not config.getoption("exhaustive"):
-        left_out = [item for item in items if item.get_closest_marker("exhaustive")]
-        items[:] = [item for item in items if not item.get_closest_marker("exhaustive")]
-        if left_out:
-            config.hook.pytest_deselected(items=left_out)
+        left_out = {item for item in items if item.get_closest_marker("exhaustive")}
+    if config.getoption("part"):
+        kept = [item for item in items if item not in left_out]
+        left_out |= outside_of_part(kept, *config.getoption("part"))
+    if left_out:
+        items[:] = [item for item in items if item not in left_out]
+        config.hook.pytest_deselected(items=list(left_out))
     items.sort(
         key=lambda item: next((i for i, name in enumerate(LONGEST) if item.nodeid.startswith(name)), len(LONGEST))
     )

@@ -282,14 +282,21 @@ def package_index(tmp_path_factory: pytest.TempPathFactory) -> None:
         pytest.param("2026.07", "3.12", "2.0.2", "0.10.", False, marks=pytest.mark.exhaustive),
     ],
 )
-def test_quickstart_runs_in_a_hosted_runtime(runtime, version, numpy, jax_version, restarts, tmp_path: Path):
-    """In a new environment with Colab's versions, NumPy loaded: the first cell, a restart, the whole notebook."""
+def test_quickstart_runs_in_a_hosted_runtime(
+    runtime: str, version: str, numpy: str, jax_version: str, restarts: bool, tmp_path: Path, request: Any
+):
+    """In a new environment with Colab's versions, NumPy loaded: the first cell, a restart, the first three cells.
+
+    With `--exhaustive` the whole notebook runs.
+    """
     if "debian-t5-large" not in shipped():
         pytest.skip("the checkpoints are not here")
     options = ["--python", runtime_python(version), "--runtime", runtime, *([] if restarts else ["--no-restart"])]
     # The runtime's jax is later than this one, and refuses some of conftest.py's flags.
     variables = {"JAXSPEC_SMOKE": "1", "XLA_FLAGS": "--xla_backend_optimization_level=0"}
     environment = {**os.environ, **variables, "JAX_COMPILATION_CACHE_DIR": str(tmp_path / "programs")}
+    if not request.config.getoption("exhaustive"):
+        options += ["--cells", "3"]
     command = [sys.executable, str(RUNTIME), *options, str(tmp_path)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=1800)
     assert done.returncode == 0, done.stderr[-2000:]
@@ -303,7 +310,7 @@ def test_quickstart_runs_in_a_hosted_runtime(runtime, version, numpy, jax_versio
         assert stopped["error"].startswith("Runtime > Restart, then run this cell again: jax 0.11.")
         assert "numpy" not in stopped["error"]
     ran = result["last kernel"]
-    assert ran["error"] == "" and ran["ran"] == ran["cells"] > 10
+    assert ran["error"] == "" and ran["ran"] == ran["cells"] >= 3
     assert f"jaxspec {jaxspec.__version__}, jax {jax_version}" in ran["first_cell"]
 
 

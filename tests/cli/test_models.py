@@ -194,8 +194,9 @@ def test_the_file_of_sizes_has_all_families():
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_parameters_in_the_file_of_sizes_are_those_that_are_counted():
-    """Memory and caches take as long again in every dtype: see the next test."""
+    """The test before this one counts two networks. Memory and caches take as long again: see the next."""
     configs = {name: config for family in hf_families.FAMILIES for name, config in family.sizes.items()}
 
     def count(config):

@@ -62,9 +62,20 @@ def kernel(folder: Path, python: Path, loaded: str) -> str:
     return name
 
 
-def run(path: Path, kernel_name: str) -> tuple[nbformat.NotebookNode, str]:
-    """Runs a notebook where it lies, up to its first error. Returns it and what the error shows, or ""."""
+def run(path: Path, kernel_name: str, cells: int | None = None) -> tuple[nbformat.NotebookNode, str]:
+    """Runs a notebook where it lies, up to its first error. Returns it and what the error shows, or "".
+
+    Args:
+        path: the notebook's. What it has stored of former runs is dropped.
+        kernel_name: the kernel that runs it.
+        cells: how many of its code cells are run; all if None.
+    """
     notebook = nbformat.read(path, as_version=4)
+    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    for cell in code:
+        cell.execution_count, cell.outputs = None, []
+    for cell in code[cells:] if cells is not None else []:
+        notebook.cells.remove(cell)
     client = nbclient.NotebookClient(
         notebook, timeout=1200, kernel_name=kernel_name, resources={"metadata": {"path": str(path.parent)}}
     )
@@ -92,6 +103,7 @@ def main() -> None:
     parser.add_argument("--python", help="of the runtime's version; python3.13 or python3.12 on the PATH if left out")
     parser.add_argument("--runtime", choices=list(RUNTIMES), default="2026.08")
     parser.add_argument("--notebook", default="quickstart")
+    parser.add_argument("--cells", type=int, metavar="N", help="run the first N code cells only")
     parser.add_argument("--no-restart", action="store_true", help="load no jax before the first cell")
     parser.add_argument("folder", type=Path, help="an empty folder for the environment and the notebook")
     options = parser.parse_args()
@@ -112,9 +124,9 @@ def main() -> None:
     result: dict[str, object] = {"before": before}
     if not options.no_restart:
         kernel_name = kernel(folder, python, f"{LOADED_BY_COLAB}, jax, flax")
-        result["first kernel"] = report(*run(path, kernel_name))
+        result["first kernel"] = report(*run(path, kernel_name, options.cells))
     kernel_name = kernel(folder, python, LOADED_BY_COLAB)
-    result["last kernel"] = report(*run(path, kernel_name))
+    result["last kernel"] = report(*run(path, kernel_name, options.cells))
     result["after"] = versions(python)
     print(json.dumps(result, indent=1, ensure_ascii=False))
 

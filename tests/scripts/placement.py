@@ -303,18 +303,20 @@ def explicit():
     assert target.params["head"]["weight"].sharding.mesh.axis_types == mesh.axis_types
 
     def texts(mesh):
+        return [text("llama", mesh), streamed(mesh), many(mesh)]
+
+    def numbers(mesh):
         target, draft = pair("llama", mesh)
         (score,) = jaxspec.score(target, [TOKENS[0].tolist()])
         jaxspec.testing.check_model(target)
         learner = training.online(draft, optimizer=optax.sgd(0.1), max_prompt=7, max_new_tokens=NEW, rows=4, steps=1)
         out = jaxspec.generate(target, PROMPTS, drafter=learner.drafter(learner.init()), max_new_tokens=NEW)
         _, loss = learner.update(learner.init(), target, PROMPTS, out)
-        numbers = [round(score.log_prob, 2), round(loss, 2)]
-        return [text("llama", mesh), streamed(mesh), many(mesh), numbers]
+        return [round(score.log_prob, 2), round(loss, 2)]
 
     def on_the_mesh():
         with jax.set_mesh(mesh):
-            return texts(mesh)
+            return [text("llama", mesh), numbers(mesh)]
 
     prepared = jaxspec.prepare(target, PROMPTS, **options(draft))
 
@@ -345,6 +347,7 @@ def explicit():
     return dict(
         one=texts(None),
         alone=texts(mesh),
+        numbers=numbers(None),
         set_mesh=on_the_mesh(),
         refused=refused,
         advised=same,
