@@ -302,7 +302,15 @@ class DrafterSpelling(NamedTuple):
 _TRIM = "trim=NUMBER:NAME, the number of tokens to draft; NAME may be early_exit=4 or head:FOLDER"
 _TREE = "tree:NAME or tree=4x2x1:NAME, with how children are drawn tree=4x2x1-mixed:NAME"
 _HORIZONTAL = "horizontal_cascade:NAME:NAME or horizontal_cascade=2:NAME:NAME"
-BARE = ("forced", "online_ngram", "token_recycling", "suffix", "lookahead", "jacobi")  # kinds that are made of nothing
+BARE = (
+    "forced",
+    "online_ngram",
+    "token_recycling",
+    "suffix",
+    "lookahead",
+    "jacobi",
+    "uniform",
+)  # kinds that are made of nothing
 WITH_HEAD = ("head", "early_exit", "skip_layers")  # whose head is the target's, and may be trimmed
 KINDS = {
     "prompt_lookup": DrafterSpelling("prompt_lookup=NUMBER, the fewest tokens to match", most=1, make=_prompt_lookup),

@@ -14,6 +14,7 @@ POLICIES = {  # with the parameter that NAME=NUMBER sets
     "constant": "draft_tokens",
     "heuristic": "start",
     "confidence": "threshold",
+    "draft_exiting": "goal",
     "entropy": "most",
     "adaptive": "c",
 }

@@ -9,6 +9,7 @@ from jaxspec import optional_imports
 from jaxspec.policies.adaptive import adaptive
 from jaxspec.policies.confidence import confidence
 from jaxspec.policies.constant import constant
+from jaxspec.policies.draft_exiting import draft_exiting
 from jaxspec.policies.entropy import entropy
 from jaxspec.policies.heuristic import heuristic
 

@@ -20,11 +20,12 @@ from jaxspec.rules.k_seq import k_seq
 from jaxspec.rules.lenient import lenient
 from jaxspec.rules.rejection import rejection
 from jaxspec.rules.traversal import traversal
+from jaxspec.rules.trusting import trusting
 from jaxspec.rules.typical import threshold, typical
 
 TokenBound = Callable[[Float[Array, "*shape V"]], Float[Array, "*shape V"]]
 
-LENIENCE, EPSILON, DELTA = 0.5, 0.09, 0.3
+LENIENCE, EPSILON, DELTA, TRUSTED = 0.5, 0.09, 0.3, 0.5
 
 
 class RuleEntry(NamedTuple):
@@ -55,6 +56,15 @@ def typical_ceiling(log_p: Float[Array, "*shape V"]) -> Float[Array, "*shape V"]
     return jnp.where(low, jnp.exp(log_p), 1.0)
 
 
+def trusting_ceiling(log_p: Float[Array, "*shape V"]) -> Float[Array, "*shape V"]:
+    """Bounds tokens that the target leaves out by 0, and leaves the others free.
+
+    >>> trusting_ceiling(jnp.log(jnp.array([1.0, 0.0]))).tolist()
+    [1.0, 0.0]
+    """
+    return jnp.where(log_p > -jnp.inf, 1.0, 0.0)
+
+
 # By the name of what makes them.
 RULES: dict[str, RuleEntry] = {
     "rejection": RuleEntry(rejection()),
@@ -66,4 +76,5 @@ RULES: dict[str, RuleEntry] = {
     "classical_rejection": RuleEntry(classical_rejection()),
     "lenient": RuleEntry(lenient(LENIENCE), lenient_ceiling),
     "typical": RuleEntry(typical(EPSILON, DELTA), typical_ceiling),
+    "trusting": RuleEntry(trusting(TRUSTED), trusting_ceiling),
 }

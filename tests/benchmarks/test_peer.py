@@ -12,9 +12,9 @@ from jaxspec import drafters, rules
 from jaxspec.analysis.bench import Config, run
 from jaxspec.analysis.result import Setting, Task, product
 from jaxspec.decode.request import prepare
+from jaxspec.drafters.uniform import uniform
 from jaxspec.nets import decoder, t5
 from jaxspec.vocab import trim
-from tests.drafters.uniform import uniform
 from tests.small import tiny_gpt, tiny_llama, tiny_t5
 
 PROMPT = jaxspec.Prompt(jnp.array([[5, 17, 33, 2], [9, 5, 0, 0]]), jnp.array([4, 2]))

@@ -25,9 +25,9 @@ from jaxspec.decode import loop
 from jaxspec.decode.request import prepare
 from jaxspec.drafters.fallback import _choose
 from jaxspec.drafters.lookups import datastore
+from jaxspec.drafters.uniform import uniform
 from jaxspec.nets import decoder, t5
 from jaxspec.testing import table_model
-from tests.drafters.uniform import uniform
 from tests.marks import marked
 from tests.small import tiny_gpt, tiny_llama, tiny_t5
 

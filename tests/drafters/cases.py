@@ -11,10 +11,10 @@ from jaxspec import drafters, policies, rules
 from jaxspec.core import BoundDrafter, Prompt
 from jaxspec.drafters.common import as_drafter
 from jaxspec.drafters.lookups import datastore
+from jaxspec.drafters.uniform import uniform
 from jaxspec.sampling import SamplingParams, at_temperature
 from jaxspec.testing import table_model
 from jaxspec.vocab.remap import map_vocabulary
-from tests.drafters.uniform import uniform
 
 EXACT = 1e-5  # total variation; float32 comes to some 1e-7
 TARGET, MODEL = table_model(jax.random.key(1), 3), table_model(jax.random.key(2), 3, sharpness=1.5)

@@ -85,3 +85,24 @@ def test_a_round_without_draft_tokens_feeds_one_token():
 def test_bad_arguments_are_refused():
     with pytest.raises(ValueError, match="longest is 2: expected at least 3"):
         drafters.prompt_lookup(longest=2, shortest=3)
+
+
+def test_the_input_is_the_first_draft_of_an_encoder_decoder():
+    """Shallow aggressive decoding: nothing is written yet, so nothing matches, and the input is proposed."""
+    keep, copy = (drafters.prompt_lookup(copy_from=start).functions for start in (None, 1))
+    prompt = Prompt(jnp.array([[9, 4, 5, 6, 7], [9, 3, 0, 0, 0], [9, 0, 0, 0, 0]]), jnp.array([5, 2, 1]))
+    row = Prompt(jnp.full((3, 8), 2), jnp.ones(3, jnp.int32))  # the start token alone
+    keys = jax.random.split(jax.random.key(0), 3)
+    context = DraftContext(keys, row, jnp.full(3, 3), 3, True, None)
+    drafts = [drafter.propose(None, Caches(None, prompt), context)[0] for drafter in (keep, copy)]
+    assert drafts[0].length.tolist() == [0, 0, 0]
+    assert drafts[1].length.tolist() == [3, 1, 0]
+    assert drafts[1].tokens[0].tolist() == [4, 5, 6] and drafts[1].tokens[1, 0] == 3
+    written = context._replace(row=Prompt(jnp.array([[2, 4, 5, 0]] * 3), jnp.full(3, 3)))
+    later = [drafter.propose(None, Caches(None, prompt), written)[0] for drafter in (keep, copy)]
+    assert later[0].tokens.tolist() == later[1].tokens.tolist() and later[1].tokens[0].tolist()[:2] == [6, 7]
+
+
+def test_the_first_draft_is_a_chain():
+    with pytest.raises(ValueError, match="copy_from is 0 and candidates is 2: expected 1 candidate with it"):
+        drafters.prompt_lookup(candidates=2, copy_from=0)

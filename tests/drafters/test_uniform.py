@@ -8,8 +8,8 @@ import pytest
 import jaxspec
 from jaxspec import policies
 from jaxspec.core import Caches, DraftContext, DraftStart, Forward, Prompt, noise
+from jaxspec.drafters.uniform import uniform
 from jaxspec.testing import table_model
-from tests.drafters.uniform import uniform
 
 VOCAB = 6
 TARGET = table_model(jax.random.key(3), VOCAB)

@@ -25,6 +25,7 @@ POLICIES = {
     "constant": policies.constant(2),
     "heuristic": policies.heuristic(start=2),
     "confidence": policies.confidence(0.35),
+    "draft_exiting": policies.draft_exiting(0.8, 0.35, 0.1),
     "entropy": policies.entropy(1, 4, 0.5),
     "adaptive": policies.adaptive(0.1, 0.1, pause=2),
     "adaptive, slots": policies.adaptive(0.1, 0.1, pause=2, together="slots"),
@@ -81,7 +82,7 @@ def test_a_policy_that_drops_tokens_for_their_own_value_is_caught():
         return draft._replace(length=jnp.where(draft.tokens[:, 0] == 1, 0, draft.length)), caches
 
     biased = honest._replace(functions=honest.functions._replace(propose=propose))
-    with pytest.raises(ValueError, match="draft token 0 is 1 in 0.000 of"):
+    with pytest.raises(ValueError, match=r"draft token 0 is 1 in 0\.000 of"):
         certify(THREE, drafter=biased, gamma=1, steps=2)
 
 
@@ -182,6 +183,7 @@ def test_what_was_committed_without_a_draft_is_read_by_a_network_too(tree):
         (policies.constant(2), policies.constant([0, 1, 3])),
         (policies.heuristic(start=2), policies.heuristic([1, 2, 3], grow=1.5, shrink=[0, 1, 2])),
         (policies.confidence(0.35), policies.confidence([0.0, 0.5, 1.0])),
+        (policies.draft_exiting(0.8, 0.35, 0.1), policies.draft_exiting([0.1, 0.5, 0.9], [0.0, 0.5, 1.0])),
         (policies.entropy(1, 4, 0.5), policies.entropy(2, [2, 3, 9], 0.0)),
         (policies.adaptive(0.1, 0.1, pause=2), policies.adaptive([0.0, 0.1, 0.2], 0.3, alpha=0.9, pause=[1, 2, 9])),
         (
@@ -209,6 +211,23 @@ def test_another_value_compiles_nothing(first, other):
 
 
 # --- what each decides
+
+
+@pytest.mark.slow
+def test_a_threshold_that_adapts_settles_on_the_goal():
+    """A threshold of 0 never ends a draft, and one of 1 ends it after its first token: the least share and the most."""
+    options = dict(drafter=GOOD, gamma=6, max_new_tokens=2000, temperature=1.0, key=jax.random.key(0))
+
+    def share(policy):
+        out = jaxspec.generate(TARGET, FEW, policy=policy, **options)
+        rounds = int(out.stats.rounds[0])
+        later = slice(rounds // 2, rounds)  # the first half, in which it adapts, is left out
+        return out.trace.num_accepted[0, later].sum() / out.trace.draft_length[0, later].sum()
+
+    least, most = (share(policies.confidence(threshold)) for threshold in (0.0, 1.0))
+    goal = float(least + most) / 2
+    adapted = share(policies.draft_exiting(goal, start=0.0, step=0.02))
+    assert abs(adapted - goal) < (most - least) / 4
 
 
 def test_heuristic_grows_and_shrinks_within_its_bounds():
@@ -435,6 +454,7 @@ def test_rounds_are_counted_as_they_are_decoded():
         (lambda: policies.constant(-1), "draft_tokens is -1: expected a finite number of at least 0"),
         (lambda: policies.constant(1.5), "draft_tokens is 1.5"),
         (lambda: policies.confidence(1.2), "threshold is 1.2: expected a number from 0 to 1"),
+        (lambda: policies.draft_exiting(goal=2), "goal is 2: expected a number from 0 to 1"),
         (lambda: policies.entropy(0), "least is 0"),
         (lambda: policies.adaptive(c=-0.1), "c is -0.1"),
         (lambda: policies.adaptive(v=[1.0, 1.2, 1.1]), "do not fall"),

@@ -384,6 +384,7 @@ def test_greedy_is_exact_match_without_a_softmax_or_a_sort():
 
 
 def test_rules_are_made_once_so_that_programs_are_shared():
-    for name in set(rules.__all__) - {"lenient", "typical"}:
+    for name in set(rules.__all__) - {"lenient", "trusting", "typical"}:
         assert getattr(rules, name)() is getattr(rules, name)()
     assert rules.lenient(0.5) is rules.lenient(0.5) and rules.typical(0.3, 0.5) is rules.typical(0.3, 0.5)
+    assert rules.trusting(0.5) is rules.trusting(0.5)

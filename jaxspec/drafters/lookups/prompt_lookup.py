@@ -23,9 +23,17 @@ from jaxspec.drafters.common import lookup_drafter
 from jaxspec.drafters.lookups import vote
 
 MATCHES = 16  # that a tree is made of
+MOST_START_TOKENS = 2  # that an encoder-decoder's row begins with: a start token, and perhaps a language
 
 
-def prompt_lookup(longest: int = 3, shortest: int = 1, *, candidates: int = 1, length: int = 5) -> core.BoundDrafter:
+def prompt_lookup(
+    longest: int = 3,
+    shortest: int = 1,
+    *,
+    candidates: int = 1,
+    length: int = 5,
+    copy_from: int | None = None,
+) -> core.BoundDrafter:
     """Proposes, as point masses, what followed the longest match of the last few tokens.
 
     It looks for the last `longest` tokens of the row in the row itself and in the prompt (an encoder-decoder's prompt
@@ -41,9 +49,13 @@ def prompt_lookup(longest: int = 3, shortest: int = 1, *, candidates: int = 1, l
         candidates: continuations to propose. Above 1 they make a tree of at most candidates x length nodes, and gamma
             is not read.
         length: tokens of each continuation in such a tree.
+        copy_from: where nothing is written yet, and so nothing matches, propose the prompt's tokens from this one on
+            (from 0; a task's name may stand in front of the text that is edited). For encoder-decoders that edit their
+            input: the first draft of shallow aggressive decoding (Sun et al., arXiv 2106.04970) is the input itself.
 
     Raises:
-        ValueError: not 1 <= shortest <= longest; no candidates, or of no tokens.
+        ValueError: not 1 <= shortest <= longest; no candidates, or of no tokens; a negative copy_from, or one beside
+            several candidates.
 
     Example:
         >>> import jax, jaxspec
@@ -58,11 +70,16 @@ def prompt_lookup(longest: int = 3, shortest: int = 1, *, candidates: int = 1, l
     (longest,) = integers(shortest, longest=longest)
     tree = vote.tree_size(candidates, length)
     name = "prompt_lookup" if tree is None else f"prompt_lookup({candidates} candidates)"
-    return core.BoundDrafter(_prompt_lookup(longest, shortest, tree), name=name)
+    if copy_from is not None:
+        (copy_from,) = integers(0, copy_from=copy_from)
+        if tree is not None:
+            raise ValueError(f"copy_from is {copy_from} and candidates is {candidates}: expected 1 candidate with it")
+        name = f"prompt_lookup(copy_from={copy_from})"
+    return core.BoundDrafter(_prompt_lookup(longest, shortest, tree, copy_from), name=name)
 
 
 @functools.lru_cache
-def _prompt_lookup(longest: int, shortest: int, tree: core.TreeSize | None) -> core.Drafter:
+def _prompt_lookup(longest: int, shortest: int, tree: core.TreeSize | None, copy_from: int | None) -> core.Drafter:
     def search(weights: core.Weights, prompt: core.Prompt, context: core.DraftContext) -> core.Draft:
         row, gamma = context.row, context.gamma
         text = text_of(prompt, row)
@@ -76,6 +93,14 @@ def _prompt_lookup(longest: int, shortest: int, tree: core.TreeSize | None) -> c
         source = (position + 1)[..., None] + step % available[..., None]  # B C G
         tokens = jnp.take_along_axis(text[:, None], source, axis=2)
         length = jnp.where(match > 0, jnp.where(in_prompt, jnp.minimum(available, gamma), gamma), 0)
+        if copy_from is not None:
+            copied = copy_from + jnp.broadcast_to(step[0], (row.length.shape[0], gamma))
+            first_tokens = token_rows.tokens_at(prompt.tokens, copied, NO_TOKEN)
+            left = jnp.clip(prompt.length - copy_from, 0, gamma)
+            # An encoder-decoder's row begins with a start token or two, which a prompt does not have.
+            is_first = (row.length <= MOST_START_TOKENS) & (match[:, 0] == 0)
+            tokens = jnp.where(is_first[:, None, None], first_tokens[:, None], tokens)
+            length = jnp.where(is_first[:, None], left[:, None], length)
         if tree is None:
             return core.Draft(jnp.maximum(tokens[:, 0], 0), length[:, 0].astype(row.length.dtype))
         # Any longer match outweighs all shorter ones together.
