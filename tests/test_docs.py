@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import inspect
 import math
 import os
 import pkgutil
@@ -28,6 +29,8 @@ import jaxspec
 from jaxspec.cli.main import app
 from jaxspec.cli.main import command as command_of
 from jaxspec.nets import encoder_decoder, t5
+from jaxspec.sampling.params import SamplingOptions
+from jaxspec.training import recipes
 from jaxspec.weights import orbax
 from jaxspec.weights.loading import shipped
 
@@ -289,3 +292,43 @@ def test_pages_build_with_every_public_name(site: Path):
         if not any(re.fullmatch(rf"{re.escape(module.__name__)}(\.\w+)*\.{name}", entry) for entry in listed)
     ]
     assert not missing, "give them a docstring, and their module a line in docs/reference/: `::: jaxspec.module`"
+
+
+PAPERS = DOCS / "papers.md"
+STATES = ("works", "partly", "not run", "differs", "[differs]")
+
+
+def test_what_the_papers_have_is_where_the_page_says():
+    """Names in the second column are found below `jaxspec` or `jaxspec.analysis`; commands and modules exist."""
+    rows = [
+        [cell.strip() for cell in line.strip("|\n").split(" | ")]
+        for line in PAPERS.read_text("utf-8").splitlines()
+        if line.startswith("| ") and not line.startswith("| what it has")
+    ]
+    assert len(rows) > 80 and {len(row) for row in rows} == {3}
+    wrong = [row for row in rows if not row[2].startswith(STATES)]
+    missing = [name for row in rows for name in re.findall(r"`([^`]+)`", row[1]) if not is_there(name)]
+    assert not missing
+    assert not wrong
+
+
+def is_there(name: str) -> bool:
+    """Says whether a name in code on the page is a command, a module, an option or a name of the package."""
+    first, *others = name.split()
+    if first == "jaxspec":
+        return others[0] in COMMAND.commands  # type: ignore[attr-defined]
+    if first == "python":
+        return importlib.util.find_spec(others[1]) is not None
+    if first.startswith("--"):
+        return True  # an option; pages of commands are tested elsewhere
+    if "." not in first:
+        options = {*inspect.signature(jaxspec.generate).parameters, *SamplingOptions.__annotations__}
+        return first in options or first in {"copy_from", "sizes", *shipped(), *recipes.shipped()}
+    roots = (jaxspec, jaxspec.analysis)
+    return any(resolves(root, first.removeprefix("jaxspec.").split(".")) for root in roots)
+
+
+def resolves(value: object, parts: list[str]) -> bool:
+    for part in parts[:-1]:
+        value = getattr(value, part, None)
+    return hasattr(value, parts[-1]) or parts[-1] in getattr(value, "__annotations__", {})

@@ -96,11 +96,11 @@ def _prompt_lookup(longest: int, shortest: int, tree: core.TreeSize | None, copy
         if copy_from is not None:
             copied = copy_from + jnp.broadcast_to(step[0], (row.length.shape[0], gamma))
             first_tokens = token_rows.tokens_at(prompt.tokens, copied, NO_TOKEN)
-            left = jnp.clip(prompt.length - copy_from, 0, gamma)
+            remaining = jnp.clip(prompt.length - copy_from, 0, gamma)
             # An encoder-decoder's row begins with a start token or two, which a prompt does not have.
             is_first = (row.length <= MOST_START_TOKENS) & (match[:, 0] == 0)
             tokens = jnp.where(is_first[:, None, None], first_tokens[:, None], tokens)
-            length = jnp.where(is_first[:, None], left[:, None], length)
+            length = jnp.where(is_first[:, None], remaining[:, None], length)
         if tree is None:
             return core.Draft(jnp.maximum(tokens[:, 0], 0), length[:, 0].astype(row.length.dtype))
         # Any longer match outweighs all shorter ones together.
