@@ -147,7 +147,7 @@ def drag(page, slider, share: float) -> None:
     ("name", "moves"),
     [
         ("why_it_is_exact", {"p cat": 0.9, "q the": 0.7, "power of 10": 1.0}),
-        ("when_does_it_pay", {"c": 0.8, "check": 0.5}),
+        ("seeds", {"alpha": 0.9, "gamma": 0.2, "c": 0.8, "check": 0.5}),
     ],
 )
 def test_a_slider_changes_the_picture(run, name, moves):

@@ -21,9 +21,11 @@ const all = (alphas, others, f) => alphas.map(a => others.map(x => f(a, x)))
 const rounds = [1, 4].map(K => new Rounds(P, Q, K))
 rounds.forEach(x => x.run(ROUNDS))
 console.log(JSON.stringify({
-  P, Q, tokens: all(ALPHAS, GAMMAS, expectedTokens), cost: all(GAMMAS, COSTS, roundCost), best: all(ALPHAS, COSTS, bestK),
-  speed: ALPHAS.map(a => all(GAMMAS, COSTS, (K, c) => speedUp(a, K, c))), overlap: overlap(P, Q), missing: missing(P, Q),
-  byChance: byChance(P, ROUNDS), rounds: rounds.map(x => ({counts: x.counts, accepted: x.accepted, path: x.path})),
+  P, Q, overlap: overlap(P, Q), missing: missing(P, Q), byChance: byChance(P, ROUNDS),
+  tokens: all(ALPHAS, GAMMAS, expectedTokens), cost: all(GAMMAS, COSTS, roundCost),
+  best: all(ALPHAS, COSTS, bestK),
+  speed: ALPHAS.map(a => all(GAMMAS, COSTS, (K, c) => speedUp(a, K, c))),
+  rounds: rounds.map(x => ({counts: x.counts, accepted: x.accepted, path: x.path})),
 }))
 """
 

@@ -312,9 +312,12 @@ def explore_landscape(
     explore(draw, **sliders)
 
 
-def explore_residual(p: ArrayLike, q: ArrayLike, words: Sequence[str] | None = None, rule: Rule | None = None) -> None:
-    """Shows how the residual distribution fills up p, one draft token a round."""
+def explore_residual(
+    p: ArrayLike, q: ArrayLike, words: Sequence[str] | None = None, rule: Rule | None = None, samples: int = 0
+) -> None:
+    """Shows how the residual distribution fills up p, one draft token a round, after `samples` rounds at first."""
     rounds = Rounds(p, q, rule=rule)
+    rounds.run(samples)
     buttons = {"step": lambda: rounds.run(1), "run 1,000": lambda: rounds.run(1000), "reset": rounds.reset}
     explore(lambda: draw_residual(rounds, words), buttons)
 
