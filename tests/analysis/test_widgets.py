@@ -29,7 +29,7 @@ def test_rounds_are_unbiased_and_a_wrong_rule_s_are_not():
         rounds = widgets.Rounds(P, Q, gamma=2, rule=rule)
         assert np.isnan(rounds.l1) and np.isclose(rounds.alpha, 0.6)
         rounds.run(2500)
-        accepted_first = Q * np.minimum(1, P / Q / rule.lenience)
+        accepted_first = Q * np.minimum(1, P / Q / (rule.lenience or 1.0))
         share = accepted_first + (1 - accepted_first.sum()) * RESIDUAL / RESIDUAL.sum()
         assert rounds.rounds == 2500 and [count for count, _ in rounds.path] == [1000, 2000, 2500]
         assert np.abs(rounds.shares - share).sum() < 3 * rounds.chance(2500)
