@@ -104,85 +104,25 @@ print(f"jaxspec {jaxspec.__version__}, jax {jax.__version__}, {jax.device_count(
 # what one token costs, which holds where hardware waits for weights to be read and has arithmetic to spare.
 
 # %%
-import io
-
 import matplotlib.pyplot as plt
 import numpy as np
-from IPython.display import Image, display
-from matplotlib.colors import LogNorm
-
-try:
-    import ipywidgets as widgets
-except ImportError:
-    widgets = None
+from IPython.display import display
 
 from jaxspec.analysis import acceptance, cost, formulas
+from jaxspec.analysis.widgets import explore_landscape, landscape, picture
 from jaxspec.decode.request import prepare
-
-
-def picture(figure):
-    """A figure as an image, which sliders can show anew."""
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=90)
-    plt.close(figure)
-    return Image(buffer.getvalue())
-
-
-def explore(draw, **sliders):
-    """Draws once for every position of the sliders; just once where there are none."""
-    if widgets is None:
-        print("The sliders need ipywidgets: pip install ipywidgets")
-        display(draw(**{name: value for name, (value, *_) in sliders.items()}))
-        return
-    controls = {
-        name: widgets.FloatSlider(value, min=low, max=high, step=step, description=name, continuous_update=False)
-        for name, (value, low, high, step) in sliders.items()
-    }
-    display(*controls.values(), widgets.interactive_output(lambda **values: display(draw(**values)), controls))
-
 
 # %% [markdown]
 # ## The map
 #
 # Speed-up for each α and γ, at one c and one price of checking: `check` is what each further token adds to the verify
 # pass, v = 1 + check · γ, and 0 in the paper. The thick white line is a speed-up of 1: left of it speculation loses.
-# The black line is the best γ for each α. Move the sliders: the dearer a draft token or its check, the higher an α it
-# takes to win, and the fewer draft tokens are best.
-
+# The black line is the best γ for each α. Move the sliders: α and γ move the white dot, whose tokens a round, cost and
+# speed-up stand above. The dearer a draft token or its check, the higher an α it takes to win, and the fewer draft tokens
+# are best.
 
 # %%
-LEVELS = (0.25, 0.5, 0.75, 1, 1.5, 2, 3, 4, 6, 8)  # speed-ups that have a line
-
-
-def landscape(c, check, marks=(), title=""):
-    """The speed-up for each α and γ, the best γ for each α, and pairs that were measured: (name, α, γ)."""
-    alpha, gammas = np.linspace(0, 1, 301), np.arange(1, 17)
-    v = 1 + check * gammas
-    speed = formulas.improvement(alpha[None, :], gammas[:, None], c, v[:, None])
-    figure, axes = plt.subplots(figsize=(6.6, 4.2), layout="constrained")
-    # The same speed-up has the same colour in every map.
-    mesh = axes.pcolormesh(alpha, gammas, speed, cmap="cividis", norm=LogNorm(1 / 12, 12), shading="nearest")
-    bar = figure.colorbar(mesh, label="speed-up over plain decoding", ticks=LEVELS, format="%g×")
-    bar.ax.minorticks_off()
-    levels = [level for level in LEVELS if speed.min() < level < speed.max()]
-    if levels:  # a draft token may cost so much that all of the map is one colour
-        widths = [2.0 if level == 1 else 0.8 for level in levels]
-        lines = axes.contour(alpha, gammas, speed, levels=levels, colors="white", linewidths=widths)
-        for label in axes.clabel(lines, levels[:-1] or levels, fmt="%g×", fontsize=8):
-            label.set_rotation((label.get_rotation() + 80) % 180 - 80)  # none is upside down: a 6 is no 9
-    best = formulas.optimal_gamma(alpha, c, np.concatenate([[1.0], v]))
-    axes.plot(alpha, np.where(best > 0, best, np.nan), color="black", drawstyle="steps-post", label="best γ")
-    for name, pair_alpha, pair_gamma in marks:
-        axes.plot(pair_alpha, pair_gamma, "o", color="#D55E00", markeredgecolor="white", markersize=9)
-        label = dict(xytext=(-9, 0), textcoords="offset points", ha="right", va="center", fontsize=8)
-        axes.annotate(name, (pair_alpha, pair_gamma), bbox=dict(facecolor="white", edgecolor="none"), **label)
-    axes.set(xlabel="acceptance rate α", ylabel="draft tokens a round γ", ylim=(0.5, 16.5))
-    axes.set_title(title or f"c = {c:g}, check = {check:g}", fontsize=10)
-    axes.legend(loc="upper left")
-    return picture(figure)
-
-
-explore(landscape, c=(0.05, 0.0, 0.5, 0.01), check=(0.0, 0.0, 1.0, 0.02))
+explore_landscape(alpha=0.8, gamma=5, c=0.05)
 
 # %% [markdown]
 # ## The best γ
@@ -286,6 +226,19 @@ for batch, measured_costs in costs.items():
     title = f"batch {batch}: c = {measured_costs.c:.2f}, v({GAMMA}) = {measured_costs.v:.2f}"
     mark = f"this pair, batch {batch}", min(alpha, 1.0), max(gamma, 1)
     display(landscape(measured_costs.c, check, [mark], title=title))
+
+# %% [markdown]
+# With sliders, from this pair at batch 1: what would a better or a cheaper drafter bring?
+
+# %%
+gamma, check = plans[1]
+explore_landscape(
+    alpha=round(min(alpha, 1.0), 2),
+    gamma=max(gamma, 1),
+    c=round(costs[1].c, 2),
+    check=round(check, 2),
+    marks=[("this pair", min(alpha, 1.0), max(gamma, 1))],
+)
 
 # %% [markdown]
 # ## Prediction and measurement

@@ -99,16 +99,11 @@ print(f"jaxspec {jaxspec.__version__}, jax {jax.__version__}, {jax.device_count(
 # by counting every case.
 
 # %%
-import io
-
 import matplotlib.pyplot as plt
 import numpy as np
-from IPython.display import Image, display
+from IPython.display import display
 
-try:
-    import ipywidgets as widgets
-except ImportError:
-    widgets = None
+from jaxspec.analysis.widgets import Rounds, explore, explore_residual, explore_unbiasedness, picture
 
 GREEN, BLUE, RED, PURPLE = "#009E73", "#0072B2", "#D55E00", "#8F5AA5"
 WORDS = ["the", "a", "cat", "dog", "sat"]
@@ -120,30 +115,6 @@ def residual(p, q):
     """What p has more than q, scaled to sum to 1; p itself where that is nothing."""
     more = np.maximum(p - q, 0)
     return more / more.sum() if more.sum() > 0 else p
-
-
-def picture(figure):
-    """A figure as an image, which sliders can show anew."""
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=90)
-    plt.close(figure)
-    return Image(buffer.getvalue())
-
-
-def explore(draw, **sliders):
-    """Draws once for every position of the sliders; just once where there are none."""
-    if widgets is None:
-        print("The sliders need ipywidgets: pip install ipywidgets")
-        display(draw(**{name: value for name, (value, *_) in sliders.items()}))
-        return
-    controls = {}
-    for name, (value, low, high, step) in sliders.items():
-        kind = widgets.IntSlider if isinstance(step, int) else widgets.FloatSlider
-        label = name.replace("_", " ")
-        controls[name] = kind(value, min=low, max=high, step=step, description=label, continuous_update=False)
-    half = -(-len(controls) // 2)
-    columns = [widgets.VBox(list(controls.values())[:half]), widgets.VBox(list(controls.values())[half:])]
-    display(widgets.HBox(columns), widgets.interactive_output(lambda **values: display(draw(**values)), controls))
 
 
 # %% [markdown]
@@ -207,6 +178,34 @@ for _ in range(1000):
     some_p, some_q = random.dirichlet(np.ones(5), size=2)
     overlap = np.minimum(some_p, some_q)
     assert np.allclose(overlap + (1 - overlap.sum()) * residual(some_p, some_q), some_p)
+
+# %% [markdown]
+# ## Step by step
+#
+# Eight words. Of each the first bar is p, the second q, the third the share among the words that came out. `step` plays
+# one round with the library's rule, `rejection`; each line is p, which the orange bars have to reach. Z is the mass that
+# is rejected, 1 − α.
+
+# %%
+p_8 = np.array([0.28, 0.20, 0.15, 0.12, 0.10, 0.07, 0.05, 0.03])
+q_8 = np.array([0.10, 0.30, 0.08, 0.18, 0.03, 0.15, 0.06, 0.10])
+explore_residual(p_8, q_8, words=[*WORDS, "ran", "on", "home"], samples=100)
+
+# %% [markdown]
+# With several draft tokens a round, the first word of every round has the distribution p, too. The L1 distance, the sum
+# over words of |share − p|, falls like that of samples of p itself. How many draft tokens a round accepts follows from
+# α. Give it `rule=jaxspec.rules.lenient(0.5)`, which is marked inexact, and the distance stops falling.
+
+# %%
+explore_unbiasedness(p_8, q_8, gamma=4)
+
+exact, lenient = Rounds(p_8, q_8, gamma=4), Rounds(p_8, q_8, gamma=4, rule=jaxspec.rules.lenient(0.5))
+for rounds in (exact, lenient):
+    rounds.run(5000)
+    accepted_tokens = f"{rounds.mean_accepted:.2f} of {rounds.gamma} draft tokens accepted"
+    print(f"{rounds.rule.name:13} L1 {rounds.l1:.3f}, by chance {rounds.chance(5000):.3f}; {accepted_tokens}")
+assert abs(exact.mean_accepted - exact.expected_accepted) < 0.1
+assert exact.l1 < 3 * exact.chance(5000) < lenient.l1
 
 # %% [markdown]
 # ## Many rounds

@@ -82,6 +82,7 @@ OF_NO_MODULE = {  # tests at the top that are of the project, or need a machine,
         "tpu",
         "wide_types",
         "widgets",
+        "widgets_page",
     )
 }
 

@@ -244,7 +244,7 @@ def test_first_cell_stops_with_a_sentence(namespace, environment, monkeypatch, c
 
 def test_pages_and_notebooks_name_the_repository_of_mkdocs(sync: ModuleType):
     """What a fork changes is `repo_url`; pages that name another address are found here."""
-    pages = [*(ROOT / "docs").rglob("*.md"), *COLAB.glob("*.py"), *COLAB.glob("*.md")]
+    pages = [*(ROOT / "docs").rglob("*.md"), ROOT / "docs" / "widgets.html", *COLAB.glob("*.py"), *COLAB.glob("*.md")]
     named = {page.name: set(re.findall(r"github\.com/[\w.-]+/jaxspec\b", page.read_text("utf-8"))) for page in pages}
     assert not {name: found for name, found in named.items() if found - {f"github.com/{sync.REPOSITORY}"}}
     assert sum(map(bool, named.values())) > 8

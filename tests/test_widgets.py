@@ -24,6 +24,7 @@ import pytest
 from jaxspec.weights.loading import shipped
 
 COLAB = Path(__file__).resolve().parents[1] / "colab"
+WIDGETS_PAGE = COLAB.parent / "docs" / "widgets.html"
 ANSWER = 60_000  # milliseconds for a page, or a picture, to appear
 SEEN = {  # colour and line of the words in a trace's legend
     "accepted draft token": ("rgb(0, 122, 90)", "none"),
@@ -144,14 +145,25 @@ def drag(page, slider, share: float) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "moves"),
+    ("name", "moves", "presses"),
     [
-        ("why_it_is_exact", {"p cat": 0.9, "q the": 0.7, "power of 10": 1.0}),
-        ("when_does_it_pay", {"c": 0.8, "check": 0.5}),
+        (
+            "why_it_is_exact",
+            {"p cat": 0.9, "q the": 0.7, "power of 10": 1.0},
+            ("step", "run 1,000", "reset", "run 5,000"),
+        ),
+        ("seeds", {"alpha": 0.9, "gamma": 0.2, "c": 0.8, "check": 0.5}, ()),
     ],
 )
-def test_a_slider_changes_the_picture(run, name, moves):
+def test_a_slider_or_a_button_changes_the_picture(run, name, moves, presses):
     page = run(name)
+    for words in presses:
+        button = page.get_by_role("button", name=words, exact=True).first
+        cell = page.locator(".jp-CodeCell").filter(has=button)
+        before = cell.locator("img").get_attribute("src")
+        button.click()
+        playwright.expect(cell.locator("img")).not_to_have_attribute("src", before, timeout=ANSWER)
+        keep(cell, f"{name}-{words}".replace(" ", "-"))
     for label, share in moves.items():
         named = page.locator(".widget-label", has_text=re.compile(f"^{label}$"))
         slider = page.locator(".widget-slider").filter(has=named)
@@ -165,6 +177,38 @@ def test_a_slider_changes_the_picture(run, name, moves):
         assert slider.locator(".widget-readout").inner_text() != value
         assert before.startswith("data:image/png") and picture.count() == 1
         keep(cell, f"{shot}-after")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_page_without_a_kernel(browser, scheme: str):
+    """Keys move its sliders, a click moves the dot, buttons draw tokens; nothing else is loaded or logged."""
+    page = browser.new_page(viewport={"width": 900, "height": 1000}, color_scheme=scheme)
+    said: list[str] = []
+    page.on("console", lambda message: said.append(message.text))
+    page.on("pageerror", lambda error: said.append(str(error)))
+    page.on("request", lambda request: said.append(request.url))
+    page.goto(WIDGETS_PAGE.as_uri())
+    shown = lambda widget, name: page.locator(f"#{widget} [data-show={name}]").inner_text()  # noqa: E731
+    assert [shown("landscape", name) for name in ("tokens", "cost", "speed", "best")] == [
+        "2.94",
+        "2.00",
+        "1.47×",
+        "3 (1.58×)",
+    ]
+    page.get_by_label("K, draft tokens a round").press("ArrowLeft")
+    assert (shown("landscape", "tokens"), shown("landscape", "cost")) == ("2.77", "1.80")
+    page.locator("#landscape svg").click(position={"x": 100, "y": 100})
+    assert page.get_by_label("acceptance rate").input_value() < "0.2"
+    for name, samples in {"step": "1", "run": "1,001", "reset": "0"}.items():
+        page.locator(f"#residual [name={name}]").click()
+        assert shown("residual", "samples") == samples
+    page.get_by_label("how alike p and q are").press("End")
+    assert shown("residual", "Z") == "0.000"
+    page.locator("#unbiased [name=run]").click()
+    assert shown("unbiased", "rounds") == "5,000" and float(shown("unbiased", "L1")) < 0.1
+    assert said == [WIDGETS_PAGE.as_uri()]
+    keep(page, f"page-{scheme}")
+    page.close()
 
 
 def test_a_generation_shows_itself(run):
