@@ -103,7 +103,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 from IPython.display import display
 
-from jaxspec.analysis.widgets import Rounds, explore, explore_residual, explore_unbiasedness, picture
+from jaxspec.analysis.widgets import CountedRounds, explore, explore_residual, explore_unbiasedness, picture
 
 GREEN, BLUE, RED, PURPLE = "#009E73", "#0072B2", "#D55E00", "#8F5AA5"
 WORDS = ["the", "a", "cat", "dog", "sat"]
@@ -199,7 +199,8 @@ explore_residual(p_8, q_8, words=[*WORDS, "ran", "on", "home"], samples=100)
 # %%
 explore_unbiasedness(p_8, q_8, gamma=4)
 
-exact, lenient = Rounds(p_8, q_8, gamma=4), Rounds(p_8, q_8, gamma=4, rule=jaxspec.rules.lenient(0.5))
+exact = CountedRounds(p_8, q_8, gamma=4)
+lenient = CountedRounds(p_8, q_8, gamma=4, rule=jaxspec.rules.lenient(0.5))
 for rounds in (exact, lenient):
     rounds.run(5000)
     accepted_tokens = f"{rounds.mean_accepted:.2f} of {rounds.gamma} draft tokens accepted"

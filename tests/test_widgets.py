@@ -158,8 +158,9 @@ def drag(page, slider, share: float) -> None:
 def test_a_slider_or_a_button_changes_the_picture(run, name, moves, presses):
     page = run(name)
     for words in presses:
-        button = page.get_by_role("button", name=words, exact=True).first
-        cell = page.locator(".jp-CodeCell").filter(has=button)
+        named = page.get_by_role("button", name=words, exact=True)
+        cell = page.locator(".jp-CodeCell").filter(has=named).first  # two widgets have a "reset"
+        button = cell.get_by_role("button", name=words, exact=True)
         before = cell.locator("img").get_attribute("src")
         button.click()
         playwright.expect(cell.locator("img")).not_to_have_attribute("src", before, timeout=ANSWER)

@@ -83,7 +83,7 @@ class Readouts(NamedTuple):
         return f"{self.tokens:.2f} tokens a round, cost {self.cost:.2f}, speed-up {self.speed_up:.2f}×, {best}"
 
 
-class Rounds:
+class CountedRounds:
     """Rounds of speculative decoding from one pair of distributions, counted.
 
     Every position has the same target distribution p and the same draft distribution q. A rule judges gamma draft
@@ -95,7 +95,7 @@ class Rounds:
         path: (rounds, L1 distance) after every `BATCH` rounds of a call of `run`, and at its end.
 
     Example:
-        >>> rounds = Rounds([0.5, 0.3, 0.2], [0.2, 0.6, 0.2], gamma=2)
+        >>> rounds = CountedRounds([0.5, 0.3, 0.2], [0.2, 0.6, 0.2], gamma=2)
         >>> rounds.run(500)
         >>> int(rounds.counts.sum()), rounds.l1 < 0.2, round(rounds.expected_accepted, 2)
         (500, True, 1.19)
@@ -195,16 +195,16 @@ def landscape(
     check: float,
     marks: Sequence[Dot | tuple[str, float, int]] = (),
     title: str = "",
-    here: tuple[float, int] | None = None,
+    point: tuple[float, int] | None = None,
 ) -> Any:
     """Draws the speed-up for each alpha and gamma, with the best gamma for each alpha.
 
     Args:
         c: one pass of the drafter, in one-token passes of the target.
-        check: what each further token adds to the verify pass; 0 in the paper.
+        check: the time that each further token adds to the verify pass; 0 in the paper.
         marks: pairs to name on the map.
-        title: c and check by default, or the readouts of `here`.
-        here: alpha and gamma of a white dot, which sliders move.
+        title: c and check by default, or the readouts of `point`.
+        point: alpha and gamma of a white dot, which sliders move.
 
     Returns:
         An image for `IPython.display.display`.
@@ -231,10 +231,10 @@ def landscape(
         axes.plot(pair_alpha, pair_gamma, "o", color=RED, markeredgecolor="white", markersize=9)
         label = dict(xytext=(-9, 0), textcoords="offset points", ha="right", va="center", fontsize=8)
         axes.annotate(name, (pair_alpha, pair_gamma), bbox=dict(facecolor="white", edgecolor="none"), **label)
-    if here is not None:
-        readouts = Readouts.of(here[0], here[1], c, check)
+    if point is not None:
+        readouts = Readouts.of(point[0], point[1], c, check)
         title = title or str(readouts)
-        axes.plot(*here, "o", color="white", markeredgecolor="black", markersize=10, zorder=5, clip_on=False)
+        axes.plot(*point, "o", color="white", markeredgecolor="black", markersize=10, zorder=5, clip_on=False)
         bar.ax.axhline(readouts.speed_up, color=RED, linewidth=3)  # the same point on the stripe of colours
     axes.set(xlabel="acceptance rate α", ylabel="draft tokens a round γ", ylim=(0.5, LARGEST_GAMMA + 0.5))
     axes.set_title(title or f"c = {c:g}, check = {check:g}", fontsize=10)
@@ -242,7 +242,7 @@ def landscape(
     return picture(figure)
 
 
-def draw_residual(rounds: Rounds, words: Sequence[str] | None = None) -> Any:
+def draw_residual(rounds: CountedRounds, words: Sequence[str] | None = None) -> Any:
     """Draws p, q and the shares of the first tokens, three bars a token, with accepted, rejected and residual mass."""
     figure, axes = _pyplot().subplots(figsize=(7.4, 3.8), layout="constrained")
     places, both = np.arange(len(rounds.p)), np.minimum(rounds.p, rounds.q)
@@ -265,7 +265,7 @@ def draw_residual(rounds: Rounds, words: Sequence[str] | None = None) -> Any:
     return picture(figure)
 
 
-def draw_unbiasedness(rounds: Rounds) -> Any:
+def draw_unbiasedness(rounds: CountedRounds) -> Any:
     """Draws the L1 distance after each run beside what samples of p itself would have."""
     figure, axes = _pyplot().subplots(figsize=(7.4, 3.4), layout="constrained")
     counts = np.geomspace(10, max(1e5, rounds.rounds), 50)
@@ -301,7 +301,7 @@ def explore_landscape(
     """Shows the map with sliders for alpha, gamma, c and check, and a dot that they move."""
 
     def draw(alpha: float, gamma: int, c: float, check: float) -> Any:
-        return landscape(c, check, marks, here=(alpha, gamma))
+        return landscape(c, check, marks, point=(alpha, gamma))
 
     sliders = {
         "alpha": Slider(alpha, 0.0, 1.0, 0.01),
@@ -316,7 +316,7 @@ def explore_residual(
     p: ArrayLike, q: ArrayLike, words: Sequence[str] | None = None, rule: Rule | None = None, samples: int = 0
 ) -> None:
     """Shows how the residual distribution fills up p, one draft token a round, after `samples` rounds at first."""
-    rounds = Rounds(p, q, rule=rule)
+    rounds = CountedRounds(p, q, rule=rule)
     rounds.run(samples)
     buttons = {"step": lambda: rounds.run(1), "run 1,000": lambda: rounds.run(1000), "reset": rounds.reset}
     explore(lambda: draw_residual(rounds, words), buttons)
@@ -326,7 +326,7 @@ def explore_unbiasedness(
     p: ArrayLike, q: ArrayLike, gamma: int = 4, rule: Rule | None = None, count: int = 5000
 ) -> None:
     """Shows that first tokens have the distribution p, and how many draft tokens a round accepts."""
-    rounds = Rounds(p, q, gamma, rule)
+    rounds = CountedRounds(p, q, gamma, rule)
     rounds.run(count)
     explore(lambda: draw_unbiasedness(rounds), {f"run {count:,}": lambda: rounds.run(count), "reset": rounds.reset})
 
@@ -341,7 +341,7 @@ def explore(
 
     Args:
         draw: takes the sliders' values by name. Returns an object for `IPython.display.display`.
-        buttons: what each button does before the picture is drawn again, by the words on it.
+        buttons: functions to call before the picture is drawn again, by the words on each button.
         **sliders: value, low, high and step of each. Underscores of names become blanks.
     """
     display = _imported("IPython.display", "notebooks")

@@ -26,7 +26,7 @@ def test_readouts_are_the_paper_s_formulas():
 def test_rounds_are_unbiased_and_a_wrong_rule_s_are_not():
     """`lenient(0.5)` accepts x with min(1, 2 p / q): its first tokens have another distribution."""
     for rule in (rules.rejection(), rules.lenient(0.5)):
-        rounds = widgets.Rounds(P, Q, gamma=2, rule=rule)
+        rounds = widgets.CountedRounds(P, Q, gamma=2, rule=rule)
         assert np.isnan(rounds.l1) and np.isclose(rounds.alpha, 0.6)
         rounds.run(2500)
         accepted_first = Q * np.minimum(1, P / Q / (rule.lenience or 1.0))
@@ -38,7 +38,7 @@ def test_rounds_are_unbiased_and_a_wrong_rule_s_are_not():
         if rule.exact:
             assert np.isclose(rounds.expected_accepted, 0.6 + 0.36)
             assert abs(rounds.mean_accepted - rounds.expected_accepted) < 0.08
-    first = widgets.Rounds(P, Q, gamma=2)
+    first = widgets.CountedRounds(P, Q, gamma=2)
     first.run(1)
     first.reset()
     assert first.rounds == first.accepted == 0 and first.path == []
