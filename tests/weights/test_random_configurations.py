@@ -412,9 +412,12 @@ def config_class(architecture: str) -> Any:
     names = vars(modeling_auto)
     tables = [table for name, table in names.items() if name.startswith("MODEL_") and name.endswith("_MAPPING_NAMES")]
     model_types = {model_type for table in tables for model_type, name in table.items() if name == architecture}
-    # Others' configurations may be of the same class of models: Llama's has that of EXAONE 3 as well.
-    named_so = {x for x in model_types if architecture.lower().startswith(x.removesuffix("_text").replace("_", ""))}
-    return transformers.CONFIG_MAPPING[min(named_so or model_types)]
+    # Others' configurations may be of the same class of models: Llama's has that of EXAONE 3 as well. A model for text
+    # and images has the text's configuration inside of its own.
+    name = architecture.lower().replace("_", "")
+    named_so = {x for x in model_types if name.startswith(x.removesuffix("_text").replace("_", ""))}
+    of_text = {x for x in named_so if x.endswith("_text")}
+    return transformers.CONFIG_MAPPING[min(of_text or named_so or model_types)]
 
 
 def saved_peer(architecture: str, options: dict, folder: Path, seed: int = SEED) -> Any:
