@@ -24,11 +24,11 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("target")
     parser.add_argument("draft")
-    parser.add_argument("--count", type=int, default=32, help="prompts")
-    parser.add_argument("--counted", type=int, default=256, help="prompts of the texts that the n-grams are counted in")
-    parser.add_argument("--samples", type=int, default=2, help="texts of each of these")
+    parser.add_argument("--count", type=int, default=16, help="prompts")
+    parser.add_argument("--counted", type=int, default=128, help="prompts of the texts that the n-grams are counted in")
+    parser.add_argument("--samples", type=int, default=1, help="texts of each of these")
     parser.add_argument("--order", type=int, default=3, help="of the n-grams")
-    parser.add_argument("--max-new-tokens", type=int, default=48)
+    parser.add_argument("--max-new-tokens", type=int, default=32)
     options = parser.parse_args()
     target, draft = jaxspec.load(options.target), jaxspec.load(options.draft)
     prompts = heldout_for(target, options.count + options.counted)
@@ -57,18 +57,16 @@ def texts_of(target, prompts, **sampling):
 def sets(rows, target, draft, order):
     """Returns the drafters that draft a tree together, by the name of the set."""
     table = drafters.ngram(rows, target, order=order)
-    shorter = drafters.ngram(rows, target, order=order - 1)
-    boosted = boosting.boosted_ngrams(rows, target, order=order, count=3)
+    boosted = boosting.boosted_ngrams(rows, target, order=order, count=2, after=[table])
     beside = boosting.boosted_ngrams(rows, target, order=order, count=2, after=[draft])
     return {
         f"{order}-grams": [table],
-        f"{order}-grams, {order - 1}-grams": [table, shorter],
-        f"{order}-grams, boosted {order}-grams": boosted[:2],
-        f"{order}-grams, two boosted": boosted,
+        "these and boosted ones": [table, *boosted[:1]],
+        "these and two boosted ones": [table, *boosted],
         "the model": [draft],
-        f"the model, {order}-grams": [draft, table],
-        f"the model, boosted {order}-grams": [draft, *beside[:1]],
-        "the model, two boosted": [draft, *beside],
+        f"the model and {order}-grams": [draft, table],
+        "the model and boosted ones": [draft, *beside[:1]],
+        "the model and two boosted ones": [draft, *beside],
     }
 
 

@@ -88,7 +88,7 @@ def missed(
     row, which nothing precedes.
 
     Args:
-        rows, target, temperature: as `boosted_ngrams` takes them.
+        rows, target, temperature: the arguments of `boosted_ngrams`.
         drafters: language models over the target's vocabulary.
 
     >>> from jaxspec.testing import table_model_from
@@ -131,10 +131,10 @@ def remaining(
     >>> round(float(remaining(log_p, both).sum()), 3)
     0.22
     """
-    rest = jnp.exp(log_p)
+    mass = jnp.exp(log_p)
     for log_q in every_log_q:
-        rest = jnp.maximum(rest - jnp.sum(rest, axis=-1, keepdims=True) * jnp.exp(log_q), 0.0)
-    return rest
+        mass = jnp.maximum(mass - jnp.sum(mass, axis=-1, keepdims=True) * jnp.exp(log_q), 0.0)
+    return mass
 
 
 def _log_probs(logits: Float[Array, "*shape V"], temperature: float) -> Float[Array, "*shape V"]:

@@ -186,8 +186,8 @@ def _followers(
     if weights is None:
         pairs, frequency = np.unique(keys, return_counts=True)
     else:
-        pairs, place = np.unique(keys, return_inverse=True)
-        frequency = np.bincount(place, weights[has_context]).astype(np.int64)
+        pairs, index = np.unique(keys, return_inverse=True)
+        frequency = np.bincount(index, weights[has_context]).astype(np.int64)
     order = np.lexsort((pairs % vocab, -frequency, pairs // vocab))
     owner, token, frequency = (pairs // vocab)[order], (pairs % vocab)[order], frequency[order]
     rank = np.arange(len(owner)) - np.searchsorted(owner, owner)  # of a token among those after its context
