@@ -60,7 +60,7 @@ def parse(name: str) -> Written | None:
         if len(sides) > 2 or not any(sides) or not all(re.fullmatch(r"([0-9]+(x[0-9]+)*)?", side) for side in sides):
             raise wrong
         return Written(name, form_name, inner=sides)
-    written, _, draw = written.partition("-") if form_name == "tree" else (written, "", "")
+    written, _, draw = written.partition("-") if form_name in TREES else (written, "", "")
     numbers = tuple(int(number) if number.isdecimal() else 0 for number in written.split("x")) if written else ()
     inner = tuple(inner_names.split(":", len(form.inner) - 1)) if colon else ()
     names_fit = len(inner) == len(form.inner) or (form_name == "retrieval" and not colon)  # of held-out texts
@@ -249,6 +249,11 @@ def _tree(d: Any, m: Maker, w: Written) -> BoundDrafter:
     return d.tree(m.inner(w), w.numbers or None, **({"draw": w.draw} if w.draw else {}))
 
 
+def _tree_of_two(d: Any, m: Maker, w: Written) -> BoundDrafter:
+    both = [m.inner(w, index) for index in range(2)]
+    return d.tree(both, w.numbers or None, **({"draw": w.draw} if w.draw else {}))
+
+
 def _cascade(d: Any, m: Maker, w: Written) -> BoundDrafter:
     middle = m.inner(w)  # for which the other one drafts
     return d.cascade(middle, m._replace(target=middle).inner(w, 1), gamma=(*w.numbers, 3)[0])
@@ -301,6 +306,8 @@ class DrafterSpelling(NamedTuple):
 
 _TRIM = "trim=NUMBER:NAME, the number of tokens to draft; NAME may be early_exit=4 or head:FOLDER"
 _TREE = "tree:NAME or tree=4x2x1:NAME, with how children are drawn tree=4x2x1-mixed:NAME"
+_TREE_OF_TWO = "tree_of_two:NAME:NAME or tree_of_two=4x2x1:NAME:NAME, with how children are drawn as in tree"
+TREES = ("tree", "tree_of_two")  # kinds whose children are drawn as the name says
 _HORIZONTAL = "horizontal_cascade:NAME:NAME or horizontal_cascade=2:NAME:NAME"
 BARE = (
     "forced",
@@ -323,6 +330,7 @@ KINDS = {
     "trim": DrafterSpelling(_TRIM, (MODEL,), least=1, most=1, make=_trim),
     "without_backoff": DrafterSpelling("without_backoff:NAME or without_backoff=NUMBER:NAME", (MODEL,), most=1),
     "tree": DrafterSpelling(_TREE, (DRAFTER,), most=9, make=_tree),
+    "tree_of_two": DrafterSpelling(_TREE_OF_TWO, (DRAFTER, DRAFTER), most=9, make=_tree_of_two),
     "dynamic_tree": DrafterSpelling("dynamic_tree:NAME or dynamic_tree=32:NAME", (DRAFTER,), most=1),
     "sequences": DrafterSpelling("sequences:NAME or sequences=4:NAME", (DRAFTER,), most=1),
     "cascade": DrafterSpelling("cascade:NAME:INNER or cascade=3:NAME:INNER", (MODEL, DRAFTER), most=1, make=_cascade),

@@ -114,7 +114,7 @@ from jaxspec.core.policy import (
     PolicyUpdate,
 )
 from jaxspec.core.processor import BoundProcessor, Processor, ProcessorAdvance, ProcessorAhead, ProcessorInit
-from jaxspec.core.rule import JUDGE_TREES, AcceptanceRatio, Rule, Trials, TrialsOf, Verify
+from jaxspec.core.rule import AcceptanceRatio, Rule, Trials, TrialsOf, Verify
 
 __all__ = [name for name in dir() if name[0].isupper()]  # not its modules
 

@@ -10,7 +10,8 @@ from jaxtyping import Array, Float, Int
 
 
 class Draw(enum.IntEnum):
-    """The way in which a draft token was chosen from the distribution in its parent's entry of `Draft.log_probs`."""
+    """The way in which a draft token was chosen from its distribution: its parent's entry of `Draft.log_probs`, or of
+    another drafter's (`Draft.sources`)."""
 
     FIXED = 0  # not drawn: a function of what precedes it (an argmax, a look-up), which is a point mass
     WITHOUT_REPLACEMENT = 1  # drawn from the entry without the tokens of its earlier siblings, normalised
@@ -34,9 +35,14 @@ class Draft(NamedTuple):
         log_probs: entry i is the drafter's distribution after fed token i, which the children of that token were drawn
             from. For a chain entry i is what token i was drawn from. There need not be entries for tokens that have no
             children. None for point masses alone (an argmax or a look-up is *not* a sample of its softmax). All
-            children of a token are judged by its one entry. Tokens of several drafters, each with a distribution of its
-            own, have no common entry: the text would be wrong, and no round can notice. `testing.certify` does.
+            children of a token are judged by its one entry, unless `sources` gives them others. Tokens of several
+            drafters that are declared to have one distribution make the text wrong, and no round can notice.
+            `testing.certify` does.
         draws: how each node was chosen, a `Draw`; None: all without replacement (in a chain no node has siblings).
+        sources: the number of the distribution that each node of a tree was drawn from, where a node's children come
+            from several drafters: 0 is the entry of `log_probs`, s that of `other_log_probs[s - 1]`. None: `log_probs`.
+        other_log_probs: the distributions of the second drafter, the third, and so on, each with the entries that
+            `log_probs` has. Rules that read them say so (`Rule.sources`); how many there are is static.
         aux: values that a drafter or the draft loop passes to its policy or rule, by name. "confidence" [B, G] is
             what the policy's `confidence` made of each distribution. "gumbel" [B, G, V] is plain sampling's noise at
             the draft tokens, which `rules.coupled` then need not draw again. "entropy" [B, G] is for a trace with
@@ -48,6 +54,8 @@ class Draft(NamedTuple):
     parent: Int[Array, "batch node"] | None = None
     log_probs: Float[Array, "batch inner vocab"] | None = None
     draws: Int[Array, "batch node"] | None = None
+    sources: Int[Array, "batch node"] | None = None
+    other_log_probs: tuple[Float[Array, "batch inner vocab"], ...] = ()
     aux: Mapping[str, Array] | None = None
 
 

@@ -133,10 +133,17 @@ class Rollback(Protocol):
 
 
 class TreeSize(NamedTuple):
-    """The number of nodes of a drafter's trees, and the most of them that lie on one path."""
+    """The size of a drafter's trees.
+
+    Attributes:
+        nodes: the number of their nodes.
+        depth: the most nodes that lie on one path.
+        sources: how many distributions the children of one node may come from (`Draft.sources`).
+    """
 
     nodes: int
     depth: int
+    sources: int = 1
 
 
 class Reading(NamedTuple):

@@ -34,6 +34,12 @@ def check_trees(target: core.LanguageModel, drafter: core.Drafter, rule: core.Ru
     if drafter.tree is not None:
         check_takes_trees(target, "the target", "the drafter drafts token trees")
         check_takes_trees(rule, f"the rule {rule.name}", "the drafter drafts token trees")
+        if drafter.tree.sources > 1 and not rule.sources:
+            raise ValueError(
+                f"the rule {rule.name} takes children of one distribution only (Rule.sources is False), and the "
+                f"drafter draws the children of a node from {drafter.tree.sources} distributions: use "
+                "rules.rejection() or rules.traversal(), or another rule with Rule.sources"
+            )
 
 
 def check_takes_trees(party: core.LanguageModel | core.Drafter | core.Rule, name: str, purpose: str) -> None:
@@ -51,7 +57,8 @@ def check_takes_trees(party: core.LanguageModel | core.Drafter | core.Rule, name
         lacks, field = party.steps is None, "Drafter.steps is None; of a model, LanguageModel.select"
         instead = "use drafters.model of another model, or the drafter as it is"
     else:
-        lacks, field, instead = not party.trees, "Rule.trees is False", f"use {core.JUDGE_TREES}"
+        lacks, field = not party.trees, "Rule.trees is False"
+        instead = "use rules.rejection() or rules.traversal(), or another rule with Rule.trees"
     if lacks:
         raise ValueError(f"{name} takes chains only ({field}), and {purpose}: {instead}")
 
@@ -93,7 +100,7 @@ def run_round(
         widths: the widths of `bucket_widths`.
         shorten: most tokens of each row's draft that are verified, as a policy has it; None: all.
     """
-    row, (nodes, depth) = context.row, size_of(drafter, context.gamma)
+    row, (nodes, depth, _) = context.row, size_of(drafter, context.gamma)
     check_room(caches.target, nodes + 1 + drafter.spare)
     with jax.named_scope("draft"):
         draft, caches = _proposed(drafter.propose(weights, caches, context), caches)
@@ -278,7 +285,19 @@ def _check_shape(draft: core.Draft, drafter: core.Drafter, nodes: int) -> None:
     kinds = ["a chain" if chain else "a tree" for chain in (draft.parent is None, drafter.tree is None)]
     if kinds[0] != kinds[1]:
         raise ValueError(f"the drafter proposed {kinds[0]} and announces {kinds[1]}: set Drafter.tree to match")
-    for name in ("tokens", "length", "parent"):
+    sources, announced = 1 + len(draft.other_log_probs), 1 if drafter.tree is None else drafter.tree.sources
+    if sources > announced:
+        raise ValueError(
+            f"the drafter proposed {sources} distributions for the children of a node and announces {announced}: set "
+            "TreeSize.sources to match"
+        )
+    if (draft.sources is None) != (sources == 1):
+        expected = "the number of each node's distribution" if sources > 1 else "None for one distribution"
+        raise ValueError(
+            f"the drafter proposed {sources} distributions for the children of a node, and Draft.sources is "
+            f"{'None' if draft.sources is None else 'given'}: expected {expected}"
+        )
+    for name in ("tokens", "length", "parent", "sources"):
         x = getattr(draft, name)
         if x is not None and not jnp.issubdtype(jnp.result_type(x), jnp.integer):
             raise TypeError(f"the drafter proposed {name} of dtype {jnp.result_type(x)}: expected integers")

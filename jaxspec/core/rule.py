@@ -11,9 +11,6 @@ from jaxspec.core.distribution import Distribution
 from jaxspec.core.draft import Draft, Verdict
 from jaxspec.core.language_model import Keys
 
-JUDGE_TREES = "rules.rejection(), traversal(), k_seq(), coupled(), exact_match(), lenient() or typical()"
-"""The rules that judge trees, as messages name them."""
-
 AcceptanceRatio = Callable[
     [Float[Array, "batch step vocab"], Float[Array, "batch step vocab"], Int[Array, "batch step"]],
     Float[Array, "batch step"],
@@ -63,6 +60,8 @@ class Rule(NamedTuple):
         exact: whether the text has the target's distribution whatever the drafter does; if not, the docstring of the
             rule's factory says what is guaranteed instead.
         trees: whether it judges trees (`Draft.parent`), or chains only.
+        sources: whether it judges trees in which a node's children were drawn from several distributions
+            (`Draft.sources`), or from one distribution only.
         shares_noise: whether draft tokens drawn with plain sampling's own noise are accepted more often.
         acceptance_ratio: the probability that a text's token x is drafted and accepted, over p(x), for each x. Its
             products give how many draft tokens are accepted (`analysis.replay`). A rule that judges draft tokens
@@ -86,6 +85,7 @@ class Rule(NamedTuple):
     name: str
     exact: bool
     trees: bool = False
+    sources: bool = False
     shares_noise: bool = False
     acceptance_ratio: AcceptanceRatio | None = None
     lenience: float | None = None

@@ -11,7 +11,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxspec.core import Distribution, Draft, Draw, Keys, RoundResult, Rule, TraceNumbers, tree
 from jaxspec.policies.common import log_probs
-from jaxspec.rules import common
+from jaxspec.rules import common, residual_tree
 from jaxspec.rules.typical import entropy as entropy_in_nats
 
 
@@ -57,7 +57,8 @@ def _of_drafter(draft: Draft) -> Float[Array, "B N"]:
     """q of each draft token."""
     if draft.parent is None or draft.log_probs is None:
         return common.draft_probs(draft._replace(parent=None))
-    q = jnp.exp(common.at_nodes(draft.log_probs, draft))
+    every_q = tuple(common.at_nodes(log_probs, draft) for log_probs in (draft.log_probs, *draft.other_log_probs))
+    q = jnp.exp(residual_tree.of_source(every_q, draft.sources))
     return q if draft.draws is None else jnp.where(_is_fixed(draft), 1.0, q)
 
 
@@ -80,10 +81,12 @@ def _entropies(draft: Draft) -> Float[Array, "B N"]:
         return draft.aux["entropy"]
     if draft.log_probs is None:
         return jnp.full(draft.tokens.shape, jnp.nan, jnp.float32)
-    entropies = _normalised(draft.log_probs)
+    entropies = [_normalised(log_probs) for log_probs in (draft.log_probs, *draft.other_log_probs)]
     if draft.parent is None:
-        return entropies
-    of_parent = jnp.take_along_axis(entropies, jnp.clip(draft.parent, 0, entropies.shape[1] - 1), axis=1)
+        return entropies[0]
+    entry = jnp.clip(draft.parent, 0, draft.log_probs.shape[1] - 1)
+    at_parents = tuple(jnp.take_along_axis(values, entry, axis=1) for values in entropies)
+    of_parent = residual_tree.of_source(at_parents, draft.sources)
     return of_parent if draft.draws is None else jnp.where(_is_fixed(draft), jnp.nan, of_parent)
 
 

@@ -62,7 +62,7 @@ def speculative(
     """
     if gamma < 0:
         raise ValueError(f"gamma is {gamma}: expected 0 (plain decoding) or more draft tokens a round")
-    nodes, depth = size_of(drafter, gamma)
+    nodes, depth, _ = size_of(drafter, gamma)
     if not nodes:
         return autoregressive(target, sampler, top_log_probs)
     check_trees(target, drafter, rule)

@@ -128,7 +128,7 @@ def _check_levels(draft: core.Model, inner: core.Model) -> None:
 def _cascade(
     lm: core.LanguageModel, inner: core.Drafter, rule: core.Rule, inner_gamma: int, inner_temperature: float
 ) -> core.Drafter:
-    functions = CascadeFunctions(lm, inner, rule, *size_of(inner, inner_gamma), inner_temperature)
+    functions = CascadeFunctions(lm, inner, rule, *size_of(inner, inner_gamma)[:2], inner_temperature)
     init, propose, commit, rollback = functions.init, functions.propose, functions.commit, functions.rollback
     return core.Drafter(init, propose, commit, lm, rollback=rollback, spare=functions.spare)
 

@@ -11,7 +11,7 @@ from typing import Any
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxspec.core import JUDGE_TREES, Distribution, Draft, Keys, Rule, Trials, TrialsOf, Verdict, Verify, noise, tree
+from jaxspec.core import Distribution, Draft, Keys, Rule, Trials, TrialsOf, Verdict, Verify, noise, tree
 
 # float32 sums of a residual that is exactly zero come out near 1e-7; a true residual this small is never reached,
 # because its mass is the probability of getting there.
@@ -39,7 +39,16 @@ def rule_of(name: str, chain: Verify, tree: Verify | None = None, **facts: Any) 
     def verify(keys: Keys, position: Int[Array, " B"], draft: Draft, target: Distribution) -> Verdict:
         judge = chain if draft.parent is None else tree
         if judge is None:
-            raise ValueError(f"the rule {name} judges chains only, and got a tree: use {JUDGE_TREES}")
+            raise ValueError(
+                f"the rule {name} judges chains only, and got a tree: use rules.rejection() or rules.traversal(), or "
+                "another rule with Rule.trees"
+            )
+        if draft.other_log_probs and not facts.get("sources"):
+            raise ValueError(
+                f"the rule {name} judges children of one distribution only, and got a tree whose nodes were drawn from "
+                f"{1 + len(draft.other_log_probs)}: use rules.rejection() or rules.traversal(), or another rule with "
+                "Rule.sources"
+            )
         if target.tokens is not None:
             return exact_match(draft, target.tokens)
         return judge(keys, position, draft, target)

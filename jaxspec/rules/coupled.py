@@ -50,7 +50,7 @@ def coupled() -> Rule:
     Reference: Daliri, Musco, Suresh, "Coupling without Communication and Drafter-Invariant Speculative Decoding",
     arXiv 2408.07978.
     """
-    return rule_of("coupled", verify_chain, walk, shares_noise=True, acceptance_ratio=acceptance_ratio)
+    return rule_of("coupled", verify_chain, walk, shares_noise=True, sources=True, acceptance_ratio=acceptance_ratio)
 
 
 def acceptance_ratio(log_p: LogProbRows, log_q: LogProbRows, tokens: Int[Array, "B T"]) -> Float[Array, "B T"]:

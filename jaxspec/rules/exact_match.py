@@ -37,12 +37,17 @@ def exact_match() -> Rule:
     """
 
     def verify(keys: Keys, position: Int[Array, " B"], draft: Draft, target: Distribution) -> Verdict:
-        return rejection().verify(keys, position, draft._replace(log_probs=None, draws=None), target)
+        return rejection().verify(keys, position, _as_point_masses(draft), target)
 
     def trials(keys: Keys, position: Int[Array, " B"], draft: Draft, target: Distribution) -> Trials:
-        return rejection_trials(keys, position, draft._replace(log_probs=None, draws=None), target)
+        return rejection_trials(keys, position, _as_point_masses(draft), target)
 
-    return Rule(verify, "exact_match", exact=True, trees=True, acceptance_ratio=acceptance_ratio, trials=trials)
+    facts = {"acceptance_ratio": acceptance_ratio, "trials": trials}
+    return Rule(verify, "exact_match", exact=True, trees=True, sources=True, **facts)
+
+
+def _as_point_masses(draft: Draft) -> Draft:
+    return draft._replace(log_probs=None, draws=None, sources=None, other_log_probs=())
 
 
 def acceptance_ratio(log_p: LogProbRows, log_q: LogProbRows, tokens: Int[Array, "B T"]) -> Float[Array, "B T"]:

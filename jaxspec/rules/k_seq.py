@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
@@ -29,10 +30,14 @@ def k_seq() -> Rule:
     After an accepted token the candidates for the next one are what follows it in *all* sequences that begin with the
     accepted tokens: sequences that coincide so far are one path.
 
+    Candidates of several drafters (`Draft.sources`) are judged alike, each by its own distribution q_i: with b_i =
+    sum_x min(p(x) / r, q_i(x)) the i-th is tested with probability c_i = (1 - b_1) ... (1 - b_{i-1}), and the token
+    after K rejections is drawn from norm(p - sum_i c_i min(p / r, q_i)). The smallest r with c_1 + ... + c_K <= r is
+    taken, which is the one above where all q_i are the same.
+
     The output has exactly the target's distribution, whatever the drafter. The candidates must be drawn independently
-    from one distribution (`Draw.WITH_REPLACEMENT`, as `drafters.sequences` and `drafters.tree(draw="replacement")` do):
-    of siblings drawn otherwise only the first is judged, which is exact, and wastes the others. For a chain the rule is
-    `rejection`.
+    (`Draw.WITH_REPLACEMENT`, as `drafters.sequences` and `drafters.tree(draw="replacement")` do): of siblings drawn
+    otherwise only the first is judged, which is exact, and wastes the others. For a chain the rule is `rejection`.
 
     Example:
         >>> p, q = jnp.array([[0.5, 0.3, 0.2]]), jnp.array([[0.1, 0.2, 0.7]])
@@ -40,7 +45,7 @@ def k_seq() -> Rule:
         >>> [round(float(x[0]), 3) for x in (r, accepted, factor)]  # one candidate: 0.5
         [1.584, 0.658, 1.584]
     """
-    facts = {"acceptance_ratio": acceptance_ratio, "trials": of_chains(trials)}
+    facts = {"acceptance_ratio": acceptance_ratio, "sources": True, "trials": of_chains(trials)}
     return rule_of("k_seq", verify_chain, verify_tree, **facts)
 
 
@@ -68,14 +73,53 @@ def selection(
     return r, jnp.where(has_draws, a, 0.0), jnp.where(has_draws, factor, 0.0)
 
 
+def selection_of_several(
+    p: Float[Array, "B V"],
+    every_q: Sequence[Float[Array, "B V"]],
+    judged: Bool[Array, "B N"],
+    sources: Int[Array, "B N"],
+) -> tuple[Float[Array, " B"], tuple[Float[Array, " B"], ...]]:
+    """r, and the sum of the c_i of each drafter's candidates, of `k_seq` for candidates of several drafters.
+
+    Args:
+        p: the target's distribution.
+        every_q: the drafters' distributions.
+        judged: marks the candidates.
+        sources: the number of each candidate's drafter.
+
+    >>> p, *every_q = (jnp.array([x]) for x in ([0.4, 0.3, 0.2, 0.1], [0.1, 0.2, 0.4, 0.3], [0.2, 0.6, 0.1, 0.1]))
+    >>> r, factors = selection_of_several(p, every_q, jnp.ones((1, 2), bool), jnp.array([[0, 1]]))
+    >>> [round(float(x[0]), 3) for x in (r, *factors)]
+    [1.5, 1.0, 0.5]
+    """
+
+    def tested(r: Float[Array, " B"]) -> Float[Array, "B N"]:
+        # c_i: none of the candidates before it passes; 0 of nodes that are no candidates.
+        b = tuple(jnp.sum(jnp.minimum(p / r[:, None], q), axis=-1)[:, None] for q in every_q)
+        fails = jnp.where(judged, 1.0 - jnp.minimum(residual_tree.of_source(b, sources), 1.0), 1.0)
+        before = jnp.pad(jnp.cumprod(fails, axis=1)[:, :-1], ((0, 0), (1, 0)), constant_values=1.0)
+        return jnp.where(judged, before, 0.0)
+
+    def halve(_: int, bounds: tuple[Array, Array]) -> tuple[Array, Array]:
+        low, high = bounds
+        middle = (low + high) / 2
+        suffices = jnp.sum(tested(middle), axis=1) <= middle
+        return jnp.where(suffices, low, middle), jnp.where(suffices, middle, high)
+
+    candidates = jnp.maximum(jnp.sum(judged, axis=1), 1).astype(jnp.float32)
+    _, r = jax.lax.fori_loop(0, HALVINGS, halve, (jnp.ones_like(candidates), candidates))
+    c = tested(r)
+    return r, tuple(jnp.sum(jnp.where(sources == i, c, 0.0), axis=1) for i in range(len(every_q)))
+
+
 class Judging(NamedTuple):
-    """The place of each row on its way down the tree."""
+    """The place of each row on its way down the tree; the tuples have an entry for each drafter."""
 
     current: Int[Array, " B"]  # the fed token whose children are judged, or were
     # these two: the results of `selection` there
     r: Float[Array, " B"]
-    factor: Float[Array, " B"]
-    entry: Int[Array, " B"]  # the fed token after which these children were drawn
+    factors: tuple[Float[Array, " B"], ...]
+    entries: tuple[Int[Array, " B"], ...]  # the fed token after which each drafter's children were drawn
     point: Int[Array, " B"]  # the token of the one child that is judged, where it is a point mass; -1 where it is not
     tested: Int[Array, " B"]  # draft tokens that were tested
     going: Bool[Array, " B"]  # rows that have gone on to `current`, and not judged its children
@@ -89,14 +133,35 @@ def verify_tree(keys: Keys, position: Int[Array, " B"], draft: Draft, target: Di
     # The fed token that each node follows: one of those with the same tokens above them, for all of these.
     after = jnp.where(nodes.parent >= 0, jnp.take_along_axis(first, jnp.maximum(nodes.parent, 0), axis=1), -1)
     u, point_mass = uniforms(keys, position, draft), nodes.draws == int(Draw.FIXED)
+    q_of_nodes = residual_tree.of_source(nodes.q, nodes.sources)
 
-    def distributions(s: Judging) -> tuple[Float[Array, "B V"], Float[Array, "B V"]]:
+    def updated(s: Judging, new: tuple[Array, ...], old: tuple[Array, ...]) -> tuple[Array, ...]:
+        return tuple(jnp.where(s.going, *pair) for pair in zip(new, old, strict=True))
+
+    def distributions(s: Judging) -> tuple[Float[Array, "B V"], list[Float[Array, "B V"]]]:
         p = jnp.exp(take_position(nodes.log_p, s.current))
         ones = (jnp.arange(vocab, dtype=jnp.int32)[None, :] == s.point[:, None]).astype(jnp.float32)
-        if nodes.log_q is None:
-            return p, ones
-        q = jnp.exp(take_position(nodes.log_q, jnp.minimum(s.entry, nodes.log_q.shape[1] - 1)))
-        return p, jnp.where((s.point >= 0)[:, None], ones, q)
+        if not nodes.log_q:
+            return p, [ones]
+        every_q = []
+        for log_q, entry in zip(nodes.log_q, s.entries, strict=True):
+            q = jnp.exp(take_position(log_q, jnp.minimum(entry, log_q.shape[1] - 1)))
+            every_q.append(jnp.where((s.point >= 0)[:, None], ones, q))
+        return p, every_q
+
+    def entries_of(judged: Bool[Array, "B N"], eldest: Int[Array, " B"]) -> tuple[Int[Array, " B"], ...]:
+        """The fed token that the eldest candidate of each drafter follows; any, for a drafter without candidates."""
+        if nodes.sources is None:
+            return (jnp.maximum(take_position(nodes.parent, eldest), 0),)
+        eldest_of_each = (jnp.argmax(judged & (nodes.sources == i), axis=1) for i in range(len(nodes.q)))
+        return tuple(jnp.maximum(take_position(nodes.parent, child), 0) for child in eldest_of_each)
+
+    def select(s: Judging, judged: Bool[Array, "B N"]) -> tuple[Float[Array, " B"], tuple[Float[Array, " B"], ...]]:
+        p, every_q = distributions(s)
+        if nodes.sources is not None:
+            return selection_of_several(p, every_q, judged, nodes.sources)
+        r, _, factor = selection(p, every_q[0], jnp.sum(judged, axis=1))
+        return r, (factor,)
 
     def judge(s: Judging) -> Judging:
         children = jnp.logical_and(after == s.current[:, None], s.going[:, None])
@@ -105,12 +170,12 @@ def verify_tree(keys: Keys, position: Int[Array, " B"], draft: Draft, target: Di
         dependent = jnp.logical_and(children, nodes.draws != int(Draw.WITH_REPLACEMENT))
         alone = jnp.logical_and(jnp.any(dependent, axis=1)[:, None], number > eldest[:, None])
         judged = jnp.logical_and(children, jnp.logical_not(alone))
-        entry = jnp.maximum(take_position(nodes.parent, eldest), 0)
+        entries = entries_of(judged, eldest)
         is_point = jnp.logical_and(jnp.any(children, axis=1), take_position(point_mass, eldest))
         point = jnp.where(is_point, take_position(draft.tokens, eldest), -1)
-        now = s._replace(entry=jnp.where(s.going, entry, s.entry), point=jnp.where(s.going, point, s.point))
-        r, _, factor = selection(*distributions(now), jnp.sum(judged, axis=1))
-        passes = jnp.logical_and(judged, u * r[:, None] * jnp.where(point_mass, 1.0, nodes.q) < nodes.p)
+        now = s._replace(entries=updated(s, entries, s.entries), point=jnp.where(s.going, point, s.point))
+        r, factors = select(now, judged)
+        passes = jnp.logical_and(judged, u * r[:, None] * jnp.where(point_mass, 1.0, q_of_nodes) < nodes.p)
         accepted, child = jnp.any(passes, axis=1), jnp.argmax(passes, axis=1).astype(jnp.int32)
         # The candidates after the accepted one were never tested.
         trials = jnp.logical_and(judged, jnp.logical_or(number <= child[:, None], jnp.logical_not(accepted)[:, None]))
@@ -118,15 +183,22 @@ def verify_tree(keys: Keys, position: Int[Array, " B"], draft: Draft, target: Di
             current=jnp.where(accepted, take_position(first, child + 1), s.current),
             tested=s.tested + jnp.sum(trials, axis=1, dtype=jnp.int32),
             r=jnp.where(s.going, r, s.r),
-            factor=jnp.where(s.going, factor, s.factor),
+            factors=updated(s, factors, s.factors),
             going=accepted,
         )
 
     zero, ones = jnp.zeros_like(draft.length, jnp.int32), jnp.ones(draft.length.shape, jnp.float32)
-    start = Judging(zero, ones, ones, zero, zero - 1, zero, zero == 0)
+    drafters = len(nodes.q)
+    start = Judging(zero, ones, (ones,) * drafters, (zero,) * drafters, zero - 1, zero, zero == 0)
     end = jax.lax.while_loop(lambda s: jnp.any(s.going), judge, start)
-    p, q = distributions(end)
-    residual = jnp.maximum(p - end.factor[:, None] * jnp.minimum(p / end.r[:, None], q), 0.0)
+    p, every_q = distributions(end)
+    residual = p
+    for factor, q in zip(end.factors, every_q, strict=True):
+        accepted = factor[:, None] * jnp.minimum(p / end.r[:, None], q)
+        if nodes.sources is not None:  # a drafter without a candidate here has no distribution that means anything
+            accepted = jnp.where(factor[:, None] > 0, accepted, 0.0)
+        residual = residual - accepted
+    residual = jnp.maximum(residual, 0.0)
     residual = jnp.where(jnp.sum(residual, axis=-1, keepdims=True) > residual_tree.MIN_MASS, residual, p)
     next_token = sample_residual(keys, position, jnp.log(residual))
     count, path = tree.path_to(nodes.parent, end.current)

@@ -97,4 +97,4 @@ def _lenient(lenience: float) -> Rule:
 
     name = f"lenient({lenience:g})"
     facts = {"acceptance_ratio": acceptance_ratio, "lenience": lenience, "trials": trials}
-    return Rule(verify, name, exact=False, trees=True, **facts)
+    return Rule(verify, name, exact=False, trees=True, sources=True, **facts)

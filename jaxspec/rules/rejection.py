@@ -22,7 +22,8 @@ def rejection() -> Rule:
     In a chain the token after the first rejection is drawn from that residual. In a tree the residual becomes p for the
     next sibling, and so on (multi-round rejection sampling). With p_1 = p, the i-th child x_i of a node is accepted
     with probability min(1, p_i(x_i) / q_i(x_i)), and p_{i+1} = norm(max(0, p_i - q_i)). When no child is left, the next
-    token is drawn from the last p_i. x_i was drawn from q_i, given its earlier siblings (`Draft.draws`).
+    token is drawn from the last p_i. x_i was drawn from q_i, given its earlier siblings (`Draft.draws`). The q_i of
+    siblings may be those of different drafters (`Draft.sources`).
 
     The output has exactly the target's distribution, whatever the drafter. A fixed draft token is a point mass: it is
     accepted with probability p(x), and its residual is p without x. At temperature 0 both distributions are point
@@ -43,7 +44,7 @@ def rejection() -> Rule:
     Reference: Miao et al., SpecInfer, ASPLOS 2024, arXiv 2305.09781 (trees). Jeon et al., arXiv 2402.14160, and Chen et
     al., Sequoia, arXiv 2402.12374 (siblings without replacement).
     """
-    facts = {"acceptance_ratio": acceptance_ratio, "lenience": 1.0, "trials": trials}
+    facts = {"acceptance_ratio": acceptance_ratio, "lenience": 1.0, "sources": True, "trials": trials}
     return common.rule_of("rejection", verify_chain, verify_tree, **facts)
 
 

@@ -60,7 +60,7 @@ def traversal() -> Rule:
         >>> verdict.num_accepted.tolist(), verdict.path[0, :2].tolist()
         ([2], [0, 1])
     """
-    facts = {"acceptance_ratio": likelihood_ratio, "trials": of_chains(trials)}
+    facts = {"acceptance_ratio": likelihood_ratio, "sources": True, "trials": of_chains(trials)}
     return rule_of("traversal", verify_chain, verify_tree, **facts)
 
 

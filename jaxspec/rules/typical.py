@@ -85,7 +85,7 @@ def _typical(epsilon: float, delta: float) -> Rule:
         )
 
     name = f"typical({epsilon:g}, {delta:g})"
-    return common.rule_of(name, verify, verify, exact=False, acceptance_ratio=acceptance_ratio)
+    return common.rule_of(name, verify, verify, exact=False, sources=True, acceptance_ratio=acceptance_ratio)
 
 
 def likeliest_longest(

@@ -62,8 +62,8 @@ def _check_node(draft: core.Draft, node: int) -> None:
             f"is {token} in {frequency[token]:.3f} of {len(tokens)} drafts, and by Draft.log_probs and Draft.draws in "
             f"{probs[:, token].mean():.3f}. All children of a node must be drawn from the node's one entry of "
             "log_probs, with replacement or without, as draws says. Tokens of several drafters at one node have no "
-            "common entry: draw them from one mixture, let a single drafter have the node, or propose them as point "
-            "masses (log_probs=None)"
+            "common entry: declare each drafter's distribution (Draft.sources and other_log_probs, as drafters.tree of "
+            "a list of drafters does), or propose them as point masses (log_probs=None)"
         )
 
 
@@ -80,7 +80,9 @@ def declared(draft: core.Draft, node: int) -> tuple[Float[np.ndarray, "B V"], Bo
     rows = np.arange(batch)
     parent = np.broadcast_to(np.arange(nodes), (batch, nodes)) if draft.parent is None else np.asarray(draft.parent)
     entry = np.clip(parent[:, node], 0, draft.log_probs.shape[1] - 1)
-    probs = np.exp(np.asarray(draft.log_probs, np.float64)[rows, entry])
+    log_probs = np.stack([np.asarray(x, np.float64) for x in (draft.log_probs, *draft.other_log_probs)])
+    source = np.zeros(batch, np.int32) if draft.sources is None else np.asarray(draft.sources)[:, node]
+    probs = np.exp(log_probs[source, rows, entry])
     drawn = np.full((batch, nodes), int(Draw.WITHOUT_REPLACEMENT)) if draft.draws is None else np.asarray(draft.draws)
     for sibling in range(node):
         is_gone = (parent[:, sibling] == parent[:, node]) & (drawn[:, node] == Draw.WITHOUT_REPLACEMENT)

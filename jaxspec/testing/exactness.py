@@ -19,7 +19,8 @@ from jaxspec.testing.tables import plain_distribution, table_model
 ROUNDING = 1e-5  # a total variation below this is rounding
 VOCAB = 3  # token ids of the table models
 TREE = (2, 1)  # branches at each depth of the tree
-DRAFTERS = "model", "fixed", "tree"  # draft tokens drawn by a model, or always the same; a model's tree
+# draft tokens drawn by a model, or always the same; a model's tree; a tree whose first nodes two models draw
+DRAFTERS = "model", "fixed", "tree", "two models"
 
 
 class Certificate(NamedTuple):
@@ -55,10 +56,14 @@ def certificate(entry: RuleEntry, *, gamma: int = 2, steps: int = 3, seed: int =
     rule, bound = entry
     if not rule.exact and bound is None:
         raise ValueError(f"{rule.name} is inexact and states no bound: give its catalogue.RuleEntry a bound")
-    target, draft = (table_model(jax.random.fold_in(jax.random.key(seed), i), vocab=VOCAB) for i in range(2))
+    target, draft, second_draft = (
+        table_model(jax.random.fold_in(jax.random.key(seed), i), vocab=VOCAB) for i in range(3)
+    )
     kinds: dict[str, Any] = dict(zip(DRAFTERS, (draft, Drafter(no_state, _ones, no_commit)), strict=False))
     if rule.trees:
         kinds[DRAFTERS[2]] = drafters.tree(draft, TREE)
+    if rule.sources:
+        kinds[DRAFTERS[3]] = drafters.tree([draft, second_draft], (2,), draw="replacement")
     prompt = Prompt(jnp.zeros((1, 1), jnp.int32), jnp.ones(1, jnp.int32))
     prepared = prepare(target, prompt, rule=rule, gamma=gamma, temperature=1.0, key=jax.random.key(0), eos_ids=())
     plain = plain_distribution(target, prepared.prompt, prepared.sampler, prepared.request.sampling_params, steps)

@@ -5,6 +5,7 @@ import pytest
 from jaxspec import drafters
 from jaxspec.cli import drafter_names, main, names, options
 from jaxspec.cli.options import integers
+from jaxspec.core import TreeSize
 from jaxspec.sampling.params import OPTIONS
 
 
@@ -110,13 +111,17 @@ def test_what_is_counted_is_refused_where_no_texts_are(name, message):
 
 def test_drafters_of_trees_by_name():
     """They take n-gram tables, or any model; what is no number is refused before anything is loaded."""
-    assert drafter_names.drafter("token_recycling", names.model).functions.tree == (32, 4)
+    assert drafter_names.drafter("token_recycling", names.model).functions.tree == TreeSize(32, 4)
     mixed = drafters.tree(names.model("debian-gpt-small"), (3, 1), draw="mixed")
     assert drafter_names.drafter("tree=3x1-mixed:debian-gpt-small", names.model).functions == mixed.functions
+    both = drafters.tree([names.model("debian-gpt-small")] * 2, (2, 1), draw="mixed")
+    name = "tree_of_two=2x1-mixed:debian-gpt-small:debian-gpt-small"
+    assert drafter_names.drafter(name, names.model).functions == both.functions
     with pytest.raises(ValueError, match="draw is 'often'"):
         drafter_names.drafter("tree=3x1-often:debian-gpt-small", names.model)
     for name, expected in (
         ("tree=4x0:debian-gpt-small", "tree=4x2x1:NAME"),
+        ("tree_of_two=2x1:debian-gpt-small", "tree_of_two=4x2x1:NAME:NAME"),
         ("dynamic_tree=3x2:debian-gpt-small", "dynamic_tree=32:NAME"),
         ("sequences=a:debian-gpt-small", "sequences=4:NAME"),
     ):

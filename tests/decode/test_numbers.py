@@ -49,6 +49,29 @@ def test_numbers_are_those_of_the_tables_and_decide():
     assert out.stats.drafted.sum() == len(token)
 
 
+def test_a_childs_q_is_that_of_the_drafter_that_drew_it():
+    first, second = np.array([0.1, 0.2, 0.4, 0.3]), np.array([0.2, 0.6, 0.1, 0.1])
+    log_p, log_first, log_second = (jnp.log(jnp.array([[x]])) for x in ([0.4, 0.3, 0.2, 0.1], first, second))
+    draft = Draft(
+        jnp.array([[2, 1]]),
+        jnp.array([2]),
+        jnp.array([[0, 0]]),
+        log_first,
+        jnp.full((1, 2), Draw.WITH_REPLACEMENT),
+        jnp.array([[0, 1]]),
+        (log_second,),
+    )
+    np.testing.assert_allclose(numbers._of_drafter(draft), [[0.4, 0.6]], rtol=1e-6)
+    entropies = [-np.sum(q * np.log(q)) / np.log(4) for q in (first, second)]
+    np.testing.assert_allclose(numbers._entropies(draft), [entropies], rtol=1e-6)
+    trials = rules.rejection().trials(
+        noise.row_keys(jax.random.key(0), 1), jnp.array([3]), draft, Distribution(jnp.repeat(log_p, 3, axis=1))
+    )
+    # The first leaves (.75 .25 0 0), of which the second takes min(.75, .2) + min(.25, .6).
+    np.testing.assert_allclose(trials.acceptance, [[0.2 / 0.4, 0.25 / 0.6]], rtol=1e-6)
+    np.testing.assert_allclose(trials.residual_mass, [[0.4, 0.55]], rtol=1e-6)
+
+
 def judged(rule, *, parent=None):
     """Random distributions, drafts that were drawn from them, the rule's verdict and its numbers."""
     rows, nodes, vocab = 40, 4, 5

@@ -121,6 +121,20 @@ CASES = {
         permuted=True,
         usual_rules=("coupled", "traversal", "k_seq"),
     ),
+    "a tree of two models": Case(
+        drafters.tree([MODEL, SMALL], (2, 1)),
+        drafters.tree([LARGE_MODEL, LARGE_TABLES], (2, 2, 1), draw="mixed"),
+        brief=True,
+        permuted=True,
+        policies=("adaptive",),
+        usual_rules=("traversal", "coupled"),
+    ),
+    "sequences of two models": Case(
+        drafters.sequences([MODEL, TABLES], k=2, length=2),
+        drafters.sequences([LARGE_MODEL, LARGE_TABLES], k=3, length=2),
+        brief=True,
+        usual_rules=("traversal", "k_seq"),
+    ),
     "a dynamic tree": Case(
         drafters.dynamic_tree(MODEL, nodes=4, depth=3, width=2),
         drafters.dynamic_tree(LARGE_MODEL, nodes=6, depth=3, width=3),

@@ -86,7 +86,12 @@ def test_an_encoder_decoders_prompt_is_no_part_of_its_row(name):
 
 
 JUDGES = {name: entry for name, entry in catalogue.RULES.items() if entry.rule.trees and name != "rejection"}
-JUDGED = [(name, rule) for name in TREES for rule in JUDGES]
+JUDGED = [
+    (name, rule)
+    for name in TREES
+    for rule, entry in JUDGES.items()
+    if entry.rule.sources or CASES[name].drafter.functions.tree.sources == 1
+]
 USUALLY_JUDGED = {(name, rule) for name in TREES for rule in CASES[name].usual_rules}
 
 

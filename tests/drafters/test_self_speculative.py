@@ -56,6 +56,7 @@ MAKE = {
     "layers skipped, a tree": lambda name="decoder": drafters.tree(skipping(name), (2, 1), draw="mixed"),
     "early exit, sequences": lambda name="decoder": drafters.sequences(early(name), k=2, length=2),
     "early exit, a dynamic tree": lambda name="decoder": drafters.dynamic_tree(early(name), nodes=3, depth=2, width=2),
+    "early exit and a model, a tree": lambda name="decoder": drafters.tree([SMALL, early(name)], (2, 1)),
     "early exit, then a model": lambda name="decoder": drafters.horizontal_cascade(early(name), SMALL, tokens=1),
     "a look-up, or early exit": lambda name="decoder": drafters.fallback(drafters.prompt_lookup(2, 2), early(name)),
 }
@@ -65,7 +66,7 @@ PLAIN = SamplingParams(jnp.ones(1), jnp.array([3]), jnp.ones(1))
 COLD = PLAIN._replace(temperature=jnp.zeros(1))
 SELDOM = ("layers skipped, a tree", "early exit, sequences", "early exit, a dynamic tree")  # as the others
 LONG = ("early exit, trimmed", "layers skipped", "early exit, a tree", "early exit, then a model")
-LONG += ("a look-up, or early exit",)
+LONG += ("a look-up, or early exit", "early exit and a model, a tree")
 
 
 @pytest.mark.parametrize("name", marked(MAKE, slow=LONG, exhaustive=SELDOM))
@@ -208,6 +209,7 @@ FIRST, ADAPTER = (DraftHead(kangaroo.head(kangaroo.ExitAdapterConfig(LLAMA, exit
         ),
         (lambda: drafters.skip_layers(target_of("gpt"), range(2), range(2)), "skip all 2 layers"),
         (lambda: drafters.skip_layers(target_of("gpt")), "skip nothing"),
+        (lambda: drafters.tree([early(), skipping()]), "do a part of the target's pass, each its own: expected one"),
         (lambda: drafters.skip_layers(target_of("gpt"), [2]), "skips layer 2: gpt has layers 0 to 1"),
         (lambda: drafters.skip_layers(target_of("gpt"), [], [1, 1]), "expected each layer once"),
         (lambda: drafters.skip_layers(target_of("gpt"), [1.7]), "a layer of attention is 1.7: expected an integer"),

@@ -28,6 +28,7 @@ from jaxspec.core import (
     tree,
 )
 from jaxspec.core.noise import row_keys
+from jaxspec.drafters.trees import children
 from jaxspec.drafters.trees import shape as shapes
 from jaxspec.drafters.trees.dynamic_tree import candidates, grow
 from jaxspec.testing import table_model
@@ -183,6 +184,79 @@ def test_what_follows_a_repeated_token_follows_its_twin():
 def test_a_tree_of_point_masses_is_refused():
     with pytest.raises(ValueError, match=r"greedy\(.*takes chains only|greedy\("):
         drafters.tree(drafters.greedy(BLEND), (2, 1))
+
+
+# --- several drafters of one tree
+
+SECOND = table_model(jax.random.key(3), VOCAB, sharpness=2.0)
+TURNS = [0, 1, 0, 1, 1, 0]  # which of two drafters draws each node of the tree (2, 2): the node's own drafter first
+
+
+@pytest.mark.parametrize("draw", ["without_replacement", "replacement", "mixed"])
+def test_two_drafters_take_turns_and_each_declares_its_own_distribution(draw):
+    rows = Prompt(jnp.tile(jnp.array([[1, 4]]), (8, 1)), jnp.full(8, 2))
+    softmax = lambda logits, *_: Distribution(jax.nn.log_softmax(logits))  # noqa: E731
+    together = drafters.tree([BLEND, SECOND], (2, 2), draw=draw)
+    drafter = Compiled(together.functions, Weights(None, (BLEND.params, SECOND.params)), softmax)
+    draft, _ = drafter.propose(drafter.init(rows), rows, [9] * 8)
+    assert draft.sources.tolist() == [TURNS] * 8
+    for entries, model in zip((draft.log_probs, *draft.other_log_probs), (BLEND, SECOND), strict=True):
+        table = jax.nn.log_softmax(model.params)
+        np.testing.assert_allclose(entries[:, 0], jnp.tile(table[1, 4], (8, 1)), atol=1e-5)
+        np.testing.assert_allclose(entries[:, 1], table[4, draft.tokens[:, 0]], atol=1e-5)
+    pairs = [(0, 1), (2, 3), (4, 5)]
+    different = [draft.tokens[:, first] != draft.tokens[:, second] for first, second in pairs]
+    assert draw == "replacement" or jnp.all(jnp.stack(different))
+    if draw == "mixed":  # the second child is the other drafter's best but for the first
+        left = np.where(np.arange(VOCAB) == np.asarray(draft.tokens[:, :1]), -np.inf, np.asarray(SECOND.params[1, 4]))
+        assert (draft.tokens[:, 1] == np.argmax(left, axis=1)).all()
+
+
+@pytest.mark.parametrize("draw", ["without_replacement", "replacement", "mixed", "top"])
+def test_children_that_several_drafters_choose_at_temperature_0_are_different(draw):
+    """Both drafters say 2, then 1; the third child is the first drafter's again."""
+    logits = jnp.array([[[0.0, 2.0, 3.0, 1.0]]] * 2)
+    greedy = jnp.array([True, False])
+    log_probs = jnp.where(greedy[:, None, None], jnp.log(jnp.array([0.0, 0, 1, 0])), jax.nn.log_softmax(logits))
+    both = [Distribution(log_probs=log_probs, logits=logits, greedy=greedy)] * 2
+    keys = jax.random.split(jax.random.key(0), (2, 1))
+    chosen, drawn_from = children.in_turn(both, keys, np.array([[0, 1, 0]]), draw)
+    assert chosen.tokens[0].tolist() == [[2, 1, 3]] and chosen.live[0].all()
+    assert (chosen.draws[0] == int(Draw.FIXED)).all()
+    assert [x is log_probs for x in drawn_from] == ([] if draw == "top" else [True, True])
+
+
+@pytest.mark.slow
+def test_each_of_several_drafters_follows_the_path_that_another_drew(plain):
+    """One of two is the target itself: unless its cache follows, it soon proposes something else."""
+    for first, second in ([TARGET, SECOND], [SECOND, TARGET]):
+        out = jaxspec.generate(TARGET, PROMPTS, drafter=drafters.tree([first, second], (2, 2)), max_new_tokens=NEW)
+        assert tokens_of(out) == plain
+        committed = out.trace.num_committed[:, :-1][out.trace.num_committed[:, 1:] > 0]  # but for the last round
+        assert (committed == 3).all()
+
+
+@pytest.mark.slow
+def test_sequences_of_several_drafters_are_plain_decodings_text(plain):
+    counted = drafters.ngram([[3, 1, 4, 1, 5, 2, 6, 5, 3]], TARGET, order=2)
+    drafter = drafters.sequences([BLEND, SECOND, counted], k=3, length=3)
+    assert drafter.name.startswith("sequences(3 of 3 tokens, ") and drafter.name.endswith("+2-gram)")
+    assert tokens_of(jaxspec.generate(TARGET, PROMPTS, drafter=drafter, max_new_tokens=NEW)) == plain
+
+
+def test_what_several_drafters_refuse():
+    options = dict(max_new_tokens=4, temperature=1.0, key=jax.random.key(0))
+    rule = rules.k_seq()._replace(sources=False)
+    with pytest.raises(ValueError, match=r"the rule k_seq takes children of one distribution only .* from 2 dist"):
+        jaxspec.generate(TARGET, PROMPTS, drafter=drafters.tree([BLEND, SECOND]), rule=rule, **options)
+    with pytest.raises(ValueError, match=r"draft\[1\] would draw no node of the tree: expected fewer than 2 drafters"):
+        drafters.tree([BLEND, SECOND], (1, 1))
+    with pytest.raises(ValueError, match="k is 1 and there are 2 drafters: expected at least one sequence of each"):
+        drafters.sequences([BLEND, SECOND], k=1)
+    with pytest.raises(ValueError, match="draft is empty: expected a model or a drafter"):
+        drafters.tree([])
+    with pytest.raises(TypeError, match=r"draft\[1\] is 'small': expected a jaxspec.Model"):
+        drafters.tree([BLEND, "small"])
 
 
 # --- dynamic trees

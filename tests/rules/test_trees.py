@@ -12,8 +12,9 @@ import pytest
 
 from jaxspec import rules
 from jaxspec.core import Distribution, Draft, Draw, noise, tree
-from jaxspec.rules import catalogue
-from jaxspec.rules.common import exact_match
+from jaxspec.rules import catalogue, residual_tree
+from jaxspec.rules.common import exact_match, rule_of
+from jaxspec.rules.rejection import verify_chain, verify_tree
 from tests.marks import marked
 
 RULES = {entry.rule.name: entry.rule for entry in catalogue.RULES.values() if entry.rule.trees}
@@ -560,3 +561,52 @@ def test_no_array_of_all_nodes_and_tokens_is_made(name):
     rule = catalogue.RULES[name].rule
     program = jax.jit(rule.verify).lower(keys, draft.length, draft, Distribution(logits)).compile()
     assert program.memory_analysis().temp_size_in_bytes < logits.size * 4 / 2
+
+
+# --- children of several distributions
+
+P_FOUR, Q_FIRST, Q_SECOND = [0.4, 0.3, 0.2, 0.1], [0.1, 0.2, 0.4, 0.3], [0.2, 0.6, 0.1, 0.1]
+
+
+@functools.cache
+def two_drafters(draw):
+    """One of two siblings is accepted so often, and the text's distribution: over all pairs that two drafters draw."""
+    pairs = np.array(list(np.ndindex(4, 4)), np.int32)
+    count, first = len(pairs), jnp.zeros(len(pairs), jnp.int32)
+
+    def rows(values):
+        return jnp.log(jnp.broadcast_to(jnp.array(values), (count, 1, 4)))
+
+    draft = Draft(
+        jnp.asarray(pairs), first + 2, jnp.zeros((count, 2), jnp.int32), rows(Q_FIRST), jnp.full((count, 2), draw)
+    )._replace(sources=jnp.broadcast_to(jnp.array([0, 1]), (count, 2)), other_log_probs=(rows(Q_SECOND),))
+    nodes = residual_tree.read(draft, Distribution(jnp.repeat(rows(P_FOUR), 3, axis=1)))
+    residual, one = residual_tree.initial(nodes), jnp.ones(count)
+    still, text, accepted = np.outer(Q_FIRST, Q_SECOND).reshape(-1), np.zeros(4), 0.0
+    for child in range(2):
+        p, q = (np.asarray(x, np.float64) for x in residual_tree.trial_probs(nodes, residual, first + child))
+        passes = still * np.minimum(p / q, 1)
+        text += np.bincount(pairs[:, child], passes, minlength=4)
+        accepted += passes.sum()
+        still = still - passes
+        _, residual = residual_tree.after_rejection(nodes, residual, first + child, one, one > 0)
+    left = np.exp(residual_tree.log_left(nodes, residual, first), dtype=np.float64)
+    return accepted, text + still @ (left / left.sum(axis=1, keepdims=True))
+
+
+@pytest.mark.parametrize(("draw", "accepted"), [(WITH, 0.78), (FIXED, 0.445)])
+def test_each_of_two_children_is_judged_by_its_own_distribution(draw, accepted):
+    """By hand: the first with 0.6, which leaves (.75 .25 0 0), and the second with 0.45 of the rest; point masses with
+    the probability that the target's token is one of them."""
+    share, text = two_drafters(draw)
+    np.testing.assert_allclose(share, accepted, atol=1e-6)
+    np.testing.assert_allclose(text, P_FOUR, atol=1e-6)
+
+
+def test_a_rule_of_one_distribution_refuses_children_of_two():
+    log_q = jnp.log(jnp.array([[Q]]))
+    draft = Draft(jnp.array([[0, 1]]), jnp.array([2]), jnp.zeros((1, 2), jnp.int32), log_q, sources=jnp.array([[0, 1]]))
+    target = Distribution(jnp.log(jnp.array([[P, P, P]])))
+    rule = rule_of("mine", verify_chain, verify_tree)
+    with pytest.raises(ValueError, match=r"the rule mine judges children of one distribution only, .* from 2: use"):
+        rule.verify(None, jnp.array([3]), draft._replace(other_log_probs=(log_q,)), target)

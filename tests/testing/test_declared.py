@@ -9,6 +9,7 @@ from jaxspec.decode.request import prepare
 from jaxspec.drafters.common import no_commit, no_state
 from jaxspec.testing import certify, table_model_from
 from jaxspec.testing.certificate import decoder_distribution
+from jaxspec.testing.declared import check_declared
 
 P = jnp.array([0.4, 0.3, 0.2, 0.1])
 FIRST = jnp.log(jnp.array([0.1, 0.2, 0.4, 0.3]))
@@ -17,8 +18,8 @@ TARGET = table_model_from(jnp.log(P))
 SIZE = TreeSize(nodes=2, depth=1)
 
 
-def siblings(*drawn_from):
-    """Two draft tokens for the next position, each from a distribution of its own; declared is the first one."""
+def siblings(*drawn_from, sources=False):
+    """Two draft tokens for the next position, each from another distribution; declared are the first one or all."""
 
     def propose(weights, caches, context):
         keys = noise.at(context.keys, context.row.length, noise.Purpose.DRAFT)
@@ -33,9 +34,14 @@ def siblings(*drawn_from):
         declared = jnp.broadcast_to(drawn_from[0], (batch, 1, 4))
         draws = jnp.full_like(tokens, int(Draw.WITH_REPLACEMENT))
         parent = jnp.zeros_like(tokens)
-        return Draft(tokens, jnp.full_like(context.row.length, 2), parent, declared, draws), caches
+        draft = Draft(tokens, jnp.full_like(context.row.length, 2), parent, declared, draws)
+        if sources:
+            second = jnp.broadcast_to(drawn_from[1], (batch, 1, 4))
+            numbers = jnp.broadcast_to(jnp.array([[0, 1]]), tokens.shape)
+            draft = draft._replace(sources=numbers, other_log_probs=(second,))
+        return draft, caches
 
-    return Drafter(no_state, propose, no_commit, tree=SIZE)
+    return Drafter(no_state, propose, no_commit, tree=SIZE._replace(sources=1 + sources))
 
 
 def test_children_of_several_drafters_are_found_out():
@@ -50,6 +56,16 @@ def test_children_of_several_drafters_are_found_out():
 
 def test_children_of_one_distribution_are_right():
     assert certify(TARGET, drafter=siblings(FIRST, FIRST), steps=2) < 1e-6
+
+
+def test_children_of_several_drafters_are_right_where_each_distribution_is_declared():
+    drafter = siblings(FIRST, SECOND, sources=True)
+    assert certify(TARGET, drafter=drafter, steps=2) < 1e-6
+    check_declared(prepare(TARGET, [[0]], drafter=drafter, temperature=1.0, key=jax.random.key(0)))
+    with pytest.raises(ValueError, match=r"2 distributions for the children of a node and announces 1: set TreeSize"):
+        certify(TARGET, drafter=drafter._replace(tree=SIZE), steps=2)
+    with pytest.raises(ValueError, match=r"draft token 1 is .* declare each drafter's distribution \(Draft.sources"):
+        certify(TARGET, drafter=siblings(FIRST, SECOND), steps=2)
 
 
 def test_a_chain_that_is_drawn_from_elsewhere_is_found_out():

@@ -91,6 +91,7 @@ def count(
     followers: int = 8,
     least: int = 1,
     begin: Sequence[int] = (),
+    weights: Sequence[np.ndarray] | None = None,
     advance: Callable[[], object] = lambda: None,
 ) -> tuple[NGramConfig, Tables]:
     """Counts the tables of some rows of token ids; no n-gram crosses from one row into the next.
@@ -101,14 +102,20 @@ def count(
         followers: most frequent tokens stored for each context.
         least: contexts seen less often than this are left out.
         begin: the ids that a decoder's row begins with where its prompt is elsewhere (`Limits.first_tokens`).
+        weights: how often each token of each row counts where it follows a context: whole numbers. By default once.
+            `training.boosting` weighs what other drafters miss.
         advance: called when the contexts of another length have been counted, `order` times at most.
 
     Raises:
-        ValueError: order, followers or least < 1, no rows, or an id outside of the vocabulary.
+        ValueError: order, followers or least < 1, no rows, an id outside of the vocabulary, weights that are not those
+            of the rows' tokens, or all of them 0.
 
     >>> config, tables = count([[0, 1, 0, 1, 0, 2]], vocab_size=3, order=2)
     >>> config.contexts, tables.levels[1].follower[:, 0].tolist()
     ((2,), [1, 0])
+    >>> config, tables = count([[0, 1, 0, 1, 0, 2]], vocab_size=3, order=2, weights=[np.array([1, 0, 1, 0, 1, 1])])
+    >>> config.contexts, tables.levels[1].follower[:, 0].tolist()
+    ((2,), [2, 0])
     """
     at_least(1, order=order, followers=followers, least=least)
     if not rows:
@@ -120,12 +127,13 @@ def count(
         raise ValueError(f"got {len(rows)} rows and no tokens: expected at least one token")
     if tokens.min() < 0 or tokens.max() >= vocab_size:
         raise ValueError(f"the ids range from {tokens.min()} to {tokens.max()}: expected 0 to {vocab_size - 1}")
+    token_weights = None if weights is None else _weights(rows, weights, len(begin))
     length_of = np.array(list(map(len, parts)))
     column = np.arange(len(tokens)) - np.repeat(np.cumsum(length_of) - length_of, length_of)  # of a token in its row
 
     context, parents = np.zeros(len(tokens), np.int64), 1  # the context before each token; -1 where there is none
     context[column < len(begin)] = -1  # nobody drafts what a row begins with
-    root = _followers(context, tokens, 1, vocab_size, followers)
+    root = _followers(context, tokens, 1, vocab_size, followers, token_weights)
     levels: list[tuple[np.ndarray, ...]] = [(np.zeros(1, np.int32), np.array([0, 1], np.int32), *root)]
     advance()
     for length in range(1, order):
@@ -137,6 +145,8 @@ def count(
             context[inside] * vocab_size + before[inside], return_inverse=True, return_counts=True
         )
         frequent = frequency >= least
+        if token_weights is not None:  # a context after which nothing counts is left to the shorter ones
+            frequent &= np.bincount(node, token_weights[inside], minlength=len(keys)) > 0
         rank = np.where(frequent, np.cumsum(frequent) - 1, -1)
         context = np.full(len(tokens), -1)
         context[inside] = rank[node]
@@ -145,19 +155,39 @@ def count(
             break
         first = np.searchsorted(keys // vocab_size, np.arange(parents + 1)).astype(np.int32)
         parents = len(keys)
-        after = _followers(context, tokens, parents, vocab_size, followers)
+        after = _followers(context, tokens, parents, vocab_size, followers, token_weights)
         levels.append(((keys % vocab_size).astype(np.int32), first, *after))
         advance()
     config = NGramConfig(vocab_size, tuple(len(token) for token, *_ in levels[1:]), followers, next(iter(begin), None))
     return config, Tables(tuple(ContextLevel(*map(jnp.asarray, level)) for level in levels))
 
 
+def _weights(rows: Sequence[Any], weights: Sequence[np.ndarray], begin: int) -> np.ndarray:
+    """Joins the weights of rows, each of which has `begin` tokens in front that do not count."""
+    lengths = [len(row) for row in rows]
+    if lengths != [len(row) for row in weights]:
+        raise ValueError("weights are not those of the rows: expected a whole number for each token of each row")
+    joined = np.concatenate([np.concatenate([np.zeros(begin, np.int64), np.asarray(row)]) for row in weights])
+    if not np.issubdtype(joined.dtype, np.integer) or joined.min() < 0:
+        raise ValueError(f"weights are {joined.dtype}, at least {joined.min()}: expected whole numbers of 0 or more")
+    if not joined.any():
+        raise ValueError("all weights are 0: expected a token that counts")
+    return joined
+
+
 def _followers(
-    context: np.ndarray, tokens: np.ndarray, contexts: int, vocab: int, keep: int
+    context: np.ndarray, tokens: np.ndarray, contexts: int, vocab: int, keep: int, weights: np.ndarray | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
     """Counts the most frequent tokens after each context [contexts, keep], and how often each was seen there."""
     has_context = context >= 0
-    pairs, frequency = np.unique(context[has_context] * vocab + tokens[has_context], return_counts=True)
+    if weights is not None:
+        has_context &= weights > 0
+    keys = context[has_context] * vocab + tokens[has_context]
+    if weights is None:
+        pairs, frequency = np.unique(keys, return_counts=True)
+    else:
+        pairs, index = np.unique(keys, return_inverse=True)
+        frequency = np.bincount(index, weights[has_context]).astype(np.int64)
     order = np.lexsort((pairs % vocab, -frequency, pairs // vocab))
     owner, token, frequency = (pairs // vocab)[order], (pairs % vocab)[order], frequency[order]
     rank = np.arange(len(owner)) - np.searchsorted(owner, owner)  # of a token among those after its context

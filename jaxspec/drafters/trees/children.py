@@ -7,6 +7,7 @@ from typing import Literal, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from jaxspec.core import Distribution, Draw, noise
@@ -55,6 +56,81 @@ def choose(distribution: Distribution, keys: Key[Array, "B n"], counts: Sequence
     pairs = zip(best[:3], children[:3], strict=True)
     tokens, draws, live = (jnp.where(cold, fixed, drawn) for fixed, drawn in pairs)
     return Children(tokens, draws, live, children.log_probs)
+
+
+def in_turn(
+    distributions: Sequence[Distribution], keys: Key[Array, "B n"], turns: Int[np.ndarray, "n k"], draw: DrawName
+) -> tuple[Children, tuple[Float[Array, "B n V"], ...]]:
+    """Chooses children one after the other, each by the drafter whose turn it is.
+
+    Args:
+        distributions: the distributions of each drafter at the nodes.
+        keys: the nodes' keys.
+        turns: the number of the drafter that chooses each child.
+        draw: the name of a draw. The first child of "mixed" is sampled from all tokens, unlike in `choose`. No child
+            repeats an earlier sibling, whoever chose that one, unless it is drawn with replacement. Rows at temperature
+            0 have different children, whatever the draw.
+
+    Returns:
+        The children, and what each of the drafters drew from: nothing, if all children are point masses.
+    """
+    chosen: list[Children] = []
+    remaining = list(distributions)  # without the tokens of the children so far
+    child_keys = jax.vmap(lambda keys: noise.split(keys, 0, turns.shape[1]))(keys)  # B n k
+    for rank, drafter_of_node in enumerate(turns.T):
+        distribution = _of_turn(remaining, drafter_of_node)
+        child_draw: DrawName = draw
+        if draw == "mixed":
+            child_draw = "top" if rank else "without_replacement"
+        if child_draw == "top":
+            distribution = _ranked_at_temperature_0(distribution)
+        chosen.append(choose(distribution, child_keys[..., rank], [1] * len(turns), child_draw))
+        remaining = [_without(distribution, chosen[-1], draw) for distribution in remaining]
+    parts = zip(*(children[:3] for children in chosen), strict=True)
+    tokens, draws, live = (jnp.concatenate(values, axis=-1) for values in parts)
+    drawn_from = [distribution.log_probs for distribution in distributions if distribution.log_probs is not None]
+    if draw == "top":
+        drawn_from = []
+    return Children(tokens, draws, live, None), tuple(drawn_from)
+
+
+def _of_turn(distributions: Sequence[Distribution], turn: Int[np.ndarray, " n"]) -> Distribution:
+    """Takes for each node the distribution of the drafter whose turn it is there."""
+
+    def at_nodes(values: Sequence[Array | None]) -> Array | None:
+        rows = values[0]
+        for number, value in enumerate(values[1:], 1):
+            if rows is not None and value is not None:
+                rows = jnp.where((turn == number)[None, :, None], value, rows)
+        return rows
+
+    log_probs, logits = (at_nodes([getattr(x, name) for x in distributions]) for name in ("log_probs", "logits"))
+    return Distribution(log_probs=log_probs, logits=logits, greedy=distributions[0].greedy)
+
+
+def _ranked_at_temperature_0(distribution: Distribution) -> Distribution:
+    """Ranks the tokens of rows at temperature 0 by logits: in their distribution one token has all the mass."""
+    log_probs, logits, greedy = distribution.log_probs, distribution.logits, distribution.greedy
+    if log_probs is None or logits is None or greedy is None:
+        return distribution
+    return distribution._replace(log_probs=jnp.where(greedy[:, None, None], logits, log_probs))
+
+
+def _without(distribution: Distribution, child: Children, draw: DrawName) -> Distribution:
+    """Takes a child's token out of what the next child is chosen from, which then need not be normalised.
+
+    Logits are read only for the most probable tokens of rows at temperature 0, which differ whatever the draw.
+    """
+
+    def rest(values: Float[Array, "B n V"] | None) -> Float[Array, "B n V"] | None:
+        if values is None:
+            return None
+        token = jnp.arange(values.shape[-1], dtype=jnp.int32)[None, None]
+        return jnp.where(child.live & (child.tokens == token), -jnp.inf, values)
+
+    if draw == "replacement":
+        return distribution._replace(logits=rest(distribution.logits))
+    return distribution._replace(log_probs=rest(distribution.log_probs), logits=rest(distribution.logits))
 
 
 def _mixed(log_probs: Float[Array, "B n V"], keys: Key[Array, "B n"], counts: Sequence[int]) -> Children:

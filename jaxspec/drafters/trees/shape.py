@@ -132,6 +132,33 @@ def _shape_of(choices: Choices) -> Shape:
     )
 
 
+def turns(shape: Shape, drafters: int) -> list[np.ndarray]:
+    """Numbers the drafter that chooses each child, for each level [parents, children]; they take turns.
+
+    The drafter that chose a node chooses its first child, the next drafter the second, and so on. The first drafter
+    begins.
+
+    >>> [of_level.tolist() for of_level in turns(shape_of(branching((2, 2))), drafters=2)]
+    [[[0, 1]], [[0, 1], [1, 0]]]
+    """
+    levels, chosen_by = [], np.zeros(1, np.int32)
+    for level in shape.levels:
+        rank = np.arange(max(level.counts), dtype=np.int32)[None, :]
+        levels.append((chosen_by[:, None] + rank) % drafters)
+        chosen_by = levels[-1].reshape(-1)[list(level.deeper)]
+    return levels
+
+
+def sources(shape: Shape, drafters: int) -> np.ndarray:
+    """Numbers the drafter that chooses each node, in the order of the draft.
+
+    >>> sources(shape_of(branching((2, 2))), drafters=2).tolist()
+    [0, 1, 0, 1, 1, 0]
+    """
+    of_levels = [of_level.reshape(-1) for of_level in turns(shape, drafters)]
+    return np.concatenate(of_levels)[list(shape.order)]
+
+
 def seen(shape: Shape) -> np.ndarray:
     """Marks the draft tokens i on the path to each fed token j, itself included: `seen[j, i]` [1 + fed, nodes].
 

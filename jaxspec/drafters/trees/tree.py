@@ -9,21 +9,21 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Int
+from jaxtyping import Array, Float, Int
 
 from jaxspec import core
 from jaxspec.core import noise
 from jaxspec.core.checks import integer
-from jaxspec.drafters.common import as_drafter, steps_of, with_trees
+from jaxspec.drafters.common import steps_of, with_trees
 from jaxspec.drafters.stepwise import NodeLogits, drafter_of, read_if_wanted
-from jaxspec.drafters.trees import children
+from jaxspec.drafters.trees import children, several
 from jaxspec.drafters.trees.children import DrawName
-from jaxspec.drafters.trees.shape import Level, Shape, seen, shape_of
+from jaxspec.drafters.trees.shape import Level, Shape, seen, shape_of, sources, turns
 from jaxspec.drafters.trees.shape import branching as branching_choices
 
 
 def tree(
-    draft: core.Model | core.BoundDrafter,
+    draft: core.Model | core.BoundDrafter | Sequence[core.Model | core.BoundDrafter],
     branching: Sequence[int] | None = None,
     *,
     shape: Sequence[Sequence[int]] | None = None,
@@ -36,7 +36,10 @@ def tree(
     `draw`.
 
     Args:
-        draft: the model; or a stepwise drafter (`core.Steps`), such as `eagle`, `heads` or `early_exit`.
+        draft: the model; or a stepwise drafter (`core.Steps`), such as `eagle`, `heads` or `early_exit`. Or a list of
+            these, which draft one tree: the drafter that drew a node draws its first child, the next in the list the
+            second child, and so on; the first drafter begins. Each of them reads every node that has children, with
+            a cache of its own.
         branching: children of each node, level by level: (4, 2) has 4 + 8 nodes; (1, 1, 1) is a chain of 3. By default
             (4, 2, 1, 1).
         shape: instead, any static tree, as the ranks on the way to each node: (1, 0) is the first child of the root's
@@ -44,12 +47,14 @@ def tree(
         draw: "without_replacement": distinct samples (Gumbel-top-k). "replacement": independent samples, which may
             repeat; what follows a repeated one then follows its twin. "top": the most probable tokens, as point masses.
             "mixed": the most probable tokens but for one, which is sampled from the rest and judged first (the best
-            acceptance for what it drafts).
+            acceptance for what it drafts). Several drafters draw no child that another has drawn, unless the draw is
+            "replacement"; with "mixed" the first child is sampled from all tokens.
 
     Raises:
         ValueError: there are no nodes. A node has more children than the vocabulary has tokens. A node of a shape lacks
-            its parent or its elder sibling. Both a branching and a shape are given. The draw is unknown. The model
-            takes no trees.
+            its parent or its elder sibling. Both a branching and a shape are given. The draw is unknown. A model
+            takes no trees. The list of drafters is empty, one of them draws no node, or two of them run the target's
+            own layers.
 
     Example:
         >>> import jax, jaxspec
@@ -76,33 +81,58 @@ def tree(
             raise ValueError(f"branching is {counts}: expected at least one level, each of 1 child or more")
         shape = branching_choices(counts)
     children.check(draw)
-    static, drafter = shape_of(shape), as_drafter(draft, "draft")
-    steps = steps_of(drafter, len(static.levels))
-    widest = max(max(level.counts) for level in static.levels)
-    if widest > steps.width:
+    static, bound = shape_of(shape), several.as_drafters(draft)
+    steps = tuple(steps_of(drafter, len(static.levels)) for drafter in bound)
+    widest, width = max(max(level.counts) for level in static.levels), min(of_drafter.width for of_drafter in steps)
+    if widest > width:
         raise ValueError(
-            f"a node of the tree has {widest} children and the vocabulary {steps.width} tokens: expected at most as "
-            "many"
+            f"a node of the tree has {widest} children and the vocabulary {width} tokens: expected at most as many"
         )
-    return with_trees(drafter, _tree(steps, static, draw), "tree")
+    if len(bound) == 1:
+        return with_trees(bound[0], _tree(steps[0], static, draw), "tree")
+    _check_all_draw(static, len(bound))
+    functions = _several(tuple(drafter.functions for drafter in bound), static, draw)
+    return several.bound_together(bound, functions, "tree")
+
+
+def _check_all_draw(shape: Shape, drafters: int) -> None:
+    """Checks that every drafter draws a node; each of them runs."""
+    idle = sorted({*range(drafters)} - {*sources(shape, drafters).tolist()})
+    if idle:
+        names = ", ".join(f"draft[{number}]" for number in idle)
+        raise ValueError(
+            f"{names} would draw no node of the tree: expected fewer than {drafters} drafters, or a tree whose nodes "
+            "have more children, of which each drafter draws one"
+        )
 
 
 @functools.lru_cache
 def _tree(steps: core.Steps, shape: Shape, draw: DrawName) -> core.Drafter:
     nodes = len(shape.parents)
-    drafter = drafter_of(steps, functools.partial(by_level, shape=shape, draw=draw), shape.fed, nodes)
+
+    def draft(reading: core.Reading, context: core.DraftContext) -> tuple[core.Draft, Any, Int[Array, "#B N"]]:
+        drafted, (carry,), slots = by_level([reading], context, shape=shape, draw=draw)
+        return drafted, carry, slots
+
+    drafter = drafter_of(steps, draft, shape.fed, nodes)
     return drafter._replace(tree=core.TreeSize(nodes, len(shape.levels)))
 
 
+@functools.lru_cache
+def _several(drafters: tuple[core.Drafter, ...], shape: Shape, draw: DrawName) -> core.Drafter:
+    size = core.TreeSize(len(shape.parents), len(shape.levels), 1 if draw == "top" else len(drafters))
+    return several.together(drafters, functools.partial(by_level, shape=shape, draw=draw), shape.fed, size)
+
+
 def by_level(
-    reading: core.Reading, context: core.DraftContext, *, shape: Shape, draw: DrawName
-) -> tuple[core.Draft, Any, Int[Array, "#B N"]]:
-    """Drafts a static tree, level by level; returns it, the carry, and the slots of its nodes."""
+    readings: Sequence[core.Reading], context: core.DraftContext, *, shape: Shape, draw: DrawName
+) -> tuple[core.Draft, list[Any], Int[Array, "#B N"]]:
+    """Drafts a static tree, level by level; returns it, the carry of each drafter, and the slots of its nodes."""
     batch, nodes, before = context.max_draft.shape[0], len(shape.parents), seen(shape)
     fed_parents = np.array(shape.parents[: shape.fed], np.int32)[None] - 1  # 1 F
     keys = noise.at(context.keys, context.row.length, noise.Purpose.DRAFT)
 
-    def read(level: Level, depth: int, tokens: Int[Array, "B F"], carry: Any) -> NodeLogits:
+    def read(reading: core.Reading, level: Level, depth: int, tokens: Int[Array, "B F"], carry: Any) -> NodeLogits:
         if not depth:
             return reading.root(carry)
         first, last = level.parents[0] - 1, level.parents[-1]
@@ -112,14 +142,24 @@ def by_level(
     tokens = jnp.zeros((batch, nodes), jnp.int32)  # the fed ones, of which there are `num_fed` so far
     # For each node of the level the fed token that its children follow: itself, or its twin.
     origin = jnp.zeros((batch, 1), jnp.int32)
-    carry, levels, parents, num_fed = reading.carry, [], [], 0
-    for depth, level in enumerate(shape.levels):
+    carries, levels, parents, num_fed = [reading.carry for reading in readings], [], [], 0
+    log_probs: list[tuple[Float[Array, "B n V"], ...]] = []  # what the drafters drew each level from
+    for depth, (level, turn) in enumerate(zip(shape.levels, turns(shape, len(readings)), strict=True)):
         count, first = len(level.parents), level.parents[0]
-        read_level = functools.partial(read, level, depth, tokens)
-        logits, carry = read_if_wanted(context, depth, read_level, carry)  # B n W
-        distribution = context.to_distribution(logits, tokens, jnp.asarray(before[None, first : first + count]))
-        chosen = children.choose(distribution, noise.split(keys, first, count), level.counts, draw)  # B n k
+        distributions = []
+        for number, reading in enumerate(readings):
+            read_level = functools.partial(read, reading, level, depth, tokens)
+            logits, carries[number] = read_if_wanted(context, depth, read_level, carries[number])  # B n W
+            seen_here = jnp.asarray(before[None, first : first + count])
+            distributions.append(context.to_distribution(logits, tokens, seen_here))
+        node_keys = noise.split(keys, first, count)
+        if len(readings) == 1:
+            chosen = children.choose(distributions[0], node_keys, level.counts, draw)  # B n k
+            drawn_from = () if chosen.log_probs is None else (chosen.log_probs,)
+        else:
+            chosen, drawn_from = children.in_turn(distributions, node_keys, turn, draw)
         levels.append(chosen)
+        log_probs.append(drawn_from)
         parents.append(jnp.broadcast_to(origin[:, :, None], chosen.tokens.shape).astype(jnp.int32))
         if level.deeper:
             # The children that have children are fed next, after those that were fed so far.
@@ -130,10 +170,19 @@ def by_level(
             origin = num_fed + 1 + twin
             num_fed += len(deeper)
     slots = np.where(np.arange(nodes) < shape.fed, np.arange(nodes), -1)[None]
-    return _joined(shape, levels, parents), carry, jnp.asarray(slots, jnp.int32)
+    draft = _joined(shape, levels, parents, log_probs)
+    if draft.other_log_probs:
+        drawn_by = jnp.asarray(sources(shape, len(readings)))
+        draft = draft._replace(sources=jnp.broadcast_to(drawn_by, (batch, nodes)))
+    return draft, carries, jnp.asarray(slots, jnp.int32)
 
 
-def _joined(shape: Shape, levels: Sequence[children.Children], parents: Sequence[Int[Array, "B n k"]]) -> core.Draft:
+def _joined(
+    shape: Shape,
+    levels: Sequence[children.Children],
+    parents: Sequence[Int[Array, "B n k"]],
+    log_probs: Sequence[tuple[Float[Array, "B n V"], ...]],
+) -> core.Draft:
     """Joins what the levels have for their children, B n k each, in the order of the draft's nodes, B N."""
 
     def in_order(parts: Sequence[Array]) -> Array:
@@ -144,11 +193,11 @@ def _joined(shape: Shape, levels: Sequence[children.Children], parents: Sequence
     tokens, live = in_order([chosen.tokens for chosen in levels]), in_order([chosen.live for chosen in levels])
     length = jnp.full((len(tokens),), len(shape.parents), jnp.int32)
     draft = core.Draft(tokens, length, jnp.where(live, in_order(parents), -1))
-    log_probs = [chosen.log_probs for chosen in levels if chosen.log_probs is not None]
-    if not log_probs:  # point masses, of which nobody reads how they were chosen
+    if not log_probs[0]:  # point masses, of which nobody reads how they were chosen
         return draft
     draws = in_order([chosen.draws for chosen in levels])
-    return draft._replace(log_probs=jnp.concatenate(log_probs, axis=1), draws=draws)
+    first, *others = (jnp.concatenate(of_levels, axis=1) for of_levels in zip(*log_probs, strict=True))
+    return draft._replace(log_probs=first, draws=draws, other_log_probs=tuple(others))
 
 
 def _twins(tokens: Int[Array, "B n"], parents: Int[Array, "B n"]) -> Int[Array, "B n"]:
