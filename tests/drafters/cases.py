@@ -127,13 +127,14 @@ CASES = {
         brief=True,
         permuted=True,
         policies=("adaptive",),
-        usual_rules=("traversal", "coupled"),
+        usual_rules=("traversal",),
     ),
     "sequences of two models": Case(
         drafters.sequences([MODEL, TABLES], k=2, length=2),
         drafters.sequences([LARGE_MODEL, LARGE_TABLES], k=3, length=2),
+        exhaustive=True,  # but for k_seq
         brief=True,
-        usual_rules=("traversal", "k_seq"),
+        usual_rules=("k_seq",),
     ),
     "a dynamic tree": Case(
         drafters.dynamic_tree(MODEL, nodes=4, depth=3, width=2),

@@ -236,7 +236,7 @@ def test_each_of_several_drafters_follows_the_path_that_another_drew(plain):
         assert (committed == 3).all()
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_sequences_of_several_drafters_are_plain_decodings_text(plain):
     counted = drafters.ngram([[3, 1, 4, 1, 5, 2, 6, 5, 3]], TARGET, order=2)
     drafter = drafters.sequences([BLEND, SECOND, counted], k=3, length=3)
