@@ -96,6 +96,7 @@ SLOW_EXAMPLES = {
     "drafters.self_speculative.skip_layers",
     "drafters.trees.sequences.sequences",
     "drafters.trees.tree.tree",
+    "drafters.windowed.windowed",
     "nets.decoder.language_model",
     "nets.t5.language_model",
     "rules.block.block",

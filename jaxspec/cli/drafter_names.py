@@ -272,6 +272,10 @@ def _skip_layers(d: Any, m: Maker, w: Written) -> BoundDrafter:
     return d.skip_layers(m.target, *layers, head=m.head)
 
 
+def _windowed(d: Any, m: Maker, w: Written) -> BoundDrafter:
+    return d.windowed(m.target, *w.numbers)
+
+
 def _counted(d: Any, m: Maker, w: Written) -> BoundDrafter | Model:
     """Makes n-gram tables, or a datastore, of texts."""
     from jaxspec.drafters.lookups import datastore
@@ -309,6 +313,7 @@ _TREE = "tree:NAME or tree=4x2x1:NAME, with how children are drawn tree=4x2x1-mi
 _TREE_OF_TWO = "tree_of_two:NAME:NAME or tree_of_two=4x2x1:NAME:NAME, with how children are drawn as in tree"
 TREES = ("tree", "tree_of_two")  # kinds whose children are drawn as the name says
 _HORIZONTAL = "horizontal_cascade:NAME:NAME or horizontal_cascade=2:NAME:NAME"
+_WINDOWED = "windowed, windowed=512 (the last tokens) or windowed=512x4 (and the first)"
 BARE = (
     "forced",
     "online_ngram",
@@ -339,4 +344,5 @@ KINDS = {
     "early_exit": DrafterSpelling("early_exit=4", least=1, most=1, make=_early_exit, of_target=True),
     "quantised": DrafterSpelling("quantised or quantised=4 (bits)", most=1, make=_quantised, of_target=True),
     "skip_layers": DrafterSpelling("skip_layers=5x7:6 (attention:mlp)", make=_skip_layers, of_target=True),
+    "windowed": DrafterSpelling(_WINDOWED, most=2, make=_windowed, of_target=True),
 }

@@ -32,6 +32,7 @@ from jaxspec.drafters.trees.dynamic_tree import dynamic_tree
 from jaxspec.drafters.trees.sequences import sequences
 from jaxspec.drafters.trees.tree import tree
 from jaxspec.drafters.uniform import uniform
+from jaxspec.drafters.windowed import windowed
 
 if TYPE_CHECKING:
     from jaxspec.draft_heads.assistant import assistant
