@@ -25,6 +25,7 @@ from jaxspec.drafters.lookups.token_recycling import token_recycling
 from jaxspec.drafters.lookups.without_backoff import without_backoff
 from jaxspec.drafters.model import model
 from jaxspec.drafters.parallel import parallel
+from jaxspec.drafters.saturation import saturation_exit
 from jaxspec.drafters.self_speculative import early_exit, skip_layers
 from jaxspec.drafters.share_encoder import share_encoder
 from jaxspec.drafters.stepwise import chain
@@ -32,6 +33,7 @@ from jaxspec.drafters.trees.dynamic_tree import dynamic_tree
 from jaxspec.drafters.trees.sequences import sequences
 from jaxspec.drafters.trees.tree import tree
 from jaxspec.drafters.uniform import uniform
+from jaxspec.drafters.windowed import windowed
 
 if TYPE_CHECKING:
     from jaxspec.draft_heads.assistant import assistant

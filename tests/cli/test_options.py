@@ -58,6 +58,8 @@ def test_drafters_of_the_targets_own_layers_and_cascades_by_name():
     target = names.model("debian-gpt-base")
     assert drafter_names.drafter("early_exit=1", names.model, target).target is target
     assert drafter_names.drafter("skip_layers=1:", names.model, target).target is target
+    assert drafter_names.drafter("windowed=512x4", names.model, target).name == "windowed(512, 4)"
+    assert drafter_names.drafter("saturation_exit=1", names.model, target).name == "saturation_exit(1)"
     for name in ("trim=512:early_exit=1", "trim=512:skip_layers=1:"):
         head = drafter_names.drafter(name, names.model, target).params.head.to_target
         assert head.shape == (512,)
@@ -69,6 +71,7 @@ def test_drafters_of_the_targets_own_layers_and_cascades_by_name():
         ("early_exit=a", "expected early_exit=4"),
         ("early_exit=1x2", "expected early_exit=4"),
         ("skip_layers=1:2:3", "expected skip_layers=5x7:6"),
+        ("windowed=5x4x3", "expected windowed, windowed=512 "),
         ("cascade=0:debian-gpt-small:prompt_lookup", "expected cascade:NAME:INNER"),
         ("cascade:debian-gpt-small", "expected cascade:NAME:INNER"),
     ):
