@@ -93,7 +93,6 @@ SLOW_EXAMPLES = {
     "drafters.lookups.suffix.suffix",
     "drafters.lookups.vote.as_tree",
     "drafters.lookups.without_backoff.without_backoff",
-    "drafters.saturation.saturation_exit",
     "drafters.self_speculative.skip_layers",
     "drafters.trees.sequences.sequences",
     "drafters.trees.tree.tree",

@@ -182,7 +182,6 @@ class Nodes(NamedTuple):
     start: Int[Array, " B"]  # the position of that token in each row
     cache: core.Cache  # the target's; None once it was handed back
     adapter: core.Cache = ()  # the adapter's cache; empty if there is none
-    depth: Int[Array, " B"] | None = None  # the most layers that a row's next token may run (`drafters.saturation`)
 
 
 class LayerSplit(NamedTuple):
@@ -204,21 +203,16 @@ def make_drafter(
 
     An adapter takes the final norm's place; the parts are then the first layers.
     """
-    lm, trimmed = target.lm, head_of(target, head)
+    lm, trimmed = target.lm, None
+    if head is not None:
+        check_model(head, "head")
+        sizes = inside_of(target).width, lm.vocab_size
+        trimmed = inside_of(head, "the drafter", sizes, "expected jaxspec.trim_vocabulary(target)").head
     if adapter is not None:
         check_target(adapter.network.requirements, target, "an adapter")
     functions = _self_speculative(lm, parts, trimmed, None if adapter is None else adapter.network)
     params = SelfDraftParams(None if head is None else head.params, None if adapter is None else adapter.params)
     return core.BoundDrafter(functions, params, target=target, name=name)
-
-
-def head_of(target: core.Model, head: core.Model | None) -> core.Head | None:
-    """Returns the head of another model, which reads the target's hidden states; None: there is no other model."""
-    if head is None:
-        return None
-    check_model(head, "head")
-    sizes = inside_of(target).width, target.lm.vocab_size
-    return inside_of(head, "the drafter", sizes, "expected jaxspec.trim_vocabulary(target)").head
 
 
 def split_layers(parts: core.Parts, count: int) -> LayerSplit:
@@ -239,16 +233,12 @@ def split_layers(parts: core.Parts, count: int) -> LayerSplit:
 def _self_speculative(
     lm: core.LanguageModel, parts: core.Parts, head: core.Head | None, adapter: ExitAdapter | None
 ) -> core.Drafter:
-    return chain(self_draft(lm, parts, head, adapter).steps())
-
-
-def self_draft(
-    lm: core.LanguageModel, parts: core.Parts, head: core.Head | None, adapter: ExitAdapter | None
-) -> SelfDraft:
-    """Makes the functions of a drafter that runs these parts of its target."""
     assert lm.inside is not None and lm.inside.layers is not None
     layers = lm.inside.layers
-    return SelfDraft(lm, layers, lm.inside.head, lm.inside.width, split_layers(parts, layers.count), head, adapter)
+    functions = SelfDraft(lm, layers, lm.inside.head, lm.inside.width, split_layers(parts, layers.count), head, adapter)
+    complete = functions.complete_target_pass
+    steps = functions.init, functions.begin, functions.commit, lm.vocab_size, None, functions.rollback, complete
+    return chain(core.Steps(*steps))
 
 
 class SelfDraft(NamedTuple):
@@ -265,11 +255,6 @@ class SelfDraft(NamedTuple):
     split: LayerSplit
     head: core.Head | None  # makes the drafter's logits; None: the target's
     adapter: ExitAdapter | None
-
-    def steps(self) -> core.Steps:
-        """Returns what chains and trees are made of."""
-        complete = self.complete_target_pass
-        return core.Steps(self.init, self.begin, self.commit, self.lm.vocab_size, None, self.rollback, complete)
 
     def init(self, start: core.DraftStart, nodes: int) -> core.Cache:
         """Reads the prompt with the adapter, if there is one."""
@@ -322,13 +307,9 @@ class SelfDraft(NamedTuple):
             cache = self.adapter.rewind(nodes.adapter, _position(nodes, offset))
             features, cache = self.adapter.extend(weights.draft.adapter, cache, stream[..., : self.width], parent)
             nodes = nodes._replace(adapter=cache)
-        return self.logits_of(weights, features), nodes
-
-    def logits_of(self, weights: core.Weights, features: Float[Array, "B n M"]) -> Float[Array, "B n V"]:
-        """Makes logits by the drafter's head."""
         if self.head is None:
-            return self.target_head(weights.target, features)
-        return self.head(weights.draft.head, features)
+            return self.target_head(weights.target, features), nodes
+        return self.head(weights.draft.head, features), nodes
 
     def begin(
         self, weights: core.Weights, caches: core.Caches, context: core.DraftContext, fed: int | None

@@ -59,7 +59,6 @@ def test_drafters_of_the_targets_own_layers_and_cascades_by_name():
     assert drafter_names.drafter("early_exit=1", names.model, target).target is target
     assert drafter_names.drafter("skip_layers=1:", names.model, target).target is target
     assert drafter_names.drafter("windowed=512x4", names.model, target).name == "windowed(512, 4)"
-    assert drafter_names.drafter("saturation_exit=1", names.model, target).name == "saturation_exit(1)"
     for name in ("trim=512:early_exit=1", "trim=512:skip_layers=1:"):
         head = drafter_names.drafter(name, names.model, target).params.head.to_target
         assert head.shape == (512,)
