@@ -80,13 +80,15 @@ def probabilities(target: Model, rows: Prompt, begin: np.ndarray) -> Float[np.nd
         raise ValueError(
             f"{target.name} is no decoder of jaxspec's networks: expected a target such as debian-gpt-base"
         )
-    count = inside.layers.count
+    layers = inside.layers
+    count = layers.count
     tapped = jaxspec.with_taps(target, range(count))
 
     @jax.jit
     def after_layers(params: dict, rows: Prompt) -> jax.Array:
         taps = tapped.lm.prefill(params, rows, Room(rows.tokens.shape[1] + 1))[0].taps
-        features = [inside.layers.features(params, stream) for stream in jnp.split(taps, count, axis=-1)]
+        assert taps is not None
+        features = [layers.features(params, stream) for stream in jnp.split(taps, count, axis=-1)]
         return jnp.stack([jax.nn.softmax(inside.head(params, each).astype(jnp.float32)) for each in features])
 
     position = np.arange(rows.tokens.shape[1])[None]
