@@ -263,6 +263,10 @@ def _early_exit(d: Any, m: Maker, w: Written) -> BoundDrafter:
     return d.early_exit(m.target, w.numbers[0], head=m.head)
 
 
+def _saturated_exit(d: Any, m: Maker, w: Written) -> BoundDrafter:
+    return d.saturated_exit(m.target, *w.numbers, head=m.head)
+
+
 def _quantised(d: Any, m: Maker, w: Written) -> Model:
     return d.quantised(m.target, bits=(*w.numbers, 8)[0]).models[0]  # which others can be made of
 
@@ -312,6 +316,7 @@ _TRIM = "trim=NUMBER:NAME, the number of tokens to draft; NAME may be early_exit
 _TREE = "tree:NAME or tree=4x2x1:NAME, with how children are drawn tree=4x2x1-mixed:NAME"
 _TREE_OF_TWO = "tree_of_two:NAME:NAME or tree_of_two=4x2x1:NAME:NAME, with how children are drawn as in tree"
 TREES = ("tree", "tree_of_two")  # kinds whose children are drawn as the name says
+_SATURATED = "saturated_exit, saturated_exit=2 (layers before the first head) or saturated_exit=2x5 (and the last)"
 _HORIZONTAL = "horizontal_cascade:NAME:NAME or horizontal_cascade=2:NAME:NAME"
 _WINDOWED = "windowed, windowed=512 (the last tokens) or windowed=512x4 (and the first)"
 BARE = (
@@ -323,7 +328,7 @@ BARE = (
     "jacobi",
     "uniform",
 )  # kinds that are made of nothing
-WITH_HEAD = ("head", "early_exit", "skip_layers")  # whose head is the target's, and may be trimmed
+WITH_HEAD = ("head", "early_exit", "saturated_exit", "skip_layers")  # whose head is the target's, and may be trimmed
 KINDS = {
     "prompt_lookup": DrafterSpelling("prompt_lookup=NUMBER, the fewest tokens to match", most=1, make=_prompt_lookup),
     **{name: DrafterSpelling(name) for name in BARE},
@@ -342,6 +347,7 @@ KINDS = {
     "horizontal_cascade": DrafterSpelling(_HORIZONTAL, (DRAFTER, DRAFTER), most=1),
     "parallel": DrafterSpelling("parallel=MASK_ID:NAME or parallel=MASK_IDxMOST:NAME", (MODEL,), least=1, most=2),
     "early_exit": DrafterSpelling("early_exit=4", least=1, most=1, make=_early_exit, of_target=True),
+    "saturated_exit": DrafterSpelling(_SATURATED, most=2, make=_saturated_exit, of_target=True),
     "quantised": DrafterSpelling("quantised or quantised=4 (bits)", most=1, make=_quantised, of_target=True),
     "skip_layers": DrafterSpelling("skip_layers=5x7:6 (attention:mlp)", make=_skip_layers, of_target=True),
     "windowed": DrafterSpelling(_WINDOWED, most=2, make=_windowed, of_target=True),

@@ -192,6 +192,7 @@ class TraceNumbers(NamedTuple):
         r, acceptance, residual_mass: the numbers of `core.Trials`.
         entropy: the entropy of the drafter's distribution there, over log V, from 0 to 1. At temperature 0 it is that
             of its distribution at temperature 1, as for `policies.entropy`. NaN where the drafter keeps none.
+        layers: the target's layers that made the distribution (`drafters.saturated_exit`); NaN with other drafters.
     """
 
     q: Float[Array, "batch *rounds node"]
@@ -200,6 +201,7 @@ class TraceNumbers(NamedTuple):
     acceptance: Float[Array, "batch *rounds node"]
     residual_mass: Float[Array, "batch *rounds node"]
     entropy: Float[Array, "batch *rounds node"]
+    layers: Float[Array, "batch *rounds node"]
 
 
 class RoundInfo(NamedTuple):

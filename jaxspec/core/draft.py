@@ -46,7 +46,7 @@ class Draft(NamedTuple):
         aux: values that a drafter or the draft loop passes to its policy or rule, by name. "confidence" [B, G] is
             what the policy's `confidence` made of each distribution. "gumbel" [B, G, V] is plain sampling's noise at
             the draft tokens, which `rules.coupled` then need not draw again. "entropy" [B, G] is for a trace with
-            numbers, see `TraceNumbers`.
+            numbers, and so is "layers" [B, G], see `TraceNumbers`.
     """
 
     tokens: Int[Array, "batch node"]

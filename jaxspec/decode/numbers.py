@@ -28,7 +28,7 @@ def of_round(rule: Rule, keys: Keys, position: Int[Array, " B"], result: RoundRe
         trials = common.no_trials(draft)
     else:
         trials = rule.trials(keys, position, draft, target)
-    numbers = TraceNumbers(_of_drafter(draft), _of_target(draft, target), *trials, _entropies(draft))
+    numbers = TraceNumbers(_of_drafter(draft), _of_target(draft, target), *trials, _entropies(draft), _layers(draft))
     is_verified = common.is_real(draft) if draft.parent is None else tree.in_tree(common.real_parent(draft))
     return TraceNumbers(*(jnp.where(is_verified, values, jnp.nan) for values in numbers))
 
@@ -88,6 +88,13 @@ def _entropies(draft: Draft) -> Float[Array, "B N"]:
     at_parents = tuple(jnp.take_along_axis(values, entry, axis=1) for values in entropies)
     of_parent = residual_tree.of_source(at_parents, draft.sources)
     return of_parent if draft.draws is None else jnp.where(_is_fixed(draft), jnp.nan, of_parent)
+
+
+def _layers(draft: Draft) -> Float[Array, "B N"]:
+    """The target's layers behind each draft token; NaN where a drafter does not say."""
+    if draft.aux is not None and "layers" in draft.aux:
+        return draft.aux["layers"]
+    return jnp.full(draft.tokens.shape, jnp.nan, jnp.float32)
 
 
 def _is_fixed(draft: Draft) -> Bool[Array, "B N"]:

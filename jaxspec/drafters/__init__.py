@@ -25,6 +25,7 @@ from jaxspec.drafters.lookups.token_recycling import token_recycling
 from jaxspec.drafters.lookups.without_backoff import without_backoff
 from jaxspec.drafters.model import model
 from jaxspec.drafters.parallel import parallel
+from jaxspec.drafters.saturated_exit import saturated_exit
 from jaxspec.drafters.self_speculative import early_exit, skip_layers
 from jaxspec.drafters.share_encoder import share_encoder
 from jaxspec.drafters.stepwise import chain

@@ -210,7 +210,7 @@ def combine(
         combined = combined._replace(log_probs=merge(*(_log_probs(draft, vocab) for draft in drafts)))
     aux = {
         name: merge(*(_of_tokens(draft, name) for draft in drafts))
-        for name in ("confidence", "entropy")
+        for name in ("confidence", "entropy", "layers")
         if any(name in (draft.aux or {}) for draft in drafts)
     }
     return combined._replace(aux=aux or None)

@@ -112,7 +112,7 @@ def numbers_of(numbers: Any, index: Any = ...) -> dict[str, list[float | None]]:
     >>> import numpy as np
     >>> from jaxspec.core import TraceNumbers
     >>> nothing = np.array([[np.nan, np.nan]])
-    >>> numbers_of(TraceNumbers(np.array([[0.5, 0.25]]), *[nothing] * 5), 0)["q"]
+    >>> numbers_of(TraceNumbers(np.array([[0.5, 0.25]]), *[nothing] * 6), 0)["q"]
     [0.5, 0.25]
     """
     columns = {name: values[index].tolist() for name, values in numbers._asdict().items()}

@@ -22,7 +22,7 @@ def table(trace: Any) -> dict[str, np.ndarray]:
         accepted: whether the rule accepted it. An end token or the limit may have cut it off afterwards.
 
     With numbers there are also q, p, r, acceptance, residual_mass and entropy, which `core.TraceNumbers` describes, and
-    ratio, p / q.
+    ratio, p / q; and layers, where the drafter says how many of the target's it took.
 
     Args:
         trace: the trace of a generation (`Generation.trace`, with the fields of `core.RoundInfo`, rows first).
@@ -53,6 +53,8 @@ def table(trace: Any) -> dict[str, np.ndarray]:
     if trace.numbers is not None:
         numbers = {name: np.asarray(values) for name, values in trace.numbers._asdict().items()}
         q, p = numbers.pop("q"), numbers.pop("p")
+        if np.isnan(numbers["layers"]).all():
+            numbers.pop("layers")
         with np.errstate(divide="ignore", invalid="ignore"):
             columns |= {"q": q, "p": p, "ratio": p / q, **numbers}
     return {name: np.broadcast_to(column, draft.shape)[nodes.real] for name, column in columns.items()}

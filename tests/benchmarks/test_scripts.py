@@ -297,6 +297,7 @@ def test_examples_hold(path):
 @pytest.mark.parametrize(
     ("script", "arguments", "shown"),
     [
+        ("calm", "--count 2 --max-new-tokens 4", "confidence 0.9"),
         ("beam_search", "--target debian-t5-small --count 1 --beams 2 --new 4 --repeats 1", "beams 2: 3 steps"),
         # two checkouts, each measured in processes of its own
         pytest.param("compare_commits", ". . --repeats 1 --only gpt8", "same", marks=pytest.mark.exhaustive),

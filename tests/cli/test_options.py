@@ -59,7 +59,8 @@ def test_drafters_of_the_targets_own_layers_and_cascades_by_name():
     assert drafter_names.drafter("early_exit=1", names.model, target).target is target
     assert drafter_names.drafter("skip_layers=1:", names.model, target).target is target
     assert drafter_names.drafter("windowed=512x4", names.model, target).name == "windowed(512, 4)"
-    for name in ("trim=512:early_exit=1", "trim=512:skip_layers=1:"):
+    assert drafter_names.drafter("saturated_exit=1x3", names.model, target).name == "saturated_exit(1 to 3)"
+    for name in ("trim=512:early_exit=1", "trim=512:saturated_exit", "trim=512:skip_layers=1:"):
         head = drafter_names.drafter(name, names.model, target).params.head.to_target
         assert head.shape == (512,)
     drafter = drafter_names.drafter("cascade=2:debian-gpt-small:cascade:debian-gpt-small:prompt_lookup", names.model)
