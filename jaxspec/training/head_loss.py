@@ -15,7 +15,7 @@ V vocabulary, W drafter's vocabulary. C places at once, P parts of C places.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -222,21 +222,29 @@ class Compared(NamedTuple):
 
 
 def compare(
-    task: HeadTask, target: Params, params: Params, hidden: Float[Array, "B C _ D"], part: Part, learns: bool = False
+    task: HeadTask,
+    target: Params,
+    params: Params,
+    hidden: Float[Array, "B C _ D"],
+    part: Part,
+    learns: bool = False,
+    depths: Sequence[int] | None = None,
 ) -> list[Compared]:
     """Computes the distributions of each draft token at some of the places: those drafted with, or those that learn.
+
+    `depths` are the numbers of some draft tokens, of heads that need none of the others; None stands for all.
 
     `log_p` are the target's own; their probabilities sum to less than 1 if the drafter has fewer tokens. `among` tells
     whether the target's most probable token is one of the drafter's, `agrees` whether it is also the drafter's most
     probable one.
     """
     shared, ids, params = shared_with(task.lm, target), task.frozen.get(VOCABULARY), {**params, **task.frozen}
-    batch, places, depths = part.ahead.shape
+    batch, places, count = part.ahead.shape
     window_log_p = jax.nn.log_softmax(jax.lax.stop_gradient(shared.logits(part.window)))  # [B, C stride + K, V]
-    flat, draft_tokens, memory = hidden.reshape(-1, *hidden.shape[2:]), part.ahead.reshape(-1, depths), None
+    flat, draft_tokens, memory = hidden.reshape(-1, *hidden.shape[2:]), part.ahead.reshape(-1, count), None
     compared, last = [], (places - 1) * task.learn.stride
     logits_of = task.kind.learned if learns and task.kind.learned is not None else task.kind.logits
-    for depth in range(depths):
+    for depth in range(count) if depths is None else depths:
         log_p = window_log_p[:, depth : depth + last + 1 : task.learn.stride]
         step = DraftStep(flat, draft_tokens, depth, memory)
         logits, memory = logits_of(task.config, params, shared, step)
@@ -270,25 +278,48 @@ def head_loss(task: HeadTask, divergence: Divergence) -> LossFunction:
     """Returns the divergence from the target's distributions, draft tokens weighted by `learn.decay`, as a loss.
 
     A divergence that reads the mean acceptance rate (`blend`) reads that of a part of the batch, and of one depth.
+    With `learn.one_head` the loss is that of one draft token, which is drawn for each batch (Stern, Shazeer, Uszkoreit,
+    arXiv 1811.03115). The logits of the others are not computed.
     """
     weights = _weights(task)
 
-    def of_part(target: Params, params: Params, hidden: Array, part: Part) -> Float[Array, ""]:
+    def of_depths(
+        depths: Sequence[int], weights: Array, target: Params, params: Params, hidden: Array, part: Part
+    ) -> Float[Array, ""]:
         total = jnp.zeros((), jnp.float32)
-        for depth, both in enumerate(compare(task, target, params, hidden, part, learns=True)):
+        compared = compare(task, target, params, hidden, part, learns=True, depths=depths)
+        for depth, both in zip(depths, compared, strict=True):
             log_p = both.log_p - jax.nn.logsumexp(both.log_p, axis=-1, keepdims=True)
             counted = part.real[:, :, depth].astype(jnp.float32) * both.among
             per_token = divergence(log_p, both.log_q, counted) + task.learn.own * both.lesson_kl
             total += weights[depth] * jnp.sum(per_token * counted)
         return total
 
+    of_all = functools.partial(of_depths, range(task.depths), weights)
+    of_each = [functools.partial(of_depths, [depth], jnp.ones_like(weights)) for depth in range(task.depths)]
+
+    def of_drawn(fixed: tuple[Params, Array], params: Params, hidden: Array, part: Part) -> Float[Array, ""]:
+        target, drawn = fixed
+        return jax.lax.switch(drawn, of_each, target, params, hidden, part)
+
     def loss(params: Params, batch: Any) -> tuple[Float[Array, ""], Float[Array, ""]]:
         lesson: Lesson = batch
         drafted = draft(task, params, lesson)
-        total: Any = in_parts(of_part, lesson.target, params, drafted.hidden, drafted.parts)
+        if task.learn.one_head:
+            drawn = drawn_head(lesson.batch, task.depths)
+            return in_parts(of_drawn, (lesson.target, drawn), params, drafted.hidden, drafted.parts), drafted.count[
+                drawn
+            ]
+        total: Any = in_parts(of_all, lesson.target, params, drafted.hidden, drafted.parts)
         return total + task.learn.regression * drafted.distance, jnp.sum(weights * drafted.count)
 
     return loss
+
+
+def drawn_head(batch: TrainingBatch, count: int) -> Int[Array, ""]:
+    """Draws the head that a batch teaches. It depends on the batch's tokens alone, so that a run resumes exactly."""
+    tokens = jnp.sum(jnp.asarray(batch.target), dtype=jnp.int32)
+    return jax.random.randint(jax.random.fold_in(jax.random.key(0), tokens), (), 0, count, jnp.int32)
 
 
 def held_out_acceptance(task: HeadTask) -> Callable[[Params, Iterable[Lesson]], HeldOutAcceptance]:

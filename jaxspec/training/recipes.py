@@ -9,12 +9,14 @@ from typing import Any
 
 from jaxspec.core.checks import at_least, in_range, number, one_of, suggest
 from jaxspec.draft_heads import KINDS
+from jaxspec.draft_heads.training import Training
 from jaxspec.files import read_text
 from jaxspec.files.strict_tables import RecipeError, build
 from jaxspec.nets import FORMS, decoder_layers, from_table, net_of
 from jaxspec.training.divergences import DIVERGENCES
 
 HEADS = {head_kind.name: head_kind.sizes for head_kind in KINDS if head_kind.sizes is not None}
+TRAININGS = {head_kind.name: head_kind.training for head_kind in KINDS if head_kind.training is not None}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -194,6 +196,8 @@ class Learn(Answers):
     # whether DFlash 2's walk learns the target's most probable token alone, as `speculators` trains it; otherwise it
     # learns the target's distribution among the candidates
     hard: bool = False
+    # whether a batch teaches one of the heads alone, drawn at random, without `decay` (blockwise parallel decoding)
+    one_head: bool = False
     stride: int = 1  # drafts begin at every `stride`-th position; the first one changes from batch to batch
     chunk: int = 256  # positions of a batch, about, whose logits are in memory at once
     # those of `Answers`; samples unless the recipe says otherwise
@@ -221,11 +225,21 @@ class HeadRecipe:
     source_language: str | None = None  # what a target that translates between many reads, such as eng_Latn
     target_language: str | None = None  # what it writes
 
+    @property
+    def training(self) -> Training:
+        """The training of drafters of this family."""
+        return TRAININGS[self.family]
+
     def __post_init__(self):
         for name in ("dropout", "stored"):
             if value := getattr(self.train, name):
                 changed = f"train.{name} is {value!r}, which would change what the target computes, too"
                 raise RecipeError(f"{self.name}: {changed}: leave it out where a drafter on hidden states learns")
+        if self.learn.one_head and not self.training.separate_heads:
+            family = f"family is {self.family!r} and learn.one_head is true"
+            raise RecipeError(
+                f"{self.name}: {family}: expected the family 'heads', which has a head for each draft token"
+            )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -185,6 +185,39 @@ def test_logits_and_their_gradients_are_made_in_parts(promotion):
     assert (temporaries(16) - temporaries(4)) / (12 * 32) < 4 * vocab
 
 
+def test_a_batch_teaches_one_head_that_it_draws(target, folder, promotion):
+    """The loss and the gradient of the drawn head are those that it has in the loss of all heads; others have none."""
+    recipe = recipe_of("medusa")
+    head = heads.start(recipe, target, np.ones(V, int))
+    rows = data.examples(recipe.data, False, folder, target.tokenizer)["text"]
+    batch = data.collate(rows[:8], data.Bucket(0, 20, 8))
+    lesson = head_loss.Lesson(batch, target.params)
+
+    @jax.jit
+    def learnt(lesson):
+        def gradient_of(**change):
+            task = head.task._replace(learn=dataclasses.replace(recipe.learn, **change))
+            loss = head_loss.head_loss(task, divergences.DIVERGENCES["kl"])
+            return jax.grad(lambda params: loss(params, lesson)[0])(head.params)
+
+        return gradient_of(one_head=True), gradient_of(decay=1.0), head_loss.drawn_head(lesson.batch, 3)
+
+    alone, together, drawn = learnt(lesson)
+    for index in range(3):
+        expected = together[f"heads_{index}"]
+        if index != drawn:
+            expected = jax.tree.map(jnp.zeros_like, expected)
+        jax.tree.map(
+            lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-5), alone[f"heads_{index}"], expected
+        )
+    assert np.abs(alone[f"heads_{drawn}"]["head"]["weight"]).max() > 0.1
+    batches = (batch._replace(target=batch.target + number) for number in range(60))
+    drawn_heads = [int(head_loss.drawn_head(other, 3)) for other in batches]
+    assert min(np.bincount(drawn_heads, minlength=3)) > 8
+    with pytest.raises(recipes.RecipeError, match="family is 'eagle' and learn.one_head is true: expected the family"):
+        recipes.parse(TABLE | {"family": "eagle", "head": LAYER, "learn": {"one_head": True}})
+
+
 def test_an_adapter_of_its_authors_does_not_say_where_it_belongs(target, tmp_path):
     """Tensors as they publish them, beside the config.json of a Llama of one layer."""
     config = recipe_of("kangaroo").head.config(target)
