@@ -127,7 +127,8 @@ class Training(NamedTuple):
         own: a lesson besides, weighted by `learn.own`; None if there is none.
         names_candidates: whether that lesson is about candidates, whose labels `learn.hard` chooses.
         separate_heads: whether each draft token has a head of its own on the target's features, without a memory. One
-            head alone can then learn in a step (`learn.one_head`).
+            head alone can then learn in a step (`learn.one_head`), and the target can
+            learn with them (`learn.target_rate`).
     """
 
     hidden_states: Callable[[Any, Params, SharedWithTarget, DraftStarts], Float[Array, "B A _ D"]]

@@ -1,9 +1,10 @@
 """The loss and the held-out acceptance, without decoding, of a drafter that reads its target's hidden states.
 
 The target reads a batch of texts in the training step itself, as it reads them in decoding. Nothing is stored, and the
-target does not change. A draft begins at every position (`draft_heads.training`), and its distributions are compared
-with the target's after the same tokens. Logits are the largest arrays by far. They and their gradient are computed a
-few positions at a time, so that memory does not grow with the length of texts.
+target does not change, unless it learns with its heads (`combined_loss`). A draft begins at every position
+(`draft_heads.training`), and its distributions are compared with the target's after the same tokens. Logits are the
+largest arrays by far. They and their gradient are computed a few positions at a time, so that memory does not grow with
+the length of texts. Only the own loss of a target that learns needs the logits of whole texts.
 
 A drafter with its own vocabulary learns the target's distribution among its tokens, at the positions where the target's
 most probable token is one of them (EAGLE-3, arXiv 2503.01840). Reports count all of the target's probability.
@@ -30,12 +31,15 @@ from jaxspec.draft_heads.target import shared_with
 from jaxspec.draft_heads.training import VOCABULARY, DraftStarts, DraftStep, Training
 from jaxspec.training.data import TrainingBatch
 from jaxspec.training.divergences import Divergence
-from jaxspec.training.losses import LossFunction
+from jaxspec.training.losses import LossFunction, negative_log_likelihood, over_real
 from jaxspec.training.recipes import Learn
 
 
 class Lesson(NamedTuple):
-    """The data of a step: texts, and the target's parameters, which a compiled program is given as arguments."""
+    """The data of a step: texts, and the target's parameters, which a compiled program is given as arguments.
+
+    Those of a target that learns are not here, but beside the heads' (`apart`).
+    """
 
     batch: TrainingBatch
     target: Params
@@ -70,6 +74,21 @@ class HeadTask(NamedTuple):
         longest = self.kind.longest(self.config)
         depths = self.learn.depths or longest or 4
         return depths if longest is None else min(depths, longest)
+
+
+TARGET = "target"  # the parameters of a target that learns, beside those of its heads
+
+
+def apart(params: Params, lesson: Lesson) -> tuple[Params, Lesson]:
+    """Takes the parameters of a target that learns from those of its heads, and gives them to the lesson.
+
+    >>> params, lesson = apart({"heads_0": 1.0, TARGET: {"norm": 2.0}}, Lesson(None, {}))
+    >>> params, lesson.target
+    ({'heads_0': 1.0}, {'norm': 2.0})
+    """
+    if TARGET not in params:
+        return params, lesson
+    return {name: params[name] for name in params if name != TARGET}, lesson._replace(target=params[TARGET])
 
 
 class HeldOutAcceptance(NamedTuple):
@@ -166,7 +185,12 @@ class Drafted(NamedTuple):
 
 def draft(task: HeadTask, params: Params, lesson: Lesson) -> Drafted:
     """Computes the hidden states of all drafts of a batch, and the features to compare them with, in parts."""
-    rows, depths, stride = jax.lax.stop_gradient(read(task.lm, lesson)), task.depths, task.learn.stride
+    return draft_after(task, params, lesson, jax.lax.stop_gradient(read(task.lm, lesson)))
+
+
+def draft_after(task: HeadTask, params: Params, lesson: Lesson, rows: TargetRows) -> Drafted:
+    """Computes what `draft` does, of texts that the target has read."""
+    depths, stride = task.depths, task.learn.stride
     shared, size = shared_with(task.lm, lesson.target), rows.tokens.shape[1] - 1
     stride = min(stride, size)
     # Drafts begin at every stride-th position; the first differs from batch to batch, and depends on nothing else.
@@ -279,14 +303,77 @@ def head_loss(task: HeadTask, divergence: Divergence) -> LossFunction:
 
     A divergence that reads the mean acceptance rate (`blend`) reads that of a part of the batch, and of one depth.
     With `learn.one_head` the loss is that of one draft token, which is drawn for each batch (Stern, Shazeer, Uszkoreit,
-    arXiv 1811.03115). The logits of the others are not computed.
+    arXiv 1811.03115). The logits of the others are not computed. The target learns nothing.
+    """
+    apart_from_target = _distances(task, divergence)
+
+    def loss(params: Params, batch: Any) -> tuple[Float[Array, ""], Float[Array, ""]]:
+        heads, lesson = apart(params, batch)
+        lesson = lesson._replace(target=jax.lax.stop_gradient(lesson.target))
+        drafted = draft(task, heads, lesson)
+        drawn = drawn_head(lesson.batch, task.depths) if task.learn.one_head else None
+        total, count = apart_from_target(heads, lesson.target, drafted, drawn)
+        return total + task.learn.regression * drafted.distance, count
+
+    return loss
+
+
+def combined_loss(task: HeadTask, divergence: Divergence) -> LossFunction:
+    """Returns the loss of a target that learns with its heads: its own on the texts, and theirs.
+
+    Both are means over tokens; `learn.heads_weight` is the weight of the second (Medusa 2, Cai et al., arXiv
+    2401.10774). The heads learn the target's present distribution, and the target learns to have features that they
+    can read. With `learn.one_head` a batch teaches the target's own head or one of the others, each with the same
+    probability (blockwise parallel decoding's fine-tuning, Stern, Shazeer, Uszkoreit, arXiv 1811.03115).
+    """
+    apart_from_target = _distances(task, divergence)
+
+    def loss(params: Params, batch: Any) -> tuple[Float[Array, ""], Float[Array, ""]]:
+        heads, lesson = apart(params, batch)
+        rows = read(task.lm, lesson)
+
+        def of_heads(drawn: Int[Array, ""] | None) -> Float[Array, ""]:
+            drafted = draft_after(task, heads, lesson, rows)
+            total, count = apart_from_target(params, None, drafted, drawn)
+            return total / jnp.maximum(count, 1.0)
+
+        def of_target() -> Float[Array, ""]:
+            return target_loss(task.lm, lesson.target, rows)
+
+        if task.learn.one_head:
+            drawn = drawn_head(lesson.batch, 1 + task.depths)
+            mean = jax.lax.cond(drawn == 0, of_target, lambda: of_heads(drawn - 1))
+        else:
+            mean = of_target() + task.learn.heads_weight * of_heads(None)
+        return mean, jnp.ones((), jnp.float32)
+
+    return loss
+
+
+def target_loss(lm: LanguageModel, target: Params, rows: TargetRows) -> Float[Array, ""]:
+    """Computes the target's own negative log likelihood of texts that it has read, per token."""
+    logits, labels = shared_with(lm, target).logits(rows.forward.features[:, :-1]), rows.tokens[:, 1:]
+    position = jnp.arange(labels.shape[1], dtype=jnp.int32)[None, :]
+    # What the row of an encoder-decoder begins with is given, not learnt.
+    given = max(1, len(lm.limits.first_tokens))
+    real = (position + 1 >= given) & (position + 1 < rows.length[:, None])
+    total, count = over_real(negative_log_likelihood(logits, labels), real.astype(jnp.float32))
+    return total / jnp.maximum(count, 1.0)
+
+
+def _distances(task: HeadTask, divergence: Divergence) -> Callable[..., tuple[Float[Array, ""], Float[Array, ""]]]:
+    """Returns (params, target, drafted, drawn) -> the sum of divergences from the target, and its number of tokens.
+
+    `drawn` is the number of the only head that learns; None stands for all, weighted by `learn.decay`. A target that
+    learns is among `params`, and is given there alone.
     """
     weights = _weights(task)
 
-    def of_depths(
-        depths: Sequence[int], weights: Array, target: Params, params: Params, hidden: Array, part: Part
-    ) -> Float[Array, ""]:
+    def of_depths(depths: Sequence[int], weights: Array, target: Params | None, params: Params, hidden: Array, part):
         total = jnp.zeros((), jnp.float32)
+        if target is None:
+            target = params[TARGET]
+            params = {name: params[name] for name in params if name != TARGET}
         compared = compare(task, target, params, hidden, part, learns=True, depths=depths)
         for depth, both in zip(depths, compared, strict=True):
             log_p = both.log_p - jax.nn.logsumexp(both.log_p, axis=-1, keepdims=True)
@@ -298,22 +385,18 @@ def head_loss(task: HeadTask, divergence: Divergence) -> LossFunction:
     of_all = functools.partial(of_depths, range(task.depths), weights)
     of_each = [functools.partial(of_depths, [depth], jnp.ones_like(weights)) for depth in range(task.depths)]
 
-    def of_drawn(fixed: tuple[Params, Array], params: Params, hidden: Array, part: Part) -> Float[Array, ""]:
+    def of_drawn(fixed: tuple[Params | None, Array], params: Params, hidden: Array, part: Part) -> Float[Array, ""]:
         target, drawn = fixed
         return jax.lax.switch(drawn, of_each, target, params, hidden, part)
 
-    def loss(params: Params, batch: Any) -> tuple[Float[Array, ""], Float[Array, ""]]:
-        lesson: Lesson = batch
-        drafted = draft(task, params, lesson)
-        if task.learn.one_head:
-            drawn = drawn_head(lesson.batch, task.depths)
-            return in_parts(of_drawn, (lesson.target, drawn), params, drafted.hidden, drafted.parts), drafted.count[
-                drawn
-            ]
-        total: Any = in_parts(of_all, lesson.target, params, drafted.hidden, drafted.parts)
-        return total + task.learn.regression * drafted.distance, jnp.sum(weights * drafted.count)
+    def total(params: Params, target: Params | None, drafted: Drafted, drawn: Int[Array, ""] | None):
+        if drawn is None:
+            summed: Any = in_parts(of_all, target, params, drafted.hidden, drafted.parts)
+            return summed, jnp.sum(weights * drafted.count)
+        summed = in_parts(of_drawn, (target, drawn), params, drafted.hidden, drafted.parts)
+        return summed, drafted.count[drawn]
 
-    return loss
+    return total
 
 
 def drawn_head(batch: TrainingBatch, count: int) -> Int[Array, ""]:
@@ -337,6 +420,7 @@ def held_out_acceptance(task: HeadTask) -> Callable[[Params, Iterable[Lesson]], 
 
     @jax.jit
     def of_batch(params: Params, lesson: Lesson) -> tuple[Float[Array, "4 K"], Float[Array, " K"]]:
+        params, lesson = apart(params, lesson)
         drafted = draft(task, params, lesson)
         sums: Any = in_parts(of_part, lesson.target, params, drafted.hidden, drafted.parts)
         return sums, drafted.count

@@ -198,6 +198,11 @@ class Learn(Answers):
     hard: bool = False
     # whether a batch teaches one of the heads alone, drawn at random, without `decay` (blockwise parallel decoding)
     one_head: bool = False
+    # the target's learning rate, as a share of the heads': with more than 0 the target learns, too (Medusa 2, blockwise
+    # fine-tuning), and what comes out is another target with its heads; 0 leaves it as it is
+    target_rate: float = 0.0
+    heads_first: float = 0.0  # share of the steps, at the beginning, in which the heads learn and the target does not
+    heads_weight: float = 0.2  # weight of the heads' loss beside the target's own; with `one_head` both count alike
     stride: int = 1  # drafts begin at every `stride`-th position; the first one changes from batch to batch
     chunk: int = 256  # positions of a batch, about, whose logits are in memory at once
     # those of `Answers`; samples unless the recipe says otherwise
@@ -207,8 +212,10 @@ class Learn(Answers):
         super().__post_init__()
         one_of(self.divergence, "divergence", DIVERGENCES)
         at_least(1, stride=self.stride, chunk=self.chunk)
-        at_least(0, own=self.own, regression=self.regression)
-        in_range(0, 1, decay=self.decay, kl=self.kl)
+        at_least(0, own=self.own, regression=self.regression, heads_weight=self.heads_weight)
+        in_range(0, 1, decay=self.decay, kl=self.kl, target_rate=self.target_rate, heads_first=self.heads_first)
+        if self.heads_first and not self.target_rate:
+            raise ValueError(f"heads_first is {self.heads_first} and target_rate is 0: set both, or neither")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -235,11 +242,13 @@ class HeadRecipe:
             if value := getattr(self.train, name):
                 changed = f"train.{name} is {value!r}, which would change what the target computes, too"
                 raise RecipeError(f"{self.name}: {changed}: leave it out where a drafter on hidden states learns")
-        if self.learn.one_head and not self.training.separate_heads:
-            family = f"family is {self.family!r} and learn.one_head is true"
-            raise RecipeError(
-                f"{self.name}: {family}: expected the family 'heads', which has a head for each draft token"
-            )
+        if self.training.separate_heads:
+            return
+        for name in ("one_head", "target_rate"):
+            if value := getattr(self.learn, name):
+                family = f"family is {self.family!r} and learn.{name} is {value}"
+                expected = "expected the family 'heads', which has a head for each draft token"
+                raise RecipeError(f"{self.name}: {family}: {expected}")
 
 
 @dataclasses.dataclass(frozen=True)
