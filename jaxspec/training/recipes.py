@@ -89,6 +89,7 @@ class Answers:
     # how many training inputs of each task the target answers, to learn on these answers alone; empty: on the data
     answers: tuple[int, ...] = ()
     temperatures: tuple[float, ...] = (0.0,)  # each input is answered once at each of these; 0 is greedy
+    beams: int = 1  # with more than 1 the answers at temperature 0 are the best of a beam search of that width
     texts: int = 0  # how often the data's own examples count beside the answers, in an epoch
     prompt: int = 16  # tokens of a text that a decoder-only model, target or drafter, is given to continue
 
@@ -97,7 +98,10 @@ class Answers:
         for name in ("temperatures", "texts"):
             if not self.answers and getattr(self, name) != defaults[name]:
                 raise ValueError(f"{name} is {getattr(self, name)!r} and answers is missing: set both, or neither")
-        at_least(1, prompt=self.prompt)
+        at_least(1, prompt=self.prompt, beams=self.beams)
+        if self.beams > 1 and not (self.answers and 0.0 in self.temperatures):
+            got = f"beams is {self.beams}, answers {list(self.answers)} and temperatures {list(self.temperatures)}"
+            raise ValueError(f"{got}: expected answers, and a temperature of 0, which beam search takes the place of")
 
 
 @dataclasses.dataclass(frozen=True)
