@@ -153,6 +153,22 @@ class EarlyExit:
 
 
 @dataclasses.dataclass(frozen=True)
+class Masks:
+    """The way a draft model learns to fill in masks, for `drafters.parallel`; see `training.mask_filling`."""
+
+    token: int  # the id of the mask token
+    draft: int = 4  # draft tokens that a pass learns to make: the first without a mask, each other at one
+    decay: float = 0.8  # weight of each draft token over that before it
+    stride: int = 4  # masks follow every `stride`-th token of a text; the first one changes from batch to batch
+
+    def __post_init__(self):
+        at_least(0, token=self.token)
+        at_least(2, draft=self.draft)
+        at_least(1, stride=self.stride)
+        in_range(0, 1, decay=self.decay)
+
+
+@dataclasses.dataclass(frozen=True)
 class Recipe:
     """A model and how it is made. `model` is the configuration of its family."""
 
@@ -163,6 +179,7 @@ class Recipe:
     train: Train
     distil: Distil | None = None
     early_exit: EarlyExit | None = None
+    masks: Masks | None = None
 
     @property
     def has_sources(self) -> bool:
@@ -176,6 +193,10 @@ class Recipe:
         if self.distil is not None and self.distil.weight and self.train.dropout:
             dropped = f"train.dropout is {self.train.dropout}, which would drop what the teacher computes, too"
             raise RecipeError(f"{self.name}: {dropped}: expected 0 where a distribution is distilled")
+        if self.masks is not None:
+            in_range(0, self.model.vocab_size, below=True, **{"masks.token": self.masks.token})
+            if self.early_exit is not None:
+                raise RecipeError(f"{self.name}: got [masks] and [early_exit]: expected one of them")
         if self.early_exit is None:
             return
         if (layers := decoder_layers(self.model)) < 3:
@@ -327,7 +348,7 @@ def parse(table: dict[str, Any], where: str = "recipe") -> AnyRecipe:
     family, table = table.get("family"), dict(table)
     if family not in {**FORMS, **HEADS}:
         raise RecipeError(f"{where}: family is {family!r}: expected one of {sorted([*FORMS, *HEADS])}")
-    recipe, parts = Recipe, {"data": Data, "train": Train, "distil": Distil, "early_exit": EarlyExit}
+    recipe, parts = Recipe, {"data": Data, "train": Train, "distil": Distil, "early_exit": EarlyExit, "masks": Masks}
     if family in HEADS:
         recipe, parts = HeadRecipe, {"head": HEADS[family], "data": Data, "train": Train, "learn": Learn}
     elif family == "ngram":
