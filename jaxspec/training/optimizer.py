@@ -48,7 +48,7 @@ def make(train: Train, rates: Mapping[str, float] = types.MappingProxyType({})) 
         rates: shares of the learning rate, by the first name of a parameter's path; others have all of it.
     """
 
-    def scaled(updates: dict[str, Any], _: Any) -> dict[str, Any]:
+    def scaled(updates: Any, _: Any) -> dict[str, Any]:
         return {name: optax.tree.scale(rates.get(name, 1.0), updates[name]) for name in updates}
 
     rule = optax.chain(
