@@ -169,6 +169,7 @@ class Part(NamedTuple):
     """A part of the places of a batch's rows where drafts begin; the leading axis P is scanned over."""
 
     ahead: Int[Array, "P B C K"]  # the token that each draft begins after, and those after it
+    labels: Int[Array, "P B C K"]  # the text's own token in the place of each draft token
     real: Bool[Array, "P B C K"]  # whether the text goes on after these
     # the target's features from the first of these tokens on, for all that the drafts are compared with
     window: Float[Array, "P B C*stride+K M"]
@@ -231,7 +232,7 @@ def draft_after(task: HeadTask, params: Params, lesson: Lesson, rows: TargetRows
 
     starts = offset + 1 + stride * places_per_part * jnp.arange(count, dtype=jnp.int32)
     windows = jax.vmap(lambda start: jax.lax.dynamic_slice_in_dim(features, start, width, axis=1))(starts)
-    parts = Part(in_parts(tokens[:, after]), in_parts(real), windows)
+    parts = Part(in_parts(tokens[:, after]), in_parts(tokens[:, after + 1]), in_parts(real), windows)
     return Drafted(in_parts(hidden), parts, distance, jnp.sum(real, axis=(0, 1), dtype=jnp.float32))
 
 
@@ -322,8 +323,8 @@ def combined_loss(task: HeadTask, divergence: Divergence) -> LossFunction:
     """Returns the loss of a target that learns with its heads: its own on the texts, and theirs.
 
     Both are means over tokens; `learn.heads_weight` is the weight of the second (Medusa 2, Cai et al., arXiv
-    2401.10774). The heads learn the target's present distribution, and the target learns to have features that they
-    can read. With `learn.one_head` a batch teaches the target's own head or one of the others, each with the same
+    2401.10774). Both learn the texts' own tokens: a target that is the label of its own heads would come to meet them.
+    With `learn.one_head` a batch teaches the target's own head or one of the others, each with the same
     probability (blockwise parallel decoding's fine-tuning, Stern, Shazeer, Uszkoreit, arXiv 1811.03115).
     """
     apart_from_target = _distances(task, divergence)
@@ -355,8 +356,8 @@ def target_loss(lm: LanguageModel, target: Params, rows: TargetRows) -> Float[Ar
     logits, labels = shared_with(lm, target).logits(rows.forward.features[:, :-1]), rows.tokens[:, 1:]
     position = jnp.arange(labels.shape[1], dtype=jnp.int32)[None, :]
     # What the row of an encoder-decoder begins with is given, not learnt.
-    given = max(1, len(lm.limits.first_tokens))
-    real = (position + 1 >= given) & (position + 1 < rows.length[:, None])
+    begins = max(1, len(lm.limits.first_tokens))
+    real = (position + 1 >= begins) & (position + 1 < rows.length[:, None])
     total, count = over_real(negative_log_likelihood(logits, labels), real.astype(jnp.float32))
     return total / jnp.maximum(count, 1.0)
 
@@ -365,20 +366,29 @@ def _distances(task: HeadTask, divergence: Divergence) -> Callable[..., tuple[Fl
     """Returns (params, target, drafted, drawn) -> the sum of divergences from the target, and its number of tokens.
 
     `drawn` is the number of the only head that learns; None stands for all, weighted by `learn.decay`. A target that
-    learns is among `params`, and is given there alone.
+    learns is among `params`, and is given there alone. The sum is then the heads' negative log likelihood of the texts.
     """
     weights = _weights(task)
 
+    def of_text(log_q: Float[Array, "B C W"], labels: Int[Array, "B C"]) -> tuple[Array, Float[Array, "B C"]]:
+        ids = task.frozen.get(VOCABULARY, jnp.arange(task.lm.vocab_size, dtype=jnp.int32))
+        is_label = ids[None, None, :] == labels[:, :, None]
+        return -jnp.sum(jnp.where(is_label, log_q, 0.0), axis=-1), jnp.any(is_label, axis=-1).astype(jnp.float32)
+
     def of_depths(depths: Sequence[int], weights: Array, target: Params | None, params: Params, hidden: Array, part):
         total = jnp.zeros((), jnp.float32)
-        if target is None:
+        if target_learns := target is None:
             target = params[TARGET]
             params = {name: params[name] for name in params if name != TARGET}
         compared = compare(task, target, params, hidden, part, learns=True, depths=depths)
         for depth, both in zip(depths, compared, strict=True):
             log_p = both.log_p - jax.nn.logsumexp(both.log_p, axis=-1, keepdims=True)
             counted = part.real[:, :, depth].astype(jnp.float32) * both.among
-            per_token = divergence(log_p, both.log_q, counted) + task.learn.own * both.lesson_kl
+            if target_learns:
+                per_token, among = of_text(both.log_q, part.labels[:, :, depth])
+                counted = part.real[:, :, depth].astype(jnp.float32) * among
+            else:
+                per_token = divergence(log_p, both.log_q, counted) + task.learn.own * both.lesson_kl
             total += weights[depth] * jnp.sum(per_token * counted)
         return total
 

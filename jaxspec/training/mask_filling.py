@@ -47,16 +47,16 @@ def tree(tokens: Int[Array, "B T"], options: Masks) -> MaskedTree:
     stride, masks = min(options.stride, size), options.draft - 1
     offset = jnp.sum(tokens, dtype=jnp.int32) % stride  # of the batch alone, so that a run resumes exactly
     begins = offset + stride * jnp.arange(size // stride, dtype=jnp.int32)
-    own = size + jnp.arange(begins.shape[0] * masks, dtype=jnp.int32).reshape(-1, masks)
+    masks_at = size + jnp.arange(begins.shape[0] * masks, dtype=jnp.int32).reshape(-1, masks)
     # The first mask of a branch follows the token at its place, each other the mask before it.
-    before = jnp.concatenate([begins[:, None], own], axis=1)[:, :-1]
-    ahead = begins[:, None] + 1 + jnp.arange(masks, dtype=jnp.int32)[None, :]
+    before = jnp.concatenate([begins[:, None], masks_at], axis=1)[:, :-1]
+    predicted = begins[:, None] + 1 + jnp.arange(masks, dtype=jnp.int32)[None, :]
     text = jnp.arange(size, dtype=jnp.int32)
-    filled = jnp.full((rows, own.size), options.token, tokens.dtype)
+    filled = jnp.full((rows, masks_at.size), options.token, tokens.dtype)
     return MaskedTree(
         jnp.concatenate([tokens, filled], axis=1),
         jnp.concatenate([text - 1, before.reshape(-1)]),
-        jnp.concatenate([text, ahead.reshape(-1)]),
+        jnp.concatenate([text, predicted.reshape(-1)]),
         np.concatenate([np.zeros(size, int), np.tile(1 + np.arange(masks), begins.shape[0])]),
     )
 
@@ -69,7 +69,7 @@ def loss(config: Any, options: Masks, teacher: Model | None, weight: float, dive
         teacher: the model whose distributions are learnt, with this weight; the rest is the likelihood of the texts.
     """
     lm = net_of(config).language_model(config)
-    given = max(1, len(lm.limits.first_tokens))  # tokens that a row begins with; the tree follows these
+    first = max(1, len(lm.limits.first_tokens))  # tokens that a row begins with; the tree follows these
 
     def student_logits(params: Any, batch: TrainingBatch, masked: MaskedTree) -> Float[Array, "B N V"]:
         rows = masked.nodes.shape[0]
@@ -83,16 +83,16 @@ def loss(config: Any, options: Masks, teacher: Model | None, weight: float, dive
 
     def run(params: Any, batch: TrainingBatch) -> tuple[Float[Array, ""], Float[Array, ""]]:
         rows = rows_of(config, batch)
-        tokens, labels, real = rows.inputs[-1][:, given:], rows.labels[:, given:], rows.real[:, given:]
+        tokens, labels, real = rows.inputs[-1][:, first:], rows.labels[:, first:], rows.real[:, first:]
         masked = tree(tokens, options)
         logits, size = student_logits(params, batch, masked), tokens.shape[1]
-        place = jnp.minimum(masked.place, size - 1)
+        learnt_at = jnp.minimum(masked.place, size - 1)
         decay = jnp.asarray(options.decay**masked.depth, jnp.float32)
-        counted = jnp.where(masked.place[None, :] < size, real[:, place], 0.0) * decay[None, :]
-        per_token = (1 - weight) * negative_log_likelihood(logits, labels[:, place])
+        counted = jnp.where(masked.place[None, :] < size, real[:, learnt_at], 0.0) * decay[None, :]
+        per_token = (1 - weight) * negative_log_likelihood(logits, labels[:, learnt_at])
         if teacher is not None and weight:
             p_logits, _, _ = logits_and_labels(teacher.config)(teacher.params, batch)
-            log_p = jax.nn.log_softmax(jax.lax.stop_gradient(p_logits))[:, given:][:, place]
+            log_p = jax.nn.log_softmax(jax.lax.stop_gradient(p_logits))[:, first:][:, learnt_at]
             per_token += weight * divergence(log_p, jax.nn.log_softmax(logits), counted)
         return over_real(per_token, counted)
 

@@ -219,6 +219,7 @@ def test_a_batch_teaches_one_head_that_it_draws(target, folder, promotion):
         recipes.parse(TABLE | {"family": "eagle", "head": LAYER, "learn": {"one_head": True}})
 
 
+@pytest.mark.slow
 def test_a_target_that_learns_has_its_own_loss_and_that_of_its_heads(target, folder, promotion):
     """Without weight of the heads its gradient is that of ordinary training; with it, heads' errors reach it."""
     recipe = recipe_of("medusa")
