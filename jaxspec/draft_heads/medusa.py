@@ -358,5 +358,5 @@ KIND = Kind(
         written=lambda config: modules("blocks.{}.layers.{}", "lm_heads.{}"),
         stores_ids=True,
     ),
-    training=Training(draft_states, draft_logits, longest=lambda config: config.heads),
+    training=Training(draft_states, draft_logits, longest=lambda config: config.heads, separate_heads=True),
 )

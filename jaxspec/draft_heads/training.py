@@ -126,6 +126,9 @@ class Training(NamedTuple):
         learned: logits that learn the target's distribution, in place of `logits`; None: the same.
         own: a lesson besides, weighted by `learn.own`; None if there is none.
         names_candidates: whether that lesson is about candidates, whose labels `learn.hard` chooses.
+        separate_heads: whether each draft token has a head of its own on the target's features, without a memory. One
+            head alone can then learn in a step (`learn.one_head`), and the target can
+            learn with them (`learn.target_rate`).
     """
 
     hidden_states: Callable[[Any, Params, SharedWithTarget, DraftStarts], Float[Array, "B A _ D"]]
@@ -136,3 +139,4 @@ class Training(NamedTuple):
     learned: Callable[..., tuple[Float[Array, "N V"], Float[Array, "N R"] | None]] | None = None
     own: OwnLesson | None = None
     names_candidates: bool = False
+    separate_heads: bool = False

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -77,8 +77,10 @@ def own_texts(
         few = examples[:: max(1, len(examples) // max(1, count))][:count]
         learnt[task] = list(examples) * options.texts
         for temperature in options.temperatures:
-            end = f".{task}.{temperature}.jsonl" if temperature else f".{task}.jsonl"
-            learnt[task] += answers(teacher, few, path.with_name(path.name + end), longest, progress, temperature)
+            beams = 1 if temperature else options.beams
+            way = f".{temperature}" if temperature else f".beams{beams}" if beams > 1 else ""
+            stored = path.with_name(f"{path.name}.{task}{way}.jsonl")
+            learnt[task] += answers(teacher, few, stored, longest, progress, temperature, beams)
     if teacher.lm.limits.start_token is None:
         return {
             task: [Example(x.source[:0], np.concatenate([x.source, x.target]).astype(np.int32)) for x in examples]
@@ -94,8 +96,12 @@ def answers(
     max_new_tokens: int,
     progress: bool = True,
     temperature: float = 0.0,
+    beams: int = 1,
 ) -> list[Example]:
     """Returns the examples' sources with the teacher's own outputs as targets: greedy, or one sample each.
+
+    With more than one beam they are the most probable outputs that a beam search finds, as the teacher's texts of
+    blockwise parallel decoding are (Stern, Shazeer, Uszkoreit, arXiv 1811.03115).
 
     Answers are stored in `path` as they are made: what is there is not made again, so that a killed run goes on and a
     recipe that asks for more gets the rest. A sample depends on its source alone.
@@ -105,21 +111,48 @@ def answers(
     """
     header = {"teacher": digests.of_arrays(jax.tree.leaves(teacher.params))[:16], "max_new_tokens": max_new_tokens}
     header |= {"temperature": temperature} if temperature else {}
+    header |= {"beams": beams} if beams > 1 else {}
     header |= {"begins": list(teacher.lm.limits.first_tokens)} if teacher.lm.limits.begin else {}
     stored = _open(path, header)
     all_sources = {tuple(example.source.tolist()) for example in examples}
     sources = sorted(all_sources.difference(stored), key=lambda source: (len(source), source))
+    if beams > 1:
+        rows = _searched(teacher, sources, beams, max_new_tokens)
+    else:
+        rows = _generated(teacher, sources, temperature, max_new_tokens)
+    with path.open("a", encoding="utf-8") as file, bars.bar(progress, remaining=True) as bar:
+        for number, tokens in bar.track(rows, total=len(sources), description="the teacher's outputs"):
+            stored[sources[number]] = tokens
+            file.write(json.dumps({"source": sources[number], "target": tokens}) + "\n")
+            file.flush()
+    return [Example(e.source, np.array(stored[tuple(e.source.tolist())], np.int32)) for e in examples]
+
+
+Sources = Sequence[tuple[int, ...]]
+
+
+def _generated(
+    teacher: Model, sources: Sources, temperature: float, max_new_tokens: int
+) -> Iterator[tuple[int, list[int]]]:
+    """Yields the number of a source and the teacher's output for it, greedy or sampled, as they are done."""
     seeds = (hashlib.sha256(np.array(source, np.int32).tobytes()).digest()[:4] for source in sources)
     prompts = [{"prompt": x, "seed": int.from_bytes(seed, "big")} for x, seed in zip(sources, seeds, strict=True)]
     limits: dict[str, Any] = {"max_new_tokens": max_new_tokens, "max_prompt_tokens": max(map(len, sources), default=1)}
     key = jax.random.key(0) if temperature else None  # in whose place the prompts have seeds
     rows = jaxspec.generate_many(teacher, prompts, slots=SLOTS, temperature=temperature, key=key, **limits)
-    with path.open("a", encoding="utf-8") as file, bars.bar(progress, remaining=True) as bar:
-        for row in bar.track(rows, total=len(sources), description="the teacher's outputs"):
-            stored[sources[row.number]] = row.tokens
-            file.write(json.dumps({"source": sources[row.number], "target": row.tokens}) + "\n")
-            file.flush()
-    return [Example(e.source, np.array(stored[tuple(e.source.tolist())], np.int32)) for e in examples]
+    return ((row.number, row.tokens) for row in rows)
+
+
+def _searched(teacher: Model, sources: Sources, beams: int, max_new_tokens: int) -> Iterator[tuple[int, list[int]]]:
+    """Yields the number of a source and the best output that a beam search finds for it, some sources at a time."""
+    at_once = max(1, SLOTS // beams)
+    for start in range(0, len(sources), at_once):
+        # A short last batch is filled up, so that all batches of one width are one program.
+        batch = [list(sources[min(index, len(sources) - 1)]) for index in range(start, start + at_once)]
+        search = jaxspec.beam_search(teacher, batch, beams=beams, max_new_tokens=max_new_tokens)
+        for number in range(start, min(start + at_once, len(sources))):
+            best, length = search.tokens[number - start, 0], search.lengths[number - start, 0]
+            yield number, best[:length].tolist()
 
 
 def _open(path: Path, header: dict[str, Any]) -> dict[tuple[int, ...], list[int]]:

@@ -1,9 +1,10 @@
 """The loss and the held-out acceptance, without decoding, of a drafter that reads its target's hidden states.
 
 The target reads a batch of texts in the training step itself, as it reads them in decoding. Nothing is stored, and the
-target does not change. A draft begins at every position (`draft_heads.training`), and its distributions are compared
-with the target's after the same tokens. Logits are the largest arrays by far. They and their gradient are computed a
-few positions at a time, so that memory does not grow with the length of texts.
+target does not change, unless it learns with its heads (`combined_loss`). A draft begins at every position
+(`draft_heads.training`), and its distributions are compared with the target's after the same tokens. Logits are the
+largest arrays by far. They and their gradient are computed a few positions at a time, so that memory does not grow with
+the length of texts. Only the own loss of a target that learns needs the logits of whole texts.
 
 A drafter with its own vocabulary learns the target's distribution among its tokens, at the positions where the target's
 most probable token is one of them (EAGLE-3, arXiv 2503.01840). Reports count all of the target's probability.
@@ -15,7 +16,7 @@ V vocabulary, W drafter's vocabulary. C places at once, P parts of C places.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -30,12 +31,15 @@ from jaxspec.draft_heads.target import shared_with
 from jaxspec.draft_heads.training import VOCABULARY, DraftStarts, DraftStep, Training
 from jaxspec.training.data import TrainingBatch
 from jaxspec.training.divergences import Divergence
-from jaxspec.training.losses import LossFunction
+from jaxspec.training.losses import LossFunction, negative_log_likelihood, over_real
 from jaxspec.training.recipes import Learn
 
 
 class Lesson(NamedTuple):
-    """The data of a step: texts, and the target's parameters, which a compiled program is given as arguments."""
+    """The data of a step: texts, and the target's parameters, which a compiled program is given as arguments.
+
+    Those of a target that learns are not here, but beside the heads' (`apart`).
+    """
 
     batch: TrainingBatch
     target: Params
@@ -70,6 +74,21 @@ class HeadTask(NamedTuple):
         longest = self.kind.longest(self.config)
         depths = self.learn.depths or longest or 4
         return depths if longest is None else min(depths, longest)
+
+
+TARGET = "target"  # the parameters of a target that learns, beside those of its heads
+
+
+def apart(params: Params, lesson: Lesson) -> tuple[Params, Lesson]:
+    """Takes the parameters of a target that learns from those of its heads, and gives them to the lesson.
+
+    >>> params, lesson = apart({"heads_0": 1.0, TARGET: {"norm": 2.0}}, Lesson(None, {}))
+    >>> params, lesson.target
+    ({'heads_0': 1.0}, {'norm': 2.0})
+    """
+    if TARGET not in params:
+        return params, lesson
+    return {name: params[name] for name in params if name != TARGET}, lesson._replace(target=params[TARGET])
 
 
 class HeldOutAcceptance(NamedTuple):
@@ -150,6 +169,7 @@ class Part(NamedTuple):
     """A part of the places of a batch's rows where drafts begin; the leading axis P is scanned over."""
 
     ahead: Int[Array, "P B C K"]  # the token that each draft begins after, and those after it
+    labels: Int[Array, "P B C K"]  # the text's own token in the place of each draft token
     real: Bool[Array, "P B C K"]  # whether the text goes on after these
     # the target's features from the first of these tokens on, for all that the drafts are compared with
     window: Float[Array, "P B C*stride+K M"]
@@ -166,7 +186,12 @@ class Drafted(NamedTuple):
 
 def draft(task: HeadTask, params: Params, lesson: Lesson) -> Drafted:
     """Computes the hidden states of all drafts of a batch, and the features to compare them with, in parts."""
-    rows, depths, stride = jax.lax.stop_gradient(read(task.lm, lesson)), task.depths, task.learn.stride
+    return draft_after(task, params, lesson, jax.lax.stop_gradient(read(task.lm, lesson)))
+
+
+def draft_after(task: HeadTask, params: Params, lesson: Lesson, rows: TargetRows) -> Drafted:
+    """Computes what `draft` does, of texts that the target has read."""
+    depths, stride = task.depths, task.learn.stride
     shared, size = shared_with(task.lm, lesson.target), rows.tokens.shape[1] - 1
     stride = min(stride, size)
     # Drafts begin at every stride-th position; the first differs from batch to batch, and depends on nothing else.
@@ -207,7 +232,7 @@ def draft(task: HeadTask, params: Params, lesson: Lesson) -> Drafted:
 
     starts = offset + 1 + stride * places_per_part * jnp.arange(count, dtype=jnp.int32)
     windows = jax.vmap(lambda start: jax.lax.dynamic_slice_in_dim(features, start, width, axis=1))(starts)
-    parts = Part(in_parts(tokens[:, after]), in_parts(real), windows)
+    parts = Part(in_parts(tokens[:, after]), in_parts(tokens[:, after + 1]), in_parts(real), windows)
     return Drafted(in_parts(hidden), parts, distance, jnp.sum(real, axis=(0, 1), dtype=jnp.float32))
 
 
@@ -222,21 +247,29 @@ class Compared(NamedTuple):
 
 
 def compare(
-    task: HeadTask, target: Params, params: Params, hidden: Float[Array, "B C _ D"], part: Part, learns: bool = False
+    task: HeadTask,
+    target: Params,
+    params: Params,
+    hidden: Float[Array, "B C _ D"],
+    part: Part,
+    learns: bool = False,
+    depths: Sequence[int] | None = None,
 ) -> list[Compared]:
     """Computes the distributions of each draft token at some of the places: those drafted with, or those that learn.
+
+    `depths` are the numbers of some draft tokens, of heads that need none of the others; None stands for all.
 
     `log_p` are the target's own; their probabilities sum to less than 1 if the drafter has fewer tokens. `among` tells
     whether the target's most probable token is one of the drafter's, `agrees` whether it is also the drafter's most
     probable one.
     """
     shared, ids, params = shared_with(task.lm, target), task.frozen.get(VOCABULARY), {**params, **task.frozen}
-    batch, places, depths = part.ahead.shape
+    batch, places, count = part.ahead.shape
     window_log_p = jax.nn.log_softmax(jax.lax.stop_gradient(shared.logits(part.window)))  # [B, C stride + K, V]
-    flat, draft_tokens, memory = hidden.reshape(-1, *hidden.shape[2:]), part.ahead.reshape(-1, depths), None
+    flat, draft_tokens, memory = hidden.reshape(-1, *hidden.shape[2:]), part.ahead.reshape(-1, count), None
     compared, last = [], (places - 1) * task.learn.stride
     logits_of = task.kind.learned if learns and task.kind.learned is not None else task.kind.logits
-    for depth in range(depths):
+    for depth in range(count) if depths is None else depths:
         log_p = window_log_p[:, depth : depth + last + 1 : task.learn.stride]
         step = DraftStep(flat, draft_tokens, depth, memory)
         logits, memory = logits_of(task.config, params, shared, step)
@@ -270,25 +303,116 @@ def head_loss(task: HeadTask, divergence: Divergence) -> LossFunction:
     """Returns the divergence from the target's distributions, draft tokens weighted by `learn.decay`, as a loss.
 
     A divergence that reads the mean acceptance rate (`blend`) reads that of a part of the batch, and of one depth.
+    With `learn.one_head` the loss is that of one draft token, which is drawn for each batch (Stern, Shazeer, Uszkoreit,
+    arXiv 1811.03115). The logits of the others are not computed. The target learns nothing.
+    """
+    apart_from_target = _distances(task, divergence)
+
+    def loss(params: Params, batch: Any) -> tuple[Float[Array, ""], Float[Array, ""]]:
+        heads, lesson = apart(params, batch)
+        lesson = lesson._replace(target=jax.lax.stop_gradient(lesson.target))
+        drafted = draft(task, heads, lesson)
+        drawn = drawn_head(lesson.batch, task.depths) if task.learn.one_head else None
+        total, count = apart_from_target(heads, lesson.target, drafted, drawn)
+        return total + task.learn.regression * drafted.distance, count
+
+    return loss
+
+
+def combined_loss(task: HeadTask, divergence: Divergence) -> LossFunction:
+    """Returns the loss of a target that learns with its heads: its own on the texts, and theirs.
+
+    Both are means over tokens; `learn.heads_weight` is the weight of the second (Medusa 2, Cai et al., arXiv
+    2401.10774). Both learn the texts' own tokens: a target that is the label of its own heads would come to meet them.
+    With `learn.one_head` a batch teaches the target's own head or one of the others, each with the same
+    probability (blockwise parallel decoding's fine-tuning, Stern, Shazeer, Uszkoreit, arXiv 1811.03115).
+    """
+    apart_from_target = _distances(task, divergence)
+
+    def loss(params: Params, batch: Any) -> tuple[Float[Array, ""], Float[Array, ""]]:
+        heads, lesson = apart(params, batch)
+        rows = read(task.lm, lesson)
+
+        def of_heads(drawn: Int[Array, ""] | None) -> Float[Array, ""]:
+            drafted = draft_after(task, heads, lesson, rows)
+            total, count = apart_from_target(params, None, drafted, drawn)
+            return total / jnp.maximum(count, 1.0)
+
+        def of_target() -> Float[Array, ""]:
+            return target_loss(task.lm, lesson.target, rows)
+
+        if task.learn.one_head:
+            drawn = drawn_head(lesson.batch, 1 + task.depths)
+            mean = jax.lax.cond(drawn == 0, of_target, lambda: of_heads(drawn - 1))
+        else:
+            mean = of_target() + task.learn.heads_weight * of_heads(None)
+        return mean, jnp.ones((), jnp.float32)
+
+    return loss
+
+
+def target_loss(lm: LanguageModel, target: Params, rows: TargetRows) -> Float[Array, ""]:
+    """Computes the target's own negative log likelihood of texts that it has read, per token."""
+    logits, labels = shared_with(lm, target).logits(rows.forward.features[:, :-1]), rows.tokens[:, 1:]
+    position = jnp.arange(labels.shape[1], dtype=jnp.int32)[None, :]
+    # What the row of an encoder-decoder begins with is given, not learnt.
+    begins = max(1, len(lm.limits.first_tokens))
+    real = (position + 1 >= begins) & (position + 1 < rows.length[:, None])
+    total, count = over_real(negative_log_likelihood(logits, labels), real.astype(jnp.float32))
+    return total / jnp.maximum(count, 1.0)
+
+
+def _distances(task: HeadTask, divergence: Divergence) -> Callable[..., tuple[Float[Array, ""], Float[Array, ""]]]:
+    """Returns (params, target, drafted, drawn) -> the sum of divergences from the target, and its number of tokens.
+
+    `drawn` is the number of the only head that learns; None stands for all, weighted by `learn.decay`. A target that
+    learns is among `params`, and is given there alone. The sum is then the heads' negative log likelihood of the texts.
     """
     weights = _weights(task)
 
-    def of_part(target: Params, params: Params, hidden: Array, part: Part) -> Float[Array, ""]:
+    def of_text(log_q: Float[Array, "B C W"], labels: Int[Array, "B C"]) -> tuple[Array, Float[Array, "B C"]]:
+        ids = task.frozen.get(VOCABULARY, jnp.arange(task.lm.vocab_size, dtype=jnp.int32))
+        is_label = ids[None, None, :] == labels[:, :, None]
+        return -jnp.sum(jnp.where(is_label, log_q, 0.0), axis=-1), jnp.any(is_label, axis=-1).astype(jnp.float32)
+
+    def of_depths(depths: Sequence[int], weights: Array, target: Params | None, params: Params, hidden: Array, part):
         total = jnp.zeros((), jnp.float32)
-        for depth, both in enumerate(compare(task, target, params, hidden, part, learns=True)):
+        if target_learns := target is None:
+            target = params[TARGET]
+            params = {name: params[name] for name in params if name != TARGET}
+        compared = compare(task, target, params, hidden, part, learns=True, depths=depths)
+        for depth, both in zip(depths, compared, strict=True):
             log_p = both.log_p - jax.nn.logsumexp(both.log_p, axis=-1, keepdims=True)
             counted = part.real[:, :, depth].astype(jnp.float32) * both.among
-            per_token = divergence(log_p, both.log_q, counted) + task.learn.own * both.lesson_kl
+            if target_learns:
+                per_token, among = of_text(both.log_q, part.labels[:, :, depth])
+                counted = part.real[:, :, depth].astype(jnp.float32) * among
+            else:
+                per_token = divergence(log_p, both.log_q, counted) + task.learn.own * both.lesson_kl
             total += weights[depth] * jnp.sum(per_token * counted)
         return total
 
-    def loss(params: Params, batch: Any) -> tuple[Float[Array, ""], Float[Array, ""]]:
-        lesson: Lesson = batch
-        drafted = draft(task, params, lesson)
-        total: Any = in_parts(of_part, lesson.target, params, drafted.hidden, drafted.parts)
-        return total + task.learn.regression * drafted.distance, jnp.sum(weights * drafted.count)
+    of_all = functools.partial(of_depths, range(task.depths), weights)
+    of_each = [functools.partial(of_depths, [depth], jnp.ones_like(weights)) for depth in range(task.depths)]
 
-    return loss
+    def of_drawn(fixed: tuple[Params | None, Array], params: Params, hidden: Array, part: Part) -> Float[Array, ""]:
+        target, drawn = fixed
+        return jax.lax.switch(drawn, of_each, target, params, hidden, part)
+
+    def total(params: Params, target: Params | None, drafted: Drafted, drawn: Int[Array, ""] | None):
+        if drawn is None:
+            summed: Any = in_parts(of_all, target, params, drafted.hidden, drafted.parts)
+            return summed, jnp.sum(weights * drafted.count)
+        summed = in_parts(of_drawn, (target, drawn), params, drafted.hidden, drafted.parts)
+        return summed, drafted.count[drawn]
+
+    return total
+
+
+def drawn_head(batch: TrainingBatch, count: int) -> Int[Array, ""]:
+    """Draws the head that a batch teaches. It depends on the batch's tokens alone, so that a run resumes exactly."""
+    tokens = jnp.sum(jnp.asarray(batch.target), dtype=jnp.int32)
+    return jax.random.randint(jax.random.fold_in(jax.random.key(0), tokens), (), 0, count, jnp.int32)
 
 
 def held_out_acceptance(task: HeadTask) -> Callable[[Params, Iterable[Lesson]], HeldOutAcceptance]:
@@ -306,6 +430,7 @@ def held_out_acceptance(task: HeadTask) -> Callable[[Params, Iterable[Lesson]], 
 
     @jax.jit
     def of_batch(params: Params, lesson: Lesson) -> tuple[Float[Array, "4 K"], Float[Array, " K"]]:
+        params, lesson = apart(params, lesson)
         drafted = draft(task, params, lesson)
         sums: Any = in_parts(of_part, lesson.target, params, drafted.hidden, drafted.parts)
         return sums, drafted.count

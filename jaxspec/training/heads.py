@@ -18,13 +18,22 @@ from jaxspec.draft_heads.kind import in_dtype
 from jaxspec.draft_heads.load import read_head
 from jaxspec.draft_heads.save import config_json, save
 from jaxspec.draft_heads.training import VOCABULARY
-from jaxspec.training.data import Tasks, TrainingBatch, batches, counts, examples, few
+from jaxspec.training.data import Batches, Tasks, TrainingBatch, batches, counts, examples, few
 from jaxspec.training.distil import own_texts
 from jaxspec.training.divergences import DIVERGENCES
-from jaxspec.training.head_loss import HeadTask, HeldOutAcceptance, Lesson, head_loss, held_out_acceptance
-from jaxspec.training.loop import Destination, Objective, TrainingRun
+from jaxspec.training.head_loss import (
+    TARGET,
+    HeadTask,
+    HeldOutAcceptance,
+    Lesson,
+    combined_loss,
+    head_loss,
+    held_out_acceptance,
+)
+from jaxspec.training.loop import Destination, Objective, TrainingRun, mean_loss
+from jaxspec.training.losses import LossFunction, cross_entropy
 from jaxspec.training.recipes import HeadRecipe, RecipeError
-from jaxspec.weights import tokenizers
+from jaxspec.weights import huggingface, quantisation, tokenizers
 from jaxspec.weights.loading import load, with_taps
 
 HELDOUT_TEXTS = 32  # per task and temperature
@@ -34,9 +43,9 @@ DTYPES = ("float32", "bfloat16")
 class HeadInTraining(NamedTuple):
     """A drafter in training."""
 
-    target: Model  # with the taps that it reads
+    target: Model  # with the taps that it reads, and the parameters that it has before it learns
     task: HeadTask  # the drafter, its target and what it learns
-    params: Params  # without those that are not trained
+    params: Params  # without those that are not trained; with the target's, where it learns, too (`head_loss.TARGET`)
 
 
 def prepare(recipe: HeadRecipe, folder: Path, work: Path, progress: bool) -> TrainingRun:
@@ -46,22 +55,38 @@ def prepare(recipe: HeadRecipe, folder: Path, work: Path, progress: bool) -> Tra
     config_of(recipe, target)  # a wrong recipe is refused before its texts are made
     tasks, heldout_tasks = (texts(recipe, target, folder, split, work, progress) for split in ("train", "heldout"))
     head = start(recipe, target, counts(tasks, target.lm.vocab_size))
-    # A run begins with the forward KL.
-    first, later = (head_loss(head.task, DIVERGENCES[name]) for name in ("kl", recipe.learn.divergence))
-    acceptance = held_out_acceptance(head.task)
+    (_, first), *later = losses(recipe, head.task)
+    acceptance, learns = held_out_acceptance(head.task), TARGET in head.params
 
     def lesson(batch: TrainingBatch, step: int) -> Lesson:
-        return Lesson(batch, target.params)
+        return Lesson(batch, {} if learns else target.params)
 
     objective = Objective(
         first,
         batches(recipe, tasks, recipe.data.repeat),
         lambda params, heldout: acceptance(params, (lesson(batch, 0) for batch in heldout)),
         batches(recipe, heldout_tasks),
-        (round(recipe.learn.kl * recipe.train.steps), later),
+        tuple(later),
         lesson,
+        {TARGET: recipe.learn.target_rate} if learns else {},
     )
-    return TrainingRun(head.params, head.task.frozen, objective, functools.partial(write, head))
+    return TrainingRun(head.params, head.task.frozen, objective, functools.partial(write, head, objective.heldout))
+
+
+def losses(recipe: HeadRecipe, task: HeadTask) -> list[tuple[int, LossFunction]]:
+    """Returns the losses of a run, each with the step that it begins at.
+
+    A run begins with the forward KL. A target that learns does so after `learn.heads_first` of the run.
+    """
+    learn, steps = recipe.learn, recipe.train.steps
+    blended, joined = round(learn.kl * steps), round(learn.heads_first * steps)
+    starts = sorted({0, blended, joined} if learn.target_rate else {0, blended})
+
+    def loss_from(step: int) -> LossFunction:
+        divergence = DIVERGENCES[learn.divergence if step >= blended else "kl"]
+        return (combined_loss if learn.target_rate and step >= joined else head_loss)(task, divergence)
+
+    return [(step, loss_from(step)) for step in starts]
 
 
 def texts(recipe: HeadRecipe, target: Model, folder: Path, split: str, work: Path, progress: bool) -> Tasks:
@@ -117,14 +142,35 @@ def start(recipe: HeadRecipe, target: Model, frequencies: Int[np.ndarray, " V"])
     else:
         params = head_kind.init(config, jax.random.key(recipe.train.seed))
         params = head_kind.training.begin(config, params, target, frequencies)
-    params = jax.tree.map(lambda x: x.astype(jnp.float32) if jnp.issubdtype(x.dtype, jnp.floating) else x, params)
+    params = in_float32(params)
     frozen = {VOCABULARY: params.pop(VOCABULARY)} if VOCABULARY in params else {}
+    if recipe.learn.target_rate:
+        params |= {TARGET: in_float32(target.params)}
+        target = target._replace(name=f"{recipe.name}-target")  # which is no longer the model that it begins as
     return HeadInTraining(target, HeadTask(target.lm, config, frozen, recipe.learn), params)
 
 
-def write(head: HeadInTraining, params: Params, held_out: HeldOutAcceptance, to: Destination) -> str:
-    """Writes a drafter as `jaxspec.load_drafter` reads it; returns a line that describes it."""
-    config = in_dtype(head.task.config, to.dtype)
-    save(config, params, to.out, target=head.target, tokens=head.task.depths, overwrite=to.overwrite)
+def in_float32(params: Params) -> Params:
+    """Returns parameters as they are trained, whatever the dtype of the computation."""
+    return jax.tree.map(lambda x: x.astype(jnp.float32) if jnp.issubdtype(x.dtype, jnp.floating) else x, params)
+
+
+def write(head: HeadInTraining, heldout: Batches, params: Params, held_out: HeldOutAcceptance, to: Destination) -> str:
+    """Writes a drafter as `jaxspec.load_drafter` reads it; returns a line that describes it.
+
+    A target that has learnt with its heads is written beside them: a model in `target`, and its heads in `heads`.
+    """
+    config, folder, beside = in_dtype(head.task.config, to.dtype), to.out, ""
     size = sum(leaf.size for leaf in jax.tree.leaves(head.params))
-    return f"{to.out}: {size:,} parameters as {to.dtype}. On held-out texts at {held_out}"
+    if TARGET in params:
+        folder, trained = to.out / "heads", quantisation.quantise(params[TARGET], to.dtype)
+        params = {name: params[name] for name in params if name != TARGET}
+        config_then = dataclasses.replace(head.target.config, dtype=to.dtype)
+        huggingface.save(
+            head.target._replace(params=trained, config=config_then), to.out / "target", overwrite=to.overwrite
+        )
+        loss = mean_loss(cross_entropy(head.target.config))
+        before, after = (loss(x, heldout.once()) for x in (head.target.params, in_float32(trained)))
+        beside = f". The target's own loss there: {before:.4f} nats per token before, {after:.4f} now"
+    save(config, params, folder, target=head.target, tokens=head.task.depths, overwrite=to.overwrite)
+    return f"{to.out}: {size:,} parameters as {to.dtype}. On held-out texts at {held_out}{beside}"

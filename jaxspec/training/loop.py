@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 import os
 import shutil
-from collections.abc import Callable, Iterable
+import types
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -91,9 +92,11 @@ class Objective(NamedTuple):
     # (parameters, batches) -> the report on held-out batches, such as `mean_loss`
     report: Callable[[Any, Iterable[TrainingBatch]], Any]
     heldout: Batches  # the held-out batches
-    later: tuple[int, LossFunction] | None = None  # a step, and the loss from that step on
+    later: tuple[tuple[int, LossFunction], ...] = ()  # steps in their order, and the loss from each of them on
     # (batch, step) -> the batch with what the loss reads beside it
     inputs: Callable[[TrainingBatch, int], Any] = lambda batch, step: batch
+    # shares of the learning rate, by the first name of a parameter's path; others have all of it
+    rates: Mapping[str, float] = types.MappingProxyType({})
 
     def at(self, step: int) -> Any:
         """Returns the argument that the loss takes in a step, beside the parameters."""
@@ -141,7 +144,7 @@ def fit(
         OSError: the disk is full; the last checkpoint stays.
         ValueError: `folder` holds the state of another model.
     """
-    rule = optimizer.make(train)
+    rule = optimizer.make(train, objective.rates)
     phases = _phases(objective, rule, train)
     params = jax.tree.map(jnp.copy, params)  # a step reuses its state's memory, and these may be the teacher's, too
 
@@ -193,10 +196,9 @@ def _finite(step: int, value: Array) -> float:
 def _phases(objective: Objective, rule: optax.GradientTransformation, train: Train) -> list[tuple[int, Callable]]:
     """Returns the step functions of a run, each with the step that it begins at."""
     phases = [(0, make_step(objective.loss, rule, train))]
-    if objective.later is not None:
-        phases.append((objective.later[0], make_step(objective.later[1], rule, train)))
+    phases += [(step, make_step(loss, rule, train)) for step, loss in objective.later]
     if train.stored:
-        loss = objective.loss if objective.later is None else objective.later[1]
+        loss = objective.later[-1][1] if objective.later else objective.loss
         phases.append((optimizer.decay_start(train), make_step(loss, rule, train, train.stored)))
     return sorted(phases, key=lambda phase: phase[0])
 

@@ -13,10 +13,10 @@ import jaxspec
 from jaxspec.core import Params, token_ids
 from jaxspec.nets import encoder_decoder, net_of
 from jaxspec.nets.resize import resize
-from jaxspec.training import early_exit
+from jaxspec.training import early_exit, mask_filling
 from jaxspec.training.data import Batches, Tasks, batches, counts, examples, few
 from jaxspec.training.distil import distillation, on_policy, own_texts
-from jaxspec.training.divergences import DIVERGENCES
+from jaxspec.training.divergences import DIVERGENCES, kl
 from jaxspec.training.loop import Destination, Objective, TrainingRun, evaluate, mean_loss
 from jaxspec.training.losses import LossFunction, cross_entropy, with_fixed
 from jaxspec.training.recipes import Distil, Recipe, RecipeError
@@ -48,14 +48,18 @@ def draft_tokens(recipe: Recipe, folder: Path, work: Path) -> list[int] | None:
 
 
 def loss_of(recipe: Recipe) -> LossFunction:
-    """Returns the loss of a recipe's model: of texts, of early exits, or the divergence from a teacher."""
+    """Returns the loss of a recipe's model: of texts, of masks, of early exits, or the divergence from a teacher."""
     config, distil = _in_training(recipe), recipe.distil
     if recipe.early_exit is not None:
         return early_exit.loss(config, recipe.early_exit, recipe.train)
     if distil is None or not distil.weight:  # without a weight the teacher's pass is saved
+        if recipe.masks is not None:
+            return mask_filling.loss(config, recipe.masks, None, 0.0, kl)
         return cross_entropy(config)
-    teacher = load(distil.teacher, dtype=recipe.train.dtype)
-    loss = distillation(config, teacher, distil.weight, DIVERGENCES[distil.divergence])
+    teacher, divergence = load(distil.teacher, dtype=recipe.train.dtype), DIVERGENCES[distil.divergence]
+    loss = distillation(config, teacher, distil.weight, divergence)
+    if recipe.masks is not None:
+        loss = mask_filling.loss(config, recipe.masks, teacher, distil.weight, divergence)
     if not distil.own:
         return loss
     student = net_of(config).language_model(config)

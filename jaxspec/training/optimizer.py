@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import types
+from collections.abc import Mapping
+from typing import Any
+
 import optax
 
 from jaxspec.training.recipes import Train
@@ -34,15 +38,23 @@ def decay_start(train: Train) -> int:
     return max(0, train.steps - max(1, round(train.steps * train.decay)))
 
 
-def make(train: Train) -> optax.GradientTransformation:
+def make(train: Train, rates: Mapping[str, float] = types.MappingProxyType({})) -> optax.GradientTransformation:
     """Makes the optimizer: clipping by global norm, then Adam, each step scaled by the size of the parameter.
 
     Relative steps, as T5 was trained with (Adafactor's parameter scaling): T5's attention is not scaled, its
     queries are initialised small instead, and steps of one size that suits its embeddings destroy them.
+
+    Args:
+        rates: shares of the learning rate, by the first name of a parameter's path; others have all of it.
     """
-    return optax.chain(
+
+    def scaled(updates: Any, _: Any) -> dict[str, Any]:
+        return {name: optax.tree.scale(rates.get(name, 1.0), updates[name]) for name in updates}
+
+    rule = optax.chain(
         optax.clip_by_global_norm(train.clip),
         optax.scale_by_adam(b1=0.9, b2=0.98),
         optax.scale_by_param_block_rms(SMALLEST_SCALE),
         optax.scale_by_learning_rate(schedule(train)),
     )
+    return optax.chain(rule, optax.stateless(scaled)) if rates else rule

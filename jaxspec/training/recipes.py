@@ -9,12 +9,14 @@ from typing import Any
 
 from jaxspec.core.checks import at_least, in_range, number, one_of, suggest
 from jaxspec.draft_heads import KINDS
+from jaxspec.draft_heads.training import Training
 from jaxspec.files import read_text
 from jaxspec.files.strict_tables import RecipeError, build
 from jaxspec.nets import FORMS, decoder_layers, from_table, net_of
 from jaxspec.training.divergences import DIVERGENCES
 
 HEADS = {head_kind.name: head_kind.sizes for head_kind in KINDS if head_kind.sizes is not None}
+TRAININGS = {head_kind.name: head_kind.training for head_kind in KINDS if head_kind.training is not None}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,6 +89,7 @@ class Answers:
     # how many training inputs of each task the target answers, to learn on these answers alone; empty: on the data
     answers: tuple[int, ...] = ()
     temperatures: tuple[float, ...] = (0.0,)  # each input is answered once at each of these; 0 is greedy
+    beams: int = 1  # with more than 1 the answers at temperature 0 are the best of a beam search of that width
     texts: int = 0  # how often the data's own examples count beside the answers, in an epoch
     prompt: int = 16  # tokens of a text that a decoder-only model, target or drafter, is given to continue
 
@@ -95,7 +98,10 @@ class Answers:
         for name in ("temperatures", "texts"):
             if not self.answers and getattr(self, name) != defaults[name]:
                 raise ValueError(f"{name} is {getattr(self, name)!r} and answers is missing: set both, or neither")
-        at_least(1, prompt=self.prompt)
+        at_least(1, prompt=self.prompt, beams=self.beams)
+        if self.beams > 1 and not (self.answers and 0.0 in self.temperatures):
+            got = f"beams is {self.beams}, answers {list(self.answers)} and temperatures {list(self.temperatures)}"
+            raise ValueError(f"{got}: expected answers, and a temperature of 0, which beam search takes the place of")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -147,6 +153,22 @@ class EarlyExit:
 
 
 @dataclasses.dataclass(frozen=True)
+class Masks:
+    """The way a draft model learns to fill in masks, for `drafters.parallel`; see `training.mask_filling`."""
+
+    token: int  # the id of the mask token
+    draft: int = 4  # draft tokens that a pass learns to make: the first without a mask, each other at one
+    decay: float = 0.8  # weight of each draft token over that before it
+    stride: int = 4  # masks follow every `stride`-th token of a text; the first one changes from batch to batch
+
+    def __post_init__(self):
+        at_least(0, token=self.token)
+        at_least(2, draft=self.draft)
+        at_least(1, stride=self.stride)
+        in_range(0, 1, decay=self.decay)
+
+
+@dataclasses.dataclass(frozen=True)
 class Recipe:
     """A model and how it is made. `model` is the configuration of its family."""
 
@@ -157,6 +179,7 @@ class Recipe:
     train: Train
     distil: Distil | None = None
     early_exit: EarlyExit | None = None
+    masks: Masks | None = None
 
     @property
     def has_sources(self) -> bool:
@@ -170,6 +193,10 @@ class Recipe:
         if self.distil is not None and self.distil.weight and self.train.dropout:
             dropped = f"train.dropout is {self.train.dropout}, which would drop what the teacher computes, too"
             raise RecipeError(f"{self.name}: {dropped}: expected 0 where a distribution is distilled")
+        if self.masks is not None:
+            in_range(0, self.model.vocab_size, below=True, **{"masks.token": self.masks.token})
+            if self.early_exit is not None:
+                raise RecipeError(f"{self.name}: got [masks] and [early_exit]: expected one of them")
         if self.early_exit is None:
             return
         if (layers := decoder_layers(self.model)) < 3:
@@ -194,6 +221,13 @@ class Learn(Answers):
     # whether DFlash 2's walk learns the target's most probable token alone, as `speculators` trains it; otherwise it
     # learns the target's distribution among the candidates
     hard: bool = False
+    # whether a batch teaches one of the heads alone, drawn at random, without `decay` (blockwise parallel decoding)
+    one_head: bool = False
+    # the target's learning rate, as a share of the heads': with more than 0 the target learns, too (Medusa 2, blockwise
+    # fine-tuning), and what comes out is another target with its heads; 0 leaves it as it is
+    target_rate: float = 0.0
+    heads_first: float = 0.0  # share of the steps, at the beginning, in which the heads learn and the target does not
+    heads_weight: float = 0.2  # weight of the heads' loss beside the target's own; with `one_head` both count alike
     stride: int = 1  # drafts begin at every `stride`-th position; the first one changes from batch to batch
     chunk: int = 256  # positions of a batch, about, whose logits are in memory at once
     # those of `Answers`; samples unless the recipe says otherwise
@@ -203,8 +237,10 @@ class Learn(Answers):
         super().__post_init__()
         one_of(self.divergence, "divergence", DIVERGENCES)
         at_least(1, stride=self.stride, chunk=self.chunk)
-        at_least(0, own=self.own, regression=self.regression)
-        in_range(0, 1, decay=self.decay, kl=self.kl)
+        at_least(0, own=self.own, regression=self.regression, heads_weight=self.heads_weight)
+        in_range(0, 1, decay=self.decay, kl=self.kl, target_rate=self.target_rate, heads_first=self.heads_first)
+        if self.heads_first and not self.target_rate:
+            raise ValueError(f"heads_first is {self.heads_first} and target_rate is 0: set both, or neither")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -221,11 +257,23 @@ class HeadRecipe:
     source_language: str | None = None  # what a target that translates between many reads, such as eng_Latn
     target_language: str | None = None  # what it writes
 
+    @property
+    def training(self) -> Training:
+        """The training of drafters of this family."""
+        return TRAININGS[self.family]
+
     def __post_init__(self):
         for name in ("dropout", "stored"):
             if value := getattr(self.train, name):
                 changed = f"train.{name} is {value!r}, which would change what the target computes, too"
                 raise RecipeError(f"{self.name}: {changed}: leave it out where a drafter on hidden states learns")
+        if self.training.separate_heads:
+            return
+        for name in ("one_head", "target_rate"):
+            if value := getattr(self.learn, name):
+                family = f"family is {self.family!r} and learn.{name} is {value}"
+                expected = "expected the family 'heads', which has a head for each draft token"
+                raise RecipeError(f"{self.name}: {family}: {expected}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -300,7 +348,7 @@ def parse(table: dict[str, Any], where: str = "recipe") -> AnyRecipe:
     family, table = table.get("family"), dict(table)
     if family not in {**FORMS, **HEADS}:
         raise RecipeError(f"{where}: family is {family!r}: expected one of {sorted([*FORMS, *HEADS])}")
-    recipe, parts = Recipe, {"data": Data, "train": Train, "distil": Distil, "early_exit": EarlyExit}
+    recipe, parts = Recipe, {"data": Data, "train": Train, "distil": Distil, "early_exit": EarlyExit, "masks": Masks}
     if family in HEADS:
         recipe, parts = HeadRecipe, {"head": HEADS[family], "data": Data, "train": Train, "learn": Learn}
     elif family == "ngram":

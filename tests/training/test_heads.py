@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -22,7 +23,7 @@ from jaxspec.draft_heads.check import TOO_LOW, check_acceptance
 from jaxspec.draft_heads.save import config_json, save
 from jaxspec.nets import decoder
 from jaxspec.testing import word_tokenizer
-from jaxspec.training import data, divergences, head_loss, heads, recipes, run
+from jaxspec.training import data, divergences, head_loss, heads, losses, recipes, run
 from jaxspec.weights.hf_families import gemma
 from jaxspec.weights.orbax import CheckpointError
 from tests.marks import marked
@@ -183,6 +184,93 @@ def test_logits_and_their_gradients_are_made_in_parts(promotion):
         return step.lower(head.params, lesson).compile().memory_analysis().temp_size_in_bytes
 
     assert (temporaries(16) - temporaries(4)) / (12 * 32) < 4 * vocab
+
+
+def test_a_batch_teaches_one_head_that_it_draws(target, folder, promotion):
+    """The loss and the gradient of the drawn head are those that it has in the loss of all heads; others have none."""
+    recipe = recipe_of("medusa")
+    head = heads.start(recipe, target, np.ones(V, int))
+    rows = data.examples(recipe.data, False, folder, target.tokenizer)["text"]
+    batch = data.collate(rows[:8], data.Bucket(0, 20, 8))
+    lesson = head_loss.Lesson(batch, target.params)
+
+    @jax.jit
+    def learnt(lesson):
+        def gradient_of(**change):
+            task = head.task._replace(learn=dataclasses.replace(recipe.learn, **change))
+            loss = head_loss.head_loss(task, divergences.DIVERGENCES["kl"])
+            return jax.grad(lambda params: loss(params, lesson)[0])(head.params)
+
+        return gradient_of(one_head=True), gradient_of(decay=1.0), head_loss.drawn_head(lesson.batch, 3)
+
+    alone, together, drawn = learnt(lesson)
+    for index in range(3):
+        expected = together[f"heads_{index}"]
+        if index != drawn:
+            expected = jax.tree.map(jnp.zeros_like, expected)
+        jax.tree.map(
+            lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-5), alone[f"heads_{index}"], expected
+        )
+    assert np.abs(alone[f"heads_{drawn}"]["head"]["weight"]).max() > 0.1
+    batches = (batch._replace(target=batch.target + number) for number in range(60))
+    drawn_heads = [int(head_loss.drawn_head(other, 3)) for other in batches]
+    assert min(np.bincount(drawn_heads, minlength=3)) > 8
+    with pytest.raises(recipes.RecipeError, match=r"family is .eagle. and learn\.one_head is True: expected"):
+        recipes.parse(TABLE | {"family": "eagle", "head": LAYER, "learn": {"one_head": True}})
+
+
+@pytest.mark.slow
+def test_a_target_that_learns_has_its_own_loss_and_that_of_its_heads(target, folder, promotion):
+    """Without weight of the heads its gradient is that of ordinary training; with it, heads' errors reach it."""
+    recipe = recipe_of("medusa")
+    learn = dataclasses.replace(recipe.learn, target_rate=0.5)
+    head = heads.start(dataclasses.replace(recipe, learn=learn), target, np.ones(V, int))
+    rows = data.examples(recipe.data, False, folder, target.tokenizer)["text"]
+    batch = data.collate(rows[:7], data.Bucket(0, 20, 8))
+    lesson = head_loss.Lesson(batch, {})
+
+    @jax.jit
+    def gradients(params):
+        def gradient_of(weight):
+            task = head.task._replace(learn=dataclasses.replace(learn, heads_weight=weight))
+            loss = head_loss.combined_loss(task, divergences.DIVERGENCES["kl"])
+            return jax.grad(lambda params: loss(params, lesson)[0])(params)
+
+        def ordinary(params):
+            total, count = losses.cross_entropy(SHAPE)(params, batch)
+            return total / count
+
+        return gradient_of(0.0), gradient_of(0.5), jax.grad(ordinary)(params[head_loss.TARGET])
+
+    alone, together, expected = gradients(head.params)
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-3, atol=1e-5), alone[head_loss.TARGET], expected)
+    assert not np.abs(alone["heads_0"]["head"]["weight"]).any()
+    assert np.abs(together["heads_0"]["head"]["weight"]).max() > 1e-3
+    reached = jax.tree.map(lambda x, y: np.abs(x - y).max(), together[head_loss.TARGET], alone[head_loss.TARGET])
+    assert max(jax.tree.leaves(reached)) > 1e-3
+    with pytest.raises(recipes.RecipeError, match=r"heads_first is 0\.5 and target_rate is 0: set both"):
+        recipes.parse(TABLE | {"family": "heads", "head": KINDS["medusa"][1], "learn": {"heads_first": 0.5}})
+
+
+@pytest.mark.slow
+def test_a_target_that_has_learnt_is_written_with_its_heads(target, folder, load_target, promotion):
+    """It is as it was while the heads learn alone. What is loaded drafts for the new target, exactly."""
+    table = TABLE | {"family": "heads", "head": KINDS["medusa"][1]}
+    table["train"] = TABLE["train"] | dict(steps=4, warmup=1, decay=0.0)
+    table["learn"] = dict(target_rate=0.25, heads_first=0.5, one_head=True, kl=1.0)
+    recipe = recipes.parse(table)
+    short = dataclasses.replace(recipe, train=dataclasses.replace(recipe.train, steps=2, decay=0.0))
+    short = dataclasses.replace(short, learn=dataclasses.replace(recipe.learn, heads_first=1.0))
+    before, _ = run.train(short, folder, folder / "short", lambda line: None, progress=False)
+    jax.tree.map(np.testing.assert_array_equal, before.params[head_loss.TARGET], target.params)
+    line = run.checkpoint(recipe, folder, folder / "out", folder / "run")
+    assert re.search(r"The target's own loss there: \d\.\d+ nats per token before, \d\.\d+ now$", line)
+    trained = jaxspec.load(folder / "out" / "target")
+    changed = jax.tree.map(lambda x, y: np.abs(x - y).max(), trained.params, target.params)
+    assert min(jax.tree.leaves(changed)) > 0
+    drafter = jaxspec.load_drafter(folder / "out" / "heads", target=trained)
+    fast = jaxspec.generate(trained, [[2, 5, 3], [7, 4]], drafter=drafter, max_new_tokens=12)
+    assert (fast.tokens == jaxspec.generate(trained, [[2, 5, 3], [7, 4]], max_new_tokens=12).tokens).all()
 
 
 def test_an_adapter_of_its_authors_does_not_say_where_it_belongs(target, tmp_path):

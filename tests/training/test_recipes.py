@@ -84,6 +84,9 @@ def test_a_whole_number_will_do_for_a_float():
             TABLE | {"distil": dict(teacher="x", temperatures=[1.0])},
             r"temperatures is \(1.0,\) and answers is missing",
         ),
+        (TABLE | {"distil": dict(teacher="x", beams=4)}, r"beams is 4, answers \[\] .*: expected answers, and a temp"),
+        (TABLE | {"masks": dict(token=32)}, r"masks.token is 32: expected"),
+        (TABLE | {"masks": dict(token=1, draft=1)}, r"\[masks\] draft is 1: expected at least 2"),
         (HEAD | {"train": HEAD["train"] | {"dropout": 0.1}}, "train.dropout is 0.1, which would change"),
         (HEAD | {"train": HEAD["train"] | {"stored": "int4"}}, "train.stored is 'int4', which would change"),
         (

@@ -12,7 +12,7 @@ from tokenizers import processors
 import jaxspec
 from jaxspec.core import Model
 from jaxspec.nets import decoder, t5
-from jaxspec.testing import word_tokenizer
+from jaxspec.testing import table_model, word_tokenizer
 from jaxspec.training import data, distil, loop, losses, networks, optimizer, recipes
 from jaxspec.training.divergences import DIVERGENCES
 from jaxspec.training.recipes import Data, RecipeError, Train
@@ -140,6 +140,20 @@ def test_sampled_answers_are_the_same_in_every_run(tmp_path):
         for name, temperature in (("0", 0.0), ("1", 1.0), ("2", 1.0))
     )
     assert sampled[0] == sampled[1] != greedy
+
+
+@pytest.mark.slow
+def test_answers_of_a_beam_search_are_its_best_hypotheses(tmp_path):
+    teacher = table_model(jax.random.key(1), vocab=5)
+    sources = [data.Example(np.array(row, np.int32), np.zeros(0, np.int32)) for row in ([1, 2], [3, 1], [2, 2])]
+    path = tmp_path / "a.jsonl"
+    searched = distil.answers(teacher, sources, path, 6, progress=False, beams=3)
+    best = jaxspec.beam_search(teacher, [e.source.tolist() for e in sources], beams=3, max_new_tokens=6).tokens[:, 0]
+    assert [e.target.tolist() for e in searched] == best.tolist()
+    greedy = distil.answers(teacher, sources, tmp_path / "b.jsonl", 6, progress=False)
+    assert [e.target.tolist() for e in greedy] != best.tolist()
+    with pytest.raises(ValueError, match=r"'beams': 3.* expected .*: move it away"):
+        distil.answers(teacher, sources, path, 6, progress=False)
 
 
 def test_divergences_are_those_by_hand():
