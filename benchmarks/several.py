@@ -2,9 +2,9 @@
 
     python -m benchmarks.several debian-gpt-base debian-gpt-small
 
-Two cores, 2 minutes. Tables of n-grams are counted in texts that the target sampled for other prompts. "boosted" ones
-count what the drafters before them miss (`training.boosting`). All trees have the same number of nodes, so the target's
-pass costs the same. Half of the rows are generated at temperature 0, half at 1.
+About 4 minutes of processor time. Tables of n-grams are counted in texts that the target sampled for other prompts.
+"boosted" ones count what the drafters before them miss (`training.boosting`). All trees have the same number of nodes,
+so the target's pass costs the same. Half of the rows are generated at temperature 0, half at 1.
 """
 
 import argparse
