@@ -33,7 +33,7 @@ def watched(monkeypatch):
             return step(*args)
 
         monkeypatch.setattr(module, SEARCHES[name], counted)
-        make = {"prompt_lookup": (3, 1, None), "online_ngram": (4, 3, 1024), "retrieval": (8, 2, 32, None)}[name]
+        make = {"prompt_lookup": (3, 1, None, None), "online_ngram": (4, 3, 1024), "retrieval": (8, 2, 32, None)}[name]
         function = getattr(module, f"_{name}")
         functions = function.__wrapped__(*make)  # not the one that is cached, and compiled
         return BoundDrafter(functions, STORE if name == "retrieval" else None), calls

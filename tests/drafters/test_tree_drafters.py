@@ -22,6 +22,7 @@ from jaxspec.core import (
     Reading,
     Room,
     RoundEnd,
+    TreeSize,
     Verdict,
     Weights,
     token_rows,
@@ -432,7 +433,7 @@ def test_streamed_rounds_are_those_of_a_generation():
 @pytest.mark.slow
 def test_a_dynamic_tree_of_fewer_nodes_than_levels():
     drafter = drafters.dynamic_tree(BLEND, nodes=2, depth=4, width=2)
-    assert drafter.functions.tree == (2, 2)
+    assert drafter.functions.tree == TreeSize(2, 2)
     plain, out = (
         jaxspec.generate(TARGET, PROMPTS, drafter=drafts_with, max_new_tokens=8) for drafts_with in (None, drafter)
     )
