@@ -146,9 +146,10 @@ def load_of_size(size: str, dtype: str, row_tokens: int = 0) -> Load:
 
 def published_shapes() -> dict[str, Any]:
     """Returns the configurations of all published shapes, by their names."""
+    from jaxspec.analysis import lamda
     from jaxspec.weights.hf_families import FAMILIES
 
-    return {name: config for family in FAMILIES for name, config in family.sizes.items()}
+    return {name: config for family in FAMILIES for name, config in family.sizes.items()} | lamda.sizes()
 
 
 def shape_of(name: str) -> Any:

@@ -78,7 +78,7 @@ def place(name: str) -> tuple[str, int]:
     """Returns the group of an option, by the name of its value, and its place there.
 
     >>> place("draft"), place("gamma"), place("unknown")
-    (('Drafting', 0), ('Drafting', 2), ('Other', 0))
+    (('Drafting', 0), ('Drafting', 5), ('Other', 0))
     """
     groups = {title: names.split() for title, names in GROUPS.items()}
     return next(((title, names.index(name)) for title, names in groups.items() if name in names), ("Other", 0))
