@@ -34,6 +34,7 @@ from benchmarks import (
     rule_acceptance,
     rule_costs,
     synthetic,
+    t5x_decode,
 )
 from jaxspec import Model, nets
 from jaxspec.analysis import bench, environment, random_model
@@ -219,6 +220,36 @@ def test_options_are_those_of_bench():
     work, namespace = options.workload(parser, arguments, {"gamma": "7"})
     assert (work.draft, work.rows, work.full_length, work.minutes, work.csv) == ("a,b", 3, True, 2.5, Path("x.csv"))
     assert (work.gamma, work.mesh, namespace.own) == ("7", None, 1)
+
+
+T5X_LOOP = """import jax.numpy as jnp, types
+
+def temperature_sample(inputs, cache, tokens_to_logits, eos_id, *, temperature, topk, max_decode_steps):
+    token, tokens = inputs[:, :1], []
+    for step in range(max_decode_steps):
+        logits, cache = tokens_to_logits(types.SimpleNamespace(cur_token=token, cache=cache))
+        token = jnp.argmax(logits, axis=-1)[:, None]
+        tokens.append(token)
+    return jnp.concatenate(tokens, axis=1)[:, None], None
+"""
+
+
+@pytest.mark.slow
+def test_t5x_is_read_from_where_it_lies(loading, monkeypatch, tmp_path, capsys):
+    """With a loop of the same call in its place; T5X's own was run by hand."""
+    arguments = [*PAIR[2:], "--target", "debian-t5-large", "--count", "1", "--max-new-tokens", "5", "--repeats", "1"]
+    monkeypatch.setattr(sys, "argv", ["t5x_decode", str(tmp_path), *arguments])
+    with pytest.raises(SystemExit) as end:
+        t5x_decode.main()
+    assert end.value.code == 2 and "expected the path of a checkout of github.com/" in capsys.readouterr().err
+    (tmp_path / "t5x").mkdir()
+    (tmp_path / "t5x" / "decoding.py").write_text(T5X_LOOP)
+    monkeypatch.setitem(sys.modules, "t5x", None)  # what is imported from there does not stay
+    monkeypatch.delitem(sys.modules, "t5x.decoding", raising=False)
+    with pytest.raises(SystemExit) as end:
+        t5x_decode.main()
+    monkeypatch.delitem(sys.modules, "t5x.decoding")
+    assert not end.value.code and "same texts: yes" in capsys.readouterr().out
 
 
 PAGE = """How this page is made:
