@@ -55,7 +55,7 @@ TABLES: dict[str, dict[str, str]] = {  # what `jaxspec measure` is given before 
     "3": {"temperature": "0,1", "gamma": "3"},
     "5": {"temperature": "0,1", "gamma": "3", "rule": LENIENCES},
 }
-BESIDE = "bigram", "unigram"  # drafters that Tables 3 and 5 have beside those of one's own
+BESIDE = "bigram", "unigram", "uniform"  # drafters that Tables 3 and 5 have beside those of one's own
 
 
 TABLE_2 = tuple(  # the rows that `sizes` measures
@@ -195,7 +195,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     table, options = arguments[:1], arguments[1:]
     if table in (["1"], ["4"]) and not options:
         return show(*(paper_tables.table_1() if table == ["1"] else paper_tables.table_4()))
-    if table == ["2"] and (not options or options[0] == "--device"):
+    if table == ["2"] and (not options or any(option.split("=")[0] == "--device" for option in options)):
         return estimates(options)
     if table and table[0] in TABLES:
         return of_own_pair(table[0], options)

@@ -12,7 +12,8 @@ choices, a round (draft, check, accept), and a proof by enumeration that the tex
 imports JAX and NumPy and nothing else.
 
 Letters in shapes: B rows of a batch, T tokens of a pass, N nodes of a tree, V tokens of the
-vocabulary, E entries of a cache, L layers, H heads, D numbers of a head, W = H * D.
+vocabulary, E entries of a cache, L layers, H heads, D numbers of a head, W = H * D, P tokens of a
+prompt, F nodes of a tree that were read so far, K outcomes of a choice.
 """
 
 from __future__ import annotations
@@ -360,8 +361,8 @@ def certify(target: Params, drafter: Params, prompt, tree: Tree, new_tokens=2, t
     dice = Worlds(jnp.asarray(script), jnp.asarray(0), jnp.ones(len(script)))
     prompts = jnp.tile(jnp.asarray(prompt), (len(script), 1))
     lengths = jnp.full(len(script), len(prompt))
-    options = {"new_tokens": new_tokens, "tree": tree, "temperature": temperature}
-    state = generate(target, drafter, prompts, lengths, dice, **options)
+    state = generate(target, drafter, prompts, lengths, dice, new_tokens=new_tokens, tree=tree, temperature=temperature)
+    assert state.dice.count == len(sizes), "every world must make the same number of choices"
     places = [vocab**i for i in range(new_tokens)]
     texts = np.asarray(state.tokens)[:, len(prompt) : len(prompt) + new_tokens] @ places
     speculative = np.bincount(texts, state.dice.probability, minlength=vocab**new_tokens)
@@ -378,8 +379,7 @@ def certify(target: Params, drafter: Params, prompt, tree: Tree, new_tokens=2, t
 
 def main() -> None:
     """Prints the proof, and tokens a round, for chains and trees and better and worse drafters."""
-    target = init(jax.random.key(0), vocab=3)
-    stranger = init(jax.random.key(1), vocab=3)
+    target, stranger = init(jax.random.key(0), vocab=3), init(jax.random.key(1), vocab=3)
     trees = {"chain of 2": Tree([0, 1]), "two guesses": Tree([0, 0]), "tree of 3": Tree([0, 0, 1])}
     for name, tree in trees.items():
         print(f"{name}: off by {certify(target, stranger, [0, 2, 1], tree):.0e} with any drafter")
@@ -388,7 +388,7 @@ def main() -> None:
     prompts, lengths = jnp.ones((64, 4), jnp.int32), jnp.full(64, 4)
     shapes = {"chain of 4": Tree([0, 1, 2, 3]), "tree of 10": Tree([0, 0, 0, 1, 1, 2, 3, 4, 4, 7])}
     for share in (0.0, 0.1, 0.3):
-        drafter = jax.tree.map(lambda a, b: (1 - share) * a + share * b, target, stranger)  # noqa: B023
+        drafter = {name: (1 - share) * target[name] + share * stranger[name] for name in target}
         for name, tree in shapes.items():
             dice = Keys(jax.random.split(jax.random.key(4), len(prompts)))
             state = generate(target, drafter, prompts, lengths, dice, new_tokens=40, tree=tree)

@@ -264,6 +264,8 @@ class Inside(NamedTuple):
         keys_values: (cache, layer) -> the layer's cached keys and values [B, K, S, D] each, and their positions [B, S],
             -1 at slots that the row's next token does not read. Drafters that attend to their target's cache call
             it. A layer with a state in place of keys raises a ValueError. None: the network has no such keys.
+        has_slot_biases: whether attention has biases by the distance of two slots of the whole cache, so that a part of
+            the cache cannot stand for it.
     """
 
     width: int
@@ -273,6 +275,7 @@ class Inside(NamedTuple):
     layers: Layers | None = None
     encoder: Encoder | None = None
     keys_values: Callable[[Cache, int], tuple[Array, Array, Int[Array, "batch slot"]]] | None = None
+    has_slot_biases: bool = False
 
 
 class LanguageModel(NamedTuple):

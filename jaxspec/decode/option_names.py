@@ -246,7 +246,7 @@ OTHER_NAMES: Mapping[str, OtherName] = {
     "output_logits": OtherName(LOG_PROBS, neutral=(False,), in_lines=LOG_PROBS_OF_JOB),
     "output_attentions": OtherName("networks of jaxspec.nets give their logits", neutral=(False,)),
     "output_hidden_states": OtherName("networks of jaxspec.nets give their logits", neutral=(False,)),
-    "debug": OtherName("the trace of a result has every round; on the command line --trace", neutral=(False,)),
+    "debug": OtherName("give trace_numbers=True; on the command line --trace --numbers", neutral=(False,)),
     "return_token_ids": OtherName(TOKENS, neutral=(False,), in_lines="tokens is an option of the job (--tokens)"),
     "return_tokens_as_token_ids": OtherName(LOG_PROBS, neutral=(False,), in_lines=LOG_PROBS_OF_JOB),
     "return_token_offsets": OtherName(TOKENS, neutral=(False,)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from typing import Any
 
 import jax.numpy as jnp
@@ -37,7 +38,7 @@ def uniform() -> core.BoundDrafter:
 def _uniform() -> core.Drafter:
     def init(start: core.DraftStart) -> Float[Array, "B V"]:
         batch, _, vocab = start.prefilled.logits.shape
-        return jnp.full((batch, vocab), -jnp.log(vocab))
+        return jnp.full((batch, vocab), -math.log(vocab), jnp.float32)
 
     def propose(
         weights: core.Weights, caches: core.Caches, context: core.DraftContext

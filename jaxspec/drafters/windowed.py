@@ -83,7 +83,7 @@ def _complaint(target: core.Model) -> str | None:
         return "its cache is not that of jaxspec's decoders"
     if lm.select is None:
         return "it has layers with a state in place of keys"
-    if getattr(target.config, "positions", None) == "relative":
+    if lm.inside.has_slot_biases:
         return "its position biases go by the slots of the whole cache"
     return None
 

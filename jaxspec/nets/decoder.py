@@ -293,7 +293,9 @@ def language_model(config: DecoderConfig, taps: Sequence[int] = ()) -> LanguageM
 def _language_model(config: DecoderConfig, taps: tuple[int, ...]) -> LanguageModel:
     c, empty = config, functools.partial(empty_cache, config)
     lm = stack.decoder_only(DecoderNet(c, taps), init, c, empty, taps)
-    return lm._replace(limits=Limits(max_positions=c.max_positions, end_tokens=c.end_tokens))
+    assert lm.inside is not None
+    inside = lm.inside._replace(has_slot_biases=c.positions == "relative")
+    return lm._replace(limits=Limits(max_positions=c.max_positions, end_tokens=c.end_tokens), inside=inside)
 
 
 def init(config: DecoderConfig, key: Key[Array, ""]) -> Params:

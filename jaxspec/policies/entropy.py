@@ -24,9 +24,10 @@ def entropy(least: Any = 1, most: Any = 8, beta: Any = 0.5) -> BoundPolicy:
     token.
 
     Let H be that entropy over log V, and h = beta h + (1 - beta) H its smoothed value from round to round. A round
-    makes least + (1 - h) (most - least) draft tokens. This is the entropy-adaptive gamma ("EGAG") of the notes on
-    n-gram-assisted speculative decoding that this project began with. At temperature 0 the distribution is the
-    drafter's at temperature 1; a drafter without distributions makes `most` draft tokens.
+    makes least + (1 - h) (most - least) draft tokens. h begins at 0, so that first drafts are longer. This is the
+    entropy-adaptive gamma ("EGAG") of the notes on n-gram-assisted speculative decoding that this project began with.
+    At temperature 0 the distribution is the drafter's at temperature 1; a drafter without distributions makes `most`
+    draft tokens.
 
     Args:
         least, most: draft tokens, from 1; gamma is the most in any case.

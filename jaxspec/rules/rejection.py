@@ -118,7 +118,7 @@ def _tree_trials(
     def judge(
         residual: Residual, node: Int[Array, ""]
     ) -> tuple[Residual, tuple[Float[Array, " B"], Float[Array, " B"]]]:
-        child = jnp.full(rows, node)
+        child = jnp.full(rows, node, jnp.int32)
         p, q = residual_tree.trial_probs(nodes, residual, child)
         mass, residual = residual_tree.after_rejection(nodes, residual, child, ones, always)
         # The residual of a rejected child is without its token, which matters where it is never rejected.

@@ -19,6 +19,9 @@ HEADS = {head_kind.name: head_kind.sizes for head_kind in KINDS if head_kind.siz
 TRAININGS = {head_kind.name: head_kind.training for head_kind in KINDS if head_kind.training is not None}
 
 
+HEADS_WEIGHT = 0.2  # of their loss beside that of a target that learns, as in Medusa 2
+
+
 @dataclasses.dataclass(frozen=True)
 class Data:
     """The data to train on; files and folders are relative to the data folder."""
@@ -227,7 +230,9 @@ class Learn(Answers):
     # fine-tuning), and what comes out is another target with its heads; 0 leaves it as it is
     target_rate: float = 0.0
     heads_first: float = 0.0  # share of the steps, at the beginning, in which the heads learn and the target does not
-    heads_weight: float = 0.2  # weight of the heads' loss beside the target's own; with `one_head` both count alike
+    heads_weight: float = (
+        HEADS_WEIGHT  # weight of the heads' loss beside the target's own; with `one_head` both count alike
+    )
     stride: int = 1  # drafts begin at every `stride`-th position; the first one changes from batch to batch
     chunk: int = 256  # positions of a batch, about, whose logits are in memory at once
     # those of `Answers`; samples unless the recipe says otherwise
@@ -241,6 +246,9 @@ class Learn(Answers):
         in_range(0, 1, decay=self.decay, kl=self.kl, target_rate=self.target_rate, heads_first=self.heads_first)
         if self.heads_first and not self.target_rate:
             raise ValueError(f"heads_first is {self.heads_first} and target_rate is 0: set both, or neither")
+        if self.heads_weight != HEADS_WEIGHT and (self.one_head or not self.target_rate):
+            reason = "one_head is true, where both losses count alike" if self.one_head else "target_rate is 0"
+            raise ValueError(f"heads_weight is {self.heads_weight} and {reason}: leave it out")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -95,7 +95,7 @@ def test_presets_are_the_papers_tables(loading, monkeypatch, table, options):
         assert {x.gamma for x in settings} == {"plan"}
         return
     drafter = "prompt_lookup" if "--draft" in options else "debian-t5-draft"
-    assert {x.drafter_name for x in settings} == {drafter, "bigram", "unigram"}
+    assert {x.drafter_name for x in settings} == {drafter, "bigram", "unigram", "uniform"}
     assert {x.gamma for x in settings} == {3}
     if table == "5":
         names = {"rejection", "lenient(0.5)", "lenient(0.3)", "lenient(0.1)"}

@@ -250,6 +250,8 @@ def test_a_target_that_learns_has_its_own_loss_and_that_of_its_heads(target, fol
     assert max(jax.tree.leaves(reached)) > 1e-3
     with pytest.raises(recipes.RecipeError, match=r"heads_first is 0\.5 and target_rate is 0: set both"):
         recipes.parse(TABLE | {"family": "heads", "head": KINDS["medusa"][1], "learn": {"heads_first": 0.5}})
+    with pytest.raises(recipes.RecipeError, match=r"heads_weight is 0\.5 and target_rate is 0: leave it out"):
+        recipes.parse(TABLE | {"family": "heads", "head": KINDS["medusa"][1], "learn": {"heads_weight": 0.5}})
 
 
 @pytest.mark.slow
