@@ -12,7 +12,6 @@ Shapes: B rounds, G gamma, V vocabulary.
 
 from __future__ import annotations
 
-import functools
 import importlib
 import io
 from collections.abc import Callable, Mapping, Sequence
@@ -26,7 +25,7 @@ from numpy.typing import ArrayLike
 
 from jaxspec import optional_imports, rules
 from jaxspec.analysis import divergence, formulas
-from jaxspec.core import Distribution, Draft, Rule, noise
+from jaxspec.core import Distribution, Draft, Rule, noise, programs
 
 GREEN, BLUE, RED, PURPLE, ORANGE = "#009E73", "#0072B2", "#D55E00", "#8F5AA5", "#E69F00"
 LEVELS = (0.25, 0.5, 0.75, 1, 1.5, 2, 3, 4, 6, 8)  # speed-ups that have a line on the map
@@ -158,7 +157,7 @@ class CountedRounds:
         return np.sqrt(2 * self.p * (1 - self.p) / np.pi).sum() / np.sqrt(np.asarray(rounds, np.float64))
 
 
-@functools.partial(jax.jit, static_argnames=("rule", "gamma"))
+@programs.jit(static_argnames=("rule", "gamma"))
 def _played(
     rule: Rule, key: Key[Array, ""], gamma: int, log_p: Float[Array, " V"], log_q: Float[Array, " V"]
 ) -> tuple[Int[Array, " B"], Int[Array, " B"]]:

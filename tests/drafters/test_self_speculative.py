@@ -209,7 +209,10 @@ FIRST, ADAPTER = (DraftHead(kangaroo.head(kangaroo.ExitAdapterConfig(LLAMA, exit
         ),
         (lambda: drafters.skip_layers(target_of("gpt"), range(2), range(2)), "skip all 2 layers"),
         (lambda: drafters.skip_layers(target_of("gpt")), "skip nothing"),
-        (lambda: drafters.tree([early(), skipping()]), "do a part of the target's pass, each its own: expected one"),
+        (
+            lambda: drafters.tree([early(), skipping()], (2,)),
+            "do a part of the target's pass, each its own: expected one",
+        ),
         (lambda: drafters.skip_layers(target_of("gpt"), [2]), "skips layer 2: gpt has layers 0 to 1"),
         (lambda: drafters.skip_layers(target_of("gpt"), [], [1, 1]), "expected each layer once"),
         (lambda: drafters.skip_layers(target_of("gpt"), [1.7]), "a layer of attention is 1.7: expected an integer"),

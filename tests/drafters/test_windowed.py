@@ -95,7 +95,7 @@ def test_the_distribution_of_the_text_is_the_targets(name):
 
 GPT, T5 = tiny_gpt(), tiny_t5()
 TARGET = Model(decoder.language_model(GPT), None, config=GPT, name="gpt")
-RELATIVE = TARGET._replace(config=dataclasses.replace(GPT, positions="relative"))
+RELATIVE = TARGET._replace(lm=decoder.language_model(dataclasses.replace(GPT, positions="relative")))
 NO_TREES = TARGET._replace(lm=TARGET.lm._replace(select=None))
 
 
