@@ -26,6 +26,7 @@ import typer.main
 from typer.testing import CliRunner
 
 import jaxspec
+from jaxspec.analysis import roofline
 from jaxspec.cli.main import app
 from jaxspec.cli.main import command as command_of
 from jaxspec.nets import encoder_decoder, t5
@@ -323,7 +324,13 @@ def is_there(name: str) -> bool:
         return True  # an option; pages of commands are tested elsewhere
     if "." not in first:
         options = {*inspect.signature(jaxspec.generate).parameters, *SamplingOptions.__annotations__}
-        return first in options or first in {"copy_from", "sizes", *shipped(), *recipes.shipped()}
+        return first in options or first in {
+            "copy_from",
+            "sizes",
+            *shipped(),
+            *recipes.shipped(),
+            *roofline.published_shapes(),
+        }
     roots = (jaxspec, jaxspec.analysis)
     return any(resolves(root, first.removeprefix("jaxspec.").split(".")) for root in roots)
 
