@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from jaxspec.core import Distribution, Draft, Params, Prompt, Verdict, tree
 
@@ -49,6 +49,26 @@ def log_probs(distribution: Distribution) -> Float[Array, "B V"]:
     if distribution.log_probs is not None and distribution.greedy is not None:
         logits = jnp.where(distribution.greedy[:, None], logits, distribution.log_probs[:, 0])
     return jax.nn.log_softmax(logits, axis=-1)
+
+
+def sureness(distribution: Distribution) -> Float[Array, " B"]:
+    """Returns the drafter's own estimate that its token is accepted, or else the probability of its likeliest token.
+
+    >>> sureness(Distribution(jnp.log(jnp.array([[[0.75, 0.25]]])))).tolist()
+    [0.75]
+    """
+    if distribution.estimate is not None:
+        return distribution.estimate
+    return jnp.exp(jnp.max(log_probs(distribution), axis=-1))
+
+
+def is_sure(confidences: Float[Array, "B G"], index: int | Int[Array, ""], threshold: PerRow) -> Bool[Array, " B"]:
+    """Says of which rows the draft token at an index has at least the threshold; none does where it is NaN.
+
+    >>> is_sure(jnp.array([[0.9, 0.2], [0.9, 0.6]]), 1, jnp.array([0.5, 0.5])).tolist()
+    [False, True]
+    """
+    return jax.lax.dynamic_index_in_dim(confidences, index, axis=1, keepdims=False) >= threshold
 
 
 def draft_depth(draft: Draft) -> Int[Array, " B"]:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxspec.core import BoundPolicy, Distribution, Params, Policy
-from jaxspec.policies.common import checked, log_probs, no_update, stateless_init
+from jaxspec.core import BoundPolicy, Params, Policy
+from jaxspec.policies.common import checked, is_sure, no_update, stateless_init, sureness
 
 
 def confidence(threshold: Any = 0.4) -> BoundPolicy:
@@ -47,14 +46,9 @@ def _confidence() -> Policy:
     def max_draft(params: Params, state: Params, gamma: int, remaining: Int[Array, " B"]) -> Int[Array, " B"]:
         return jnp.full(jnp.shape(params), gamma, jnp.int32)
 
-    def confidence(distribution: Distribution) -> Float[Array, " B"]:
-        if distribution.estimate is not None:
-            return distribution.estimate
-        return jnp.exp(jnp.max(log_probs(distribution), axis=-1))
-
     def should_continue(
         params: Float[Array, " B"], state: Params, index: int | Int[Array, ""], confidences: Float[Array, "B G"]
     ) -> Bool[Array, " B"]:
-        return jax.lax.dynamic_index_in_dim(confidences, index, axis=1, keepdims=False) >= params
+        return is_sure(confidences, index, params)
 
-    return Policy(stateless_init, max_draft, no_update, confidence, should_continue)
+    return Policy(stateless_init, max_draft, no_update, sureness, should_continue)

@@ -5,12 +5,11 @@ from __future__ import annotations
 import functools
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxspec.core import BoundPolicy, Distribution, Draft, Policy, Prompt, Verdict
-from jaxspec.policies.common import Counts, PerRow, checked, draft_depth, log_probs
+from jaxspec.core import BoundPolicy, Draft, Policy, Prompt, Verdict
+from jaxspec.policies.common import Counts, PerRow, checked, draft_depth, is_sure, sureness
 
 
 class ExitParams(NamedTuple):
@@ -61,19 +60,14 @@ def _draft_exiting() -> Policy:
     def max_draft(params: ExitParams, state: PerRow, gamma: int, remaining: Int[Array, " B"]) -> Counts:
         return jnp.full(state.shape, gamma, jnp.int32)
 
-    def confidence(distribution: Distribution) -> Float[Array, " B"]:
-        if distribution.estimate is not None:
-            return distribution.estimate
-        return jnp.exp(jnp.max(log_probs(distribution), axis=-1))
-
     def should_continue(
         params: ExitParams, state: PerRow, index: int | Int[Array, ""], confidences: Float[Array, "B G"]
     ) -> Bool[Array, " B"]:
-        return jax.lax.dynamic_index_in_dim(confidences, index, axis=1, keepdims=False) >= state
+        return is_sure(confidences, index, state)
 
     def update(params: ExitParams, state: PerRow, draft: Draft, verdict: Verdict, num_committed: Counts) -> PerRow:
         drafted = draft_depth(draft).astype(jnp.float32)
         accepted = verdict.num_accepted.astype(jnp.float32)
         return jnp.clip(state + params.step * (params.goal * drafted - accepted), 0.0, 1.0)
 
-    return Policy(init, max_draft, update, confidence, should_continue)
+    return Policy(init, max_draft, update, sureness, should_continue)
