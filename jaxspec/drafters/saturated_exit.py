@@ -15,9 +15,7 @@ from jaxtyping import Array, Bool, Float, Int
 from jaxspec import core
 from jaxspec.core import branches, token_rows
 from jaxspec.core.checks import integer
-from jaxspec.drafters.common import check_model
-from jaxspec.drafters.hidden_states import inside_of
-from jaxspec.drafters.self_speculative import Nodes, SelfDraft, SelfDraftParams, layers_of, split_layers
+from jaxspec.drafters.self_speculative import Nodes, SelfDraft, SelfDraftParams, head_of, layers_of, split_layers
 from jaxspec.drafters.stepwise import NodeLogits, chain
 
 
@@ -77,13 +75,8 @@ def saturated_exit(
             f"{name} has layers with a state in place of keys, which cannot read a draft twice: expected a target "
             "whose layers all have attention"
         )
-    trimmed = None
-    if head is not None:
-        check_model(head, "head")
-        sizes = inside_of(target).width, target.lm.vocab_size
-        trimmed = inside_of(head, "the drafter", sizes, "expected jaxspec.trim_vocabulary(target)").head
     params = SelfDraftParams(None if head is None else head.params)
-    functions = _saturated_exit(target.lm, first_exit, last_exit, trimmed)
+    functions = _saturated_exit(target.lm, first_exit, last_exit, head_of(target, head))
     return core.BoundDrafter(functions, params, target=target, name=f"saturated_exit({first_exit} to {last_exit})")
 
 

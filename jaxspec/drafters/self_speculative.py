@@ -203,16 +203,26 @@ def make_drafter(
 
     An adapter takes the final norm's place; the parts are then the first layers.
     """
-    lm, trimmed = target.lm, None
-    if head is not None:
-        check_model(head, "head")
-        sizes = inside_of(target).width, lm.vocab_size
-        trimmed = inside_of(head, "the drafter", sizes, "expected jaxspec.trim_vocabulary(target)").head
+    lm, trimmed = target.lm, head_of(target, head)
     if adapter is not None:
         check_target(adapter.network.requirements, target, "an adapter")
     functions = _self_speculative(lm, parts, trimmed, None if adapter is None else adapter.network)
     params = SelfDraftParams(None if head is None else head.params, None if adapter is None else adapter.params)
     return core.BoundDrafter(functions, params, target=target, name=name)
+
+
+def head_of(target: core.Model, head: core.Model | None) -> core.Head | None:
+    """Returns the function of the head that drafts in the place of the target's; None: the target's own drafts.
+
+    Raises:
+        TypeError: the head is no model.
+        ValueError: it reads features of another width, or writes another vocabulary.
+    """
+    if head is None:
+        return None
+    check_model(head, "head")
+    sizes = inside_of(target).width, target.lm.vocab_size
+    return inside_of(head, "the drafter", sizes, "expected jaxspec.trim_vocabulary(target)").head
 
 
 def split_layers(parts: core.Parts, count: int) -> LayerSplit:
