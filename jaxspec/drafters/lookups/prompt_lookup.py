@@ -52,6 +52,7 @@ def prompt_lookup(
         copy_from: where nothing is written yet, and so nothing matches, propose the prompt's tokens from this one on
             (from 0; a task's name may stand in front of the text that is edited). For encoder-decoders that edit their
             input: the first draft of shallow aggressive decoding (Sun et al., arXiv 2106.04970) is the input itself.
+            With a decoder-only target it does nothing: the row begins with the prompt.
 
     Raises:
         ValueError: not 1 <= shortest <= longest; no candidates, or of no tokens; a negative copy_from, or one beside
