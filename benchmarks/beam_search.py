@@ -1,14 +1,17 @@
-"""Beam search on held-out prompts: passes saved and speed with a drafter, and hypotheses beside transformers'.
+"""Beam search on held-out prompts: passes saved and speed with a drafter, and hypotheses beside
+transformers'.
 
-    python -m benchmarks.beam_search --target debian-t5-base --draft debian-t5-small --task translation
-    python -m benchmarks.beam_search --target debian-gpt-base --task text --width 24 --transformers
+    python -m benchmarks.beam_search --target debian-t5-base --draft debian-t5-small --task
+    translation python -m benchmarks.beam_search --target debian-gpt-base --task text --width 24
+    --transformers
 
 Two cores, some minutes; --count sets how many prompts.
 
-For each number of beams: steps a pass, whether every hypothesis and its order are those of the search without a
-drafter, and seconds of both, measured interleaved, as medians with their spread. With --transformers, which needs
-PyTorch, instead: how many prompts have other hypotheses than transformers has for the same weights, for three length
-penalties, and by how much scores differ at most.
+For each number of beams: steps a pass, whether every hypothesis and its order are those of the
+search without a drafter, and seconds of both, measured interleaved, as medians with their spread.
+With --transformers, which needs PyTorch, instead: how many prompts have other hypotheses than
+transformers has for the same weights, for three length penalties, and by how much scores differ at
+most.
 """
 
 import argparse
@@ -28,7 +31,9 @@ from jaxspec.weights import huggingface
 
 
 def arguments():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--target", default="debian-t5-base")
     parser.add_argument("--draft", default="debian-t5-small")
     parser.add_argument("--task", default="translation", help="of the held-out prompts")
@@ -39,7 +44,9 @@ def arguments():
     parser.add_argument("--new", type=int, default=48)
     parser.add_argument("--gamma", type=int, default=3)
     parser.add_argument("--draft-beams", type=int, default=None)
-    parser.add_argument("--widen", type=int, default=0, help="the target's MLPs to this: the same text at more cost")
+    parser.add_argument(
+        "--widen", type=int, default=0, help="the target's MLPs to this: the same text at more cost"
+    )
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--transformers", action="store_true")
     return parser.parse_args()
@@ -47,10 +54,15 @@ def arguments():
 
 def prompts_of(target, task, count, width):
     path = resources.files("jaxspec") / "data" / "heldout" / f"{task}.jsonl"
-    texts = [json.loads(line)["input"] for line in path.read_text(encoding="utf-8").splitlines()[:count]]
+    texts = [
+        json.loads(line)["input"] for line in path.read_text(encoding="utf-8").splitlines()[:count]
+    ]
     frame, keeps_end = frame_of(target.tokenizer), target.lm.limits.start_token is None
     rows = target.tokenizer(texts)["input_ids"]
-    return [frame.cut(row, width, keeps_end=keeps_end) if width and len(row) > width else row for row in rows]
+    return [
+        frame.cut(row, width, keeps_end=keeps_end) if width and len(row) > width else row
+        for row in rows
+    ]
 
 
 def in_batches(rows, size):
@@ -85,13 +97,17 @@ def compare_with_a_drafter(target, draft, batches, options):
             seconds[1].append(b)
             ratio.append(a / b)
         alike = sum(sum(same(x, y)) for x, y in zip(plain, quick, strict=True))
-        steps, passes = sum(int((x.steps - 1).sum()) for x in quick), sum(int(x.passes.sum()) for x in quick)
+        steps, passes = (
+            sum(int((x.steps - 1).sum()) for x in quick),
+            sum(int(x.passes.sum()) for x in quick),
+        )
         off = max(np.abs(x.scores - y.scores).max() for x, y in zip(plain, quick, strict=True))
         times = " ".join(f"{np.median(x):.2f} s ({min(x):.2f} to {max(x):.2f})" for x in seconds)
         print(
-            f"beams {beams}: {steps} steps in {passes} passes, {steps / passes:.2f} each; the same {alike} of "
-            f"{sum(len(f.steps) for f in plain)}, scores within {off:.1e}; plain and with a drafter {times}, "
-            f"{np.median(ratio):.2f}x ({min(ratio):.2f} to {max(ratio):.2f})",
+            f"beams {beams}: {steps} steps in {passes} passes, {steps / passes:.2f} each; the "
+            f"same {alike} of {sum(len(f.steps) for f in plain)}, scores within {off:.1e}; plain "
+            f"and with a drafter {times}, {np.median(ratio):.2f}x ({min(ratio):.2f} to "
+            f"{max(ratio):.2f})",
             flush=True,
         )
 
@@ -116,7 +132,12 @@ def compare_with_transformers(target, rows, options):
             for start in range(0, len(rows), 20):
                 part = rows[start : start + 20]
                 ours = jaxspec.beam_search(
-                    target, part, beams=beams, max_new_tokens=options.new, length_penalty=penalty, eos_ids=[end]
+                    target,
+                    part,
+                    beams=beams,
+                    max_new_tokens=options.new,
+                    length_penalty=penalty,
+                    eos_ids=[end],
                 )
                 prompt = token_rows.pad(part, max(map(len, part)))
                 mask = np.arange(prompt.tokens.shape[1])[None] < np.asarray(prompt.length)[:, None]
@@ -129,14 +150,19 @@ def compare_with_transformers(target, rows, options):
                     )  # fmt: skip
                 start = 1 if encoder else prompt.tokens.shape[1]
                 sequences = theirs.sequences[:, start:].reshape(len(part), beams, -1).tolist()
-                sequences = [[x[: x.index(end) + 1] if end in x else x for x in row] for row in sequences]
+                sequences = [
+                    [x[: x.index(end) + 1] if end in x else x for x in row] for row in sequences
+                ]
                 for row in range(len(part)):
                     hypotheses = [r["tokens"] for r in ours.records() if r["row"] == row]
-                    wrong += hypotheses != [x[: len(y)] for x, y in zip(sequences[row], hypotheses, strict=True)]
+                    wrong += hypotheses != [
+                        x[: len(y)] for x, y in zip(sequences[row], hypotheses, strict=True)
+                    ]
                 off = max(off, np.abs(ours.scores.ravel() - theirs.sequences_scores.numpy()).max())
                 count += len(part)
             print(
-                f"beams {beams}, penalty {penalty}: {wrong} of {count} prompts differ, scores within {off:.1e}",
+                f"beams {beams}, penalty {penalty}: {wrong} of {count} prompts differ, scores "
+                f"within {off:.1e}",
                 flush=True,
             )
 
@@ -147,12 +173,18 @@ def main():
     rows = prompts_of(target, options.task, options.count, options.width)
     if options.widen:
         target = synthetic.widen(target, options.widen)
-    print(f"{options.target}, {len(rows)} prompts, {options.new} tokens at most, batch {options.batch}", flush=True)
+    print(
+        f"{options.target}, {len(rows)} prompts, {options.new} tokens at most, batch "
+        f"{options.batch}",
+        flush=True,
+    )
     print(f"jax {jax.__version__} on {jax.devices()[0].device_kind}", flush=True)
     if options.transformers:
         compare_with_transformers(target, rows, options)
     else:
-        compare_with_a_drafter(target, jaxspec.load(options.draft), in_batches(rows, options.batch), options)
+        compare_with_a_drafter(
+            target, jaxspec.load(options.draft), in_batches(rows, options.batch), options
+        )
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
-"""The chance that one of K draft tokens for a position can be accepted at all, and that each rule accepts one.
+"""The chance that one of K draft tokens for a position can be accepted at all, and that each rule
+accepts one.
 
-Functions of one pair of distributions over V tokens, in float64: p is the target's and q the drafter's. `draw` is how
-the K draft tokens are chosen from q, by the names of `drafters.tree`:
+Functions of one pair of distributions over V tokens, in float64: p is the target's and q the
+drafter's. `draw` is how the K draft tokens are chosen from q, by the names of `drafters.tree`:
 
     replacement            independently of each other
     without_replacement    one after the other, each from what the earlier ones have left
@@ -29,13 +30,17 @@ STEP, FIRST, LAST = 0.25, -24.0, 40.0  # of the logarithm of time, see `_arrival
 Probabilities = Float[np.ndarray, " V"]
 
 
-def best_acceptance(p: ArrayLike, q: ArrayLike, count: int, draw: DrawName = "replacement") -> float:
-    """The probability that a token drawn from p is among K tokens drafted from q, when the two are coupled at best.
+def best_acceptance(
+    p: ArrayLike, q: ArrayLike, count: int, draw: DrawName = "replacement"
+) -> float:
+    """The probability that a token drawn from p is among K tokens drafted from q, when the two are
+    coupled at best.
 
-    No rule whose output has the distribution p can accept one of the draft tokens more often. By duality of optimal
-    transport it is 1 + min over sets of tokens H of P(H) - Q(all K draft tokens are in H). For independent draws, and
-    draws without replacement, the best H is a beginning of the tokens in order of p / q. For fixed tokens it is what p
-    has of them, and with one drawn from the rest p(fixed) + sum over the others of min(p, q / q(others)).
+    No rule whose output has the distribution p can accept one of the draft tokens more often. By
+    duality of optimal transport it is 1 + min over sets of tokens H of P(H) - Q(all K draft tokens
+    are in H). For independent draws, and draws without replacement, the best H is a beginning of
+    the tokens in order of p / q. For fixed tokens it is what p has of them, and with one drawn from
+    the rest p(fixed) + sum over the others of min(p, q / q(others)).
 
     Args:
         p, q: distributions of target and drafter [V].
@@ -43,13 +48,19 @@ def best_acceptance(p: ArrayLike, q: ArrayLike, count: int, draw: DrawName = "re
         draw: its name, as the top of this file says.
 
     Raises:
-        ValueError: p or q is no distribution, their vocabularies differ, K is not in 1 .. V, or an unknown draw.
+        ValueError: p or q is no distribution, their vocabularies differ, K is not in 1 .. V, or an
+            unknown draw.
 
     Example:
         >>> p, q = [0.5, 0.3, 0.2], [0.1, 0.2, 0.7]
-        >>> [round(best_acceptance(p, q, k), 3) for k in (1, 2, 3)]  # for one it is sum_x min(p(x), q(x))
+        >>> [
+        ...     round(best_acceptance(p, q, k), 3) for k in (1, 2, 3)
+        ... ]  # for one it is sum_x min(p(x), q(x))
         [0.5, 0.69, 0.771]
-        >>> [round(best_acceptance(p, q, 2, draw), 3) for draw in ("without_replacement", "top", "mixed")]
+        >>> [
+        ...     round(best_acceptance(p, q, 2, draw), 3)
+        ...     for draw in ("without_replacement", "top", "mixed")
+        ... ]
         [0.858, 0.5, 0.833]
 
     Reference: Hu et al., arXiv 2502.18779; Sun et al., SpecTr, arXiv 2310.15141.
@@ -65,12 +76,15 @@ def best_acceptance(p: ArrayLike, q: ArrayLike, count: int, draw: DrawName = "re
     return float(np.clip(1 + (inside - all_inside).min(), 0.0, 1.0))
 
 
-def rule_acceptance(rule: str, p: ArrayLike, q: ArrayLike, count: int, draw: DrawName = "replacement") -> float:
-    """The probability that a rule accepts one of K draft tokens for a position, of a tree of one level.
+def rule_acceptance(
+    rule: str, p: ArrayLike, q: ArrayLike, count: int, draw: DrawName = "replacement"
+) -> float:
+    """The probability that a rule accepts one of K draft tokens for a position, of a tree of one
+    level.
 
     Args:
-        rule: "rejection" ("traversal" is the same on one level), "k_seq", or "coupled" (and "exact_match"), which
-            accepts what plain sampling draws.
+        rule: "rejection" ("traversal" is the same on one level), "k_seq", or "coupled" (and
+            "exact_match"), which accepts what plain sampling draws.
 
     Example:
         >>> p, q = [0.5, 0.3, 0.2], [0.1, 0.2, 0.7]
@@ -86,7 +100,9 @@ def rule_acceptance(rule: str, p: ArrayLike, q: ArrayLike, count: int, draw: Dra
 
 
 def _of_rejection(p: Probabilities, q: Probabilities, count: int, draw: DrawName) -> float:
-    """1 - prod_i (1 - min(1, p_i(x_i) / q_i(x_i))), p_1 = p, p_{i+1} = norm(max(0, p_i - q_i)), over all drafts."""
+    """1 - prod_i (1 - min(1, p_i(x_i) / q_i(x_i))), p_1 = p, p_{i+1} = norm(max(0, p_i - q_i)),
+    over all drafts.
+    """
     if draw == "replacement":
         return float(beta_of_candidates(p, q, count)[-1])
     accepted = 0.0
@@ -102,7 +118,9 @@ def _of_rejection(p: Probabilities, q: Probabilities, count: int, draw: DrawName
 
 
 def _of_k_seq(p: Probabilities, q: Probabilities, count: int, draw: DrawName) -> float:
-    """1 - (1 - b)^K at the smallest r of which that is r b; of siblings that are no independent draws the first."""
+    """1 - (1 - b)^K at the smallest r of which that is r b; of siblings that are no independent
+    draws the first.
+    """
     if draw in ("top", "mixed"):
         first = next(_drafts(q, count, draw)).distributions[0]
         return float(np.minimum(p, first).sum()) if draw == "mixed" else float(p[first.argmax()])
@@ -119,7 +137,9 @@ def _of_coupled(p: Probabilities, q: Probabilities, count: int, draw: DrawName) 
     """sum_x p(x) P(x is drafted)."""
     if draw == "replacement":
         return float((p * (1 - (1 - q) ** count)).sum())
-    return sum(drafted.probability * p[list(drafted.tokens)].sum() for drafted in _drafts(q, count, draw))
+    return sum(
+        drafted.probability * p[list(drafted.tokens)].sum() for drafted in _drafts(q, count, draw)
+    )
 
 
 ACCEPTANCE: dict[str, Callable[[Probabilities, Probabilities, int, DrawName], float]] = {
@@ -132,7 +152,9 @@ ACCEPTANCE: dict[str, Callable[[Probabilities, Probabilities, int, DrawName], fl
 
 
 class _Drafted(NamedTuple):
-    """K draft tokens in the order in which they are judged, what each was drawn from, and how probable they are."""
+    """K draft tokens in the order in which they are judged, what each was drawn from, and how
+    probable they are.
+    """
 
     tokens: tuple[int, ...]
     distributions: tuple[Probabilities, ...]
@@ -147,13 +169,15 @@ def _drafts(q: Probabilities, count: int, draw: DrawName) -> Iterator[_Drafted]:
         count = min(count, len(support))
         if math.perm(len(support), count) > MOST:
             raise ValueError(
-                f"{count} draws without replacement from {len(support)} tokens are too many to enumerate: expected at "
-                f"most {MOST} drafts"
+                f"{count} draws without replacement from {len(support)} tokens are too many to "
+                f"enumerate: expected at most {MOST} drafts"
             )
         for tokens in itertools.permutations(support.tolist(), count):
             distributions = [_without(q, tokens[:i]) for i in range(count)]
             yield _Drafted(
-                tokens, tuple(distributions), math.prod(float(x[t]) for x, t in zip(distributions, tokens, strict=True))
+                tokens,
+                tuple(distributions),
+                math.prod(float(x[t]) for x, t in zip(distributions, tokens, strict=True)),
             )
         return
     fixed = tuple(np.argsort(-q, kind="stable")[: count if draw == "top" else count - 1].tolist())
@@ -182,11 +206,13 @@ def _of_fixed_and_one(q: Probabilities, count: int, draw: DrawName) -> Probabili
 
 
 def _all_inside(q: Probabilities, count: int) -> Float[np.ndarray, " V+1"]:
-    """The probability that `count` draws without replacement are all among the first 0, 1, ..., V tokens.
+    """The probability that `count` draws without replacement are all among the first 0, 1, ..., V
+    tokens.
 
-    Draws without replacement are the order in which independent exponential clocks of rates q ring. The other tokens'
-    clocks ring first after a time t, of rate r. At least `count` of the first tokens must have rung before. That is an
-    integral over t. Its integrand falls off on both sides in log t, so the trapezoidal rule converges exponentially.
+    Draws without replacement are the order in which independent exponential clocks of rates q ring.
+    The other tokens' clocks ring first after a time t, of rate r. At least `count` of the first
+    tokens must have rung before. That is an integral over t. Its integrand falls off on both sides
+    in log t, so the trapezoidal rule converges exponentially.
     """
     log_time = np.arange(FIRST, LAST, STEP)
     time = np.exp(log_time)
@@ -199,17 +225,27 @@ def _all_inside(q: Probabilities, count: int) -> Float[np.ndarray, " V+1"]:
         rung -= moved
         rung[1:] += moved[:-1]
         rung[-1] += moved[-1]
-        chances.append(1.0 if rest <= 0 else float((rung[-1] * rest * time * np.exp(-rest * time)).sum() * STEP))
+        chances.append(
+            1.0
+            if rest <= 0
+            else float((rung[-1] * rest * time * np.exp(-rest * time)).sum() * STEP)
+        )
     return np.minimum(np.array(chances), 1.0)
 
 
-def _checked(p: ArrayLike, q: ArrayLike, count: int, draw: str) -> tuple[Probabilities, Probabilities]:
+def _checked(
+    p: ArrayLike, q: ArrayLike, count: int, draw: str
+) -> tuple[Probabilities, Probabilities]:
     """Both as float64, normalised."""
     residual(p, q)  # which checks that they are distributions over one vocabulary
     first, second = np.asarray(p, np.float64), np.asarray(q, np.float64)
     if first.ndim != 1 or first.shape != second.shape:
-        raise ValueError(f"got distributions of shapes {first.shape} and {second.shape}: expected one of each")
+        raise ValueError(
+            f"got distributions of shapes {first.shape} and {second.shape}: expected one of each"
+        )
     if not 1 <= count <= len(first):
-        raise ValueError(f"count is {count}: expected 1 to {len(first)} draft tokens, the vocabulary's size")
+        raise ValueError(
+            f"count is {count}: expected 1 to {len(first)} draft tokens, the vocabulary's size"
+        )
     check(draw)
     return first / first.sum(), second / second.sum()

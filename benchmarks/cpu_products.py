@@ -1,12 +1,15 @@
-"""Times products of few rows on this CPU: the forms of `jaxspec.nets.on_cpu` beside the one that anybody would write.
+"""Times products of few rows on this CPU: the forms of `jaxspec.nets.on_cpu` beside the one that
+anybody would write.
 
-    python -m benchmarks.cpu_products [--matrices 1536x384,8192x1536] [--rows 1,2,4,6,8,16] [--repeats 15]
+    python -m benchmarks.cpu_products [--matrices 1536x384,8192x1536] [--rows 1,2,4,6,8,16]
+    [--repeats 15]
 
-Any CPU, a minute. A program has as many products of one matrix as make 100 MB in float32 (`--megabytes`), one after the
-other, as in a network: so they come from memory, not from a cache. Each line is a matrix [out, in] in a dtype, and a
-number of rows. Times are over that of one row in float32 with the same matrix: the median of the repeats, and in
-brackets the least and the most. All forms of a line run in turn. "jaxspec" is `nets.dense.product`, "plain" is
-`dot_general(x, weight)`, with quantised matrices widened first. Below 1 a dtype saves time, too, and not memory alone.
+Any CPU, a minute. A program has as many products of one matrix as make 100 MB in float32
+(`--megabytes`), one after the other, as in a network: so they come from memory, not from a cache.
+Each line is a matrix [out, in] in a dtype, and a number of rows. Times are over that of one row in
+float32 with the same matrix: the median of the repeats, and in brackets the least and the most. All
+forms of a line run in turn. "jaxspec" is `nets.dense.product`, "plain" is `dot_general(x, weight)`,
+with quantised matrices widened first. Below 1 a dtype saves time, too, and not memory alone.
 """
 
 from __future__ import annotations
@@ -54,13 +57,17 @@ def plainly(x: jax.Array, weight: Matrix) -> jax.Array:
     return jax.lax.dot_general(x, weight, last, dense.precision(x.dtype))
 
 
-def program(product: Callable[[Any, Any], jax.Array], x: jax.Array, several: Sequence[Matrix]) -> Callable[[], Any]:
+def program(
+    product: Callable[[Any, Any], jax.Array], x: jax.Array, several: Sequence[Matrix]
+) -> Callable[[], Any]:
     """Compiles products of `x` with each matrix, each of which waits for the one before."""
 
     def run(x: jax.Array, several: Sequence[Matrix]) -> jax.Array:
         total = jnp.zeros((), x.dtype)
         for weight in several:
-            total = product(x + total[None, None, None], weight).ravel()[0] * jnp.asarray(1e-9, x.dtype)
+            total = product(x + total[None, None, None], weight).ravel()[0] * jnp.asarray(
+                1e-9, x.dtype
+            )
         return total
 
     compiled = jax.jit(run).lower(x, several).compile()
@@ -71,7 +78,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = parser_of(__doc__)
     parser.add_argument("--matrices", default="1536x384,8192x1536", help="out x in, by commas")
     parser.add_argument("--rows", default="1,2,4,6,8,16", help="numbers of rows, by commas")
-    parser.add_argument("--megabytes", type=float, default=100, help="of a program's matrices in float32")
+    parser.add_argument(
+        "--megabytes", type=float, default=100, help="of a program's matrices in float32"
+    )
     parser.add_argument("--repeats", type=int, default=15)
     options = parser.parse_args(arguments)
     print("| matrix | rows | dtype | jaxspec | plain |\n|---|---|---|---|---|")
@@ -85,11 +94,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 programs[form] = program(dense.product, x, several)
                 programs[f"{form}, plain"] = program(plainly, x, several)
             interleave([*programs.values()], 1)  # warms up
-            seconds = dict(zip(programs, interleave([*programs.values()], options.repeats), strict=True))
+            seconds = dict(
+                zip(programs, interleave([*programs.values()], options.repeats), strict=True)
+            )
             ratios = {name: took / seconds["floor"] for name, took in seconds.items()}
-            words = {name: f"{np.median(x):.2f} ({x.min():.2f} to {x.max():.2f})" for name, x in ratios.items()}
+            words = {
+                name: f"{np.median(x):.2f} ({x.min():.2f} to {x.max():.2f})"
+                for name, x in ratios.items()
+            }
             for form in made:
-                print(f"| {size} | {rows} | {form} | {words[form]} | {words[f'{form}, plain']} |", flush=True)
+                print(
+                    f"| {size} | {rows} | {form} | {words[form]} | {words[f'{form}, plain']} |",
+                    flush=True,
+                )
 
 
 if __name__ == "__main__":

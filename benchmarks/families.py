@@ -1,8 +1,10 @@
-"""Writes the table of docs/models.md: the families of models that load, by the table that loading goes by.
+"""Writes the table of docs/models.md: the families of models that load, by the table that loading
+goes by.
 
     python -m benchmarks.families       seconds; no weights are read
 
-It replaces what lies between two comments of the page. A test compares the page with what is computed.
+It replaces what lies between two comments of the page. A test compares the page with what is
+computed.
 """
 
 from __future__ import annotations
@@ -33,7 +35,9 @@ def cells(family: Family) -> tuple[str, str, str, str]:
     ('Mixtral', '`mixtral`', 'attention, experts', '`mixtral-8x7b`, `mixtral-8x22b`')
     """
     kinds = dict.fromkeys(kind for config in family.sizes.values() for kind in layers(config))
-    types, sizes = (", ".join(f"`{name}`" for name in names) for names in (family.model_types, family.sizes))
+    types, sizes = (
+        ", ".join(f"`{name}`" for name in names) for names in (family.model_types, family.sizes)
+    )
     return family.title, types, ", ".join(kinds) or "by its `config.json`", sizes or "–"
 
 

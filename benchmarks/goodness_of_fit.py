@@ -1,11 +1,12 @@
-"""Tests of fit: a pair's samples have the target's distribution, or keep the bound of an inexact rule.
+"""Tests of fit: a pair's samples have the target's distribution, or keep the bound of an inexact
+rule.
 
     python -m benchmarks.goodness_of_fit --target debian-t5-base --draft debian-t5-small
 
-Two cores, some 10 minutes. For models too large to enumerate (`jaxspec verify`) this is the next best: fixed keys, and
-a p-value. Every rule samples two tokens after a few prompts, many times each, at temperatures 0.7 and 1; plain decoding
-is tested in the same way, to show what chance does. A right pair fails once in a thousand seeds. Ends with 1 if a rule
-is not what it promises.
+Two cores, some 10 minutes. For models too large to enumerate (`jaxspec verify`) this is the next
+best: fixed keys, and a p-value. Every rule samples two tokens after a few prompts, many times each,
+at temperatures 0.7 and 1; plain decoding is tested in the same way, to show what chance does. A
+right pair fails once in a thousand seeds. Ends with 1 if a rule is not what it promises.
 """
 
 from __future__ import annotations
@@ -47,8 +48,8 @@ class Fit(NamedTuple):
         test: "chi-square", of the target's distribution, or "bound".
         cells: pairs of tokens, or groups of rare ones; of a bound, single tokens after one prefix.
         draws: how many pairs were looked at.
-        pvalue: how likely it is that draws are as far off, or farther, if the distribution or the bound is right. Below
-            0.001 it is hardly chance.
+        pvalue: how likely it is that draws are as far off, or farther, if the distribution or the
+            bound is right. Below 0.001 it is hardly chance.
         statistic: chi-square, the sum over cells of (observed - expected)^2 / expected.
     """
 
@@ -66,8 +67,8 @@ class LikelyToken(NamedTuple):
         token: its id.
         target: its probability, by the target.
         drawn: the number of times that it was drawn.
-        low, high: the Clopper-Pearson interval of its probability by the draws. All intervals of a `RuleFits` together
-            hold what they are of with 95% confidence (Bonferroni).
+        low, high: the Clopper-Pearson interval of its probability by the draws. All intervals of a
+            `RuleFits` together hold what they are of with 95% confidence (Bonferroni).
     """
 
     token: int
@@ -108,7 +109,8 @@ class RuleFits(NamedTuple):
     """The tests of all rules.
 
     Attributes:
-        draws, prompts, temperatures: how many draws after each of how many prompts, at which temperatures.
+        draws, prompts, temperatures: how many draws after each of how many prompts, at which
+            temperatures.
         false_alarm: the corrected p-value below which a test is not as stated.
         confidence: the probability that all intervals hold their values.
         tests: by prompt, temperature and rule.
@@ -133,22 +135,30 @@ class Draws(NamedTuple):
 def fit(context: Context, tokens: Int[np.ndarray, "N 2"]) -> Fit:
     """Compares what was drawn with the target's own distribution there.
 
-    Cells are pairs of tokens that should be drawn five times or more, the rest after each first token of which there
-    is as much, and all that is left; so both tokens are tested, and how they go together. A token that the target never
-    generates is found for certain. With one cell only, as where the distribution is nearly certain, nothing is tested:
-    p is 1.
+    Cells are pairs of tokens that should be drawn five times or more, the rest after each first
+    token of which there is as much, and all that is left; so both tokens are tested, and how they
+    go together. A token that the target never generates is found for certain. With one cell only,
+    as where the distribution is nearly certain, nothing is tested: p is 1.
 
     Example:
-        >>> context = Context(0, np.array([0.5, 0.5]), {0: np.array([0.5, 0.5]), 1: np.array([1.0, 0.0])})
+        >>> context = Context(
+        ...     0, np.array([0.5, 0.5]), {0: np.array([0.5, 0.5]), 1: np.array([1.0, 0.0])}
+        ... )
         >>> found = fit(context, np.repeat([[0, 0], [0, 1], [1, 0]], [30, 20, 50], axis=0))
         >>> found.statistic, found.cells, round(found.pvalue, 3)
         (2.0, 3, 0.368)
     """
     numbers, second = expected(context, len(tokens)), context.second_probs
-    if any(context.next_probs[x] == 0 or (x in second and second[x][y] == 0) for x, y in tokens.tolist()):
+    if any(
+        context.next_probs[x] == 0 or (x in second and second[x][y] == 0)
+        for x, y in tokens.tolist()
+    ):
         return Fit("chi-square", len(numbers), len(tokens), 0.0, float("inf"))
     names = {cell: index for index, cell in enumerate(numbers)}
-    which = [next(names[cell] for cell in ((x, y), (x,), ()) if cell in names) for x, y in tokens.tolist()]
+    which = [
+        next(names[cell] for cell in ((x, y), (x,), ()) if cell in names)
+        for x, y in tokens.tolist()
+    ]
     counts = np.bincount(which, minlength=len(numbers)).astype(np.float64)
     observed, wanted = merge_last(counts, np.array(list(numbers.values())))
     if len(observed) < 2:
@@ -158,7 +168,8 @@ def fit(context: Context, tokens: Int[np.ndarray, "N 2"]) -> Fit:
 
 
 def expected(context: Context, draws: int) -> dict[tuple[int, ...], float]:
-    """Computes the draws that each cell should have: a pair of tokens, a token and any other after it, or (): all else.
+    """Computes the draws that each cell should have: a pair of tokens, a token and any other after
+    it, or (): all else.
 
     >>> context = Context(0, np.array([0.75, 0.25]), {0: np.array([0.5, 0.5])})
     >>> expected(context, 40)
@@ -191,12 +202,15 @@ def merge_last(observed: Float[np.ndarray, " cells"], wanted: Float[np.ndarray, 
     return np.bincount(to, observed), np.bincount(to, wanted)
 
 
-def bound_test(context: Context, tokens: Int[np.ndarray, "N 2"], bound: Callable[[Array], Array]) -> Fit:
-    """Compares how often tokens were drawn with how often they may be: exact binomial tests, the least of whose
-    p-values is multiplied by their number (Bonferroni).
+def bound_test(
+    context: Context, tokens: Int[np.ndarray, "N 2"], bound: Callable[[Array], Array]
+) -> Fit:
+    """Compares how often tokens were drawn with how often they may be: exact binomial tests, the
+    least of whose p-values is multiplied by their number (Bonferroni).
 
-    The first token of the pairs is tested, and the second one after each frequent first one. Which cells there are
-    depends on the ceilings alone: tokens that may have five draws or more by themselves, the others together.
+    The first token of the pairs is tested, and the second one after each frequent first one. Which
+    cells there are depends on the ceilings alone: tokens that may have five draws or more by
+    themselves, the others together.
 
     Example:
         >>> context = Context(0, np.array([0.9, 0.1]), {})
@@ -210,7 +224,12 @@ def bound_test(context: Context, tokens: Int[np.ndarray, "N 2"], bound: Callable
     pvalues = _tails(context.next_probs, tokens[:, 0], bound)
     for x, probs in context.second_probs.items():
         pvalues += _tails(probs, tokens[tokens[:, 0] == x, 1], bound)
-    return Fit("bound", len(pvalues), len(tokens), min(1.0, len(pvalues) * min(pvalues)) if pvalues else 1.0)
+    return Fit(
+        "bound",
+        len(pvalues),
+        len(tokens),
+        min(1.0, len(pvalues) * min(pvalues)) if pvalues else 1.0,
+    )
 
 
 def _tails(
@@ -229,9 +248,15 @@ def _tails(
     return [float(stats.binom.sf(n - 1, len(drawn), probability)) for n, probability in cells]
 
 
-def of_rules(prepared: Prepared, draws: Draws, doing: Callable[[str], object] = lambda what: None) -> RuleFits:
-    """Tests the samples of plain decoding, which shows what chance does, and of every rule of `rules.catalogue`."""
-    shortest = batches.take(prepared, np.argsort(np.asarray(prepared.prompt.length), kind="stable")[: draws.prompts])
+def of_rules(
+    prepared: Prepared, draws: Draws, doing: Callable[[str], object] = lambda what: None
+) -> RuleFits:
+    """Tests the samples of plain decoding, which shows what chance does, and of every rule of
+    `rules.catalogue`.
+    """
+    shortest = batches.take(
+        prepared, np.argsort(np.asarray(prepared.prompt.length), kind="stable")[: draws.prompts]
+    )
     key, results = jax.random.key(draws.seed), []
     plain = catalogue.RuleEntry(rules.exact_match()._replace(name="plain decoding"))
     for row in range(len(shortest.prompt.length)):
@@ -242,15 +267,24 @@ def of_rules(prepared: Prepared, draws: Draws, doing: Callable[[str], object] = 
             for number, entry in enumerate((plain, *catalogue.RULES.values())):
                 doing(f"{entry.rule.name}, T = {temperature:g}")
                 variant = prompt.replace(rule=entry.rule) if number else prompt.plain()
-                drawn = samples.draw(variant, context.first, jax.random.fold_in(after, number), draws.count)
+                drawn = samples.draw(
+                    variant, context.first, jax.random.fold_in(after, number), draws.count
+                )
                 labels = entry.rule.name, entry.rule.exact, temperature, row, drawn.acceptance_rate
-                fitted, likely = _tested(context, drawn.tokens, entry), _likeliest(context, drawn.tokens)
+                fitted, likely = (
+                    _tested(context, drawn.tokens, entry),
+                    _likeliest(context, drawn.tokens),
+                )
                 results.append(RuleFit(*labels, *fitted, likely))
     error = UNSURE / max(sum(len(result.frequent) for result in results), 1)
     tests = []
-    for result, pvalue in zip(results, holm_adjust([result.pvalue for result in results]), strict=True):
+    for result, pvalue in zip(
+        results, holm_adjust([result.pvalue for result in results]), strict=True
+    ):
         frequent = tuple(_with_interval(token, result.draws, error) for token in result.frequent)
-        tests.append(result._replace(frequent=frequent, corrected=pvalue, as_stated=pvalue > UNLIKELY))
+        tests.append(
+            result._replace(frequent=frequent, corrected=pvalue, as_stated=pvalue > UNLIKELY)
+        )
     effort = tests[0].draws, len(shortest.prompt.length), TEMPERATURES
     return RuleFits(*effort, false_alarm=UNLIKELY, confidence=1 - UNSURE, tests=tuple(tests))
 
@@ -260,7 +294,9 @@ def _tested(context: Context, tokens: Int[np.ndarray, "N 2"], entry: catalogue.R
         return fit(context, tokens)
     if entry.bound is not None:
         return bound_test(context, tokens, entry.bound)
-    raise ValueError(f"{entry.rule.name} is inexact and states no bound: give its catalogue.RuleEntry a bound")
+    raise ValueError(
+        f"{entry.rule.name} is inexact and states no bound: give its catalogue.RuleEntry a bound"
+    )
 
 
 def _likeliest(context: Context, tokens: Int[np.ndarray, "N 2"]) -> tuple[LikelyToken, ...]:
@@ -276,18 +312,29 @@ def _with_interval(token: LikelyToken, draws: int, error: float) -> LikelyToken:
 
 
 def table_of(fits: RuleFits) -> Table:
-    """A line for each rule and temperature: its worst p-value, and how many likely tokens are where they should be."""
+    """A line for each rule and temperature: its worst p-value, and how many likely tokens are where
+    they should be.
+    """
     size = f"{fits.prompts} prompts, {fits.draws} draws each"
     heads = ["T", "accepted", "p", "intervals\nthat hold", "verdict"]
-    table = console.table(heads, first="rule", title=f"Samples against the target's distribution: {size}")
+    table = console.table(
+        heads, first="rule", title=f"Samples against the target's distribution: {size}"
+    )
     for temperature, rule in dict.fromkeys((test.temperature, test.rule) for test in fits.tests):
-        group = [test for test in fits.tests if (test.temperature, test.rule) == (temperature, rule)]
+        group = [
+            test for test in fits.tests if (test.temperature, test.rule) == (temperature, rule)
+        ]
         tokens = list(itertools.chain(*(test.frequent for test in group)))
         held = sum(token.low <= token.target <= token.high for token in tokens)
         accepted = sum(test.acceptance_rate for test in group) / len(group)
         least, right = min(test.corrected for test in group), all(test.as_stated for test in group)
         name = rule if group[0].exact else f"{rule}*"
-        cells = [f"{temperature:g}", f"{accepted:.0%}", f"{least:.2g}", f"{held} of {len(tokens)}" if tokens else "–"]
+        cells = [
+            f"{temperature:g}",
+            f"{accepted:.0%}",
+            f"{least:.2g}",
+            f"{held} of {len(tokens)}" if tokens else "–",
+        ]
         table.add_row(name, *cells, "as stated" if right else "WRONG")
     return table
 
@@ -295,11 +342,11 @@ def table_of(fits: RuleFits) -> Table:
 def about(fits: RuleFits) -> str:
     """Describes the table of samples."""
     return (
-        "Of two tokens after each prompt; * marks rules that are inexact. "
-        f"p: the least p-value of a rule, corrected for all {len(fits.tests)} tests (Holm): χ² tests of fit, or of "
-        f"an inexact rule binomial tests of its bound. Below {fits.false_alarm:g} is hardly chance. Intervals "
-        f"(Clopper and Pearson) are for the probability of each test's {FREQUENT} likeliest first tokens; all together "
-        f"hold it with {fits.confidence:.0%} confidence."
+        "Of two tokens after each prompt; * marks rules that are inexact. p: the least p-value of "
+        f"a rule, corrected for all {len(fits.tests)} tests (Holm): χ² tests of fit, or of an "
+        f"inexact rule binomial tests of its bound. Below {fits.false_alarm:g} is hardly chance. "
+        f"Intervals (Clopper and Pearson) are for the probability of each test's {FREQUENT} "
+        f"likeliest first tokens; all together hold it with {fits.confidence:.0%} confidence."
     )
 
 
@@ -309,8 +356,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--target", default=TARGET)
     parser.add_argument("--draft", default="")
     parser.add_argument("--gamma", type=int, default=2)
-    parser.add_argument("--prompts", type=int, default=3, help="of the held-out ones, the shortest are sampled after")
-    parser.add_argument("--draws", type=int, default=1024, help="samples per rule, temperature and prompt")
+    parser.add_argument(
+        "--prompts",
+        type=int,
+        default=3,
+        help="of the held-out ones, the shortest are sampled after",
+    )
+    parser.add_argument(
+        "--draws", type=int, default=1024, help="samples per rule, temperature and prompt"
+    )
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args(arguments)
     draft = options.draft or drafter_names.default_model(options.target)
@@ -324,10 +378,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def holm_adjust(pvalues: Sequence[float]) -> list[float]:
-    """Returns Holm's p-values: rejecting below a level errs, over all tests together, no more often than the level.
+    """Returns Holm's p-values: rejecting below a level errs, over all tests together, no more often
+    than the level.
 
-    The smallest of m is multiplied by m, the next one by m - 1, and so on; none is below one before it. No test need be
-    independent of another.
+    The smallest of m is multiplied by m, the next one by m - 1, and so on; none is below one before
+    it. No test need be independent of another.
 
     >>> [round(p, 3) for p in holm_adjust([0.02, 0.001, 0.9])]
     [0.04, 0.003, 0.9]

@@ -2,15 +2,18 @@
 
     python -m benchmarks.job_overhead --prompts 400 --slots 16 --limits 8,96
 
-Any machine that nothing else uses: differences of times are printed. On two cores of a CPU some minutes.
+Any machine that nothing else uses: differences of times are printed. On two cores of a CPU some
+minutes.
 
-Of the same prompts there are, in turn: the job (`generate_many`), and the job with each group of prompts prefilled when
-slots for it are free, not before. Beside them stand the rounds of the job as one program: a program that decodes in all
-slots for as many rounds as the longest row has, of which the time of one round is taken. The difference to the job,
-over its rounds and over its rows, is all that is no round: prefill, putting rows into slots, reading prompts, looking
-at slots, making texts. Prefill and putting rows into slots are also timed by themselves; what is left is the host's,
-which may be less than nothing where the two overlap, as on an accelerator. What `jaxspec batch` takes to put a row with
-its tokens into files, journal and chunks, is in a column of its own: no job here writes any.
+Of the same prompts there are, in turn: the job (`generate_many`), and the job with each group of
+prompts prefilled when slots for it are free, not before. Beside them stand the rounds of the job as
+one program: a program that decodes in all slots for as many rounds as the longest row has, of which
+the time of one round is taken. The difference to the job, over its rounds and over its rows, is all
+that is no round: prefill, putting rows into slots, reading prompts, looking at slots, making texts.
+Prefill and putting rows into slots are also timed by themselves; what is left is the host's, which
+may be less than nothing where the two overlap, as on an accelerator. What `jaxspec batch` takes to
+put a row with its tokens into files, journal and chunks, is in a column of its own: no job here
+writes any.
 """
 
 from __future__ import annotations
@@ -72,7 +75,9 @@ class Work(NamedTuple):
 
 
 class LateSlots(Slots):
-    """Slots whose rows are prefilled when they are put into them, and not while others are decoded."""
+    """Slots whose rows are prefilled when they are put into them, and not while others are
+    decoded.
+    """
 
     def prefill(self, rows: Any) -> Any:
         """Returns the rows as they are."""
@@ -85,7 +90,10 @@ class LateSlots(Slots):
 
 def run_job(work: Work, *, ahead: bool) -> Progress:
     """Runs the job, and returns its counts."""
-    requests = [{"prompt": p, "max_new_tokens": int(n)} for p, n in zip(work.prompts, work.limits, strict=True)]
+    requests = [
+        {"prompt": p, "max_new_tokens": int(n)}
+        for p, n in zip(work.prompts, work.limits, strict=True)
+    ]
     seen = [Progress()]
     with mock.patch.object(many, "Slots", Slots if ahead else LateSlots):
         job = jaxspec.generate_many(
@@ -102,7 +110,9 @@ def run_job(work: Work, *, ahead: bool) -> Progress:
 
 
 def seconds_of_a_round(work: Work, prepared: Prepared, repeats: int) -> float:
-    """Times a round of all slots within one program that runs as many as the longest text needs; the least of some."""
+    """Times a round of all slots within one program that runs as many as the longest text needs;
+    the least of some.
+    """
     most, taken = int(work.limits.max()), []
     slots = Slots(prepared, prepared.widths(work.longest)[0], work.slots, work.slots, most)
     rows = rows_of(work, most)[: work.slots]
@@ -117,7 +127,9 @@ def seconds_of_a_round(work: Work, prepared: Prepared, repeats: int) -> float:
 
 
 def seconds_of_prefill(work: Work, prepared: Prepared, repeats: int) -> tuple[float, float]:
-    """Times prefill of a group, and putting it into slots: the least of some, the mean over groups."""
+    """Times prefill of a group, and putting it into slots: the least of some, the mean over
+    groups.
+    """
     group = max(1, work.slots // 4)
     slots = Slots(prepared, prepared.widths(work.longest)[0], work.slots, group, many.ROUNDS)
     rows = rows_of(work)
@@ -131,16 +143,23 @@ def seconds_of_prefill(work: Work, prepared: Prepared, repeats: int) -> tuple[fl
         slots.insert(made.pop(index), range(len(groups[index])))
         jax.block_until_ready(slots._state)
 
-    calls = [functools.partial(call, index) for index in range(len(groups)) for call in (prefill, insert)]
+    calls = [
+        functools.partial(call, index) for index in range(len(groups)) for call in (prefill, insert)
+    ]
     cost.interleave(calls, 1)  # compiles
     seconds = cost.interleave(calls, repeats).min(axis=1).reshape(-1, 2).mean(axis=0)
     return float(seconds[0]), float(seconds[1])
 
 
 def seconds_of_files(work: Work, chunk: int = 256) -> float:
-    """Times what it takes to put a row into its journal, and all into chunks in the end; the mean over the job's."""
+    """Times what it takes to put a row into its journal, and all into chunks in the end; the mean
+    over the job's.
+    """
     lengths = enumerate(zip(work.prompts, work.limits, strict=True))
-    rows = [Completion(n, n, None, [9999] * int(new), "length", len(ids)).to_dict() for n, (ids, new) in lengths]
+    rows = [
+        Completion(n, n, None, [9999] * int(new), "length", len(ids)).to_dict()
+        for n, (ids, new) in lengths
+    ]
     with tempfile.TemporaryDirectory() as folder:
         output = Output(Path(folder), InputShard(), chunk)
         with contextlib.closing(Chunks(output, len(rows))) as chunks:
@@ -153,7 +172,10 @@ def seconds_of_files(work: Work, chunk: int = 256) -> float:
 def rows_of(work: Work, limit: int | None = None) -> list[Row]:
     """Lists the job's rows, perhaps all with one limit."""
     pairs = enumerate(zip(work.prompts, work.limits, strict=True))
-    return [Row(number, ids, int(its_limit) if limit is None else limit) for number, (ids, its_limit) in pairs]
+    return [
+        Row(number, ids, int(its_limit) if limit is None else limit)
+        for number, (ids, its_limit) in pairs
+    ]
 
 
 def measure(work: Work, repeats: int) -> dict[str, str]:
@@ -180,36 +202,51 @@ def measure(work: Work, repeats: int) -> dict[str, str]:
         "into slots": f"{1e6 * groups * put / rows:,.0f}",
         "host": f"{1e6 * np.median(host) / rows:,.0f}",
         "into files": f"{1e6 * min(seconds_of_files(work) for _ in range(repeats)):,.0f}",
-        "prefill when a slot is free": f"{saved.median:+.1f}% ({saved.min:+.1f}% to {saved.max:+.1f}%)",
+        "prefill when a slot is free": f"{saved.median:+.1f}% ({saved.min:+.1f}% to "
+        f"{saved.max:+.1f}%)",
     }
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Prints a table with a line for each number of slots and kind of decoding."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--target", default="debian-t5-large")
     parser.add_argument("--draft", default="debian-t5-draft")
-    parser.add_argument("--units", type=int, help="widen the target's feed-forward blocks to so many")
+    parser.add_argument(
+        "--units", type=int, help="widen the target's feed-forward blocks to so many"
+    )
     parser.add_argument("--prompts", type=int, default=400)
     parser.add_argument("--slots", default="8,16")
-    parser.add_argument("--limits", default="8,96", help="smallest and largest number of new tokens")
+    parser.add_argument(
+        "--limits", default="8,96", help="smallest and largest number of new tokens"
+    )
     parser.add_argument("--decoding", default="plain,speculative")
     parser.add_argument("--gamma", type=int, default=3)
     parser.add_argument("--repeats", type=int, default=5)
     settings = parser.parse_args(arguments)
-    target, draft = (jaxspec.load(name, dtype="float32") for name in (settings.target, settings.draft))
+    target, draft = (
+        jaxspec.load(name, dtype="float32") for name in (settings.target, settings.draft)
+    )
     if settings.units is not None:
         target = widened(target, settings.units)
-    prompts, limits = prompts_and_limits(target, settings.prompts, *map(int, settings.limits.split(",")))
+    prompts, limits = prompts_and_limits(
+        target, settings.prompts, *map(int, settings.limits.split(","))
+    )
     table = Table("slots", "decoding")
     for slots, name in itertools.product(settings.slots.split(","), settings.decoding.split(",")):
         drafter = {"plain": None, "speculative": draft}[name]
-        cells = measure(Work(target, drafter, prompts, limits, int(slots), settings.gamma), settings.repeats)
+        cells = measure(
+            Work(target, drafter, prompts, limits, int(slots), settings.gamma), settings.repeats
+        )
         if not table.rows:
             for head in cells:
                 table.add_column(head)
         table.add_row(slots, name, *cells.values())
-    Console(width=200).print(f"{len(prompts)} prompts, {int(limits.sum()):,} new tokens", table, sep="\n")
+    Console(width=200).print(
+        f"{len(prompts)} prompts, {int(limits.sum()):,} new tokens", table, sep="\n"
+    )
 
 
 if __name__ == "__main__":

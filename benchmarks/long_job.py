@@ -1,14 +1,16 @@
-"""A long job of short prompts: whether memory and throughput stay as they are, and whether anything is compiled late.
+"""A long job of short prompts: whether memory and throughput stay as they are, and whether anything
+is compiled late.
 
     python -m benchmarks.long_job --prompts 100000
 
-Any machine; half a minute on two cores. The models are tiny and random, which makes a prompt cheap: what a job keeps of
-each prompt, if it keeps anything, is then as large beside the rest as it can be.
+Any machine; half a minute on two cores. The models are tiny and random, which makes a prompt cheap:
+what a job keeps of each prompt, if it keeps anything, is then as large beside the rest as it can
+be.
 
-A line is printed for every so many prompts: new tokens a second, and a second of the processor, which other programs
-disturb less; the process' resident memory; the arrays that are alive on the device, and their bytes; programs compiled
-since the process began. In the end each of these is compared between the two halves of the job, the first line left
-out, in which all is compiled.
+A line is printed for every so many prompts: new tokens a second, and a second of the processor,
+which other programs disturb less; the process' resident memory; the arrays that are alive on the
+device, and their bytes; programs compiled since the process began. In the end each of these is
+compared between the two halves of the job, the first line left out, in which all is compiled.
 """
 
 from __future__ import annotations
@@ -64,8 +66,12 @@ class Sample(NamedTuple):
 
 def random_model(dim: int, seed: int, vocab: int = 256) -> Model:
     """Returns a small GPT with random weights."""
-    config = decoder.gpt_config(vocab, dim, ff_dim=2 * dim, layers=1, heads=2, max_positions=MOST_PROMPT + MOST_NEW)
-    return Model(decoder.language_model(config), decoder.init(config, jax.random.key(seed)), None, config)
+    config = decoder.gpt_config(
+        vocab, dim, ff_dim=2 * dim, layers=1, heads=2, max_positions=MOST_PROMPT + MOST_NEW
+    )
+    return Model(
+        decoder.language_model(config), decoder.init(config, jax.random.key(seed)), None, config
+    )
 
 
 def requests(count: int, vocab: int) -> Iterator[dict[str, Any]]:
@@ -76,7 +82,9 @@ def requests(count: int, vocab: int) -> Iterator[dict[str, Any]]:
         yield {"prompt": rng.integers(0, vocab, length).tolist(), "max_new_tokens": int(new)}
 
 
-def samples(target: Model, drafter: Model | None, count: int, every: int, **options: Any) -> Iterator[Sample]:
+def samples(
+    target: Model, drafter: Model | None, count: int, every: int, **options: Any
+) -> Iterator[Sample]:
     """Runs a job, and looks at it each time that so many prompts are done, and at its end.
 
     Args:
@@ -95,7 +103,8 @@ def samples(target: Model, drafter: Model | None, count: int, every: int, **opti
             continue
         now = time.perf_counter(), time.process_time()
         seconds, processor_seconds = now[0] - clocks[0], now[1] - clocks[1]
-        sizes_alive = [array.nbytes for array in jax.live_arrays()]  # not the arrays: they would then stay alive
+        # not the arrays: they would then stay alive
+        sizes_alive = [array.nbytes for array in jax.live_arrays()]
         yield Sample(
             done=done,
             tokens=tokens,
@@ -111,7 +120,9 @@ def samples(target: Model, drafter: Model | None, count: int, every: int, **opti
 
 @functools.cache
 def compilations() -> dict[str, int]:
-    """Counts, from the first call on, the programs that are compiled, or read from jax's cache on disk."""
+    """Counts, from the first call on, the programs that are compiled, or read from jax's cache on
+    disk.
+    """
     counter = {"compiled": 0}
 
     def listen(event: str, *_: Any, **__: Any) -> None:
@@ -122,10 +133,14 @@ def compilations() -> dict[str, int]:
 
 
 def verdicts(job: list[Sample]) -> list[tuple[str, bool, str]]:
-    """Compares the second half of a job with the first, but for its first sample: what, whether it is flat, numbers."""
+    """Compares the second half of a job with the first, but for its first sample: what, whether it
+    is flat, numbers.
+    """
     steady = job[1:]
     if len(steady) < 2:
-        raise ValueError(f"a job of {len(job)} samples has no two halves after the first: take more prompts")
+        raise ValueError(
+            f"a job of {len(job)} samples has no two halves after the first: take more prompts"
+        )
     earlier, later = steady[: len(steady) // 2], steady[len(steady) // 2 :]
 
     def largest(name: str) -> tuple[int, int]:
@@ -141,7 +156,8 @@ def verdicts(job: list[Sample]) -> list[tuple[str, bool, str]]:
         first, last = largest(name)
         shown = f"{first / unit:,.4g} and {last / unit:,.4g}" + (" MB" if unit > 1 else "")
         rows.append((words, last <= GROWTH * first, f"{shown} at most"))
-    rates = [max(sample.rate for sample in half) for half in (earlier, later)]  # other programs only make it lower
+    # other programs only make it lower
+    rates = [max(sample.rate for sample in half) for half in (earlier, later)]
     words = f"{rates[0]:,.0f} and {rates[1]:,.0f} tokens a second of the processor at most"
     rows.append(("throughput", rates[1] >= SLOWER * rates[0], words))
     late = job[-1].compiled - job[0].compiled
@@ -150,13 +166,23 @@ def verdicts(job: list[Sample]) -> list[tuple[str, bool, str]]:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Prints a table with a line for each sample, then whether each of its columns is flat; exits with 1 if not."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    """Prints a table with a line for each sample, then whether each of its columns is flat; exits
+    with 1 if not.
+    """
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--prompts", type=int, default=100_000)
-    parser.add_argument("--every", type=int, help="prompts to a line; by default a twentieth of them")
+    parser.add_argument(
+        "--every", type=int, help="prompts to a line; by default a twentieth of them"
+    )
     parser.add_argument("--slots", type=int, default=64)
-    parser.add_argument("--gamma", type=int, default=3, help="draft tokens a round; 0: plain decoding")
-    parser.add_argument("--dim", type=int, default=32, help="of the target; the drafter has half of it")
+    parser.add_argument(
+        "--gamma", type=int, default=3, help="draft tokens a round; 0: plain decoding"
+    )
+    parser.add_argument(
+        "--dim", type=int, default=32, help="of the target; the drafter has half of it"
+    )
     settings = parser.parse_args(arguments)
     target = random_model(settings.dim, seed=0)
     drafter = random_model(max(2, settings.dim // 2), seed=1) if settings.gamma else None
@@ -168,7 +194,8 @@ def main(arguments: list[str] | None = None) -> None:
         job.append(sample)
         console.print(
             f"{sample.done:7,}  {sample.tokens / sample.seconds:8,.0f}  {sample.rate:15,.0f}  "
-            f"{sample.resident / 1e6:7,.0f}  {sample.arrays:6}  {sample.array_bytes / 1e6:9.2f}  {sample.compiled:8}"
+            f"{sample.resident / 1e6:7,.0f}  {sample.arrays:6}  {sample.array_bytes / 1e6:9.2f}  "
+            f"{sample.compiled:8}"
         )
     table = Table("", "flat", "first half, second half")
     results = verdicts(job)

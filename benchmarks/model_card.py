@@ -1,9 +1,10 @@
-"""The numbers of a model card: held-out loss and quality of both models, acceptance and tokens a round of the pair.
+"""The numbers of a model card: held-out loss and quality of both models, acceptance and tokens a
+round of the pair.
 
     python -m benchmarks.model_card data --target debian-t5-base --draft debian-t5-small --count 300
 
-`data` is the folder that `python -m data_prep.debian` fills. Two cores, half an hour for 300 prompts; needs the `train`
-extra (sacreBLEU, rouge-score).
+`data` is the folder that `python -m data_prep.debian` fills. Two cores, half an hour for 300
+prompts; needs the `train` extra (sacreBLEU, rouge-score).
 """
 
 from __future__ import annotations
@@ -37,9 +38,11 @@ from jaxspec.training.losses import cross_entropy
 from jaxspec.vocab.trim import untrimmed
 
 SCORES = {"translation": ("sacreBLEU", quality.bleu), "synopsis": ("ROUGE-L", quality.rouge_l)}
-DATA = {"text": "gpt.heldout.jsonl", "edit": "edit.heldout.jsonl"}  # files of tasks; of all others t5.heldout.jsonl
+# files of tasks; of all others t5.heldout.jsonl
+DATA = {"text": "gpt.heldout.jsonl", "edit": "edit.heldout.jsonl"}
 GAMMAS = (1, 4, 7)
-WIDTHS = ((32, 32), (64, 64), (112, 128))  # batch shapes of the held-out loss, source and target tokens
+# batch shapes of the held-out loss, source and target tokens
+WIDTHS = ((32, 32), (64, 64), (112, 128))
 TEXT_WIDTH = 128
 
 
@@ -50,7 +53,8 @@ class Card(NamedTuple):
         task: the task of the held-out prompts.
         loss: per token, in nats, of the target and of the drafter.
         metric, quality: the score of their greedy texts; empty and None where there is no score.
-        thirds: the same for thirds of the prompts by length: fewest and most characters, the target's, the drafter's.
+        thirds: the same for thirds of the prompts by length: fewest and most characters, the
+            target's, the drafter's.
         rows: rows of `bench.run`, untimed: greedy at `GAMMAS`, and at temperature 1.
     """
 
@@ -80,7 +84,10 @@ def card(
         doing(f"{name}: loss")
         loss = (heldout_loss(target, folder, name), heldout_loss(untrimmed(draft), folder, name))
         examples = heldout(name)[:rows]
-        prompts, references = [row["input"] for row in examples], [row["reference"] for row in examples]
+        prompts, references = (
+            [row["input"] for row in examples],
+            [row["reference"] for row in examples],
+        )
         metric, score = SCORES.get(name, ("", None))
         scored, thirds = None, []
         if score is not None:
@@ -90,7 +97,9 @@ def card(
             thirds = by_length(prompts, texts, references, score)
         task = Task(name, prompts, new_tokens)
         settings = product(task=task, drafter=draft, gamma=list(GAMMAS))
-        settings += product(task=task, drafter=draft, gamma=GAMMAS[-1], sampling={"temperature": 1.0})
+        settings += product(
+            task=task, drafter=draft, gamma=GAMMAS[-1], sampling={"temperature": 1.0}
+        )
         config = Config(quantities=("alpha",))
         rows_ = run(target, settings, config=config, doing=lambda what, share: doing(what))
         cards.append(Card(name, loss, metric, scored, thirds, list(rows_)))
@@ -100,7 +109,9 @@ def card(
 def by_length(
     prompts: list[str], texts: list[list[str]], references: list[str], score: Callable
 ) -> list[tuple[int, int, float, float]]:
-    """Scores both models' texts of the shorter, the middle and the longer prompts; see `Card.thirds`."""
+    """Scores both models' texts of the shorter, the middle and the longer prompts; see
+    `Card.thirds`.
+    """
     lengths = np.array([len(prompt) for prompt in prompts])
     thirds = []
     for third in np.array_split(np.argsort(lengths, kind="stable"), min(3, len(prompts))):
@@ -145,13 +156,18 @@ def table(cards: list[Card], target: str, draft: str) -> Table:
         if card.quality is not None:
             view.add_row(card.metric, *(f"{score:.1f}" for score in card.quality))
         for fewest, most, *scores in card.thirds:
-            view.add_row(f"{card.metric}, {fewest} to {most} characters", *(f"{score:.1f}" for score in scores))
+            view.add_row(
+                f"{card.metric}, {fewest} to {most} characters",
+                *(f"{score:.1f}" for score in scores),
+            )
         for heat in (0.0, 1.0):
             row = next(row for row in drafting if row.setting.temperature == heat)
             view.add_row(f"α, temperature {heat:g}", "", "", words(row.alpha, 3))
         greedy = [row for row in drafting if not row.setting.temperature]
         for row in greedy:
-            view.add_row(f"tokens per round, γ = {row.setting.gamma}", "", "", words(row.tokens_per_round))
+            view.add_row(
+                f"tokens per round, γ = {row.setting.gamma}", "", "", words(row.tokens_per_round)
+            )
         same, texts = sum(row.same_text or 0 for row in greedy), sum(row.texts for row in greedy)
         view.add_row("greedy texts as plain", "", "", f"{same} of {texts}")
     return view
@@ -171,7 +187,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     pair = options.target, options.draft or drafter_names.default_model(options.target)
     target, draft = (names.model(name, options.dtype) for name in pair)
     sizes = {"rows": options.count, "new_tokens": options.max_new_tokens}
-    cards = card(target, draft, options.data, **sizes, doing=lambda what: print(what, file=sys.stderr, flush=True))
+    cards = card(
+        target,
+        draft,
+        options.data,
+        **sizes,
+        doing=lambda what: print(what, file=sys.stderr, flush=True),
+    )
     out = console.printer(options.markdown)
     out.print(environment.line(environment.current()))
     view = table(cards, target.name, draft.name)

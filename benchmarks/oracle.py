@@ -1,10 +1,12 @@
-"""The policy that knows how many draft tokens will be accepted: no draft-length policy can gain more.
+"""The policy that knows how many draft tokens will be accepted: no draft-length policy can gain
+more.
 
     python -m benchmarks.oracle --target debian-gpt-base --draft debian-gpt-small --c 0.15
 
-A minute of two cores. The script counts rounds and draft tokens of a pair's greedy texts, with each fixed gamma and
-with the oracle. Speeds follow from --c and v = 1. `jaxspec plan --alpha A --c C` prints the bound of section 3.5 of the
-paper, which takes draft tokens for independent of each other.
+A minute of two cores. The script counts rounds and draft tokens of a pair's greedy texts, with each
+fixed gamma and with the oracle. Speeds follow from --c and v = 1. `jaxspec plan --alpha A --c C`
+prints the bound of section 3.5 of the paper, which takes draft tokens for independent of each
+other.
 
 Reference: Leviathan, Kalman, Matias, ICML 2023, arXiv 2211.17192, section 3.5.
 """
@@ -33,29 +35,40 @@ class Params(NamedTuple):
 
 
 def oracle(accepted: Int[np.ndarray, "B N"]) -> BoundPolicy:
-    """Drafts as many tokens as will be accepted, so that none is rejected: the upper bound of section 3.5 of the paper.
+    """Drafts as many tokens as will be accepted, so that none is rejected: the upper bound of
+    section 3.5 of the paper.
 
-    It needs the decoded text, so it is for measurements: the gain that any policy could have on that text.
+    It needs the decoded text, so it is for measurements: the gain that any policy could have on
+    that text.
 
     Args:
-        accepted: entry [b, t] is how many draft tokens would be accepted in a round that begins after token t of row
-            b's new text (t = 0: after the first token). For greedy text `accepted_after` returns it.
+        accepted: entry [b, t] is how many draft tokens would be accepted in a round that begins
+            after token t of row b's new text (t = 0: after the first token). For greedy text
+            `accepted_after` returns it.
 
     Raises:
         ValueError: an array that is not of two dimensions, or holds a negative number.
 
     Example:
         >>> policy = oracle(np.array([[2, 1, 0, 3]]))
-        >>> memory = policy.functions.init(policy.params, Prompt(jnp.zeros((1, 1), jnp.int32), jnp.array([1])))
+        >>> memory = policy.functions.init(
+        ...     policy.params, Prompt(jnp.zeros((1, 1), jnp.int32), jnp.array([1]))
+        ... )
         >>> draft, two = Draft(jnp.zeros((1, 8), jnp.int32), jnp.array([2])), jnp.array([2])
-        >>> later = policy.functions.update(policy.params, memory, draft, Verdict(two, two, two), jnp.array([3]))
-        >>> [policy.functions.max_draft(policy.params, at, 8, two).tolist() for at in (memory, later)]
+        >>> later = policy.functions.update(
+        ...     policy.params, memory, draft, Verdict(two, two, two), jnp.array([3])
+        ... )
+        >>> [
+        ...     policy.functions.max_draft(policy.params, at, 8, two).tolist()
+        ...     for at in (memory, later)
+        ... ]
         [[2], [3]]
     """
     array = np.asarray(accepted)
     if array.ndim != 2 or array.dtype.kind not in "iu" or (array < 0).any():
         raise ValueError(
-            f"accepted has shape {array.shape} and dtype {array.dtype}: expected counts, [prompts, positions]"
+            f"accepted has shape {array.shape} and dtype {array.dtype}: expected counts, [prompts, "
+            "positions]"
         )
     return BoundPolicy(_oracle(), Params(array.astype(np.int32)), name="oracle")
 
@@ -65,12 +78,18 @@ def _oracle() -> Policy:
     def init(params: Params, prompt: Prompt) -> Int[Array, " B"]:
         return jnp.zeros_like(prompt.length)
 
-    def max_draft(params: Params, state: Int[Array, " B"], gamma: int, remaining: Int[Array, " B"]) -> Int[Array, " B"]:
+    def max_draft(
+        params: Params, state: Int[Array, " B"], gamma: int, remaining: Int[Array, " B"]
+    ) -> Int[Array, " B"]:
         at = jnp.minimum(state, params.accepted.shape[1] - 1)
         return jnp.take_along_axis(params.accepted, at[:, None], axis=1)[:, 0]
 
     def update(
-        params: Params, state: Int[Array, " B"], draft: Draft, verdict: Verdict, num_committed: Int[Array, " B"]
+        params: Params,
+        state: Int[Array, " B"],
+        draft: Draft,
+        verdict: Verdict,
+        num_committed: Int[Array, " B"],
     ) -> Int[Array, " B"]:
         return state + num_committed
 
@@ -78,7 +97,8 @@ def _oracle() -> Policy:
 
 
 def accepted_after(prepared: Prepared) -> Int[np.ndarray, "B N"]:
-    """Counts the draft tokens in a row that a greedy round accepts which begins after each token of the text.
+    """Counts the draft tokens in a row that a greedy round accepts which begins after each token of
+    the text.
 
     Args:
         prepared: a generation with a target and a draft model, at temperature 0.
@@ -118,7 +138,9 @@ class Rounds(NamedTuple):
         return self.tokens / (self.rounds + c * self.drafted)
 
 
-def rounds_of(accepted: Int[np.ndarray, "B N"], counts: Int[np.ndarray, " B"], gamma: int | None) -> Rounds:
+def rounds_of(
+    accepted: Int[np.ndarray, "B N"], counts: Int[np.ndarray, " B"], gamma: int | None
+) -> Rounds:
     """Counts the rounds of texts whose acceptance is known, with `gamma` draft tokens a round.
 
     A round never drafts beyond its text's last token but one, since the target adds a token itself.
@@ -151,7 +173,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = parser_of(__doc__)
     parser.add_argument("--target", default=TARGET)
     parser.add_argument("--draft", "-d", default="")
-    parser.add_argument("--c", type=float, default=0.1, help="a pass of the drafter, in passes of the target")
+    parser.add_argument(
+        "--c", type=float, default=0.1, help="a pass of the drafter, in passes of the target"
+    )
     parser.add_argument("--gamma", type=int, default=16, help="the largest fixed gamma to try")
     parser.add_argument("--count", type=int, default=16, help="held-out prompts")
     parser.add_argument("--max-new-tokens", type=int, default=64)
@@ -167,7 +191,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for name, result in {f"gamma = {best}": fixed[best], "oracle": oracle_rounds}.items():
         print(
             f"{name:>10}: {result.rounds} rounds, {result.drafted} draft tokens, "
-            f"{result.tokens / result.rounds:.2f} tokens a round, {result.speed(options.c):.2f} times plain decoding"
+            f"{result.tokens / result.rounds:.2f} tokens a round, {result.speed(options.c):.2f} "
+            "times plain decoding"
         )
     gain = oracle_rounds.speed(options.c) / fixed[best].speed(options.c) - 1
     print(f"No policy gains more than {gain:.0%} over the best fixed gamma on these texts.")

@@ -1,10 +1,12 @@
-"""Writes the tables of docs/pairs.md: published pairs, whether they load, and on which machines they fit.
+"""Writes the tables of docs/pairs.md: published pairs, whether they load, and on which machines
+they fit.
 
     python -m benchmarks.pairs          seconds; no weights are read, and nothing is downloaded
 
-Pairs and what is refused are in tests/pairs/pairs.toml, published tokens a round in jaxspec/data/acceptance.toml, each
-config.json in tests/pairs/configs, written down from many sources (`SOURCES`). Names and shapes of a drafter's tensors
-are written here, by its format, and compared by `draft_heads.load.describe`, as before any weights are read.
+Pairs and what is refused are in tests/pairs/pairs.toml, published tokens a round in
+jaxspec/data/acceptance.toml, each config.json in tests/pairs/configs, written down from many
+sources (`SOURCES`). Names and shapes of a drafter's tensors are written here, by its format, and
+compared by `draft_heads.load.describe`, as before any weights are read.
 """
 
 from __future__ import annotations
@@ -58,7 +60,11 @@ class Pair(NamedTuple):
     @property
     def tokens(self) -> str:
         """The tokens a round that others published, with their sources as links."""
-        rows = [row for row in published.table() if (row.target, row.drafter) == (self.target, self.drafter)]
+        rows = [
+            row
+            for row in published.table()
+            if (row.target, row.drafter) == (self.target, self.drafter)
+        ]
         return "; ".join(map(measured, rows)) or "–"
 
 
@@ -77,7 +83,9 @@ class Sizes(NamedTuple):
     def fits(self, machine: roofline.Machine) -> bool:
         """Tells whether a machine has room for them and for temporaries."""
         assert machine.memory is not None
-        return memory.PairMemory(self.target, self.drafter + self.caches, machine.memory - TEMPORARIES).fits
+        return memory.PairMemory(
+            self.target, self.drafter + self.caches, machine.memory - TEMPORARIES
+        ).fits
 
 
 def measured(row: published.Published) -> str:
@@ -96,7 +104,8 @@ def pairs() -> list[Pair]:
     return [Pair(**row) for row in index()["pair"]]
 
 
-SOURCES = {  # where a configuration is from, as the page has it -> words of its source in pairs.toml
+# where a configuration is from, as the page has it -> words of its source in pairs.toml
+SOURCES = {
     "another repository's recipes or defaults, in part not confirmed: †": "not confirmed",
     "sizes of this library's families": "sizes of jaxspec.weights.hf_families",
     "the architecture's documentation": "documentation",
@@ -112,7 +121,9 @@ def origin(source: str) -> str:
 
 
 def code(name: str) -> str:
-    """Writes the hub id of a configuration for a table, with a dagger if the configuration is not confirmed."""
+    """Writes the hub id of a configuration for a table, with a dagger if the configuration is not
+    confirmed.
+    """
     unconfirmed = origin(index()["configs"].get(name, "")) == UNCONFIRMED
     return f"`{name}` †" if unconfirmed else f"`{name}`"
 
@@ -138,7 +149,9 @@ def model(name: str) -> Model:
 # --- the tensors of published drafters
 
 
-def layer_shapes(table: dict, prefix: str, *, fused: bool = False, norms: bool = False, bias: bool = False) -> Shapes:
+def layer_shapes(
+    table: dict, prefix: str, *, fused: bool = False, norms: bool = False, bias: bool = False
+) -> Shapes:
     """Lists the tensors of a layer as Llama's.
 
     Args:
@@ -147,9 +160,17 @@ def layer_shapes(table: dict, prefix: str, *, fused: bool = False, norms: bool =
         fused: whether attention reads two vectors, as in EAGLE-3.
         norms, bias: whether queries and keys have norms, and biases.
     """
-    dim, ff_dim, heads = table["hidden_size"], table["intermediate_size"], table["num_attention_heads"]
+    dim, ff_dim, heads = (
+        table["hidden_size"],
+        table["intermediate_size"],
+        table["num_attention_heads"],
+    )
     size = table.get("head_dim") or dim // heads
-    query, shared, read = heads * size, table.get("num_key_value_heads", heads) * size, (1 + fused) * dim
+    query, shared, read = (
+        heads * size,
+        table.get("num_key_value_heads", heads) * size,
+        (1 + fused) * dim,
+    )
     shapes: Shapes = {
         "self_attn.q_proj.weight": (query, read),
         "self_attn.k_proj.weight": (shared, read),
@@ -167,24 +188,37 @@ def layer_shapes(table: dict, prefix: str, *, fused: bool = False, norms: bool =
         shapes |= {f"self_attn.{part}_norm.weight": (size,) for part in "qk"}
     if bias:
         shapes |= {
-            f"self_attn.{part}_proj.bias": (rows,) for part, rows in zip("qkv", (query, shared, shared), strict=True)
+            f"self_attn.{part}_proj.bias": (rows,)
+            for part, rows in zip("qkv", (query, shared, shared), strict=True)
         }
     return {f"{prefix}{name}": shape for name, shape in shapes.items()}
 
 
 def eagle(table: dict, pair: Pair) -> Shapes:
-    """Lists EAGLE's tensors: a copy of the target's embedding, a projection, a layer without its first norm."""
+    """Lists EAGLE's tensors: a copy of the target's embedding, a projection, a layer without its
+    first norm.
+    """
     dim = table["hidden_size"]
     shapes = layer_shapes(table, "layers.0.")
     del shapes["layers.0.input_layernorm.weight"]
-    return shapes | {"embed_tokens.weight": (table["vocab_size"], dim), "fc.weight": (dim, 2 * dim), "fc.bias": (dim,)}
+    return shapes | {
+        "embed_tokens.weight": (table["vocab_size"], dim),
+        "fc.weight": (dim, 2 * dim),
+        "fc.bias": (dim,),
+    }
 
 
 def eagle3(table: dict, pair: Pair, layer: str = "midlayer.", taps: int = 3) -> Shapes:
-    """Lists EAGLE-3's tensors, as its authors publish them: a head for a vocabulary of its own, no embedding."""
+    """Lists EAGLE-3's tensors, as its authors publish them: a head for a vocabulary of its own, no
+    embedding.
+    """
     dim, vocab, drafts = table["hidden_size"], table["vocab_size"], table["draft_vocab_size"]
     shapes = layer_shapes(table, layer, fused=True)
-    shapes |= {"fc.weight": (dim, taps * dim), "norm.weight": (dim,), "lm_head.weight": (drafts, dim)}
+    shapes |= {
+        "fc.weight": (dim, taps * dim),
+        "norm.weight": (dim,),
+        "lm_head.weight": (drafts, dim),
+    }
     return shapes | {"d2t": (drafts,), "t2d": (vocab,)}
 
 
@@ -194,18 +228,28 @@ def eagle31(table: dict, pair: Pair) -> Shapes:
 
 
 def peagle(table: dict, pair: Pair) -> Shapes:
-    """Lists P-EAGLE's tensors: EAGLE-3's, an embedding, more layers, a vector in place of hidden states."""
+    """Lists P-EAGLE's tensors: EAGLE-3's, an embedding, more layers, a vector in place of hidden
+    states.
+    """
     dim, shapes = table["hidden_size"], eagle3(table, pair)
     for i in range(1, table["num_hidden_layers"]):
         shapes |= layer_shapes(table, f"layers.{i}.")
-    return shapes | {"embed_tokens.weight": (table["vocab_size"], dim), "mask_hidden": (1, 1, 3 * dim)}
+    return shapes | {
+        "embed_tokens.weight": (table["vocab_size"], dim),
+        "mask_hidden": (1, 1, 3 * dim),
+    }
 
 
 def speculators(table: dict, pair: Pair) -> Shapes:
-    """Lists the tensors of EAGLE-3 and P-EAGLE in the format of `speculators`: an embedding, too."""
+    """Lists the tensors of EAGLE-3 and P-EAGLE in the format of `speculators`: an embedding,
+    too.
+    """
     layer = {**table["transformer_layer_config"], "draft_vocab_size": table["draft_vocab_size"]}
     dim, taps = layer["hidden_size"], len(table.get("eagle_aux_hidden_state_layer_ids") or range(3))
-    shapes = {"embed_tokens.weight": (layer["vocab_size"], dim), **eagle3(layer, pair, "layers.0.", taps)}
+    shapes = {
+        "embed_tokens.weight": (layer["vocab_size"], dim),
+        **eagle3(layer, pair, "layers.0.", taps),
+    }
     for i in range(1, layer["num_hidden_layers"]):
         shapes |= layer_shapes(layer, f"layers.{i}.")
     shapes |= {"input_norm.weight": (taps * dim,)} if table.get("norm_before_fc") else {}
@@ -213,7 +257,9 @@ def speculators(table: dict, pair: Pair) -> Shapes:
 
 
 def deepspec(table: dict, pair: Pair) -> Shapes:
-    """Lists the tensors of DeepSpec's EAGLE-3: Qwen 3's layer, five taps, the target's vocabulary."""
+    """Lists the tensors of DeepSpec's EAGLE-3: Qwen 3's layer, five taps, the target's
+    vocabulary.
+    """
     dim, vocab, taps = table["hidden_size"], table["vocab_size"], len(table["target_layer_ids"])
     shapes = layer_shapes(table, "layers.0.", fused=True, norms=True)
     shapes |= {"fc.weight": (dim, taps * dim), "norm.weight": (dim,)}
@@ -223,7 +269,11 @@ def deepspec(table: dict, pair: Pair) -> Shapes:
 def dflash(table: dict, pair: Pair) -> Shapes:
     """Lists DFlash's tensors: layers as Qwen 3's, with neither an embedding nor a head."""
     dim, taps = table["hidden_size"], (table.get("dflash_config") or table)["target_layer_ids"]
-    shapes: Shapes = {"fc.weight": (dim, len(taps) * dim), "hidden_norm.weight": (dim,), "norm.weight": (dim,)}
+    shapes: Shapes = {
+        "fc.weight": (dim, len(taps) * dim),
+        "hidden_norm.weight": (dim,),
+        "norm.weight": (dim,),
+    }
     bias = table.get("attention_bias", False)
     for i in range(table["num_hidden_layers"]):
         shapes |= layer_shapes(table, f"layers.{i}.", norms=True, bias=bias)
@@ -238,9 +288,15 @@ def flat(table: dict) -> dict:
 
 
 def speculators_dflash(table: dict, pair: Pair) -> Shapes:
-    """Lists the tensors of DFlash in the format of `speculators`: a head for a vocabulary of its own."""
+    """Lists the tensors of DFlash in the format of `speculators`: a head for a vocabulary of its
+    own.
+    """
     plain, drafts = flat(table), table["draft_vocab_size"]
-    head = {"lm_head.weight": (drafts, plain["hidden_size"]), "d2t": (drafts,), "t2d": (plain["vocab_size"],)}
+    head = {
+        "lm_head.weight": (drafts, plain["hidden_size"]),
+        "d2t": (drafts,),
+        "t2d": (plain["vocab_size"],),
+    }
     return dflash(plain, pair) | head
 
 
@@ -250,23 +306,34 @@ def speculators_dflash2(table: dict, pair: Pair) -> Shapes:
 
 
 def dflash2(table: dict, pair: Pair) -> Shapes:
-    """Lists DFlash 2's tensors: DFlash's, two convolutions a layer, and the selector's two tables and projection."""
+    """Lists DFlash 2's tensors: DFlash's, two convolutions a layer, and the selector's two tables
+    and projection.
+    """
     options, dim, shapes = table["dflash_config"], table["hidden_size"], dflash(table, pair)
     reach, rank = options["conv_kernel_size"], options["selector_rank"]
     for i, part in itertools.product(range(table["num_hidden_layers"]), ("attention", "mlp")):
         shapes[f"layers.{i}.{part}_conv.base_kernel"] = (2, reach, dim)
         rows = 2 * reach * dim // options["conv_group_size"]
         shapes[f"layers.{i}.{part}_conv.kernel_projection.weight"] = (rows, dim)
-    shapes |= {f"candidate_selector.{x}_codebook": (table["vocab_size"], rank) for x in ("predecessor", "successor")}
+    shapes |= {
+        f"candidate_selector.{x}_codebook": (table["vocab_size"], rank)
+        for x in ("predecessor", "successor")
+    }
     return shapes | {"candidate_selector.hidden_projection.weight": (rank, dim)}
 
 
 def dspark(table: dict, pair: Pair) -> Shapes:
     """Lists DSpark's tensors: DFlash's, an embedding and a head, and the two heads behind it."""
     dim, vocab, rank = table["hidden_size"], table["vocab_size"], table["markov_rank"]
-    shapes = dflash(table, pair) | {"embed_tokens.weight": (vocab, dim), "lm_head.weight": (vocab, dim)}
+    shapes = dflash(table, pair) | {
+        "embed_tokens.weight": (vocab, dim),
+        "lm_head.weight": (vocab, dim),
+    }
     shapes |= {f"markov_head.markov_w{i}.weight": (vocab, rank) for i in (1, 2)}
-    return shapes | {"confidence_head.proj.weight": (1, dim + rank), "confidence_head.proj.bias": (1,)}
+    return shapes | {
+        "confidence_head.proj.weight": (1, dim + rank),
+        "confidence_head.proj.bias": (1,),
+    }
 
 
 def medusa(table: dict, pair: Pair) -> Shapes:
@@ -283,28 +350,51 @@ def mimo(table: dict, pair: Pair) -> Shapes:
     """Lists the tensors of MiMo's module, which lie beside the model's."""
     dim, prefix = table["hidden_size"], "model.mtp_layers.0."
     shapes = layer_shapes(table, prefix, bias=True) | {f"{prefix}input_proj.weight": (dim, 2 * dim)}
-    return shapes | {f"{prefix}{norm}_layernorm.weight": (dim,) for norm in ("token", "hidden", "final")}
+    return shapes | {
+        f"{prefix}{norm}_layernorm.weight": (dim,) for norm in ("token", "hidden", "final")
+    }
 
 
 def qwen(table: dict, pair: Pair) -> Shapes:
-    """Lists the tensors of a Qwen 3.5's module, whose queries have gates; they lie beside the model's."""
+    """Lists the tensors of a Qwen 3.5's module, whose queries have gates; they lie beside the
+    model's.
+    """
     text = table["text_config"]
     dim, prefix = text["hidden_size"], "mtp.layers.0."
     shapes = layer_shapes(text, prefix, norms=True)
     rows, columns = shapes[f"{prefix}self_attn.q_proj.weight"]
-    shapes |= {f"{prefix}self_attn.q_proj.weight": (2 * rows, columns), "mtp.fc.weight": (dim, 2 * dim)}
-    return shapes | {f"mtp.{norm}.weight": (dim,) for norm in ("norm", "pre_fc_norm_embedding", "pre_fc_norm_hidden")}
+    shapes |= {
+        f"{prefix}self_attn.q_proj.weight": (2 * rows, columns),
+        "mtp.fc.weight": (dim, 2 * dim),
+    }
+    return shapes | {
+        f"mtp.{norm}.weight": (dim,)
+        for norm in ("norm", "pre_fc_norm_embedding", "pre_fc_norm_hidden")
+    }
 
 
 def assistant(table: dict, pair: Pair) -> Shapes:
-    """Lists the tensors of a Gemma 4's assistant: layers with queries only, and centroids of its tokens."""
-    text, width, shapes = table["text_config"], table["backbone_hidden_size"], dict[str, tuple[int, ...]]()
+    """Lists the tensors of a Gemma 4's assistant: layers with queries only, and centroids of its
+    tokens.
+    """
+    text, width, shapes = (
+        table["text_config"],
+        table["backbone_hidden_size"],
+        dict[str, tuple[int, ...]](),
+    )
     dim, vocab = text["hidden_size"], text["vocab_size"]
     for i, kind in enumerate(text["layer_types"]):
         size = text["global_head_dim" if kind == "full_attention" else "head_dim"]
         layer = layer_shapes({**text, "head_dim": size}, f"model.layers.{i}.", norms=True)
-        shapes |= {name: shape for name, shape in layer.items() if not re.search(r"(k_proj|v_proj|k_norm)\.", name)}
-        shapes |= {f"model.layers.{i}.{part}_feedforward_layernorm.weight": (dim,) for part in ("pre", "post")}
+        shapes |= {
+            name: shape
+            for name, shape in layer.items()
+            if not re.search(r"(k_proj|v_proj|k_norm)\.", name)
+        }
+        shapes |= {
+            f"model.layers.{i}.{part}_feedforward_layernorm.weight": (dim,)
+            for part in ("pre", "post")
+        }
         shapes[f"model.layers.{i}.layer_scalar"] = (1,)
     shapes |= {"model.embed_tokens.weight": (vocab, dim), "model.norm.weight": (dim,)}
     shapes |= {"pre_projection.weight": (dim, 2 * width), "post_projection.weight": (width, dim)}
@@ -341,7 +431,8 @@ def published_tensors(pair: Pair) -> Shapes:
 
 
 def describe(pair: Pair, target: Model | None = None) -> load.Description:
-    """Reads a draft head's config.json, and compares it with its tensors and its target, as `load_drafter` does.
+    """Reads a draft head's config.json, and compares it with its tensors and its target, as
+    `load_drafter` does.
 
     Args:
         pair: a pair in a format of `FORMATS`.
@@ -351,7 +442,11 @@ def describe(pair: Pair, target: Model | None = None) -> load.Description:
     def unread(only=None):
         raise AssertionError("there are no weights")
 
-    files = [tensors.Shard(folder_of(pair.drafter) / "model.safetensors", published_tensors(pair), unread)]
+    files = [
+        tensors.Shard(
+            folder_of(pair.drafter) / "model.safetensors", published_tensors(pair), unread
+        )
+    ]
     return load.describe(folder_of(pair.drafter), files, target or model(pair.target))
 
 
@@ -384,7 +479,9 @@ def in_dtype(params: Any, dtype: str) -> Any:
     """Returns the shapes of parameters whose matrices are in a dtype."""
 
     def leaf(path, shape):
-        return jax.ShapeDtypeStruct(shape.shape, dtype if quantisation.is_matrix(path, shape) else shape.dtype)
+        return jax.ShapeDtypeStruct(
+            shape.shape, dtype if quantisation.is_matrix(path, shape) else shape.dtype
+        )
 
     return jax.tree_util.tree_map_with_path(leaf, params)
 
@@ -398,8 +495,11 @@ def sizes(pair: Pair, dtypes: Sequence[str] = ("bfloat16", "int8")) -> list[Size
     elif pair.format in FORMATS:
         config = describe(pair).config
         params, shape = abstract_params(config), shape_of(config)
-        drafts = {dtype: _bytes(params, quantisation.computation(dtype, "bfloat16")) for dtype in dtypes}
-    has_cache = decoder_layers(shape) > 0 and pair.format != "assistant"  # Medusa's heads have none, either
+        drafts = {
+            dtype: _bytes(params, quantisation.computation(dtype, "bfloat16")) for dtype in dtypes
+        }
+    # Medusa's heads have none, either
+    has_cache = decoder_layers(shape) > 0 and pair.format != "assistant"
     return [
         Sizes(
             weights[dtype],
@@ -421,12 +521,22 @@ def _bytes(params: Any, dtype: str) -> int:
 
 def _cache_bytes(config: Any, dtype: str) -> float:
     config = dataclasses.replace(config, dtype=quantisation.computation(dtype, "bfloat16"))
-    return roofline.load_of(config, row=min(ROW, config.max_positions or ROW), prompt=PROMPT).cache_bytes
+    return roofline.load_of(
+        config, row=min(ROW, config.max_positions or ROW), prompt=PROMPT
+    ).cache_bytes
 
 
 # --- the page
 
-HEADS = ("target", "drafter", "format", "tokens a round, as published", "bfloat16, GB", "int8, GB", *CHIPS)
+HEADS = (
+    "target",
+    "drafter",
+    "format",
+    "tokens a round, as published",
+    "bfloat16, GB",
+    "int8, GB",
+    *CHIPS,
+)
 
 
 def command(pair: Pair) -> str:
@@ -449,7 +559,15 @@ def cells(pair: Pair) -> list[str]:
     ]
     quantised = _gigabytes(narrow) if "int8" in fits else ""
     drafter = code(pair.drafter) if pair.drafter != pair.target else "its own module"
-    return [code(pair.target), drafter, pair.format, pair.tokens, _gigabytes(wide), quantised, *fits]
+    return [
+        code(pair.target),
+        drafter,
+        pair.format,
+        pair.tokens,
+        _gigabytes(wide),
+        quantised,
+        *fits,
+    ]
 
 
 def _gigabytes(size: Sizes) -> str:
@@ -457,24 +575,33 @@ def _gigabytes(size: Sizes) -> str:
 
 
 def sections() -> Iterator[str]:
-    """Writes the part of the page that is computed: counts, then of each family a heading, a table and the commands."""
+    """Writes the part of the page that is computed: counts, then of each family a heading, a table
+    and the commands.
+    """
     yield origins()
     for family, rows in itertools.groupby(pairs(), lambda pair: pair.family):
         rows = list(rows)
         lines = [HEADS, ["---"] * len(HEADS), *map(cells, rows)]
         table = "\n".join(f"| {' | '.join(line)} |".replace("|  |", "| |") for line in lines)
-        yield f"### {family}\n\n{table}\n\n```console\n" + "".join(f"$ {command(row)}\n" for row in rows) + "```\n"
+        yield (
+            f"### {family}\n\n{table}\n\n```console\n"
+            + "".join(f"$ {command(row)}\n" for row in rows)
+            + "```\n"
+        )
     yield PROMISES + promises()
 
 
 def origins() -> str:
     """Writes how many configurations are from where."""
     counts = collections.Counter(map(origin, index()["configs"].values()))
-    rows = "".join(f"| {name} | {counts[name]} |\n" for name in sorted(SOURCES, key=lambda name: -counts[name]))
+    rows = "".join(
+        f"| {name} | {counts[name]} |\n" for name in sorted(SOURCES, key=lambda name: -counts[name])
+    )
     return f"| the {counts.total()} configurations are from | |\n| --- | --- |\n{rows}"
 
 
-PLANNED = {  # a target of 2026 that `jaxspec models` has: a drafter whose acceptance is published, and a machine
+# a target of 2026 that `jaxspec models` has: a drafter whose acceptance is published, and a machine
+PLANNED = {
     "gemma-4-e4b": ("google/gemma-4-E4B-it-assistant", "tpu-v5e"),
     "qwen3.5-4b": ("z-lab/Qwen3.5-4B-DFlash", "tpu-v5e"),
     "gpt-oss-20b": ("RedHatAI/gpt-oss-20b-speculator.eagle3", "h100"),
@@ -490,19 +617,42 @@ the α with which Equation 1 gives as many.
 
 def promises() -> str:
     """Writes the commands that plan by published acceptance, and what they answer."""
-    commands = "".join(f"$ jaxspec plan --target {name} --draft {x} --device {y}\n" for name, (x, y) in PLANNED.items())
-    heads = ("target", "drafter", "tokens a round, as published", "drafting", "α", "c", "v of γ = 1, 3, 5", "best γ")
+    commands = "".join(
+        f"$ jaxspec plan --target {name} --draft {x} --device {y}\n"
+        for name, (x, y) in PLANNED.items()
+    )
+    heads = (
+        "target",
+        "drafter",
+        "tokens a round, as published",
+        "drafting",
+        "α",
+        "c",
+        "v of γ = 1, 3, 5",
+        "best γ",
+    )
     lines = [(*heads, "over plain decoding, at most"), ["---"] * 9]
     for target, (drafter, device) in PLANNED.items():
         row = published.of(drafter, target)
         best = plan.of_sizes(row.alpha, target, row.reads, device, at_once=row.at_once)
         v = ", ".join(f"{best.chains[gamma].verifying:.2f}" for gamma in (1, 3, 5))
-        line = [f"{target} on a {device}", f"`{drafter}`", measured(row), f"{row.draft}", f"{best.alpha:.2f}"]
-        lines.append([*line, f"{best.c:.3f}", v, f"{best.gamma or 'plain'}", f"{best.improvement:.2f} times"])
+        line = [
+            f"{target} on a {device}",
+            f"`{drafter}`",
+            measured(row),
+            f"{row.draft}",
+            f"{best.alpha:.2f}",
+        ]
+        lines.append(
+            [*line, f"{best.c:.3f}", v, f"{best.gamma or 'plain'}", f"{best.improvement:.2f} times"]
+        )
     return f"```console\n{commands}```\n\n" + "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
-BEGIN, END = "<!-- python -m benchmarks.pairs writes what follows -->\n", "<!-- and up to here -->\n"
+BEGIN, END = (
+    "<!-- python -m benchmarks.pairs writes what follows -->\n",
+    "<!-- and up to here -->\n",
+)
 
 
 def updated(page: str, begin: str = BEGIN, tables: Iterable[str] | None = None) -> str:

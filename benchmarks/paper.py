@@ -7,13 +7,14 @@
     python -m benchmarks.paper 5 --draft debian-t5-small --target debian-t5-base
     python -m benchmarks.paper sizes --dtype bfloat16 --max-new-tokens 128 --resume h200.jsonl --minutes 9
 
-`sizes` wants one device with some 60 GB of memory (or --target random:SHAPE --draft random:SHAPE): T5-XXL with
-T5-small. Models of random weights agree on nothing, so acceptance is simulated at the rates that the paper reports
-(`benchmarks.synthetic`: the text is nonsense, the time is not). Speeds are set beside the paper's, which were measured
-on a TPU v4, and beside Theorem 3.8 with c and v as measured; plain decoding beside the memory's floor: the bytes that a
-token needs (decoder weights, caches, head) over the bandwidth of a large copy on the same device. Where c is above 0.02
-the drafter is profiled. All but 1, 4 and the estimates of 2 take the options of `jaxspec bench` and `measure`. 3 and 5
-add the tables unigram and bigram to the drafters.
+`sizes` wants one device with some 60 GB of memory (or --target random:SHAPE --draft random:SHAPE):
+T5-XXL with T5-small. Models of random weights agree on nothing, so acceptance is simulated at the
+rates that the paper reports (`benchmarks.synthetic`: the text is nonsense, the time is not). Speeds
+are set beside the paper's, which were measured on a TPU v4, and beside Theorem 3.8 with c and v as
+measured; plain decoding beside the memory's floor: the bytes that a token needs (decoder weights,
+caches, head) over the bandwidth of a large copy on the same device. Where c is above 0.02 the
+drafter is profiled. All but 1, 4 and the estimates of 2 take the options of `jaxspec bench` and
+`measure`. 3 and 5 add the tables unigram and bigram to the drafters.
 
 Reference: Leviathan, Kalman, Matias, ICML 2023, arXiv 2211.17192, Tables 1 to 5.
 """
@@ -55,11 +56,15 @@ TABLES: dict[str, dict[str, str]] = {  # what `jaxspec measure` is given before 
     "3": {"temperature": "0,1", "gamma": "3"},
     "5": {"temperature": "0,1", "gamma": "3", "rule": LENIENCES},
 }
-BESIDE = "bigram", "unigram", "uniform"  # drafters that Tables 3 and 5 have beside those of one's own
+# drafters that Tables 3 and 5 have beside those of one's own
+BESIDE = "bigram", "unigram", "uniform"
 
 
 TABLE_2 = tuple(  # the rows that `sizes` measures
-    sorted((row for row in paper_tables.TABLE_4 if row.draft == paper_tables.SMALL), key=lambda row: row.temperature)
+    sorted(
+        (row for row in paper_tables.TABLE_4 if row.draft == paper_tables.SMALL),
+        key=lambda row: row.temperature,
+    )
 )
 
 
@@ -135,21 +140,27 @@ class Floor(NamedTuple):
         """Sets plain decoding beside the floor."""
         if plain.prefill_seconds is None or plain.tokens <= plain.texts:
             return ""
-        later = 1e3 * (np.array(plain.seconds) - plain.prefill_seconds) / (plain.tokens - plain.texts)
+        later = (
+            1e3 * (np.array(plain.seconds) - plain.prefill_seconds) / (plain.tokens - plain.texts)
+        )
         token = Spread.of(later)
         return (
             f"Plain decoding, T = {plain.setting.temperature:g}: {token.median:.3f} ms a token "
             f"({token.min:.3f}..{token.max:.3f}); the floor is {self.token_ms:.3f} ms "
-            f"({filesize.decimal(int(self.token_bytes))} at {self.bytes_per_second.median / 1e12:.2f} TB/s, a copy): "
+            f"({filesize.decimal(int(self.token_bytes))} at "
+            f"{self.bytes_per_second.median / 1e12:.2f} TB/s, a copy): "
             f"{self.token_ms / token.median:.0%} of the floor's speed is reached."
         )
 
 
-def floor(target: Model, draft: Model, new_tokens: int, size: int = COPY, repeats: int = 5) -> Floor:
+def floor(
+    target: Model, draft: Model, new_tokens: int, size: int = COPY, repeats: int = 5
+) -> Floor:
     """Bytes of a token, in the middle of a text, and the bandwidth of a copy of `size` bytes."""
     loads = [load_of(target.config, row=new_tokens // 2, prompt=SOURCE), load_of(draft.config)]
     of_target, of_draft = (
-        load._replace(dtype=dtype_of(model)) for load, model in zip(loads, (target, draft), strict=True)
+        load._replace(dtype=dtype_of(model))
+        for load, model in zip(loads, (target, draft), strict=True)
     )
     copied = Spread.of(copy_bandwidth(size, repeats))
     return Floor(of_target.weight_bytes + of_target.cache_bytes, of_draft.weight_bytes, copied)
@@ -165,7 +176,8 @@ def copy_bandwidth(size: int, repeats: int, inner: int = 20) -> np.ndarray:
 
     @functools.partial(jax.jit, donate_argnums=0)
     def copies(x, count):
-        return jax.lax.fori_loop(0, count, lambda _, y: y + 1.0, x)  # traced, or it would be one addition
+        # traced, or it would be one addition
+        return jax.lax.fori_loop(0, count, lambda _, y: y + 1.0, x)
 
     def call() -> None:
         nonlocal state
@@ -176,11 +188,18 @@ def copy_bandwidth(size: int, repeats: int, inner: int = 20) -> np.ndarray:
 
 
 def explained(results: Sequence[BenchResult], draft: Model, least: Floor) -> list[str]:
-    """Plain decoding beside the floor; and, where the drafter's pass is dear, why, from a profile of it."""
+    """Plain decoding beside the floor; and, where the drafter's pass is dear, why, from a profile
+    of it.
+    """
     lines = [least.sentence(result) for result in results if result.setting.is_plain]
-    for result in [result for result in results if result.costs and result.costs.c.median > CHEAP][:1]:
+    for result in [result for result in results if result.costs and result.costs.c.median > CHEAP][
+        :1
+    ]:
         assert result.costs is not None
-        options: dict[str, Any] = {"max_new_tokens": result.setting.new_tokens, "key": jax.random.key(0)}
+        options: dict[str, Any] = {
+            "max_new_tokens": result.setting.new_tokens,
+            "key": jax.random.key(0),
+        }
         prompt = random_prompt(draft, 1, SOURCE)
         prepared = prepare(draft, prompt, temperature=result.setting.temperature, **options)
         reading = 1e6 * least.draft_bytes / least.bytes_per_second.median
@@ -195,7 +214,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     table, options = arguments[:1], arguments[1:]
     if table in (["1"], ["4"]) and not options:
         return show(*(paper_tables.table_1() if table == ["1"] else paper_tables.table_4()))
-    if table == ["2"] and (not options or any(option.split("=")[0] == "--device" for option in options)):
+    if table == ["2"] and (
+        not options or any(option.split("=")[0] == "--device" for option in options)
+    ):
         return estimates(options)
     if table and table[0] in TABLES:
         return of_own_pair(table[0], options)
@@ -204,12 +225,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     shapes: dict[str, Any] = {"target": f"random:{SHAPES[0]}", "draft": f"random:{SHAPES[1]}"}
     work, chosen = workload(parser, arguments, shapes)
     if chosen.table in ("1", "4"):
-        parser.error(f"table {chosen.table} is arithmetic and takes no options: got {' '.join(options)}")
+        parser.error(
+            f"table {chosen.table} is arithmetic and takes no options: got {' '.join(options)}"
+        )
     for name in (work.target, work.draft):
         if not name.startswith("random:"):
             parser.error(f"got {name}: expected random:SHAPE as --target and --draft")
     names = work.target, work.draft
-    target, draft = (model(name, work.dtype, work.mesh, seed=work.seed + i) for i, name in enumerate(names))
+    target, draft = (
+        model(name, work.dtype, work.mesh, seed=work.seed + i) for i, name in enumerate(names)
+    )
     settings = table_2(target, draft, texts=work.rows, new_tokens=work.max_new_tokens)
     least = floor(target, draft, work.max_new_tokens)
     more = lambda results: explained(results, draft, least)  # noqa: E731
@@ -226,12 +251,16 @@ def show(view: Table, sentence: str, markdown: bool = False) -> None:
 def estimates(arguments: list[str]) -> None:
     """Prints Table 2 with estimates for a device."""
     parser = parser_of(__doc__)
-    parser.add_argument("--device", default=paper_tables.DEVICE, choices=tuple(MACHINES), help="estimate for it")
+    parser.add_argument(
+        "--device", default=paper_tables.DEVICE, choices=tuple(MACHINES), help="estimate for it"
+    )
     show(*paper_tables.table_2(parser.parse_args(arguments).device))
 
 
 def of_own_pair(table: str, arguments: list[str]) -> None:
-    """Measures a pair with a table's options before one's own, which win, and prints the paper's values beside."""
+    """Measures a pair with a table's options before one's own, which win, and prints the paper's
+    values beside.
+    """
     work, _ = workload(parser_of(__doc__), arguments, bench.MEASURE._asdict() | TABLES[table])
     if table != "2":
         drafts = (work.draft or drafter_names.default(work.target)).split(",")

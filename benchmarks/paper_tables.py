@@ -1,7 +1,7 @@
 """The printed values of the paper's Tables 1 to 5, each beside what is computed or measured here.
 
-`python -m benchmarks.paper 1` to `5` print these tables. 1 and 4 are arithmetic, 2 has estimates by bytes, 3 and 5 need
-results of a pair (`jaxspec measure`).
+`python -m benchmarks.paper 1` to `5` print these tables. 1 and 4 are arithmetic, 2 has estimates by
+bytes, 3 and 5 need results of a pair (`jaxspec measure`).
 
 Reference: Leviathan, Kalman, Matias, ICML 2023, arXiv 2211.17192.
 """
@@ -67,10 +67,11 @@ TABLE_4 = (
     Printed("summarization", "T5-base", 1.0, 3, 0.55, 0.04, 2.2, 1.8),
     Printed("summarization", "T5-large", 1.0, 3, 0.56, 0.11, 1.7, 1.6),
 )
-# The acceptance rates of Table 3 by drafter and temperature: of GPT-like 97M, T5-XXL translating and summarizing, and
-# LaMDA 137B. Models are listed from the smallest.
+# The acceptance rates of Table 3 by drafter and temperature: of GPT-like 97M, T5-XXL translating
+# and summarizing, and LaMDA 137B. Models are listed from the smallest.
 TABLE_3: dict[tuple[str, float], tuple[float | None, ...]] = {
-    ("uniform", 0.0): (None, None, None, None),  # section 3.6 names random tokens, and has no number
+    # section 3.6 names random tokens, and has no number
+    ("uniform", 0.0): (None, None, None, None),
     ("unigram", 0.0): (0.03, 0.08, 0.13, None),
     ("bigram", 0.0): (0.05, 0.20, 0.23, None),
     ("small model", 0.0): (0.88, 0.75, 0.65, 0.61),
@@ -84,14 +85,16 @@ TABLE_3: dict[tuple[str, float], tuple[float | None, ...]] = {
     ("large model", 1.0): (None, 0.71, 0.56, 0.74),
 }
 LENIENCES = 1.0, 0.5, 0.3, 0.1
-TABLE_5: dict[tuple[str, float], tuple[float, ...]] = {  # acceptance rates by drafter, temperature and lenience
+# acceptance rates by drafter, temperature and lenience
+TABLE_5: dict[tuple[str, float], tuple[float, ...]] = {
     ("unigram", 1.0): (0.07, 0.10, 0.11, 0.16),
     ("bigram", 1.0): (0.19, 0.23, 0.25, 0.32),
     (SMALL, 1.0): (0.62, 0.71, 0.76, 0.84),
     ("T5-base", 1.0): (0.68, 0.80, 0.83, 0.90),
     (SMALL, 0.0): (0.75, 0.75, 0.80, 0.87),  # in the text of appendix A.5
 }
-# Speed-ups that were measured on an H100 with simulated acceptance (docs/gpu.md), by task, drafter and temperature.
+# Speed-ups that were measured on an H100 with simulated acceptance (docs/gpu.md), by task, drafter
+# and temperature.
 MEASURED = {("translation", SMALL, 0.0): 2.17}
 
 
@@ -103,15 +106,27 @@ def table_1() -> tuple[Table, str]:
     """
     view = console.table(["α", "γ", "operations,\npaper", "here", "speed,\npaper", "here"])
     for alpha, gamma, work, speed in TABLE_1:
-        here = float(formulas.operations(alpha, gamma, 0.0)), float(formulas.improvement(alpha, gamma, 0.0))
-        view.add_row(f"{alpha}", f"{gamma}", f"{work:.2f}", f"{here[0]:.3f}", f"{speed:.2f}", f"{here[1]:.3f}")
+        here = (
+            float(formulas.operations(alpha, gamma, 0.0)),
+            float(formulas.improvement(alpha, gamma, 0.0)),
+        )
+        view.add_row(
+            f"{alpha}",
+            f"{gamma}",
+            f"{work:.2f}",
+            f"{here[0]:.3f}",
+            f"{speed:.2f}",
+            f"{here[1]:.3f}",
+        )
     return view, "Theorems 3.8 and 3.11 with c = ĉ = 0. Nothing differs."
 
 
 def expected_range(row: Printed) -> tuple[float, float]:
     """Computes the least and the largest EXP of any alpha and c that round to the printed ones.
 
-    >>> [round(value, 2) for value in expected_range(TABLE_4[4])]  # 2.4 is printed, and 2.35 comes out
+    >>> [
+    ...     round(value, 2) for value in expected_range(TABLE_4[4])
+    ... ]  # 2.4 is printed, and 2.35 comes out
     [2.27, 2.42]
     """
     low = float(formulas.improvement(row.alpha - 0.005, row.gamma, row.c + 0.005))
@@ -125,24 +140,31 @@ def table_4() -> tuple[Table, str]:
     >>> table_4()[0].row_count
     12
     """
-    view = console.table(["T", "γ", "α", "c", "EMP,\npaper", "EXP,\npaper", "EXP,\nhere", "by rounding"], first="task")
+    view = console.table(
+        ["T", "γ", "α", "c", "EMP,\npaper", "EXP,\npaper", "EXP,\nhere", "by rounding"],
+        first="task",
+    )
     for row in TABLE_4:
         here = float(formulas.improvement(row.alpha, row.gamma, row.c))
         low, high = expected_range(row)
         setting = f"{row.temperature:g}", f"{row.gamma}", f"{row.alpha:.2f}", f"{row.c:.2f}"
         values = f"{row.speed:.1f}", f"{row.expected:.1f}", f"{here:.2f}", f"{low:.2f}..{high:.2f}"
         view.add_row(f"{SHORT[row.task]}, {row.draft}", *setting, *values)
-    expected = [round(float(formulas.improvement(row.alpha, row.gamma, row.c)), 1) for row in TABLE_4]
+    expected = [
+        round(float(formulas.improvement(row.alpha, row.gamma, row.c)), 1) for row in TABLE_4
+    ]
     off = [row for row, here in zip(TABLE_4, expected, strict=True) if here != row.expected]
     return view, (
-        f"EXP is Theorem 3.8 with v = 1. {len(TABLE_4) - len(off)} of {len(TABLE_4)} come out to the printed digit. "
-        f"The other {len(off)} do not, because α and c are printed with two digits. The last column is what any α and "
-        "c that round to these may give. EMP was measured on a TPU v4 and cannot be computed."
+        f"EXP is Theorem 3.8 with v = 1. {len(TABLE_4) - len(off)} of {len(TABLE_4)} come out to "
+        f"the printed digit. The other {len(off)} do not, because α and c are printed with two "
+        "digits. The last column is what any α and c that round to these may give. EMP was "
+        "measured on a TPU v4 and cannot be computed."
     )
 
 
 def table_2(device: str = DEVICE) -> tuple[Table, str]:
-    """Estimates Table 2: Theorem 3.8 with the printed alpha, and c and v by bytes and arithmetic of a machine.
+    """Estimates Table 2: Theorem 3.8 with the printed alpha, and c and v by bytes and arithmetic of
+    a machine.
 
     >>> table_2("tpu-v4")[0].row_count
     12
@@ -161,26 +183,37 @@ def table_2(device: str = DEVICE) -> tuple[Table, str]:
         setting = f"{row.temperature:g}", f"{row.gamma}", f"{row.alpha:.2f}"
         values = f"{row.speed:.1f}", measured, f"{speed:.2f}", f"{c:.3f}", f"{v:.2f}"
         view.add_row(f"{SHORT[row.task]}, {row.draft}", *setting, *values)
-    kind = "estimates from bytes and kernels" if machine.kernel else "upper bounds from bytes and arithmetic"
+    kind = (
+        "estimates from bytes and kernels"
+        if machine.kernel
+        else "upper bounds from bytes and arithmetic"
+    )
     return view, (
-        f"Nothing in the column 'estimate here' was measured: these are {kind} of a {device}, T5 in bfloat16, with the "
-        "paper's α. The H100's figure was measured with random weights and simulated acceptance "
-        "(`python -m benchmarks.paper sizes`); its rounds yielded 3.0 tokens where α promises 3.6."
+        f"Nothing in the column 'estimate here' was measured: these are {kind} of a {device}, T5 "
+        "in bfloat16, with the paper's α. The H100's figure was measured with random weights and "
+        "simulated acceptance (`python -m benchmarks.paper sizes`); its rounds yielded 3.0 tokens "
+        "where α promises 3.6."
     )
 
 
 def table_3(results: Sequence[BenchResult]) -> tuple[Table, str]:
-    """Sets acceptance rates of a pair beside Table 3: tables by their names, models in the order of the results."""
+    """Sets acceptance rates of a pair beside Table 3: tables by their names, models in the order of
+    the results.
+    """
     view = console.table(
-        ["T", "GPT-like\n97M", "T5-XXL\nEnDe", "T5-XXL\nCNN/DM", "LaMDA\n137B", "here"], first="drafter"
+        ["T", "GPT-like\n97M", "T5-XXL\nEnDe", "T5-XXL\nCNN/DM", "LaMDA\n137B", "here"],
+        first="drafter",
     )
     for (draft, temperature), alphas in TABLE_3.items():
-        here = _here(results, draft, temperature, models=[name for name, _ in TABLE_3 if name not in TABLES])
+        here = _here(
+            results, draft, temperature, models=[name for name, _ in TABLE_3 if name not in TABLES]
+        )
         view.add_row(draft, f"{temperature:g}", *(words(alpha) for alpha in alphas), here)
     return view, (
-        "Here are other models, tasks and tokens, so the rates differ. The paper counts 10,000 tokens of each target's "
-        "own text, and samples LaMDA with top_k = 40. The small models are GPT-like 6M, T5-small and LaMDA 100M, the "
-        "middle ones T5-base and LaMDA 2B, the large ones T5-large and LaMDA 8B."
+        "Here are other models, tasks and tokens, so the rates differ. The paper counts 10,000 "
+        "tokens of each target's own text, and samples LaMDA with top_k = 40. The small models "
+        "are GPT-like 6M, T5-small and LaMDA 100M, the middle ones T5-base and LaMDA 2B, the "
+        "large ones T5-large and LaMDA 8B."
     )
 
 
@@ -196,9 +229,10 @@ def table_5(results: Sequence[BenchResult]) -> tuple[Table, str]:
             cells += [f"{alpha:.2f}", _here(results, draft, temperature, models=models, rule=rule)]
         view.add_row(draft, f"{temperature:g}", *cells)
     return view, (
-        "At T = 0 the paper prints p(x) ≤ l max p, which would accept what the target finds unlikely: ≥ is meant, and "
-        "tested here. Its speed-ups of 2.5, 3.1 and 3.6 at c = 0.015 are reached by no γ, and 5 by rounding: at the "
-        f"best γ Theorem 3.8 gives {', '.join(f'{speed:.2f}' for speed in best_speeds(TABLE_5[SMALL, 1.0]))}."
+        "At T = 0 the paper prints p(x) ≤ l max p, which would accept what the target finds "
+        "unlikely: ≥ is meant, and tested here. Its speed-ups of 2.5, 3.1 and 3.6 at c = 0.015 "
+        "are reached by no γ, and 5 by rounding: at the best γ Theorem 3.8 gives "
+        f"{', '.join(f'{speed:.2f}' for speed in best_speeds(TABLE_5[SMALL, 1.0]))}."
     )
 
 
@@ -208,22 +242,38 @@ def best_speeds(alphas: Sequence[float], c: float = 0.015) -> list[float]:
     >>> [round(speed, 2) for speed in best_speeds([0.62, 0.84])]
     [2.33, 4.79]
     """
-    return [float(formulas.improvement(alpha, formulas.optimal_gamma(alpha, c), c)) for alpha in alphas]
+    return [
+        float(formulas.improvement(alpha, formulas.optimal_gamma(alpha, c), c)) for alpha in alphas
+    ]
 
 
 def _here(
-    results: Sequence[BenchResult], draft: str, temperature: float, *, models: Sequence[str], rule: str = "rejection"
+    results: Sequence[BenchResult],
+    draft: str,
+    temperature: float,
+    *,
+    models: Sequence[str],
+    rule: str = "rejection",
 ) -> str:
-    """Finds the acceptance rate of a drafter: a table's by its name, a model's by its place among the models."""
+    """Finds the acceptance rate of a drafter: a table's by its name, a model's by its place among
+    the models.
+    """
     alike = [
         result
         for result in results
-        if not result.setting.is_plain and (result.setting.temperature, result.setting.rule) == (temperature, rule)
+        if not result.setting.is_plain
+        and (result.setting.temperature, result.setting.rule) == (temperature, rule)
     ]
     if draft in TABLES:
         chosen = [result for result in alike if result.setting.drafter == draft]
     else:
         place = list(dict.fromkeys(models)).index(draft)
-        names = [name for name in dict.fromkeys(result.setting.drafter for result in alike) if name not in TABLES]
-        chosen = [result for result in alike if names[place : place + 1] == [result.setting.drafter]]
+        names = [
+            name
+            for name in dict.fromkeys(result.setting.drafter for result in alike)
+            if name not in TABLES
+        ]
+        chosen = [
+            result for result in alike if names[place : place + 1] == [result.setting.drafter]
+        ]
     return words(chosen[0].alpha) if chosen else words(None)

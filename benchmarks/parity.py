@@ -1,4 +1,6 @@
-"""Tiny random drafters and their logits, which `speculators_parity` and `zlab_parity` compare with other packages'."""
+"""Tiny random drafters and their logits, which `speculators_parity` and `zlab_parity` compare with
+other packages'.
+"""
 
 import dataclasses
 import sys
@@ -20,7 +22,16 @@ TOLERANCE = 1e-5
 # A text has so many positions; a block begins at the anchor.
 VOCAB, WIDTH, POSITIONS, ANCHOR, WINDOW = 40, 16, 12, 5, 3
 LLAMA = decoder.decoder_config(
-    VOCAB, WIDTH, ff_dim=24, layers=6, heads=4, kv_heads=2, head_dim=8, rope_base=100.0, epsilon=1e-5, max_positions=64
+    VOCAB,
+    WIDTH,
+    ff_dim=24,
+    layers=6,
+    heads=4,
+    kv_heads=2,
+    head_dim=8,
+    rope_base=100.0,
+    epsilon=1e-5,
+    max_positions=64,
 )
 QWEN = nets.replace(LLAMA, head_norms=True)  # the layers of blocks and modules
 
@@ -28,7 +39,9 @@ QWEN = nets.replace(LLAMA, head_norms=True)  # the layers of blocks and modules
 def random_params(net, config, random):
     """Parameters away from norms of one; a vocabulary of its own is some of the target's ids."""
     shapes = jax.eval_shape(lambda: net.init(config, jax.random.key(0)))
-    params = jax.tree.map(lambda x: jnp.asarray(0.3 * random.standard_normal(x.shape), jnp.float32), shapes)
+    params = jax.tree.map(
+        lambda x: jnp.asarray(0.3 * random.standard_normal(x.shape), jnp.float32), shapes
+    )
     if "vocabulary" in params:
         ids = np.sort(random.choice(VOCAB, config.draft_vocab, replace=False))
         params["vocabulary"] = jnp.asarray(ids, jnp.int32)
@@ -37,7 +50,13 @@ def random_params(net, config, random):
 
 def random_target(folder, random):
     """A Llama, and the same in a folder for transformers."""
-    target = Model(decoder.language_model(LLAMA), random_params(decoder, LLAMA, random), None, LLAMA, str(folder))
+    target = Model(
+        decoder.language_model(LLAMA),
+        random_params(decoder, LLAMA, random),
+        None,
+        LLAMA,
+        str(folder),
+    )
     huggingface.save(target, folder)
     return target
 
@@ -51,22 +70,30 @@ def random_text(taps, random):
 def with_window(layer):
     """The same layers, of which the first sees a window only."""
     first, *rest = layer.layers
-    first = dataclasses.replace(first, attention=dataclasses.replace(first.attention, window=WINDOW))
+    first = dataclasses.replace(
+        first, attention=dataclasses.replace(first.attention, window=WINDOW)
+    )
     return dataclasses.replace(layer, layers=(first, *rest))
 
 
 def logits_of(target, config, params, states, tokens, depths=1):
     """Logits by jaxspec, in the drafter's vocabulary: [draft tokens, vocabulary].
 
-    Those of a block after the anchor; of other drafters those at every position, draft token by draft token.
+    Those of a block after the anchor; of other drafters those at every position, draft token by
+    draft token.
     """
     shared, block = shared_with(target.lm, target.params), isinstance(config, BlockConfig)
     after, place = jnp.asarray(tokens[:, 1:]), jnp.array([ANCHOR - 1])
     if block:
         depths, ahead = config.count, jnp.asarray(tokens[:, ANCHOR : ANCHOR + config.count])
     else:
-        states, place, ahead = states[:, : POSITIONS - 1], jnp.arange(POSITIONS - 1), after[0][:, None]
-        after = jnp.pad(after, ((0, 0), (0, depths - 1)))  # what is drafted in one pass reads none of these
+        states, place, ahead = (
+            states[:, : POSITIONS - 1],
+            jnp.arange(POSITIONS - 1),
+            after[0][:, None],
+        )
+        # what is drafted in one pass reads none of these
+        after = jnp.pad(after, ((0, 0), (0, depths - 1)))
     forward = Forward(jnp.zeros(0), jnp.asarray(states), jnp.asarray(states))
     kind = kind_of(config).training
     assert kind is not None
@@ -74,15 +101,18 @@ def logits_of(target, config, params, states, tokens, depths=1):
     hidden = kind.hidden_states(config, params, shared, starts)[0]
     by_depth, memory = [], None
     for depth in range(depths):
-        logits, memory = kind.logits(config, params, shared, DraftStep(hidden, ahead, depth, memory))
+        logits, memory = kind.logits(
+            config, params, shared, DraftStep(hidden, ahead, depth, memory)
+        )
         by_depth.append(logits)
     logits = np.concatenate(by_depth)
     return logits[:, np.asarray(params["vocabulary"])] if "vocabulary" in params else logits
 
 
 def report(numbers, rows):
-    """Prints a line for each drafter: its name, the largest difference of `numbers`, and their range; exits with 1 if
-    one is above `TOLERANCE`."""
+    """Prints a line for each drafter: its name, the largest difference of `numbers`, and their
+    range; exits with 1 if one is above `TOLERANCE`.
+    """
     worst = 0.0
     print(f"| drafter | largest difference of {numbers} | their range |\n|---|---|---|")
     for name, most, spread in rows:
@@ -93,7 +123,9 @@ def report(numbers, rows):
 
 
 def difference(actual, expected):
-    """The largest difference, and the range of what was expected; infinite where different tokens are impossible."""
+    """The largest difference, and the range of what was expected; infinite where different tokens
+    are impossible.
+    """
     possible = np.isfinite(expected)
     if (np.isfinite(actual) != possible).any():
         return np.inf, np.ptp(expected[possible])

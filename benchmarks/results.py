@@ -2,9 +2,10 @@
 
     python -m benchmarks.results benchmarks/results/results.md --resume results.jsonl
 
-A table is between `<!-- measured -->` and `<!-- /measured -->`, after a console block with its commands: each runs in a
-process of its own, or its rows are taken from the file, and machine, versions, date, table and what follows from it
-take the place of what was there. A run that was ended goes on where it was. Hours of two cores, for all of a page.
+A table is between `<!-- measured -->` and `<!-- /measured -->`, after a console block with its
+commands: each runs in a process of its own, or its rows are taken from the file, and machine,
+versions, date, table and what follows from it take the place of what was there. A run that was
+ended goes on where it was. Hours of two cores, for all of a page.
 """
 
 from __future__ import annotations
@@ -22,19 +23,22 @@ from jaxspec.files import read_text, write_text
 
 COMMAND = r"\$ (?:jaxspec (?:bench|measure)|python -m benchmarks\.\w+) [^\n]*\n"
 BLOCK = re.compile(
-    rf"(```console\n(?P<commands>(?:{COMMAND})+)```\n\n<!-- measured -->\n).*?(?=<!-- /measured -->)", re.DOTALL
+    rf"(```console\n(?P<commands>(?:{COMMAND})+)```\n\n<!-- measured -->\n).*?(?=<!-- /measured -->)",
+    re.DOTALL,
 )
 
 
 def fill(page: Path, store: Path) -> None:
     """Runs the commands of a page and puts their tables in the place of those that it has.
 
-    A table is between `<!-- measured -->` and `<!-- /measured -->`, after a console block with its commands.
+    A table is between `<!-- measured -->` and `<!-- /measured -->`, after a console block with its
+    commands.
     """
     text = read_text(page)
     if not BLOCK.search(text):
         raise ValueError(
-            f"{page} has no console block of jaxspec bench, measure or a benchmark before a line <!-- measured -->"
+            f"{page} has no console block of jaxspec bench, measure or a benchmark before a line "
+            "<!-- measured -->"
         )
 
     for block in BLOCK.finditer(text):

@@ -1,11 +1,13 @@
-"""The acceptance of each exact rule along the target's own texts, by replay; and of one of several candidates.
+"""The acceptance of each exact rule along the target's own texts, by replay; and of one of several
+candidates.
 
-    python -m benchmarks.rule_acceptance --target debian-t5-base --draft debian-t5-small --gamma 7 --count 64
+    python -m benchmarks.rule_acceptance --target debian-t5-base --draft debian-t5-small --gamma 7
+    --count 64
 
-Two cores, a few minutes. α is the probability that a round's first draft token is accepted; tokens a round are the mean
-over all rounds that a text can be made of (`jaxspec.analysis.replay`); "one of k" is the probability that one of k
-independent candidates for a token is accepted. Inexact rules, whose text is another, are measured by `jaxspec measure
---rule all --no-speed`.
+Two cores, a few minutes. α is the probability that a round's first draft token is accepted; tokens
+a round are the mean over all rounds that a text can be made of (`jaxspec.analysis.replay`); "one of
+k" is the probability that one of k independent candidates for a token is accepted. Inexact rules,
+whose text is another, are measured by `jaxspec measure --rule all --no-speed`.
 """
 
 from __future__ import annotations
@@ -29,16 +31,23 @@ CANDIDATES = (2, 4)
 
 
 def alpha_of_candidates(trace: replay.LogitTrace, count: int) -> list[Rate]:
-    """Averages the probability that one of the first 1, 2, ... `count` independent candidates for a token is accepted.
+    """Averages the probability that one of the first 1, 2, ... `count` independent candidates for a
+    token is accepted.
 
-    The exact probability at each position (`divergence.beta_of_candidates`), with the distributions at the texts' own
-    temperature; the texts only give the positions. At temperature 0 all candidates are one, and so are the ratios.
+    The exact probability at each position (`divergence.beta_of_candidates`), with the distributions
+    at the texts' own temperature; the texts only give the positions. At temperature 0 all
+    candidates are one, and so are the ratios.
     """
-    logits_to_probs = jax.jit(lambda logits: jnp.exp(replay.distribution(logits, jnp.float32(trace.temperature)))[:, 0])
+    logits_to_probs = jax.jit(
+        lambda logits: jnp.exp(replay.distribution(logits, jnp.float32(trace.temperature)))[:, 0]
+    )
     chances = []
     for start in range(0, len(trace.tokens), replay.CHUNK):
         chunk = slice(start, start + replay.CHUNK)
-        p, q = (np.asarray(logits_to_probs(side[chunk]), np.float64) for side in (trace.target, trace.draft))
+        p, q = (
+            np.asarray(logits_to_probs(side[chunk]), np.float64)
+            for side in (trace.target, trace.draft)
+        )
         chances.append(divergence.beta_of_candidates(p, q, count))
     by_position = np.concatenate(chances)
     return [replay.mean_of_rows(trace, by_position[:, k]) for k in range(count)]
@@ -55,13 +64,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--max-new-tokens", type=int, default=64)
     parser.add_argument("--markdown", action="store_true")
     options = parser.parse_args(arguments)
-    draft, out = options.draft or drafter_names.default_model(options.target), console.printer(options.markdown)
+    draft, out = (
+        options.draft or drafter_names.default_model(options.target),
+        console.printer(options.markdown),
+    )
     limits = {"gamma": options.gamma, "max_new_tokens": options.max_new_tokens}
     prepared = prepared_pair(options.target, draft, "float32", None, options.count, **limits)
     out.print(environment.line(environment.current()))
     for temperature in options.temperature:
         trace = replay.collect(prepared.replace(temperature=temperature))
-        view = console.table(["α", "tokens\na round"], first="rule", title=f"T = {temperature:g}, γ = {options.gamma}")
+        view = console.table(
+            ["α", "tokens\na round"],
+            first="rule",
+            title=f"T = {temperature:g}, γ = {options.gamma}",
+        )
         for name, entry in catalogue.RULES.items():
             if entry.rule.exact and entry.rule.acceptance_ratio is not None:
                 ratios, shape = replay.chain_ratios(trace, entry.rule), replay.chain(options.gamma)

@@ -1,9 +1,11 @@
-"""The cost of each acceptance rule: one verdict, compiled and called by itself, beside a pass of a model.
+"""The cost of each acceptance rule: one verdict, compiled and called by itself, beside a pass of a
+model.
 
     python -m benchmarks.rule_costs --batch 1 32 --markdown
 
-Two cores, some minutes. The model has random weights at a published shape (--shape); rules are timed with its
-vocabulary, and with one of 256,000 if that is larger. Axis letters as in `jaxspec.core`.
+Two cores, some minutes. The model has random weights at a published shape (--shape); rules are
+timed with its vocabulary, and with one of 256,000 if that is larger. Axis letters as in
+`jaxspec.core`.
 """
 
 from __future__ import annotations
@@ -45,8 +47,10 @@ class RuleCost(NamedTuple):
     """The time of a verdict of one rule.
 
     Attributes:
-        usual_us, all_accepted_us: microseconds, where some draft tokens are rejected, and where none is.
-        share: the slower of the two over the verify pass; None for another vocabulary than the model's.
+        usual_us, all_accepted_us: microseconds, where some draft tokens are rejected, and where
+            none is.
+        share: the slower of the two over the verify pass; None for another vocabulary than the
+            model's.
     """
 
     usual_us: Spread
@@ -60,7 +64,8 @@ class RuleCosts(NamedTuple):
     Attributes:
         batch, vocab: rows, and tokens of the vocabulary.
         rules: by name.
-        one_token_ms, verify_ms: milliseconds of the model's passes over one token and over gamma + 1.
+        one_token_ms, verify_ms: milliseconds of the model's passes over one token and over gamma +
+            1.
     """
 
     batch: int
@@ -70,8 +75,11 @@ class RuleCosts(NamedTuple):
     verify_ms: float
 
 
-def costs(rules: Sequence[Rule], sizes: Sizes, *, repeats: int, alike: bool = False) -> dict[str, np.ndarray]:
-    """Seconds of one verdict of each rule, compiled and called by itself, by name; "distributions": a softmax.
+def costs(
+    rules: Sequence[Rule], sizes: Sizes, *, repeats: int, alike: bool = False
+) -> dict[str, np.ndarray]:
+    """Seconds of one verdict of each rule, compiled and called by itself, by name; "distributions":
+    a softmax.
 
     Example:
         >>> from jaxspec import rules
@@ -79,13 +87,21 @@ def costs(rules: Sequence[Rule], sizes: Sizes, *, repeats: int, alike: bool = Fa
         >>> {name: seconds.shape for name, seconds in taken.items()}
         {'distributions': (4,), 'rejection': (4,)}
     """
-    keys, position = noise.row_keys(jax.random.key(0), sizes.batch), jnp.full(sizes.batch, 9, jnp.int32)
+    keys, position = (
+        noise.row_keys(jax.random.key(0), sizes.batch),
+        jnp.full(sizes.batch, 9, jnp.int32),
+    )
     logits, draft_logits = _logits(jax.random.key(1), sizes, jnp.array(alike))
     sampling_params = sampling.SamplingParams(jnp.ones(sizes.batch))
     to_distribution = jax.jit(sampling.at_temperature())
-    target, q = to_distribution(sampling_params, logits), to_distribution(sampling_params, draft_logits).log_probs
+    target, q = (
+        to_distribution(sampling_params, logits),
+        to_distribution(sampling_params, draft_logits).log_probs,
+    )
     assert q is not None
-    calls: dict[str, Callable[[], object]] = {"distributions": _call(to_distribution, sampling_params, logits)}
+    calls: dict[str, Callable[[], object]] = {
+        "distributions": _call(to_distribution, sampling_params, logits)
+    }
     for rule in rules:
         draft = _draft(keys, position, q, rule.shares_noise)
         calls[rule.name] = _call(jax.jit(rule.verify), keys, position, draft, target)
@@ -100,23 +116,33 @@ def beside_passes(
     repeats: int,
     doing: Callable[[str], object] = lambda what: None,
 ) -> list[RuleCosts]:
-    """Microseconds of every rule, and of a pass of a model with random weights at a published shape."""
+    """Microseconds of every rule, and of a pass of a model with random weights at a published
+    shape.
+    """
     doing(f"making {shape}")
     model, results = random_model(shape, "float32", seed=0), []
     every = [entry.rule for entry in catalogue.RULES.values()]
     for batch in batches:
         doing(f"{shape}, batch {batch}")
         prompt = random_prompt(model, batch, SOURCE)
-        passes = cost.measure(prepare(model, prompt, drafter=model, gamma=gamma, max_new_tokens=64), repeats=5, inner=2)
+        passes = cost.measure(
+            prepare(model, prompt, drafter=model, gamma=gamma, max_new_tokens=64),
+            repeats=5,
+            inner=2,
+        )
         for vocab in sorted({model.lm.vocab_size, max(model.lm.vocab_size, LARGE)}):
             doing(f"rules, batch {batch}, vocabulary {vocab}")
             sizes = Sizes(vocab, batch, gamma)
-            usual, alike = (costs(every, sizes, repeats=repeats, alike=same) for same in (False, True))
+            usual, alike = (
+                costs(every, sizes, repeats=repeats, alike=same) for same in (False, True)
+            )
             lines = {}
             for name in usual:
                 usual_us, alike_us = (Spread.of(1e6 * seconds[name]) for seconds in (usual, alike))
                 share = max(usual_us.median, alike_us.median) / 1e3 / passes.verify_ms
-                lines[name] = RuleCost(usual_us, alike_us, share if vocab == model.lm.vocab_size else None)
+                lines[name] = RuleCost(
+                    usual_us, alike_us, share if vocab == model.lm.vocab_size else None
+                )
             results.append(RuleCosts(batch, vocab, lines, passes.target_ms, passes.verify_ms))
     return results
 
@@ -142,9 +168,16 @@ def _logits(
 
 
 @functools.partial(jax.jit, static_argnames=("shares_noise",))
-def _draft(keys: Keys, position: Int[Array, " B"], log_probs: Float[Array, "B G V"], shares_noise: bool) -> Draft:
-    """Drafts as `drafters.model` does: tokens with their distributions, or with the noise that they were drawn with."""
-    purpose, gamma = noise.Purpose.TOKEN if shares_noise else noise.Purpose.DRAFT, log_probs.shape[1]
+def _draft(
+    keys: Keys, position: Int[Array, " B"], log_probs: Float[Array, "B G V"], shares_noise: bool
+) -> Draft:
+    """Drafts as `drafters.model` does: tokens with their distributions, or with the noise that they
+    were drawn with.
+    """
+    purpose, gamma = (
+        noise.Purpose.TOKEN if shares_noise else noise.Purpose.DRAFT,
+        log_probs.shape[1],
+    )
 
     def noise_at(i: Int[Array, ""]) -> Float[Array, "B V"]:
         return noise.gumbel(noise.at(keys, position + i, purpose), log_probs.shape[2])
@@ -172,7 +205,9 @@ def table_of(size: RuleCosts, shape: str, gamma: int) -> Table:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Parses the command line and measures."""
     parser = parser_of(__doc__)
-    parser.add_argument("--shape", default="t5-v1_1-base", help="of the model whose pass verdicts are compared with")
+    parser.add_argument(
+        "--shape", default="t5-v1_1-base", help="of the model whose pass verdicts are compared with"
+    )
     parser.add_argument("--batch", type=int, nargs="+", default=[1])
     parser.add_argument("--gamma", type=int, default=7)
     parser.add_argument("--repeats", type=int, default=10)

@@ -1,4 +1,5 @@
-"""Writes jaxspec/data/sizes.json, which `jaxspec models` lists: the parameters, memory and caches of published sizes.
+"""Writes jaxspec/data/sizes.json, which `jaxspec models` lists: the parameters, memory and caches
+of published sizes.
 
     python -m benchmarks.sizes      a minute; no weights are read
 

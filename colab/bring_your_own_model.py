@@ -3,9 +3,9 @@
 # [![Open In Kaggle](https://kaggle.com/static/images/open-in-kaggle.svg)](https://kaggle.com/kernels/welcome?src=https://github.com/jaxspec/jaxspec/blob/main/colab/bring_your_own_model.ipynb)
 
 # %%
-# @title Install jaxspec, and print what it runs on
-# Where jaxspec is missing, pip installs it: from a checkout that the notebook lies in or beside, from a wheel or zip that
-# was uploaded to this folder, or from this address, which a fork changes (`repo_url` in mkdocs.yml).
+# @title Install jaxspec, and print what it runs on Where jaxspec is missing, pip installs it: from
+# a checkout that the notebook lies in or beside, from a wheel or zip that was uploaded to this
+# folder, or from this address, which a fork changes (`repo_url` in mkdocs.yml).
 REPOSITORY = "https://github.com/jaxspec/jaxspec"
 
 import glob
@@ -15,7 +15,8 @@ import shutil
 import subprocess
 import sys
 
-CANNOT_CHANGE = ("numpy", "scipy", "ml_dtypes", "jax", "jaxlib", "flax", "transformers", "psutil")  # once loaded
+# once loaded
+CANNOT_CHANGE = ("numpy", "scipy", "ml_dtypes", "jax", "jaxlib", "flax", "transformers", "psutil")
 
 
 class Stop(Exception):
@@ -39,30 +40,42 @@ def loaded_version(package):
 
 
 def requirement():
-    """What pip is asked for: a checkout, else a file that was uploaded, else the repository, with the chip's extra."""
+    """What pip is asked for: a checkout, else a file that was uploaded, else the repository, with
+    the chip's extra.
+    """
     has_tpu = glob.glob("/dev/accel*") + glob.glob("/dev/vfio/[0-9]*")
     chip = "cuda," if shutil.which("nvidia-smi") else "tpu," if has_tpu else ""
     extras = f"[{chip}figures]"
     for folder in (".", "..", *sorted(glob.glob("jaxspec*/"))):
-        if os.path.isfile(f"{folder}/pyproject.toml") and os.path.isfile(f"{folder}/jaxspec/__init__.py"):
+        if os.path.isfile(f"{folder}/pyproject.toml") and os.path.isfile(
+            f"{folder}/jaxspec/__init__.py"
+        ):
             return folder + extras
-    uploaded = [file for ending in ("whl", "zip", "tar.gz") for file in glob.glob(f"jaxspec*.{ending}")]
+    uploaded = [
+        file for ending in ("whl", "zip", "tar.gz") for file in glob.glob(f"jaxspec*.{ending}")
+    ]
     if uploaded:
         return f"./{max(uploaded, key=os.path.getmtime)}{extras}"
     return f"jaxspec-decoding{extras} @ git+{REPOSITORY}"
 
 
 def pip_arguments():
-    """The requirement, and the NumPy that is here: a kernel that has loaded it cannot go on with another."""
+    """The requirement, and the NumPy that is here: a kernel that has loaded it cannot go on with
+    another.
+    """
     numpy = loaded_version("numpy") or installed_version("numpy")
     keeps_numpy = numpy is not None and int(numpy.split(".")[0]) >= 2  # which jaxspec needs
     return [requirement(), *([f"numpy=={numpy}"] if keeps_numpy else [])]
 
 
 def changed_packages():
-    """Says of each package that this kernel has loaded which other version of it is installed now."""
+    """Says of each package that this kernel has loaded which other version of it is installed
+    now.
+    """
     importlib.invalidate_caches()
-    versions = [(package, loaded_version(package), installed_version(package)) for package in CANNOT_CHANGE]
+    versions = [
+        (package, loaded_version(package), installed_version(package)) for package in CANNOT_CHANGE
+    ]
     return [
         f"{package} {now} is installed and this kernel has loaded {loaded}"
         for package, loaded, now in versions
@@ -89,14 +102,18 @@ from jaxspec.core import programs
 programs.keep()  # on disk: what is compiled here, the next kernel need not compile
 SMOKE = bool(os.environ.get("JAXSPEC_SMOKE"))  # shorter loops, for tests
 device = jax.devices()[0]
-print(f"jaxspec {jaxspec.__version__}, jax {jax.__version__}, {jax.device_count()} x {device.device_kind}")
+print(
+    f"jaxspec {jaxspec.__version__}, jax {jax.__version__}, {jax.device_count()} x "
+    f"{device.device_kind}"
+)
 
 # %% [markdown]
 # # Bring your own model
 #
-# A target or a draft is anything that maps a row of tokens to logits: a Flax Linen module, an NNX module, an Equinox
-# module, a plain function. Here are small models of text, byte by byte, trained in this notebook; then drafters for a
-# model that has no smaller sibling; then an acceptance rule of our own, and the proof that it is exact.
+# A target or a draft is anything that maps a row of tokens to logits: a Flax Linen module, an NNX
+# module, an Equinox module, a plain function. Here are small models of text, byte by byte, trained
+# in this notebook; then drafters for a model that has no smaller sibling; then an acceptance rule
+# of our own, and the proof that it is exact.
 
 # %%
 import jax.numpy as jnp
@@ -115,7 +132,9 @@ corpus = np.concatenate(rows)
 
 
 def prompt_of(text):
-    return jaxspec.Prompt(jnp.array([list(text.encode())], jnp.int32), jnp.array([len(text)], jnp.int32))
+    return jaxspec.Prompt(
+        jnp.array([list(text.encode())], jnp.int32), jnp.array([len(text)], jnp.int32)
+    )
 
 
 def text_of(out):
@@ -128,8 +147,8 @@ print(f"{len(rows)} texts, {len(corpus)} bytes: {texts[0][:60]}...")
 # %% [markdown]
 # ## A Linen module as the target
 #
-# `__call__` takes tokens of shape [batch, step] and returns logits of shape [batch, step, vocab]; position t may only
-# look at tokens up to t. This network sees the last `window` bytes.
+# `__call__` takes tokens of shape [batch, step] and returns logits of shape [batch, step, vocab];
+# position t may only look at tokens up to t. This network sees the last `window` bytes.
 
 # %%
 import flax.linen as nn
@@ -138,7 +157,9 @@ from jaxspec.nets import adapters
 
 
 def last(x, window):
-    """Each position's features, and those of the window - 1 positions before it: [..., step, window * dim]."""
+    """Each position's features, and those of the window - 1 positions before it: [..., step, window
+    * dim].
+    """
     shifted = [jnp.pad(x, ((0, 0), (back, 0), (0, 0)))[:, : x.shape[1]] for back in range(window)]
     return jnp.concatenate(shifted, axis=-1)
 
@@ -158,9 +179,9 @@ network = Network(window=10, width=256)
 params = network.init(jax.random.key(0), prompt.tokens)["params"]
 target = jaxspec.Model(adapters.from_linen(network, VOCAB), params)
 
-# %% [markdown]
-# That is all that jaxspec needs: `jaxspec.Model(lm, params)`. Its text becomes worth reading when it has been trained,
-# here on little text; this takes some seconds, and has nothing to do with jaxspec.
+# %% [markdown] That is all that jaxspec needs: `jaxspec.Model(lm, params)`. Its text becomes worth
+# reading when it has been trained, here on little text; this takes some seconds, and has nothing to
+# do with jaxspec.
 
 
 # %%
@@ -186,14 +207,17 @@ def train(apply, params, rate=3e-3, steps=100 if SMOKE else 500):
     return params
 
 
-target = target._replace(params=train(lambda p, tokens: network.apply({"params": p}, tokens), target.params))
+target = target._replace(
+    params=train(lambda p, tokens: network.apply({"params": p}, tokens), target.params)
+)
 plain = jaxspec.generate(target, prompt, max_new_tokens=64)
 print("This package contains |", text_of(plain))
 
 # %% [markdown]
 # ## An NNX module as the draft
 #
-# A shorter window, and an eighth of the width. `from_nnx` splits the module into a pure function and parameters.
+# A shorter window, and an eighth of the width. `from_nnx` splits the module into a pure function
+# and parameters.
 
 # %%
 from flax import nnx
@@ -218,8 +242,13 @@ draft = jaxspec.Model(lm, train(lambda p, tokens: nnx.merge(graph, p)(tokens), p
 def speculate(drafter, target=target):
     """The text with a drafter, which must be the text without."""
     out = jaxspec.generate(target, prompt, drafter=drafter, gamma=4, max_new_tokens=64)
-    accepted, drafted, rounds = (int(x.sum()) for x in (out.stats.accepted, out.stats.drafted, out.stats.rounds))
-    print(f"{rounds} target passes instead of {plain.stats.rounds[0]}; {accepted} of {drafted} draft tokens accepted")
+    accepted, drafted, rounds = (
+        int(x.sum()) for x in (out.stats.accepted, out.stats.drafted, out.stats.rounds)
+    )
+    print(
+        f"{rounds} target passes instead of {plain.stats.rounds[0]}; {accepted} of {drafted} draft "
+        "tokens accepted"
+    )
     assert text_of(out) == text_of(plain)
     return out
 
@@ -238,7 +267,9 @@ def bigram(params, tokens):
     return params[tokens]
 
 
-draft = jaxspec.Model(adapters.from_function(bigram, VOCAB), train(bigram, jnp.zeros((VOCAB, VOCAB)), rate=0.1))
+draft = jaxspec.Model(
+    adapters.from_function(bigram, VOCAB), train(bigram, jnp.zeros((VOCAB, VOCAB)), rate=0.1)
+)
 out = speculate(draft)
 
 # %% [markdown]
@@ -259,7 +290,10 @@ else:
 
         def __init__(self, key):
             a, b = jax.random.split(key)
-            self.embed, self.head = jax.random.normal(a, (VOCAB, 8)), eqx.nn.Linear(16, VOCAB, key=b)
+            self.embed, self.head = (
+                jax.random.normal(a, (VOCAB, 8)),
+                eqx.nn.Linear(16, VOCAB, key=b),
+            )
 
         def __call__(self, tokens):
             return jax.vmap(jax.vmap(self.head))(last(self.embed[tokens], 2))
@@ -274,10 +308,11 @@ else:
 # %% [markdown]
 # ## A cache of your own
 #
-# The functions above read the whole row in every pass. A function with a cache reads the new tokens only. It takes
-# `(params, cache, tokens, positions)`, writes entry `positions[b, t]` of row b, looks at entries up to that one, and
-# returns the logits and the cache. Every array in the cache has the batch as its first axis. Rewinding is done by
-# jaxspec: what lies after a row's end is garbage, to be written over.
+# The functions above read the whole row in every pass. A function with a cache reads the new tokens
+# only. It takes `(params, cache, tokens, positions)`, writes entry `positions[b, t]` of row b,
+# looks at entries up to that one, and returns the logits and the cache. Every array in the cache
+# has the batch as its first axis. Rewinding is done by jaxspec: what lies after a row's end is
+# garbage, to be written over.
 #
 # Here the cache holds embeddings, and each position takes the last `window` of them.
 
@@ -315,10 +350,11 @@ out = speculate(jaxspec.drafters.prompt_lookup(longest=4, shortest=2))
 # %% [markdown]
 # ## A rule of your own
 #
-# A rule gets the draft and the target's distributions, and returns how many draft tokens are accepted and which token
-# follows them. Here is one that accepts a draft token x with probability min(1, p(x) / q(x)), and, after a rejection,
-# draws from what p has more than q. Random numbers come from `jaxspec.core.noise`, through `uniforms` and
-# `sample_residual`, so that they are never used twice.
+# A rule gets the draft and the target's distributions, and returns how many draft tokens are
+# accepted and which token follows them. Here is one that accepts a draft token x with probability
+# min(1, p(x) / q(x)), and, after a rejection, draws from what p has more than q. Random numbers
+# come from `jaxspec.core.noise`, through `uniforms` and `sample_residual`, so that they are never
+# used twice.
 
 # %%
 from jaxspec.core import Rule
@@ -329,7 +365,8 @@ def verify(keys, position, draft, target, replace=common.residual):
     p = common.gather_probs(target.log_probs[:, :-1], draft.tokens)
     q = common.draft_probs(draft)
     count = common.count_accepted(common.uniforms(keys, position, draft) * q < p, draft.length)
-    p_next = jnp.exp(common.take_position(target.log_probs, count))  # at the first rejection, or after the last one
+    # at the first rejection, or after the last one
+    p_next = jnp.exp(common.take_position(target.log_probs, count))
     q_next = common.draft_distribution_at(draft, count, p_next.shape[-1])  # 0 after the last one
     left = jnp.log(replace(p_next, q_next))
     return common.chain_verdict(draft, count, common.sample_residual(keys, position, left))
@@ -346,15 +383,21 @@ wrong = Rule(verify_wrongly, "wrong", exact=False)
 key = jax.random.key(0)
 for rule in (mine, wrong):
     sampled = jaxspec.generate(
-        target, prompt, drafter=draft, gamma=4, rule=rule, temperature=0.8, key=key, max_new_tokens=48
+        target,
+        prompt,
+        drafter=draft,
+        gamma=4,
+        rule=rule,
+        temperature=0.8,
+        key=key,
+        max_new_tokens=48,
     )
     print(f"{rule.name:6} {text_of(sampled)!r}")
 
-# %% [markdown]
-# The texts do not show which is wrong. `certify` does not look at texts: it runs the decoder on a tiny model of three
-# tokens, enumerates everything that can be drawn, and adds up the probability of each text. The result is the total
-# variation from the target's distribution: the most by which the probability of any event is off. Rounding gives some
-# 1e-7.
+# %% [markdown] The texts do not show which is wrong. `certify` does not look at texts: it runs the
+# decoder on a tiny model of three tokens, enumerates everything that can be drawn, and adds up the
+# probability of each text. The result is the total variation from the target's distribution: the
+# most by which the probability of any event is off. Rounding gives some 1e-7.
 
 # %%
 from jaxspec.testing import certify, table_model
@@ -372,8 +415,8 @@ assert error_of(jaxspec.rules.rejection()) < 1e-6
 assert error_of(mine) < 1e-6
 assert error_of(wrong) > 1e-2
 
-# %% [markdown]
-# The same holds for a model: give `certify` one with three tokens, and it proves that its cache survives being rewound.
+# %% [markdown] The same holds for a model: give `certify` one with three tokens, and it proves that
+# its cache survives being rewound.
 
 
 # %%

@@ -1,6 +1,6 @@
-# @title Install jaxspec, and print what it runs on
-# Where jaxspec is missing, pip installs it: from a checkout that the notebook lies in or beside, from a wheel or zip that
-# was uploaded to this folder, or from this address, which a fork changes (`repo_url` in mkdocs.yml).
+# @title Install jaxspec, and print what it runs on Where jaxspec is missing, pip installs it: from
+# a checkout that the notebook lies in or beside, from a wheel or zip that was uploaded to this
+# folder, or from this address, which a fork changes (`repo_url` in mkdocs.yml).
 REPOSITORY = "ADDRESS"
 
 import glob
@@ -10,7 +10,8 @@ import shutil
 import subprocess
 import sys
 
-CANNOT_CHANGE = ("numpy", "scipy", "ml_dtypes", "jax", "jaxlib", "flax", "transformers", "psutil")  # once loaded
+# once loaded
+CANNOT_CHANGE = ("numpy", "scipy", "ml_dtypes", "jax", "jaxlib", "flax", "transformers", "psutil")
 
 
 class Stop(Exception):
@@ -34,30 +35,42 @@ def loaded_version(package):
 
 
 def requirement():
-    """What pip is asked for: a checkout, else a file that was uploaded, else the repository, with the chip's extra."""
+    """What pip is asked for: a checkout, else a file that was uploaded, else the repository, with
+    the chip's extra.
+    """
     has_tpu = glob.glob("/dev/accel*") + glob.glob("/dev/vfio/[0-9]*")
     chip = "cuda," if shutil.which("nvidia-smi") else "tpu," if has_tpu else ""
     extras = f"[{chip}figures]"
     for folder in (".", "..", *sorted(glob.glob("jaxspec*/"))):
-        if os.path.isfile(f"{folder}/pyproject.toml") and os.path.isfile(f"{folder}/jaxspec/__init__.py"):
+        if os.path.isfile(f"{folder}/pyproject.toml") and os.path.isfile(
+            f"{folder}/jaxspec/__init__.py"
+        ):
             return folder + extras
-    uploaded = [file for ending in ("whl", "zip", "tar.gz") for file in glob.glob(f"jaxspec*.{ending}")]
+    uploaded = [
+        file for ending in ("whl", "zip", "tar.gz") for file in glob.glob(f"jaxspec*.{ending}")
+    ]
     if uploaded:
         return f"./{max(uploaded, key=os.path.getmtime)}{extras}"
     return f"jaxspec-decoding{extras} @ git+{REPOSITORY}"
 
 
 def pip_arguments():
-    """The requirement, and the NumPy that is here: a kernel that has loaded it cannot go on with another."""
+    """The requirement, and the NumPy that is here: a kernel that has loaded it cannot go on with
+    another.
+    """
     numpy = loaded_version("numpy") or installed_version("numpy")
     keeps_numpy = numpy is not None and int(numpy.split(".")[0]) >= 2  # which jaxspec needs
     return [requirement(), *([f"numpy=={numpy}"] if keeps_numpy else [])]
 
 
 def changed_packages():
-    """Says of each package that this kernel has loaded which other version of it is installed now."""
+    """Says of each package that this kernel has loaded which other version of it is installed
+    now.
+    """
     importlib.invalidate_caches()
-    versions = [(package, loaded_version(package), installed_version(package)) for package in CANNOT_CHANGE]
+    versions = [
+        (package, loaded_version(package), installed_version(package)) for package in CANNOT_CHANGE
+    ]
     return [
         f"{package} {now} is installed and this kernel has loaded {loaded}"
         for package, loaded, now in versions
@@ -85,4 +98,7 @@ from jaxspec.core import programs
 programs.keep()  # on disk: what is compiled here, the next kernel need not compile
 SMOKE = bool(os.environ.get("JAXSPEC_SMOKE"))  # shorter loops, for tests
 device = jax.devices()[0]
-print(f"jaxspec {jaxspec.__version__}, jax {jax.__version__}, {jax.device_count()} x {device.device_kind}")
+print(
+    f"jaxspec {jaxspec.__version__}, jax {jax.__version__}, {jax.device_count()} x "
+    f"{device.device_kind}"
+)

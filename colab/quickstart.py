@@ -3,9 +3,9 @@
 # [![Open In Kaggle](https://kaggle.com/static/images/open-in-kaggle.svg)](https://kaggle.com/kernels/welcome?src=https://github.com/jaxspec/jaxspec/blob/main/colab/quickstart.ipynb)
 
 # %%
-# @title Install jaxspec, and print what it runs on
-# Where jaxspec is missing, pip installs it: from a checkout that the notebook lies in or beside, from a wheel or zip that
-# was uploaded to this folder, or from this address, which a fork changes (`repo_url` in mkdocs.yml).
+# @title Install jaxspec, and print what it runs on Where jaxspec is missing, pip installs it: from
+# a checkout that the notebook lies in or beside, from a wheel or zip that was uploaded to this
+# folder, or from this address, which a fork changes (`repo_url` in mkdocs.yml).
 REPOSITORY = "https://github.com/jaxspec/jaxspec"
 
 import glob
@@ -15,7 +15,8 @@ import shutil
 import subprocess
 import sys
 
-CANNOT_CHANGE = ("numpy", "scipy", "ml_dtypes", "jax", "jaxlib", "flax", "transformers", "psutil")  # once loaded
+# once loaded
+CANNOT_CHANGE = ("numpy", "scipy", "ml_dtypes", "jax", "jaxlib", "flax", "transformers", "psutil")
 
 
 class Stop(Exception):
@@ -39,30 +40,42 @@ def loaded_version(package):
 
 
 def requirement():
-    """What pip is asked for: a checkout, else a file that was uploaded, else the repository, with the chip's extra."""
+    """What pip is asked for: a checkout, else a file that was uploaded, else the repository, with
+    the chip's extra.
+    """
     has_tpu = glob.glob("/dev/accel*") + glob.glob("/dev/vfio/[0-9]*")
     chip = "cuda," if shutil.which("nvidia-smi") else "tpu," if has_tpu else ""
     extras = f"[{chip}figures]"
     for folder in (".", "..", *sorted(glob.glob("jaxspec*/"))):
-        if os.path.isfile(f"{folder}/pyproject.toml") and os.path.isfile(f"{folder}/jaxspec/__init__.py"):
+        if os.path.isfile(f"{folder}/pyproject.toml") and os.path.isfile(
+            f"{folder}/jaxspec/__init__.py"
+        ):
             return folder + extras
-    uploaded = [file for ending in ("whl", "zip", "tar.gz") for file in glob.glob(f"jaxspec*.{ending}")]
+    uploaded = [
+        file for ending in ("whl", "zip", "tar.gz") for file in glob.glob(f"jaxspec*.{ending}")
+    ]
     if uploaded:
         return f"./{max(uploaded, key=os.path.getmtime)}{extras}"
     return f"jaxspec-decoding{extras} @ git+{REPOSITORY}"
 
 
 def pip_arguments():
-    """The requirement, and the NumPy that is here: a kernel that has loaded it cannot go on with another."""
+    """The requirement, and the NumPy that is here: a kernel that has loaded it cannot go on with
+    another.
+    """
     numpy = loaded_version("numpy") or installed_version("numpy")
     keeps_numpy = numpy is not None and int(numpy.split(".")[0]) >= 2  # which jaxspec needs
     return [requirement(), *([f"numpy=={numpy}"] if keeps_numpy else [])]
 
 
 def changed_packages():
-    """Says of each package that this kernel has loaded which other version of it is installed now."""
+    """Says of each package that this kernel has loaded which other version of it is installed
+    now.
+    """
     importlib.invalidate_caches()
-    versions = [(package, loaded_version(package), installed_version(package)) for package in CANNOT_CHANGE]
+    versions = [
+        (package, loaded_version(package), installed_version(package)) for package in CANNOT_CHANGE
+    ]
     return [
         f"{package} {now} is installed and this kernel has loaded {loaded}"
         for package, loaded, now in versions
@@ -89,18 +102,22 @@ from jaxspec.core import programs
 programs.keep()  # on disk: what is compiled here, the next kernel need not compile
 SMOKE = bool(os.environ.get("JAXSPEC_SMOKE"))  # shorter loops, for tests
 device = jax.devices()[0]
-print(f"jaxspec {jaxspec.__version__}, jax {jax.__version__}, {jax.device_count()} x {device.device_kind}")
+print(
+    f"jaxspec {jaxspec.__version__}, jax {jax.__version__}, {jax.device_count()} x "
+    f"{device.device_kind}"
+)
 
 # %% [markdown]
 # # Quickstart
 #
-# A large language model writes one token per pass, and each pass reads all of its weights. Speculative decoding makes
-# fewer passes: a small *draft* model drafts γ tokens, the *target* model checks all of them in one pass, and a rule
-# accepts as many of them as leave the text with exactly the target's distribution
-# ([Leviathan, Kalman, Matias, 2023](https://arxiv.org/abs/2211.17192)).
+# A large language model writes one token per pass, and each pass reads all of its weights.
+# Speculative decoding makes fewer passes: a small *draft* model drafts γ tokens, the *target* model
+# checks all of them in one pass, and a rule accepts as many of them as leave the text with exactly
+# the target's distribution ([Leviathan, Kalman, Matias, 2023](https://arxiv.org/abs/2211.17192)).
 #
-# The models here are small and were trained briefly, on descriptions of Debian packages. They show the method, not
-# good translation. The first call of each kind compiles a program, which takes seconds.
+# The models here are small and were trained briefly, on descriptions of Debian packages. They show
+# the method, not good translation. The first call of each kind compiles a program, which takes
+# seconds.
 
 # %%
 import numpy as np
@@ -109,8 +126,8 @@ from IPython.display import HTML, display
 from jaxspec.weights import orbax
 from jaxspec.weights.loading import shipped
 
-# GPUs and TPUs multiply float32 matrices in fewer bits, unless told. Then two tokens that are nearly equally likely may
-# change places, and here texts are compared token by token.
+# GPUs and TPUs multiply float32 matrices in fewer bits, unless told. Then two tokens that are
+# nearly equally likely may change places, and here texts are compared token by token.
 jax.config.update("jax_default_matmul_precision", "highest")
 
 target = jaxspec.load("debian-t5-large")
@@ -123,14 +140,16 @@ for model in (target, draft):
 # %% [markdown]
 # ## Generate
 #
-# One prompt and γ = 3, as `jaxspec generate` has it on the command line. Temperature 0, the default, is greedy: always the
-# most probable token. A notebook shows what `generate` returns: text, counts, and after a click every round.
+# One prompt and γ = 3, as `jaxspec generate` has it on the command line. Temperature 0, the
+# default, is greedy: always the most probable token. A notebook shows what `generate` returns:
+# text, counts, and after a click every round.
 
 # %%
 prompts = [
     "translate English to German: This package contains the API documentation for the library.",
     "translate English to German: This package provides the development files and the headers.",
-    "translate English to German: This package contains the shared libraries that programs need at run time.",
+    "translate English to German: This package contains the shared libraries that programs need "
+    "at run time.",
 ]
 settings = dict(gamma=3, max_new_tokens=32)
 out = jaxspec.generate(target, prompts[2], drafter=draft, **settings)
@@ -139,10 +158,10 @@ out
 # %% [markdown]
 # ## What happened, round by round
 #
-# One line is one round, which is one pass of the target. Accepted draft tokens are green. The first rejected draft
-# token is red and struck through, and what followed it was thrown away. Blue is the token that the target adds itself
-# in every round: in place of a rejected draft token, or after the last one if all were accepted. The first line is the
-# token that reading the prompt gives.
+# One line is one round, which is one pass of the target. Accepted draft tokens are green. The first
+# rejected draft token is red and struck through, and what followed it was thrown away. Blue is the
+# token that the target adds itself in every round: in place of a rejected draft token, or after the
+# last one if all were accepted. The first line is the token that reading the prompt gives.
 
 # %%
 from jaxspec import trace
@@ -155,9 +174,9 @@ HTML(trace.html(rounds, target.tokenizer))
 # %% [markdown]
 # ## The same text, sooner
 #
-# At temperature 0 the text is the target's own, token by token. Both variants are timed interleaved, after a first call
-# that compiles; medians count. The text is the same on every machine, and so is the number of passes. Times are this
-# machine's.
+# At temperature 0 the text is the target's own, token by token. Both variants are timed
+# interleaved, after a first call that compiles; medians count. The text is the same on every
+# machine, and so is the number of passes. Times are this machine's.
 
 # %%
 import matplotlib.pyplot as plt
@@ -166,14 +185,22 @@ from jaxspec.analysis.cost import interleave
 
 
 def compare(target, prompts, drafter, **settings):
-    """Generates with the drafter and without it, and says how long both took. Returns both results and the speed-up."""
-    variants = [lambda d=d: jaxspec.generate(target, prompts, drafter=d, **settings) for d in (drafter, None)]
+    """Generates with the drafter and without it, and says how long both took. Returns both results
+    and the speed-up.
+    """
+    variants = [
+        lambda d=d: jaxspec.generate(target, prompts, drafter=d, **settings)
+        for d in (drafter, None)
+    ]
     fast, plain = [variant() for variant in variants]
     seconds = np.median(interleave(variants, repeats=2 if SMOKE else 15), axis=1)
     passes = [int(np.max(out.stats.rounds)) for out in (fast, plain)]
     speed_up = float(seconds[1] / seconds[0])
     print(f"plain {passes[1]} passes, {1e3 * seconds[1]:.1f} ms; ", end="")
-    print(f"with the drafter {passes[0]} passes, {1e3 * seconds[0]:.1f} ms: {speed_up:.2f} times as fast")
+    print(
+        f"with the drafter {passes[0]} passes, {1e3 * seconds[0]:.1f} ms: {speed_up:.2f} times as "
+        "fast"
+    )
     return fast, plain, speed_up
 
 
@@ -183,15 +210,19 @@ for prompt in prompts:
     speed_ups.append(speed_up)
     assert fast.texts == plain.texts
     assert np.max(fast.stats.rounds) < np.max(plain.stats.rounds)
-print(f"one prompt at a time: {np.median(speed_ups):.2f} times as fast (median of {len(prompts)} prompts)")
+print(
+    f"one prompt at a time: {np.median(speed_ups):.2f} times as fast (median of {len(prompts)} "
+    "prompts)"
+)
 
 # %% [markdown]
 # ## Where it does not pay: a batch
 #
-# A pass over one row leaves most of a machine's arithmetic idle, so that checking three more tokens costs little. A batch
-# uses that arithmetic for its rows. Then every draft token that is checked takes time, and a batch goes on until its
-# slowest row has ended. How soon the gain is gone depends on the machine: on two CPU cores some rows are enough, and an
-# accelerator has arithmetic for dozens. `when_does_it_pay.ipynb` measures why.
+# A pass over one row leaves most of a machine's arithmetic idle, so that checking three more tokens
+# costs little. A batch uses that arithmetic for its rows. Then every draft token that is checked
+# takes time, and a batch goes on until its slowest row has ended. How soon the gain is gone depends
+# on the machine: on two CPU cores some rows are enough, and an accelerator has arithmetic for
+# dozens. `when_does_it_pay.ipynb` measures why.
 
 # %%
 from jaxspec.files import corpus
@@ -204,7 +235,9 @@ for size in (4, 16):
     assert fast.texts == plain.texts
 
 figure, axes = plt.subplots(figsize=(5, 2.6), layout="constrained")
-bars = axes.bar([str(size) for size in by_batch], list(by_batch.values()), color="#0072B2", width=0.5)
+bars = axes.bar(
+    [str(size) for size in by_batch], list(by_batch.values()), color="#0072B2", width=0.5
+)
 axes.bar_label(bars, fmt="%.2f×")
 axes.axhline(1, color="black", linewidth=0.8)
 axes.set(xlabel="prompts at a time", ylabel="speed-up", ylim=(0, 1.2 * max(by_batch.values())))
@@ -214,10 +247,11 @@ plt.show()
 # %% [markdown]
 # ## Your model's id here
 #
-# `load` takes a folder, a GGUF file, or the hub id of a T5, Llama, Mistral, Qwen, Gemma or GPT-2 and
-# [many more](https://github.com/jaxspec/jaxspec/blob/main/docs/models.md). A drafter without a model needs nothing but the
-# target. `prompt_lookup` looks for the last few tokens in the text so far, and drafts what came after them: that pays
-# where text repeats itself, as code does. The one below is a download of 1.5 GB; without a connection the cell says so.
+# `load` takes a folder, a GGUF file, or the hub id of a T5, Llama, Mistral, Qwen, Gemma or GPT-2
+# and [many more](https://github.com/jaxspec/jaxspec/blob/main/docs/models.md). A drafter without a
+# model needs nothing but the target. `prompt_lookup` looks for the last few tokens in the text so
+# far, and drafts what came after them: that pays where text repeats itself, as code does. The one
+# below is a download of 1.5 GB; without a connection the cell says so.
 
 # %%
 from jaxspec.weights.orbax import CheckpointError
@@ -237,15 +271,17 @@ try:
 except CheckpointError as error:
     print(f"skipped: {error.__cause__ or error}")
 else:
-    fast, plain, _ = compare(yours, CODE, jaxspec.drafters.prompt_lookup(), gamma=4, max_new_tokens=24 if SMOKE else 96)
+    fast, plain, _ = compare(
+        yours, CODE, jaxspec.drafters.prompt_lookup(), gamma=4, max_new_tokens=24 if SMOKE else 96
+    )
     display(fast)
     assert fast.texts == plain.texts
 
 # %% [markdown]
 # ## Statistics
 #
-# They are counted for each prompt by itself: rows of a batch accept different numbers of draft tokens.
-# `tokens_per_round` is what counts for speed; plain decoding has 1.
+# They are counted for each prompt by itself: rows of a batch accept different numbers of draft
+# tokens. `tokens_per_round` is what counts for speed; plain decoding has 1.
 
 # %%
 settings = dict(gamma=4, max_new_tokens=32)
@@ -264,9 +300,9 @@ assert (stats.tokens_per_round >= 1).all()
 # %% [markdown]
 # ## Sampling
 #
-# Above temperature 0 the text is random, and needs a key. It is not the text that plain sampling gives with the same
-# key, but it has the same distribution: `why_it_is_exact.ipynb` shows why, and proves it. With the rule
-# `jaxspec.rules.coupled()` it would be the same text, too.
+# Above temperature 0 the text is random, and needs a key. It is not the text that plain sampling
+# gives with the same key, but it has the same distribution: `why_it_is_exact.ipynb` shows why, and
+# proves it. With the rule `jaxspec.rules.coupled()` it would be the same text, too.
 
 # %%
 sampling = dict(temperature=0.8, key=jax.random.key(0), **settings)
@@ -282,13 +318,16 @@ assert again.texts == out.texts  # the same key, the same text
 # %% [markdown]
 # ## A policy for γ
 #
-# With a policy `gamma` is the most draft tokens of a round, and the policy chooses how many are made. `confidence` ends a draft
-# after the first draft token that the drafter is unsure of. The text's distribution stays as it is.
+# With a policy `gamma` is the most draft tokens of a round, and the policy chooses how many are
+# made. `confidence` ends a draft after the first draft token that the drafter is unsure of. The
+# text's distribution stays as it is.
 
 # %%
 from jaxspec import policies
 
-careful = jaxspec.generate(target, prompts, drafter=draft, policy=policies.confidence(0.4), **sampling)
+careful = jaxspec.generate(
+    target, prompts, drafter=draft, policy=policies.confidence(0.4), **sampling
+)
 
 per_round = {}
 for name, result in (("always 4", out), ("while confident", careful)):
@@ -302,8 +341,9 @@ assert per_round["while confident"] < per_round["always 4"]
 # %% [markdown]
 # ## Text of a given form
 #
-# With `regex`, `json_schema` or `choices` every text matches, at any temperature. Target and drafter are masked alike, so drafts
-# serve here as before. Here the target would begin otherwise: the expression makes it say "Das Paket" and a colon.
+# With `regex`, `json_schema` or `choices` every text matches, at any temperature. Target and
+# drafter are masked alike, so drafts serve here as before. Here the target would begin otherwise:
+# the expression makes it say "Das Paket" and a colon.
 
 # %%
 import re
@@ -318,15 +358,18 @@ assert all(re.fullmatch(form, text) for text in matching.texts)
 # %% [markdown]
 # ## A tree
 #
-# Where the drafter is unsure, several candidates for a position are better than one. `drafters.tree` drafts, say, three
-# candidates for the next token, two after each of these, and one after each of those; the target checks all 15 in one
-# pass, in which each attends to its own ancestors only. The text is the same. The first candidates of its three levels are the
-# chain of three draft tokens, so it needs as many rounds as that chain, or fewer. It pays where the drafter is often unsure, if
-# the wider pass costs little.
+# Where the drafter is unsure, several candidates for a position are better than one.
+# `drafters.tree` drafts, say, three candidates for the next token, two after each of these, and one
+# after each of those; the target checks all 15 in one pass, in which each attends to its own
+# ancestors only. The text is the same. The first candidates of its three levels are the chain of
+# three draft tokens, so it needs as many rounds as that chain, or fewer. It pays where the drafter
+# is often unsure, if the wider pass costs little.
 
 # %%
 chain = jaxspec.generate(target, prompts, drafter=draft, gamma=3, max_new_tokens=32)
-tree = jaxspec.generate(target, prompts, drafter=jaxspec.drafters.tree(draft, (3, 2, 1)), max_new_tokens=32)
+tree = jaxspec.generate(
+    target, prompts, drafter=jaxspec.drafters.tree(draft, (3, 2, 1)), max_new_tokens=32
+)
 print("rounds with a chain of 3:", chain.stats.rounds, "with a tree:", tree.stats.rounds)
 
 assert tree.texts == plain.texts
@@ -335,18 +378,22 @@ assert (tree.stats.rounds <= chain.stats.rounds).all()
 # %% [markdown]
 # ## Text that repeats the prompt
 #
-# `debian-t5-edit` is a model that repeats a sentence with one word replaced, so that `prompt_lookup` copies nearly all of
-# it. It is part of the repository, but not of the installed package. One of its passes takes about a millisecond on a
-# CPU, most of which is not arithmetic: many passes are saved here, but perhaps no time.
+# `debian-t5-edit` is a model that repeats a sentence with one word replaced, so that
+# `prompt_lookup` copies nearly all of it. It is part of the repository, but not of the installed
+# package. One of its passes takes about a millisecond on a CPU, most of which is not arithmetic:
+# many passes are saved here, but perhaps no time.
 
 # %%
 if "debian-t5-edit" in shipped():
     edit = jaxspec.load("debian-t5-edit")
     request = (
-        "replace images by documents: This package contains a library for reading and writing images. "
+        "replace images by documents: This package contains a library for reading and writing "
+        "images. "
         "It can also be used to convert images from one format to another without loss of quality."
     )
-    copied, plain, _ = compare(edit, request, jaxspec.drafters.prompt_lookup(), gamma=7, max_new_tokens=64)
+    copied, plain, _ = compare(
+        edit, request, jaxspec.drafters.prompt_lookup(), gamma=7, max_new_tokens=64
+    )
     display(copied)
     assert copied.texts == plain.texts
     assert copied.stats.tokens_per_round[0] > 2
@@ -356,8 +403,8 @@ else:
 # %% [markdown]
 # ## A pair from the Hugging Face hub
 #
-# Target and draft must have one tokenizer. This pair is a download of 1.3 GB; without a connection to the hub the cell
-# says so and goes on.
+# Target and draft must have one tokenizer. This pair is a download of 1.3 GB; without a connection
+# to the hub the cell says so and goes on.
 
 # %%
 pair = "google/flan-t5-base", "google/flan-t5-small"
@@ -374,7 +421,8 @@ else:
 # %% [markdown]
 # ## Where to go on
 #
-# * `real_model.ipynb`: Gemma 3 270M with drafters that need no model, 1.2 to 2.9 times as fast on a CPU.
+# * `real_model.ipynb`: Gemma 3 270M with drafters that need no model, 1.2 to 2.9 times as fast on a
+# CPU.
 # * `why_it_is_exact.ipynb`: why the distribution does not change.
 # * `when_does_it_pay.ipynb`: when it is faster, and when it is not.
 # * `bring_your_own_model.ipynb`: your own network as target or draft, and a rule of your own.

@@ -3,9 +3,9 @@
 # [![Open In Kaggle](https://kaggle.com/static/images/open-in-kaggle.svg)](https://kaggle.com/kernels/welcome?src=https://github.com/jaxspec/jaxspec/blob/main/colab/seeds.ipynb)
 
 # %%
-# @title Install jaxspec, and print what it runs on
-# Where jaxspec is missing, pip installs it: from a checkout that the notebook lies in or beside, from a wheel or zip that
-# was uploaded to this folder, or from this address, which a fork changes (`repo_url` in mkdocs.yml).
+# @title Install jaxspec, and print what it runs on Where jaxspec is missing, pip installs it: from
+# a checkout that the notebook lies in or beside, from a wheel or zip that was uploaded to this
+# folder, or from this address, which a fork changes (`repo_url` in mkdocs.yml).
 REPOSITORY = "https://github.com/jaxspec/jaxspec"
 
 import glob
@@ -15,7 +15,8 @@ import shutil
 import subprocess
 import sys
 
-CANNOT_CHANGE = ("numpy", "scipy", "ml_dtypes", "jax", "jaxlib", "flax", "transformers", "psutil")  # once loaded
+# once loaded
+CANNOT_CHANGE = ("numpy", "scipy", "ml_dtypes", "jax", "jaxlib", "flax", "transformers", "psutil")
 
 
 class Stop(Exception):
@@ -39,30 +40,42 @@ def loaded_version(package):
 
 
 def requirement():
-    """What pip is asked for: a checkout, else a file that was uploaded, else the repository, with the chip's extra."""
+    """What pip is asked for: a checkout, else a file that was uploaded, else the repository, with
+    the chip's extra.
+    """
     has_tpu = glob.glob("/dev/accel*") + glob.glob("/dev/vfio/[0-9]*")
     chip = "cuda," if shutil.which("nvidia-smi") else "tpu," if has_tpu else ""
     extras = f"[{chip}figures]"
     for folder in (".", "..", *sorted(glob.glob("jaxspec*/"))):
-        if os.path.isfile(f"{folder}/pyproject.toml") and os.path.isfile(f"{folder}/jaxspec/__init__.py"):
+        if os.path.isfile(f"{folder}/pyproject.toml") and os.path.isfile(
+            f"{folder}/jaxspec/__init__.py"
+        ):
             return folder + extras
-    uploaded = [file for ending in ("whl", "zip", "tar.gz") for file in glob.glob(f"jaxspec*.{ending}")]
+    uploaded = [
+        file for ending in ("whl", "zip", "tar.gz") for file in glob.glob(f"jaxspec*.{ending}")
+    ]
     if uploaded:
         return f"./{max(uploaded, key=os.path.getmtime)}{extras}"
     return f"jaxspec-decoding{extras} @ git+{REPOSITORY}"
 
 
 def pip_arguments():
-    """The requirement, and the NumPy that is here: a kernel that has loaded it cannot go on with another."""
+    """The requirement, and the NumPy that is here: a kernel that has loaded it cannot go on with
+    another.
+    """
     numpy = loaded_version("numpy") or installed_version("numpy")
     keeps_numpy = numpy is not None and int(numpy.split(".")[0]) >= 2  # which jaxspec needs
     return [requirement(), *([f"numpy=={numpy}"] if keeps_numpy else [])]
 
 
 def changed_packages():
-    """Says of each package that this kernel has loaded which other version of it is installed now."""
+    """Says of each package that this kernel has loaded which other version of it is installed
+    now.
+    """
     importlib.invalidate_caches()
-    versions = [(package, loaded_version(package), installed_version(package)) for package in CANNOT_CHANGE]
+    versions = [
+        (package, loaded_version(package), installed_version(package)) for package in CANNOT_CHANGE
+    ]
     return [
         f"{package} {now} is installed and this kernel has loaded {loaded}"
         for package, loaded, now in versions
@@ -89,15 +102,18 @@ from jaxspec.core import programs
 programs.keep()  # on disk: what is compiled here, the next kernel need not compile
 SMOKE = bool(os.environ.get("JAXSPEC_SMOKE"))  # shorter loops, for tests
 device = jax.devices()[0]
-print(f"jaxspec {jaxspec.__version__}, jax {jax.__version__}, {jax.device_count()} x {device.device_kind}")
+print(
+    f"jaxspec {jaxspec.__version__}, jax {jax.__version__}, {jax.device_count()} x "
+    f"{device.device_kind}"
+)
 
 # %% [markdown]
 # # The seeds, recomputed
 #
-# jaxspec implements five documents: the paper of Leviathan, Kalman and Matias (arXiv 2211.17192), a survey in Chinese,
-# notes on a PyTorch implementation (`speculative_generate`), lecture notes by Karl Stratos, and a lesson with widgets.
-# Here are their formulas and printed numbers, computed again, and the statements that do not hold. All of it is
-# arithmetic.
+# jaxspec implements five documents: the paper of Leviathan, Kalman and Matias (arXiv 2211.17192), a
+# survey in Chinese, notes on a PyTorch implementation (`speculative_generate`), lecture notes by
+# Karl Stratos, and a lesson with widgets. Here are their formulas and printed numbers, computed
+# again, and the statements that do not hold. All of it is arithmetic.
 
 # %%
 import jax.numpy as jnp
@@ -109,22 +125,27 @@ from jaxspec.sampling import apply_temperature, keep_top_p
 # %% [markdown]
 # ## One token
 #
-# p is the target's distribution and q the draft's. A draft token is accepted with probability β = Σ min(p, q)
-# (Theorem 3.5), which is 1 − D_LK (Lemma 3.3). After a rejection the token is drawn from norm(max(0, p − q)). Classical
-# rejection sampling accepts less, min q / p (appendix A.2), and lenience more (A.5).
+# p is the target's distribution and q the draft's. A draft token is accepted with probability β = Σ
+# min(p, q) (Theorem 3.5), which is 1 − D_LK (Lemma 3.3). After a rejection the token is drawn from
+# norm(max(0, p − q)). Classical rejection sampling accepts less, min q / p (appendix A.2), and
+# lenience more (A.5).
 
 # %%
 p, q = np.array([0.5, 0.3, 0.2]), np.array([0.2, 0.6, 0.2])
 beta, residual = divergence.beta(p, q), divergence.residual(p, q)
 print(f"β = {beta:.2f}, D_LK = {divergence.d_lk(p, q):.2f}, residual {residual}")
-print(f"classical rejection {divergence.classical_rejection(p, q):.2f}, lenience 0.5 {divergence.beta(p, q, 0.5):.2f}")
+print(
+    f"classical rejection {divergence.classical_rejection(p, q):.2f}, lenience 0.5 "
+    f"{divergence.beta(p, q, 0.5):.2f}"
+)
 assert np.isclose(beta, 1 - divergence.d_lk(p, q))
 assert np.allclose(np.minimum(p, q) + (1 - beta) * residual, p)
 
 # %% [markdown]
 # ## The paper's tables
 #
-# Table 1 has operations (Theorem 3.11) and speed (Theorem 3.8) of a drafter without cost. All twelve numbers come out.
+# Table 1 has operations (Theorem 3.11) and speed (Theorem 3.8) of a drafter without cost. All
+# twelve numbers come out.
 
 # %%
 TABLE_1 = [  # α, γ, operations, speed
@@ -141,10 +162,10 @@ for alpha, gamma, printed_work, printed_speed in TABLE_1:
     print(f"{alpha:3} {gamma:3} {work:11.3f} {printed_work:8.2f} {speed:7.3f} {printed_speed:8.2f}")
     assert abs(work - printed_work) < 0.006 and abs(speed - printed_speed) < 0.006
 
-# %% [markdown]
-# Table 4 has the speed that Theorem 3.8 promises for T5-XXL with three drafters (EXP). Nine of twelve come out to the
-# digit. α and c are printed with two digits. The last column is what any α and c that round to these can give, and each
-# printed number is one of these, rounded.
+# %% [markdown] Table 4 has the speed that Theorem 3.8 promises for T5-XXL with three drafters
+# (EXP). Nine of twelve come out to the digit. α and c are printed with two digits. The last column
+# is what any α and c that round to these can give, and each printed number is one of these,
+# rounded.
 
 # %%
 TABLE_4 = [  # task, drafter, temperature, γ, α, c, EXP
@@ -174,23 +195,27 @@ for task, drafter, temperature, gamma, alpha, c, printed in TABLE_4:
 print(f"{same} of {len(TABLE_4)} come out to the digit")
 assert same == 9
 
-# %% [markdown]
-# Numbers in the text. A bigram table with α = 0.2 and γ = 3 costs nothing: 1.25 times (section 3.6). An oracle for γ gains
-# up to 60% over the best fixed γ (section 3.5). The lecture notes promise more than 4 tokens a round for β = 0.8, T = 10.
+# %% [markdown] Numbers in the text. A bigram table with α = 0.2 and γ = 3 costs nothing: 1.25 times
+# (section 3.6). An oracle for γ gains up to 60% over the best fixed γ (section 3.5). The lecture
+# notes promise more than 4 tokens a round for β = 0.8, T = 10.
 
 # %%
 bigram = formulas.improvement(0.2, 3, 0.0)
 fixed = formulas.improvement(0.9, formulas.optimal_gamma(0.9, 0.1), 0.1)
 gain = formulas.oracle_improvement(0.9, 0.1) / fixed - 1
 stratos = formulas.expected_tokens(0.8, 10)
-print(f"bigram {bigram:.2f} times; oracle at α = 0.9, c = 0.1: {gain:+.0%}; β = 0.8, T = 10: {stratos:.2f} tokens")
+print(
+    f"bigram {bigram:.2f} times; oracle at α = 0.9, c = 0.1: {gain:+.0%}; β = 0.8, T = 10: "
+    f"{stratos:.2f} tokens"
+)
 assert round(float(bigram), 2) == 1.25 and 0.5 < gain < 0.6 and stratos > 4
 
 # %% [markdown]
 # ## Wrong: the lesson's sum begins at α⁰
 #
-# It adds α⁰ + … + α^(K−1) accepted tokens, and one more. A draft token is not accepted with certainty, so the first term
-# is α¹. For α = 0.7, K = 5, c = 0.2 the lesson prints 3.77 tokens and 1.89 times.
+# It adds α⁰ + … + α^(K−1) accepted tokens, and one more. A draft token is not accepted with
+# certainty, so the first term is α¹. For α = 0.7, K = 5, c = 0.2 the lesson prints 3.77 tokens and
+# 1.89 times.
 
 # %%
 alpha, k, c = 0.7, 5, 0.2
@@ -200,10 +225,10 @@ print(f"the lesson: {lesson:.2f} tokens, {lesson / (1 + k * c):.2f} times")
 print(f"right:      {right.tokens:.2f} tokens, {right.speed_up:.2f} times")
 assert np.isclose(lesson - right.tokens, 1 - alpha**k)
 
-# %% [markdown]
-# The lesson's landscape with the right formula: the speed-up for each α and γ. The sliders move the white dot, whose
-# numbers stand above. The other dots are two drafters of T5-XXL in Table 4 (EnDe). Each has its own c, 0.02 and 0.11: set
-# it, and the map is that drafter's. `check` is what each further token adds to the verify pass, 0 in the paper.
+# %% [markdown] The lesson's landscape with the right formula: the speed-up for each α and γ. The
+# sliders move the white dot, whose numbers stand above. The other dots are two drafters of T5-XXL
+# in Table 4 (EnDe). Each has its own c, 0.02 and 0.11: set it, and the map is that drafter's.
+# `check` is what each further token adds to the verify pass, 0 in the paper.
 
 # %%
 drafters = [widgets.Dot("T5-small, T = 0", 0.75, 7), widgets.Dot("T5-large, T = 1", 0.71, 3)]
@@ -212,9 +237,9 @@ widgets.explore_landscape(alpha=0.7, gamma=5, c=0.2, marks=drafters)
 # %% [markdown]
 # ## Wrong: the lecture notes return the rejected token
 #
-# Step 7 of speculative decoding returns x₁ … x_n, where n is the first rejected position, and then a token from the
-# residual distribution. As printed, x₁ comes out whether it was accepted or not, so the first token has the distribution
-# q. The accepted tokens are x₁ … x_(n−1).
+# Step 7 of speculative decoding returns x₁ … x_n, where n is the first rejected position, and then
+# a token from the residual distribution. As printed, x₁ comes out whether it was accepted or not,
+# so the first token has the distribution q. The accepted tokens are x₁ … x_(n−1).
 
 # %%
 as_printed = np.minimum(p, q) + np.maximum(q - p, 0)  # accepted, and rejected but returned
@@ -225,9 +250,11 @@ assert np.allclose(as_printed, q) and np.allclose(as_meant, p)
 # %% [markdown]
 # ## Wrong: two places in the paper's appendix A.5
 #
-# At temperature 0 it accepts x "in case p(x) ≤ l · max(p)". With l = 1 that accepts every token; ≥ is meant.
+# At temperature 0 it accepts x "in case p(x) ≤ l · max(p)". With l = 1 that accepts every token; ≥
+# is meant.
 #
-# For α = 0.62, 0.71, 0.76, 0.84 (Table 5) and c = 0.015 it prints 2.5, 3.1, 3.6 and 5 times. No γ reaches these.
+# For α = 0.62, 0.71, 0.76, 0.84 (Table 5) and c = 0.015 it prints 2.5, 3.1, 3.6 and 5 times. No γ
+# reaches these.
 
 # %%
 print(f"l = 1 accepts with ≤ {p <= p.max()}, with ≥ {p >= p.max()}")
@@ -240,26 +267,33 @@ assert np.all(p <= p.max()) and np.all(speed < printed)
 # %% [markdown]
 # ## Different: the notes filter, then divide by the temperature
 #
-# Top-k and top-p then see the distribution at temperature 1. jaxspec divides first, as transformers does. At T = 2 and
-# top-p 0.6 the two keep different tokens.
+# Top-k and top-p then see the distribution at temperature 1. jaxspec divides first, as transformers
+# does. At T = 2 and top-p 0.6 the two keep different tokens.
 
 # %%
-logits = jnp.log(jnp.array([[[0.44, 0.22, 0.1, 0.08, 0.08, 0.08]]]))  # [row, position, vocabulary], largest first
+# [row, position, vocabulary], largest first
+logits = jnp.log(jnp.array([[[0.44, 0.22, 0.1, 0.08, 0.08, 0.08]]]))
 temperature, top_p = jnp.array([2.0]), jnp.array([0.6])
 warm = apply_temperature(logits, temperature)
 ours = jax.nn.softmax(keep_top_p(warm, warm, top_p))[0, 0]
 notes = jax.nn.softmax(apply_temperature(keep_top_p(logits, logits, top_p), temperature))[0, 0]
 print(f"jaxspec   {np.asarray(ours).round(3)}\nthe notes {np.asarray(notes).round(3)}")
-assert np.allclose(ours[:3], [0.458, 0.324, 0.218], atol=1e-3) and np.allclose(notes[:2], [0.586, 0.414], atol=1e-3)
+assert np.allclose(ours[:3], [0.458, 0.324, 0.218], atol=1e-3) and np.allclose(
+    notes[:2], [0.586, 0.414], atol=1e-3
+)
 
 # %% [markdown]
 # ## Wrong: the notes' greedy mode
 #
-# It drafts the argmax of q and accepts it with probability p / q of the softmax. The target's greedy text would have the
-# argmax of p. Here the draft's argmax is another token, and is accepted half of the time.
+# It drafts the argmax of q and accepts it with probability p / q of the softmax. The target's
+# greedy text would have the argmax of p. Here the draft's argmax is another token, and is accepted
+# half of the time.
 
 # %%
 drafted = int(np.argmax(q))
 accepted = min(1.0, p[drafted] / q[drafted])
-print(f"argmax of p is {np.argmax(p)}; the notes return token {drafted} with probability {accepted:.2f}")
+print(
+    f"argmax of p is {np.argmax(p)}; the notes return token {drafted} with probability "
+    f"{accepted:.2f}"
+)
 assert drafted != np.argmax(p) and np.isclose(accepted, 0.5)

@@ -1,9 +1,10 @@
-"""Writes the notebooks from their text forms: `python colab/sync.py`; with `--run` runs them, too, and keeps what they print.
+"""Writes the notebooks from their text forms: `python colab/sync.py`; with `--run` runs them, too,
+and keeps what they print.
 
-The text forms (name.py, jupytext's percent format) are what is edited. All of them begin with the same two cells: badges,
-and the installation in `first_cell.py`. The repository's address comes from `repo_url` in mkdocs.yml. Cells that did not
-change keep their outputs and numbers; `--run` makes all anew, of the notebooks that are named or of all. It needs the
-extra "notebooks".
+The text forms (name.py, jupytext's percent format) are what is edited. All of them begin with the
+same two cells: badges, and the installation in `first_cell.py`. The repository's address comes from
+`repo_url` in mkdocs.yml. Cells that did not change keep their outputs and numbers; `--run` makes
+all anew, of the notebooks that are named or of all. It needs the extra "notebooks".
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ import nbformat
 
 FOLDER = Path(__file__).resolve().parent
 SITE = (FOLDER.parent / "mkdocs.yml").read_text(encoding="utf-8")
-ADDRESS = re.findall(r"^repo_url: (https://github\.com/\S+)", SITE, re.MULTILINE)[0]  # a fork has another
+# a fork has another
+ADDRESS = re.findall(r"^repo_url: (https://github\.com/\S+)", SITE, re.MULTILINE)[0]
 REPOSITORY = ADDRESS.removeprefix("https://github.com/")  # what the badges open
 FIRST_CELL = "first_cell"
 TITLE = "# %% [markdown]\n# # "  # what begins after the common cells
@@ -49,7 +51,11 @@ WIDGETS = "application/vnd.jupyter.widget-state+json"
 
 METADATA = {
     "colab": {"provenance": []},
-    "jupytext": {"formats": "ipynb,py:percent", "notebook_metadata_filter": "-all", "cell_metadata_filter": "-all"},
+    "jupytext": {
+        "formats": "ipynb,py:percent",
+        "notebook_metadata_filter": "-all",
+        "cell_metadata_filter": "-all",
+    },
     "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
     "language_info": {"name": "python"},
 }
@@ -68,16 +74,23 @@ def names() -> list[str]:
 
 
 def with_head(name: str, text: str) -> str:
-    """A text form whose first two cells are the common ones, and whose links lead to this repository.
+    """A text form whose first two cells are the common ones, and whose links lead to this
+    repository.
 
     Raises:
         ValueError: it has no title to tell where the common cells end.
     """
     if TITLE not in text:
-        raise ValueError(f"colab/{name}.py has no title: expected a cell that begins with {TITLE!r}")
-    badges = BADGES.replace("REPOSITORY", REPOSITORY).replace("ADDRESS", ADDRESS).replace("NAME", name)
+        raise ValueError(
+            f"colab/{name}.py has no title: expected a cell that begins with {TITLE!r}"
+        )
+    badges = (
+        BADGES.replace("REPOSITORY", REPOSITORY).replace("ADDRESS", ADDRESS).replace("NAME", name)
+    )
     first_cell = (FOLDER / f"{FIRST_CELL}.py").read_text(encoding="utf-8")
-    first_cell = first_cell.replace("ADDRESS", ADDRESS).replace("# PREPARATION\n", PREPARATIONS.get(name, ""))
+    first_cell = first_cell.replace("ADDRESS", ADDRESS).replace(
+        "# PREPARATION\n", PREPARATIONS.get(name, "")
+    )
     body = LINK.sub(f"{ADDRESS}/blob/main/", text[text.index(TITLE) :])
     return f"{badges}{first_cell}\n{body}"
 
@@ -110,14 +123,17 @@ def results_of(ran: nbformat.NotebookNode) -> dict[str, Result]:
 def run(text: str) -> dict[str, Result]:
     """Runs a notebook from a clean kernel in an empty folder, and returns what each cell printed.
 
-    Progress bars and other messages on stderr are left out, and so are sliders, which only a kernel shows, and what was
-    skipped on this machine. A picture that sliders draw is kept as they first draw it.
+    Progress bars and other messages on stderr are left out, and so are sliders, which only a kernel
+    shows, and what was skipped on this machine. A picture that sliders draw is kept as they first
+    draw it.
     """
     import nbclient
 
     ran = nbformat.reads(text, as_version=4)
     with tempfile.TemporaryDirectory() as folder:
-        nbclient.NotebookClient(ran, timeout=3600, resources={"metadata": {"path": folder}}).execute()
+        nbclient.NotebookClient(
+            ran, timeout=3600, resources={"metadata": {"path": folder}}
+        ).execute()
     widgets = ran.metadata.get("widgets", {}).get(WIDGETS, {}).get("state", {})
     return {
         source: result._replace(outputs=_kept(_without_widgets(result.outputs, widgets)))
@@ -125,7 +141,9 @@ def run(text: str) -> dict[str, Result]:
     }
 
 
-def _without_widgets(outputs: list[nbformat.NotebookNode], widgets: Mapping[str, dict]) -> list[nbformat.NotebookNode]:
+def _without_widgets(
+    outputs: list[nbformat.NotebookNode], widgets: Mapping[str, dict]
+) -> list[nbformat.NotebookNode]:
     """Replaces each widget by what it shows: an Output's pictures, of a slider nothing."""
     plain: list[nbformat.NotebookNode] = []
     for output in outputs:
@@ -143,7 +161,8 @@ def _kept(outputs: list[nbformat.NotebookNode]) -> list[nbformat.NotebookNode]:
         skipped = str(output.get("text", "")).startswith("skipped:")
         if output.get("name") == "stderr" or skipped:
             continue
-        if kept and kept[-1].output_type == output.output_type == "stream":  # printed piece by piece
+        # printed piece by piece
+        if kept and kept[-1].output_type == output.output_type == "stream":
             kept[-1].text += output.text
             continue
         kept.append(output)
@@ -163,7 +182,9 @@ def write(path: Path, text: str) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Write the notebooks from their text forms.")
     parser.add_argument("--run", action="store_true", help="run them, and keep what they print")
-    parser.add_argument("names", nargs="*", default=names(), help="of notebooks; all if there are none")
+    parser.add_argument(
+        "names", nargs="*", default=names(), help="of notebooks; all if there are none"
+    )
     given = parser.parse_args()
     for name in given.names:
         source, path = FOLDER / f"{name}.py", FOLDER / f"{name}.ipynb"

@@ -3,9 +3,9 @@
 # [![Open In Kaggle](https://kaggle.com/static/images/open-in-kaggle.svg)](https://kaggle.com/kernels/welcome?src=https://github.com/jaxspec/jaxspec/blob/main/colab/tpu.ipynb)
 
 # %%
-# @title Install jaxspec, and print what it runs on
-# Where jaxspec is missing, pip installs it: from a checkout that the notebook lies in or beside, from a wheel or zip that
-# was uploaded to this folder, or from this address, which a fork changes (`repo_url` in mkdocs.yml).
+# @title Install jaxspec, and print what it runs on Where jaxspec is missing, pip installs it: from
+# a checkout that the notebook lies in or beside, from a wheel or zip that was uploaded to this
+# folder, or from this address, which a fork changes (`repo_url` in mkdocs.yml).
 REPOSITORY = "https://github.com/jaxspec/jaxspec"
 
 import glob
@@ -15,7 +15,8 @@ import shutil
 import subprocess
 import sys
 
-CANNOT_CHANGE = ("numpy", "scipy", "ml_dtypes", "jax", "jaxlib", "flax", "transformers", "psutil")  # once loaded
+# once loaded
+CANNOT_CHANGE = ("numpy", "scipy", "ml_dtypes", "jax", "jaxlib", "flax", "transformers", "psutil")
 
 
 class Stop(Exception):
@@ -39,30 +40,42 @@ def loaded_version(package):
 
 
 def requirement():
-    """What pip is asked for: a checkout, else a file that was uploaded, else the repository, with the chip's extra."""
+    """What pip is asked for: a checkout, else a file that was uploaded, else the repository, with
+    the chip's extra.
+    """
     has_tpu = glob.glob("/dev/accel*") + glob.glob("/dev/vfio/[0-9]*")
     chip = "cuda," if shutil.which("nvidia-smi") else "tpu," if has_tpu else ""
     extras = f"[{chip}figures]"
     for folder in (".", "..", *sorted(glob.glob("jaxspec*/"))):
-        if os.path.isfile(f"{folder}/pyproject.toml") and os.path.isfile(f"{folder}/jaxspec/__init__.py"):
+        if os.path.isfile(f"{folder}/pyproject.toml") and os.path.isfile(
+            f"{folder}/jaxspec/__init__.py"
+        ):
             return folder + extras
-    uploaded = [file for ending in ("whl", "zip", "tar.gz") for file in glob.glob(f"jaxspec*.{ending}")]
+    uploaded = [
+        file for ending in ("whl", "zip", "tar.gz") for file in glob.glob(f"jaxspec*.{ending}")
+    ]
     if uploaded:
         return f"./{max(uploaded, key=os.path.getmtime)}{extras}"
     return f"jaxspec-decoding{extras} @ git+{REPOSITORY}"
 
 
 def pip_arguments():
-    """The requirement, and the NumPy that is here: a kernel that has loaded it cannot go on with another."""
+    """The requirement, and the NumPy that is here: a kernel that has loaded it cannot go on with
+    another.
+    """
     numpy = loaded_version("numpy") or installed_version("numpy")
     keeps_numpy = numpy is not None and int(numpy.split(".")[0]) >= 2  # which jaxspec needs
     return [requirement(), *([f"numpy=={numpy}"] if keeps_numpy else [])]
 
 
 def changed_packages():
-    """Says of each package that this kernel has loaded which other version of it is installed now."""
+    """Says of each package that this kernel has loaded which other version of it is installed
+    now.
+    """
     importlib.invalidate_caches()
-    versions = [(package, loaded_version(package), installed_version(package)) for package in CANNOT_CHANGE]
+    versions = [
+        (package, loaded_version(package), installed_version(package)) for package in CANNOT_CHANGE
+    ]
     return [
         f"{package} {now} is installed and this kernel has loaded {loaded}"
         for package, loaded, now in versions
@@ -92,16 +105,20 @@ from jaxspec.core import programs
 programs.keep()  # on disk: what is compiled here, the next kernel need not compile
 SMOKE = bool(os.environ.get("JAXSPEC_SMOKE"))  # shorter loops, for tests
 device = jax.devices()[0]
-print(f"jaxspec {jaxspec.__version__}, jax {jax.__version__}, {jax.device_count()} x {device.device_kind}")
+print(
+    f"jaxspec {jaxspec.__version__}, jax {jax.__version__}, {jax.device_count()} x "
+    f"{device.device_kind}"
+)
 
 # %% [markdown]
 # # Large models on a TPU
 #
-# From an empty TPU to speculative decoding that has been measured: which pair fits, in which dtype, how to split it
-# over the devices, which γ; then loading, warming up, measuring. It is for a Colab runtime with a TPU and for a Cloud
-# TPU VM; GPUs do as well. One chip comes first, which is what Colab and Kaggle lend. Where there is no accelerator, the
-# same cells run on 8 simulated devices with the shipped pair: what they show of placement and of text holds there, too;
-# how long things take does not.
+# From an empty TPU to speculative decoding that has been measured: which pair fits, in which dtype,
+# how to split it over the devices, which γ; then loading, warming up, measuring. It is for a Colab
+# runtime with a TPU and for a Cloud TPU VM; GPUs do as well. One chip comes first, which is what
+# Colab and Kaggle lend. Where there is no accelerator, the same cells run on 8 simulated devices
+# with the shipped pair: what they show of placement and of text holds there, too; how long things
+# take does not.
 
 # %%
 import math
@@ -110,27 +127,35 @@ import time
 import matplotlib.pyplot as plt
 import numpy as np
 
-# The first cell keeps compiled programs on disk, for the next process: here small ones, too. On Colab the folder goes
-# with the runtime; one on Google Drive stays, if JAX_COMPILATION_CACHE_DIR names it before the first cell.
+# The first cell keeps compiled programs on disk, for the next process: here small ones, too. On
+# Colab the folder goes with the runtime; one on Google Drive stays, if JAX_COMPILATION_CACHE_DIR
+# names it before the first cell.
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
 
-# As in quickstart: texts in float32 are compared token by token below. Models in bfloat16 compute in bfloat16 all the
-# same.
+# As in quickstart: texts in float32 are compared token by token below. Models in bfloat16 compute
+# in bfloat16 all the same.
 jax.config.update("jax_default_matmul_precision", "highest")
 
 GIB = 2**30
 SIMULATED = device.platform == "cpu"
 for each in jax.local_devices():
     memory = each.memory_stats() or {}
-    print(each, f"{memory['bytes_limit'] / GIB:.1f} GiB" if "bytes_limit" in memory else "(no memory of its own)")
+    print(
+        each,
+        f"{memory['bytes_limit'] / GIB:.1f} GiB"
+        if "bytes_limit" in memory
+        else "(no memory of its own)",
+    )
 
 # %% [markdown]
 # ## One chip: what Colab and Kaggle have
 #
-# Colab lends one v5e (16 GB) or one v6e (32 GB). Where there are several chips, as on Kaggle, this section uses the first.
-# jaxspec has the shapes of published models, so that it is known before a download which of them fit, in which dtype, and
-# how long a step takes at least: every step reads all weights that decode and the row's cache once. At batch 1 a pass over γ + 1 tokens reads no more than a pass over one, so v is 1 here, and the
-# speed-up is what α = 0.75 gives at the best γ. All of these are best cases. The cell after the next measures one of them.
+# Colab lends one v5e (16 GB) or one v6e (32 GB). Where there are several chips, as on Kaggle, this
+# section uses the first. jaxspec has the shapes of published models, so that it is known before a
+# download which of them fit, in which dtype, and how long a step takes at least: every step reads
+# all weights that decode and the row's cache once. At batch 1 a pass over γ + 1 tokens reads no
+# more than a pass over one, so v is 1 here, and the speed-up is what α = 0.75 gives at the best γ.
+# All of these are best cases. The cell after the next measures one of them.
 
 # %%
 import dataclasses
@@ -143,7 +168,8 @@ from jaxspec.weights.hf_families import FAMILIES
 
 SHAPES = {name: config for family in FAMILIES for name, config in family.sizes.items()}
 CHIPS = {"tpu-v5e": "v5e, 16 GB", "tpu-v6e": "v6e, 32 GB"}
-PAIRS = {  # drafters; where there is none, prompt look-up or Google's assistant drafts, and the text decides
+# drafters; where there is none, prompt look-up or Google's assistant drafts, and the text decides
+PAIRS = {
     "flan-t5-large": "flan-t5-small",
     "flan-t5-xl": "flan-t5-small",
     "gemma-3-4b": "gemma-3-270m",
@@ -151,8 +177,10 @@ PAIRS = {  # drafters; where there is none, prompt look-up or Google's assistant
     "qwen3-4b": "qwen3-0.6b",
     "qwen3-8b": "qwen3-0.6b",
 }
-ROW, PROMPT, ALPHA = 1024, 512, 0.75  # tokens of a row, of these an encoder-decoder's prompt; the acceptance rate
-BESIDES = 0.6e9  # bytes of logits and temporaries: for Gemma 4 E4B the TPU's compiler counted 0.55 GB
+# tokens of a row, of these an encoder-decoder's prompt; the acceptance rate
+ROW, PROMPT, ALPHA = 1024, 512, 0.75
+# bytes of logits and temporaries: for Gemma 4 E4B the TPU's compiler counted 0.55 GB
+BESIDES = 0.6e9
 
 
 def one_row_bytes(name, dtype):
@@ -163,8 +191,12 @@ def one_row_bytes(name, dtype):
 
 def step_seconds(name, dtype, chip):
     """The least time of a step: the bytes that it reads, over the bandwidth."""
-    load = roofline.load_of(dataclasses.replace(SHAPES[name], dtype="bfloat16"), row=ROW, prompt=PROMPT)
-    return (load._replace(dtype=dtype).weight_bytes + load.cache_bytes) / roofline.machine(chip).bandwidth
+    load = roofline.load_of(
+        dataclasses.replace(SHAPES[name], dtype="bfloat16"), row=ROW, prompt=PROMPT
+    )
+    return (load._replace(dtype=dtype).weight_bytes + load.cache_bytes) / roofline.machine(
+        chip
+    ).bandwidth
 
 
 def estimate(target, draft, dtype, chip):
@@ -186,7 +218,9 @@ for target_name, draft_name in PAIRS.items():
         for chip in CHIPS:
             total, step, best = estimate(target_name, draft_name, dtype, chip)
             fitting[target_name, dtype, chip] = total + BESIDES < roofline.machine(chip).memory
-            speed_up = f"{best.improvement:.1f}× (γ = {best.gamma})" if draft_name else "by the text"
+            speed_up = (
+                f"{best.improvement:.1f}× (γ = {best.gamma})" if draft_name else "by the text"
+            )
             cell = f"{1e3 * step:.1f} ms, {speed_up}"
             cells.append(cell if fitting[target_name, dtype, chip] else "does not fit")
         total_bytes[target_name, dtype] = total
@@ -194,46 +228,70 @@ for target_name, draft_name in PAIRS.items():
         print(f"{title:28}{dtype:>9}{total / 1e9:6.1f}" + "".join(f"{cell:>33}" for cell in cells))
 
 figure, axes = plt.subplots(figsize=(6.4, 3.2), layout="constrained")
-for offset, (dtype, colour) in zip((-0.2, 0.2), (("bfloat16", "#0072B2"), ("int8", "#009E73")), strict=True):
+for offset, (dtype, colour) in zip(
+    (-0.2, 0.2), (("bfloat16", "#0072B2"), ("int8", "#009E73")), strict=True
+):
     heights = [total_bytes[name, dtype] / 1e9 for name in PAIRS]
     axes.barh(np.arange(len(PAIRS)) + offset, heights, height=0.38, color=colour, label=dtype)
 for chip, title in CHIPS.items():
     axes.axvline(roofline.machine(chip).memory / 1e9, color="black", linewidth=0.8)
     axes.text(roofline.machine(chip).memory / 1e9, -0.75, title, ha="right", fontsize=8)
 axes.set_yticks(range(len(PAIRS)), list(PAIRS))
-axes.set(xlabel="GB: both models' weights, and caches of one row", xlim=(0, 33), ylim=(len(PAIRS) - 0.4, -1))
+axes.set(
+    xlabel="GB: both models' weights, and caches of one row",
+    xlim=(0, 33),
+    ylim=(len(PAIRS) - 0.4, -1),
+)
 axes.legend(loc=(0.7, 0.6))
 plt.show()
 
-assert fitting["gemma-4-e4b", "bfloat16", "tpu-v5e"] and not fitting["qwen3-8b", "bfloat16", "tpu-v5e"]
-assert fitting["qwen3-8b", "int8", "tpu-v5e"] and all(fits for (*_, chip), fits in fitting.items() if chip == "tpu-v6e")
+assert (
+    fitting["gemma-4-e4b", "bfloat16", "tpu-v5e"] and not fitting["qwen3-8b", "bfloat16", "tpu-v5e"]
+)
+assert fitting["qwen3-8b", "int8", "tpu-v5e"] and all(
+    fits for (*_, chip), fits in fitting.items() if chip == "tpu-v6e"
+)
 
-# %% [markdown]
-# Now one of these rows is measured: with random weights at the published shape, which cost what the real ones do and need
-# no download. Name another row in `CHOSEN`. The cell prints what was measured beside the estimate, as a row to paste into
-# an issue or into [docs/tpu.md](https://github.com/jaxspec/jaxspec/blob/main/docs/tpu.md): no TPU's row is there yet.
-# Without an accelerator it measures a small model on this CPU, which shows the row's form and nothing of a TPU.
+# %% [markdown] Now one of these rows is measured: with random weights at the published shape, which
+# cost what the real ones do and need no download. Name another row in `CHOSEN`. The cell prints
+# what was measured beside the estimate, as a row to paste into an issue or into
+# [docs/tpu.md](https://github.com/jaxspec/jaxspec/blob/main/docs/tpu.md): no TPU's row is there
+# yet. Without an accelerator it measures a small model on this CPU, which shows the row's form and
+# nothing of a TPU.
 
 # %%
 from jaxspec.analysis import cost, random_model
 from jaxspec.decode.request import prepare
 
 CHOSEN = ("flan-t5-small", None, "float32") if SIMULATED else ("qwen3-4b", "qwen3-0.6b", "bfloat16")
-NAMES = {"TPU v5 lite": "tpu-v5e", "TPU v5e": "tpu-v5e", "TPU v6 lite": "tpu-v6e", "TPU v6e": "tpu-v6e"}  # jax's names
+# jax's names
+NAMES = {
+    "TPU v5 lite": "tpu-v5e",
+    "TPU v5e": "tpu-v5e",
+    "TPU v6 lite": "tpu-v6e",
+    "TPU v6e": "tpu-v6e",
+}
 GAMMA = 4
 
 
 def measured(target_name, draft_name, dtype):
-    """Bytes and costs of a pair of random weights on the first device, for one row of ROW tokens."""
+    """Bytes and costs of a pair of random weights on the first device, for one row of ROW
+    tokens.
+    """
     with jax.default_device(device):
         model = random_model.random_model(target_name, dtype, seed=0)
         draft_model = random_model.random_model(draft_name, dtype, seed=1) if draft_name else model
         prompt = random_model.random_prompt(model, rows=1, tokens=PROMPT)
-        prepared = prepare(model, prompt, drafter=draft_model, gamma=GAMMA, max_new_tokens=ROW - PROMPT)
+        prepared = prepare(
+            model, prompt, drafter=draft_model, gamma=GAMMA, max_new_tokens=ROW - PROMPT
+        )
         costs = cost.measure(prepared, repeats=3 if SMOKE else 9, inner=3 if SMOKE else None)
     held = (device.memory_stats() or {}).get("peak_bytes_in_use")
     if held is None:  # a CPU does not say
-        held = sum(x.nbytes for x in jax.tree.leaves((model.params, draft_model.params if draft_name else None)))
+        held = sum(
+            x.nbytes
+            for x in jax.tree.leaves((model.params, draft_model.params if draft_name else None))
+        )
     return held, costs
 
 
@@ -246,13 +304,19 @@ least_bytes, least_step, best = estimate(target_name, draft_name, dtype, chip or
 least_ms = f"{1e3 * least_step:.2f}" if chip else "–"
 most = f"{best.improvement:.2f}" if chip else "–"
 print(
-    "| chip | jax | target, drafter | stored | GB, estimated | GB, peak | step, at least, ms | measured, ms | c | v(4) ",
+    "| chip | jax | target, drafter | stored | GB, estimated | GB, peak | step, at least, ms | "
+    "measured, ms | c | v(4) ",
     end="",
 )
 print(f"| speed-up at α = {ALPHA}, at most | from measured c and v |\n" + "|---" * 12 + "|")
-print(f"| {device.device_kind} | {jax.__version__} | {target_name}, {draft_name or 'look-up'} | {dtype} ", end="")
 print(
-    f"| {least_bytes / 1e9:.2f} | {held / 1e9:.2f} | {least_ms} | {costs.target_ms:.2f} | {c:.3f} | {costs.v:.2f} ",
+    f"| {device.device_kind} | {jax.__version__} | {target_name}, {draft_name or 'look-up'} | "
+    f"{dtype} ",
+    end="",
+)
+print(
+    f"| {least_bytes / 1e9:.2f} | {held / 1e9:.2f} | {least_ms} | {costs.target_ms:.2f} | {c:.3f} "
+    f"| {costs.v:.2f} ",
     end="",
 )
 print(f"| {most} | {reached.improvement:.2f} (γ = {reached.gamma}) |")
@@ -264,12 +328,14 @@ assert chip is None or costs.target_ms > 0.9e3 * least_step  # no step is faster
 #
 # Larger pairs need several chips. `jaxspec models` lists the shapes that jaxspec knows.
 #
-# * **Parameters** take two bytes each in bfloat16, in which TPUs multiply. Norms, biases and logits stay in float32.
-# * **The cache** holds keys and values of every layer, for each token of each row. An encoder-decoder keeps as much
-# again for each token of its prompt.
+# * **Parameters** take two bytes each in bfloat16, in which TPUs multiply. Norms, biases and logits
+# stay in float32.
+# * **The cache** holds keys and values of every layer, for each token of each row. An
+# encoder-decoder keeps as much again for each token of its prompt.
 #
-# A mesh `data=d,model=m` splits matrices and heads m ways, and the rows of a batch d ways: parameters on a device
-# shrink with m only, caches with both. What m does not divide is whole on every device (`sharding.kept_whole` tells).
+# A mesh `data=d,model=m` splits matrices and heads m ways, and the rows of a batch d ways:
+# parameters on a device shrink with m only, caches with both. What m does not divide is whole on
+# every device (`sharding.kept_whole` tells).
 
 # %%
 import functools
@@ -289,23 +355,38 @@ def shapes_of(config):
 
 
 def parameter_bytes(config, mesh):
-    """Bytes of the parameters on each device: of matrices in bfloat16, and of vectors in float32."""
+    """Bytes of the parameters on each device: of matrices in bfloat16, and of vectors in
+    float32.
+    """
     shapes = shapes_of(config)
-    leaves, places = jax.tree.leaves(shapes), jax.tree.leaves(sharding.parameters(shapes, axes_of(config), mesh))
+    leaves, places = (
+        jax.tree.leaves(shapes),
+        jax.tree.leaves(sharding.parameters(shapes, axes_of(config), mesh)),
+    )
     each = zip(leaves, places, strict=True)
-    return sum((2 if x.ndim > 1 else 4) * math.prod(place.shard_shape(x.shape)) for x, place in each)
+    return sum(
+        (2 if x.ndim > 1 else 4) * math.prod(place.shard_shape(x.shape)) for x, place in each
+    )
 
 
 def cache_bytes(config, rows, tokens, mesh):
-    """Bytes of keys and values on each device: of `tokens` tokens a row, and as many of an encoder's prompt."""
-    of_row = roofline.load_of(dataclasses.replace(config, dtype="bfloat16"), row=tokens, prompt=tokens).cache_bytes
+    """Bytes of keys and values on each device: of `tokens` tokens a row, and as many of an
+    encoder's prompt.
+    """
+    of_row = roofline.load_of(
+        dataclasses.replace(config, dtype="bfloat16"), row=tokens, prompt=tokens
+    ).cache_bytes
     shape = rows, axes_of(config).parts["kv_heads"], tokens, 1
-    part = sharding.cache(jax.ShapeDtypeStruct(shape, "bfloat16"), axes_of(config), mesh).shard_shape(shape)
+    part = sharding.cache(
+        jax.ShapeDtypeStruct(shape, "bfloat16"), axes_of(config), mesh
+    ).shard_shape(shape)
     return of_row * rows * math.prod(part) / math.prod(shape)
 
 
 def fits(names, rows, mesh):
-    """GiB of parameters and of caches on each device, and whether that leaves a tenth of it for all else."""
+    """GiB of parameters and of caches on each device, and whether that leaves a tenth of it for all
+    else.
+    """
     weights = sum(parameter_bytes(SHAPES[name], mesh) for name in names) / GIB
     caches = sum(cache_bytes(SHAPES[name], rows, TOKENS, mesh) for name in names) / GIB
     return weights, caches, weights + caches < 0.9 * CHIP
@@ -318,7 +399,10 @@ pairs = {
     "Llama 3.1 8B, 3.2 1B": ("llama-3.1-8b", "llama-3.2-1b"),
     "Llama 3.1 70B, 8B": ("llama-3.1-70b", "llama-3.1-8b"),
 }
-print(f"GiB on each device: parameters + cache of {ROWS} rows of {TOKENS} tokens; * fits a chip of {CHIP} GiB")
+print(
+    f"GiB on each device: parameters + cache of {ROWS} rows of {TOKENS} tokens; * fits a chip of "
+    f"{CHIP} GiB"
+)
 print(f"{'':22}" + "".join(f"{f'model={m}':>16}" for m in GRIDS))
 needed = {}
 for title, names in pairs.items():
@@ -334,19 +418,21 @@ for title in pairs:
 assert sum(needed["T5 v1.1 XXL, small", 1]) > CHIP > sum(needed["T5 v1.1 XXL, small", 4])
 llama = SHAPES["llama-3.1-70b"]
 print("on model=16 Llama 3.1 70B keeps whole:", *sharding.kept_whole(axes_of(llama), GRIDS[16]))
-assert needed["Llama 3.1 70B, 8B", 16][1] == needed["Llama 3.1 70B, 8B", 1][1]  # its caches, with 8 key-value heads
+# its caches, with 8 key-value heads
+assert needed["Llama 3.1 70B, 8B", 16][1] == needed["Llama 3.1 70B, 8B", 1][1]
 
 # %% [markdown]
 # ## Which γ?
 #
-# A pass reads every weight once, and multiplies it with every token that it is fed. The slower of the two counts (the
-# *roofline*): at batch 1 a TPU waits for memory, and checking γ more tokens is free (v = 1). With many rows it is
-# arithmetic that takes long, and speculation stops paying. The best γ follows from α, c and v; α depends on the task,
-# and the paper found 0.5 to 0.9.
+# A pass reads every weight once, and multiplies it with every token that it is fed. The slower of
+# the two counts (the *roofline*): at batch 1 a TPU waits for memory, and checking γ more tokens is
+# free (v = 1). With many rows it is arithmetic that takes long, and speculation stops paying. The
+# best γ follows from α, c and v; α depends on the task, and the paper found 0.5 to 0.9.
 #
-# This is the best case: n devices have n times the bandwidth and n times the arithmetic of one, and nothing is lost
-# between them. Real passes are slower, a small drafter's by most, so that c is larger than here. On the command line:
-# `jaxspec plan --alpha 0.75 --target t5-v1_1-xxl --draft t5-v1_1-small --device tpu-v5e`.
+# This is the best case: n devices have n times the bandwidth and n times the arithmetic of one, and
+# nothing is lost between them. Real passes are slower, a small drafter's by most, so that c is
+# larger than here. On the command line: `jaxspec plan --alpha 0.75 --target t5-v1_1-xxl --draft
+# t5-v1_1-small --device tpu-v5e`.
 
 # %%
 from jaxspec.analysis.roofline import Machine, machine
@@ -367,22 +453,30 @@ for title, (large, small) in pairs.items():
     for batch in (1, 32, 512):
         weights, caches, enough = fits((large, small), batch, GRIDS[8])
         if not enough:
-            print(f"{title:22}{batch:7}   does not fit: {weights:.1f} + {caches:.1f} GiB on each of 8")
+            print(
+                f"{title:22}{batch:7}   does not fit: {weights:.1f} + {caches:.1f} GiB on each of 8"
+            )
             continue
         v = roofline.verify_cost(eight, load(large), np.arange(17), batch)
         c = float(roofline.draft_cost(eight, load(small), load(large), batch))
         found = plans[title, batch] = planning.plan(0.75, c, v, batch=batch)
-        print(f"{title:22}{batch:7}{found.c:7.3f}{found.v:7.2f}{found.gamma:4}{found.improvement:10.2f}")
+        print(
+            f"{title:22}{batch:7}{found.c:7.3f}{found.v:7.2f}{found.gamma:4}{found.improvement:10.2f}"
+        )
         assert batch > 1 or (np.allclose(v, 1) and found.gamma > 0)
-print(f"weights alone: a pass takes as long over {roofline.spare_tokens(eight, load(large)):.0f} tokens as over one")
+print(
+    f"weights alone: a pass takes as long over {roofline.spare_tokens(eight, load(large)):.0f} "
+    "tokens as over one"
+)
 assert plans["Llama 3.1 8B, 3.2 1B", 1].gamma > plans["Llama 3.1 8B, 3.2 1B", 512].gamma == 0
 
 # %% [markdown]
 # ## A mesh
 #
-# Latency comes from `model`: each device reads its own part of the weights. Throughput comes from `data`. So a model is
-# split over as many devices as its heads allow, and what is left takes rows. Target and drafter must lie on the same
-# mesh; a drafter whose heads do not divide is whole on every device, which costs little.
+# Latency comes from `model`: each device reads its own part of the weights. Throughput comes from
+# `data`. So a model is split over as many devices as its heads allow, and what is left takes rows.
+# Target and drafter must lie on the same mesh; a drafter whose heads do not divide is whole on
+# every device, which costs little.
 
 
 # %%
@@ -410,9 +504,8 @@ for alone, split in zip(unsplit, (target, draft), strict=True):
     print(f"{split.name}: {part:.1%} on each device; whole are {whole or 'norms only'}")
     assert np.isclose(part * mesh.shape["model"], 1, rtol=0.1) or whole
 
-# %% [markdown]
-# The text does not depend on where the parameters lie. In float32 it is the same token for token on one device and on
-# all.
+# %% [markdown] The text does not depend on where the parameters lie. In float32 it is the same
+# token for token on one device and on all.
 
 # %%
 prompts = [
@@ -439,12 +532,13 @@ assert single.texts == plain.texts
 # %% [markdown]
 # ## A large pair from the hub
 #
-# Parameters go to the devices tensor by tensor, each device gets its part, and nobody ever holds the whole model.
-# FLAN-T5 is T5 v1.1, tuned on instructions, and can translate. `"google/t5-v1_1-xxl"` loads the same way, and so do
-# Llamas (`"meta-llama/Llama-3.1-8B"` with `"meta-llama/Llama-3.2-1B"`, once you have a token that may read them).
+# Parameters go to the devices tensor by tensor, each device gets its part, and nobody ever holds
+# the whole model. FLAN-T5 is T5 v1.1, tuned on instructions, and can translate.
+# `"google/t5-v1_1-xxl"` loads the same way, and so do Llamas (`"meta-llama/Llama-3.1-8B"` with
+# `"meta-llama/Llama-3.2-1B"`, once you have a token that may read them).
 #
-# This pair is a download of some 3.4 GB. Where there is no accelerator, no connection or no room, the cell says so, and
-# the shipped pair takes its place in all that follows.
+# This pair is a download of some 3.4 GB. Where there is no accelerator, no connection or no room,
+# the cell says so, and the shipped pair takes its place in all that follows.
 
 # %%
 from jaxspec.weights.orbax import CheckpointError
@@ -465,9 +559,13 @@ def large_pair():
     mesh = mesh_for(shapes[0], jax.device_count())
     if SIMULATED:
         return "no accelerator: a CPU would take minutes for a sentence"
-    wanted = sum(parameter_bytes(config, mesh) + cache_bytes(config, ROWS, TOKENS, mesh) for config in shapes)
+    wanted = sum(
+        parameter_bytes(config, mesh) + cache_bytes(config, ROWS, TOKENS, mesh) for config in shapes
+    )
     if wanted > 0.9 * free_bytes():
-        return f"it needs {wanted / GIB:.1f} GiB on each device, and {free_bytes() / GIB:.1f} are free"
+        return (
+            f"it needs {wanted / GIB:.1f} GiB on each device, and {free_bytes() / GIB:.1f} are free"
+        )
     try:
         return [jaxspec.load(name, dtype=DTYPE, mesh=mesh) for name in LARGE]
     except CheckpointError as error:
@@ -488,11 +586,12 @@ assert target.config.dtype == draft.config.dtype == DTYPE
 # %% [markdown]
 # ## Warming up
 #
-# The first call of a kind compiles, which takes seconds for a small model and minutes for a large one. The same program
-# then serves every prompt and limit of its buckets (lengths are rounded up), every temperature and every key. So warm
-# up once with a prompt of each length that is expected, and at each batch size. A program that is on disk
-# (`jax_compilation_cache_dir`, the first cell) need not be compiled at all: dropping what this process has, as a new
-# process would begin, shows it.
+# The first call of a kind compiles, which takes seconds for a small model and minutes for a large
+# one. The same program then serves every prompt and limit of its buckets (lengths are rounded up),
+# every temperature and every key. So warm up once with a prompt of each length that is expected,
+# and at each batch size. A program that is on disk (`jax_compilation_cache_dir`, the first cell)
+# need not be compiled at all: dropping what this process has, as a new process would begin, shows
+# it.
 
 # %%
 programs, from_disk = [], []
@@ -516,7 +615,10 @@ def timed(what, prompts, **more):
     """Seconds of a call, and how many programs it needed and found on disk."""
     before, start = (len(programs), len(from_disk)), time.perf_counter()
     jaxspec.generate(target, prompts, drafter=draft, gamma=GAMMA, **settings, **more)
-    seconds, new = time.perf_counter() - start, (len(programs) - before[0], len(from_disk) - before[1])
+    seconds, new = (
+        time.perf_counter() - start,
+        (len(programs) - before[0], len(from_disk) - before[1]),
+    )
     print(f"{what:34}{seconds:8.3f} s, {new[0]} programs, {new[1]} of them from disk")
     return seconds, *new
 
@@ -533,16 +635,17 @@ assert read > 0
 # %% [markdown]
 # ## Programs that were compiled elsewhere
 #
-# A TPU's time need not go into compiling. Its compiler runs on any Linux machine, without a TPU and without weights:
+# A TPU's time need not go into compiling. Its compiler runs on any Linux machine, without a TPU and
+# without weights:
 #
-# ```console
-# $ pip install --no-deps --target ~/libtpu 'libtpu==0.0.42.*' && export PYTHONPATH=~/libtpu
-# $ jaxspec compile --target flan-t5-large --draft flan-t5-small --gamma 4 --batch 8 --prompt 32 --max-new-tokens 32 \
+# ```console $ pip install --no-deps --target ~/libtpu 'libtpu==0.0.42.*' && export
+# PYTHONPATH=~/libtpu $ jaxspec compile --target flan-t5-large --draft flan-t5-small --gamma 4
+# --batch 8 --prompt 32 --max-new-tokens 32 \
 #     --topology v5e:2x4 --mesh model=8 --save programs
 # ```
 #
-# keeps the program in a folder, and `aot.load` runs it where the chips are. A program of other versions, chips, shapes or
-# options is refused. Here this machine compiles for its own devices.
+# keeps the program in a folder, and `aot.load` runs it where the chips are. A program of other
+# versions, chips, shapes or options is refused. Here this machine compiles for its own devices.
 
 # %%
 import tempfile
@@ -555,7 +658,10 @@ with tempfile.TemporaryDirectory() as folder:
     aot.save({"speculative": compiled}, folder)
     start = time.perf_counter()
     run = aot.load(folder, prepared)
-    print(f"compiled in {compiled.program.compile_seconds:.1f} s, loaded in {time.perf_counter() - start:.1f} s")
+    print(
+        f"compiled in {compiled.program.compile_seconds:.1f} s, loaded in "
+        f"{time.perf_counter() - start:.1f} s"
+    )
     stored = run(prepared)
 
 generated = jaxspec.generate(target, prompts, drafter=draft, gamma=GAMMA, **settings)
@@ -566,10 +672,11 @@ for row, again, n in zip(stored.tokens, generated.tokens, generated.lengths, str
 # %% [markdown]
 # ## Measuring
 #
-# α belongs to the pair and the task, c and v to the pair, the mesh and the batch. They are measured as in
-# `when_does_it_pay.ipynb`; `jaxspec plan` and `jaxspec measure` do it on the command line, `jaxspec bench` with random
-# weights of any published shape. Eight simulated devices share a few cores, which have no arithmetic to spare: v is far
-# above 1 there, and c and v tell nothing about a TPU.
+# α belongs to the pair and the task, c and v to the pair, the mesh and the batch. They are measured
+# as in `when_does_it_pay.ipynb`; `jaxspec plan` and `jaxspec measure` do it on the command line,
+# `jaxspec bench` with random weights of any published shape. Eight simulated devices share a few
+# cores, which have no arithmetic to spare: v is far above 1 there, and c and v tell nothing about a
+# TPU.
 
 # %%
 from jaxspec.analysis import acceptance, formulas
@@ -580,21 +687,30 @@ costs = cost.measure(prepared, repeats=3 if SMOKE else 7, inner=3 if SMOKE else 
 check = max(costs.v - 1, 0) / GAMMA  # of each draft token; v is taken to be linear
 plan = planning.plan(min(alpha.alpha, 1.0), costs.c, 1 + check * np.arange(17), batch=costs.batch)
 
-print(f"batch {costs.batch} on {dict(mesh.shape)}: a pass of the target takes {costs.target_ms:.2f} ms")
+print(
+    f"batch {costs.batch} on {dict(mesh.shape)}: a pass of the target takes {costs.target_ms:.2f} "
+    "ms"
+)
 print(f"α = {alpha.alpha:.2f} ± {alpha.stderr:.2f}, c = {costs.c:.2f}, v({GAMMA}) = {costs.v:.2f}")
 print(planning.sentence(plan))
 assert 0 < alpha.alpha <= 1 and costs.c > 0
 
-# %% [markdown]
-# And whole generations, with draft tokens and without, interleaved; medians. The prediction is for one row. A batch goes
-# on until its last row has ended, the one with the fewest draft tokens accepted, so that less is expected of it.
+# %% [markdown] And whole generations, with draft tokens and without, interleaved; medians. The
+# prediction is for one row. A batch goes on until its last row has ended, the one with the fewest
+# draft tokens accepted, so that less is expected of it.
 
 # %%
-variants = [lambda d=d: jaxspec.generate(target, prompts, drafter=d, gamma=GAMMA, **settings) for d in (draft, None)]
+variants = [
+    lambda d=d: jaxspec.generate(target, prompts, drafter=d, gamma=GAMMA, **settings)
+    for d in (draft, None)
+]
 fast, plain = [variant() for variant in variants]
 seconds = np.median(cost.interleave(variants, repeats=3 if SMOKE else 9), axis=1)
 for name, out, time_of in zip(("speculative", "plain"), (fast, plain), seconds, strict=True):
-    print(f"{name:12}{out.lengths.sum() / time_of:8.0f} tokens/s, {np.max(out.stats.rounds)} passes of the target")
+    print(
+        f"{name:12}{out.lengths.sum() / time_of:8.0f} tokens/s, {np.max(out.stats.rounds)} passes "
+        "of the target"
+    )
 predicted = float(formulas.improvement(min(alpha.alpha, 1.0), GAMMA, costs.c, costs.v))
 print(f"speed-up {seconds[1] / seconds[0]:.2f}, predicted {predicted:.2f}")
 
@@ -612,46 +728,58 @@ if DTYPE == "float32":
 # %% [markdown]
 # ## What bfloat16 does to the text
 #
-# A pass over γ + 1 tokens rounds otherwise than γ + 1 passes over one. In float32 that changes nothing; in bfloat16 the
-# two most probable tokens may change places where they are nearly equally probable. `numerics.mismatches` finds the
-# first such place of each text, and how near a tie it was, in nats.
+# A pass over γ + 1 tokens rounds otherwise than γ + 1 passes over one. In float32 that changes
+# nothing; in bfloat16 the two most probable tokens may change places where they are nearly equally
+# probable. `numerics.mismatches` finds the first such place of each text, and how near a tie it
+# was, in nats.
 
 # %%
 from jaxspec.analysis import numerics
 
-halved = [jaxspec.load(name, dtype="bfloat16", mesh=mesh_for(unsplit[0].config, jax.device_count())) for name in names]
+halved = [
+    jaxspec.load(name, dtype="bfloat16", mesh=mesh_for(unsplit[0].config, jax.device_count()))
+    for name in names
+]
 apart = numerics.mismatches(prepare(halved[0], prompts, drafter=halved[1], gamma=GAMMA, **settings))
-print(f"{len(prompts) - len(apart)} of {len(prompts)} texts are the same with draft tokens and without")
+print(
+    f"{len(prompts) - len(apart)} of {len(prompts)} texts are the same with draft tokens and "
+    "without"
+)
 for found in apart:
-    print(f"text {found.row} differs at token {found.position}, where {abs(found.margin):.3f} nats lie between both")
+    print(
+        f"text {found.row} differs at token {found.position}, where {abs(found.margin):.3f} nats "
+        "lie between both"
+    )
 assert all(abs(found.margin) < 0.25 for found in apart)
 
 # %% [markdown]
 # ## Several hosts
 #
-# A slice of more than 8 chips has several hosts, each of which runs the same program; then `jax.devices()` are those of
-# all hosts, and a mesh spans them:
+# A slice of more than 8 chips has several hosts, each of which runs the same program; then
+# `jax.devices()` are those of all hosts, and a mesh spans them:
 #
 # ```python
 # import jax
 #
-# jax.distributed.initialize()  # before anything else; on a TPU slice it finds the other hosts by itself
+# jax.distributed.initialize()  # before anything else; on a TPU slice it finds the other hosts by
+# itself
 #
 # import jaxspec
 #
-# target = jaxspec.load("google/t5-v1_1-xxl", dtype="bfloat16", mesh="data=2,model=8")
-# draft = jaxspec.load("google/t5-v1_1-small", dtype="bfloat16", mesh="data=2,model=8")
-# out = jaxspec.generate(target, prompts, drafter=draft, gamma=7)  # the same call, with the same prompts, on every host
-# if jax.process_index() == 0:
+# target = jaxspec.load("google/t5-v1_1-xxl", dtype="bfloat16", mesh="data=2,model=8") draft =
+# jaxspec.load("google/t5-v1_1-small", dtype="bfloat16", mesh="data=2,model=8") out =
+# jaxspec.generate(target, prompts, drafter=draft, gamma=7)  # the same call, with the same prompts,
+# on every host if jax.process_index() == 0:
 #     print(out.texts)  # every host has the whole text
 # ```
 #
-# `gcloud compute tpus tpu-vm ssh NAME --zone ZONE --worker all --command "python3 decode.py"` starts it on all of them.
-# Each host reads the checkpoint, so it should lie on a disk that all of them see, or be downloaded by each. Stop
-# strings are looked for by the host between rounds, and are for a single process.
+# `gcloud compute tpus tpu-vm ssh NAME --zone ZONE --worker all --command "python3 decode.py"`
+# starts it on all of them. Each host reads the checkpoint, so it should lie on a disk that all of
+# them see, or be downloaded by each. Stop strings are looked for by the host between rounds, and
+# are for a single process.
 #
 # ## Where to go on
 #
 # * `when_does_it_pay.ipynb`: the map of α and γ, with sliders.
-# * `bring_your_own_model.ipynb`: a network of your own. To split it over a mesh, place its parameters with
-# `jax.device_put`.
+# * `bring_your_own_model.ipynb`: a network of your own. To split it over a mesh, place its
+# parameters with `jax.device_put`.

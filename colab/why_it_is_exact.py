@@ -3,9 +3,9 @@
 # [![Open In Kaggle](https://kaggle.com/static/images/open-in-kaggle.svg)](https://kaggle.com/kernels/welcome?src=https://github.com/jaxspec/jaxspec/blob/main/colab/why_it_is_exact.ipynb)
 
 # %%
-# @title Install jaxspec, and print what it runs on
-# Where jaxspec is missing, pip installs it: from a checkout that the notebook lies in or beside, from a wheel or zip that
-# was uploaded to this folder, or from this address, which a fork changes (`repo_url` in mkdocs.yml).
+# @title Install jaxspec, and print what it runs on Where jaxspec is missing, pip installs it: from
+# a checkout that the notebook lies in or beside, from a wheel or zip that was uploaded to this
+# folder, or from this address, which a fork changes (`repo_url` in mkdocs.yml).
 REPOSITORY = "https://github.com/jaxspec/jaxspec"
 
 import glob
@@ -15,7 +15,8 @@ import shutil
 import subprocess
 import sys
 
-CANNOT_CHANGE = ("numpy", "scipy", "ml_dtypes", "jax", "jaxlib", "flax", "transformers", "psutil")  # once loaded
+# once loaded
+CANNOT_CHANGE = ("numpy", "scipy", "ml_dtypes", "jax", "jaxlib", "flax", "transformers", "psutil")
 
 
 class Stop(Exception):
@@ -39,30 +40,42 @@ def loaded_version(package):
 
 
 def requirement():
-    """What pip is asked for: a checkout, else a file that was uploaded, else the repository, with the chip's extra."""
+    """What pip is asked for: a checkout, else a file that was uploaded, else the repository, with
+    the chip's extra.
+    """
     has_tpu = glob.glob("/dev/accel*") + glob.glob("/dev/vfio/[0-9]*")
     chip = "cuda," if shutil.which("nvidia-smi") else "tpu," if has_tpu else ""
     extras = f"[{chip}figures]"
     for folder in (".", "..", *sorted(glob.glob("jaxspec*/"))):
-        if os.path.isfile(f"{folder}/pyproject.toml") and os.path.isfile(f"{folder}/jaxspec/__init__.py"):
+        if os.path.isfile(f"{folder}/pyproject.toml") and os.path.isfile(
+            f"{folder}/jaxspec/__init__.py"
+        ):
             return folder + extras
-    uploaded = [file for ending in ("whl", "zip", "tar.gz") for file in glob.glob(f"jaxspec*.{ending}")]
+    uploaded = [
+        file for ending in ("whl", "zip", "tar.gz") for file in glob.glob(f"jaxspec*.{ending}")
+    ]
     if uploaded:
         return f"./{max(uploaded, key=os.path.getmtime)}{extras}"
     return f"jaxspec-decoding{extras} @ git+{REPOSITORY}"
 
 
 def pip_arguments():
-    """The requirement, and the NumPy that is here: a kernel that has loaded it cannot go on with another."""
+    """The requirement, and the NumPy that is here: a kernel that has loaded it cannot go on with
+    another.
+    """
     numpy = loaded_version("numpy") or installed_version("numpy")
     keeps_numpy = numpy is not None and int(numpy.split(".")[0]) >= 2  # which jaxspec needs
     return [requirement(), *([f"numpy=={numpy}"] if keeps_numpy else [])]
 
 
 def changed_packages():
-    """Says of each package that this kernel has loaded which other version of it is installed now."""
+    """Says of each package that this kernel has loaded which other version of it is installed
+    now.
+    """
     importlib.invalidate_caches()
-    versions = [(package, loaded_version(package), installed_version(package)) for package in CANNOT_CHANGE]
+    versions = [
+        (package, loaded_version(package), installed_version(package)) for package in CANNOT_CHANGE
+    ]
     return [
         f"{package} {now} is installed and this kernel has loaded {loaded}"
         for package, loaded, now in versions
@@ -89,21 +102,30 @@ from jaxspec.core import programs
 programs.keep()  # on disk: what is compiled here, the next kernel need not compile
 SMOKE = bool(os.environ.get("JAXSPEC_SMOKE"))  # shorter loops, for tests
 device = jax.devices()[0]
-print(f"jaxspec {jaxspec.__version__}, jax {jax.__version__}, {jax.device_count()} x {device.device_kind}")
+print(
+    f"jaxspec {jaxspec.__version__}, jax {jax.__version__}, {jax.device_count()} x "
+    f"{device.device_kind}"
+)
 
 # %% [markdown]
 # # Why it is exact
 #
-# Speculative decoding draws tokens from one model, the draft, and ends up with the distribution of another, the target.
-# Here is how, for one token and two distributions over a few words: first in a picture, then in samples, and at the end
-# by counting every case.
+# Speculative decoding draws tokens from one model, the draft, and ends up with the distribution of
+# another, the target. Here is how, for one token and two distributions over a few words: first in a
+# picture, then in samples, and at the end by counting every case.
 
 # %%
 import matplotlib.pyplot as plt
 import numpy as np
 from IPython.display import display
 
-from jaxspec.analysis.widgets import CountedRounds, explore, explore_residual, explore_unbiasedness, picture
+from jaxspec.analysis.widgets import (
+    CountedRounds,
+    explore,
+    explore_residual,
+    explore_unbiasedness,
+    picture,
+)
 
 GREEN, BLUE, RED, PURPLE = "#009E73", "#0072B2", "#D55E00", "#8F5AA5"
 WORDS = ["the", "a", "cat", "dog", "sat"]
@@ -120,14 +142,14 @@ def residual(p, q):
 # %% [markdown]
 # ## The picture
 #
-# The draft draws a draft token x from q. It is accepted with probability min(1, p(x) / q(x)). So x is drafted *and*
-# accepted with probability q(x) · min(1, p(x) / q(x)) = min(p(x), q(x)): the green part. It never exceeds p(x), and
-# what it lacks is the blue part, p(x) − min(p(x), q(x)).
+# The draft draws a draft token x from q. It is accepted with probability min(1, p(x) / q(x)). So x
+# is drafted *and* accepted with probability q(x) · min(1, p(x) / q(x)) = min(p(x), q(x)): the green
+# part. It never exceeds p(x), and what it lacks is the blue part, p(x) − min(p(x), q(x)).
 #
-# How often is a draft token rejected? As often as the red hatched parts together: where q is too large, q(x) − p(x).
-# The blue parts have the same sum, since p and q both sum to 1. So if every rejected draft token is replaced by a draw
-# from the blue part, scaled to sum to 1 (the *residual* distribution), blue fills up with exactly its own mass. Green
-# and blue together are p.
+# How often is a draft token rejected? As often as the red hatched parts together: where q is too
+# large, q(x) − p(x). The blue parts have the same sum, since p and q both sum to 1. So if every
+# rejected draft token is replaced by a draw from the blue part, scaled to sum to 1 (the *residual*
+# distribution), blue fills up with exactly its own mass. Green and blue together are p.
 #
 # The sliders set the weights of each word; they are scaled to sum to 1.
 
@@ -147,11 +169,27 @@ def draw(**weights):
     axes.bar(at, p - accepted, bottom=accepted, color=BLUE, label="residual: p − min(p, q)")
     over = q > p
     hatched = dict(facecolor="none", edgecolor=RED, hatch="////", linewidth=0.8)
-    axes.bar(at[over], (q - p)[over], bottom=p[over], label="rejected draft tokens: q − min(p, q)", **hatched)
-    axes.hlines(p, at - 0.4, at + 0.4, color="black", linewidth=2, label="the target's distribution p: the sum of both")
+    axes.bar(
+        at[over],
+        (q - p)[over],
+        bottom=p[over],
+        label="rejected draft tokens: q − min(p, q)",
+        **hatched,
+    )
+    axes.hlines(
+        p,
+        at - 0.4,
+        at + 0.4,
+        color="black",
+        linewidth=2,
+        label="the target's distribution p: the sum of both",
+    )
     axes.set_xticks(at, WORDS)
     axes.set(ylabel="probability", ylim=(0, 1))
-    axes.set_title(f"a draft token is accepted with probability Σ min(p, q) = {accepted.sum():.2f}", fontsize=10)
+    axes.set_title(
+        f"a draft token is accepted with probability Σ min(p, q) = {accepted.sum():.2f}",
+        fontsize=10,
+    )
     figure.legend(loc="outside lower center", frameon=False)
     return picture(figure)
 
@@ -182,19 +220,19 @@ for _ in range(1000):
 # %% [markdown]
 # ## Step by step
 #
-# Eight words. Of each the first bar is p, the second q, the third the share among the words that came out. `step` plays
-# one round with the library's rule, `rejection`; each line is p, which the orange bars have to reach. Z is the mass that
-# is rejected, 1 − α.
+# Eight words. Of each the first bar is p, the second q, the third the share among the words that
+# came out. `step` plays one round with the library's rule, `rejection`; each line is p, which the
+# orange bars have to reach. Z is the mass that is rejected, 1 − α.
 
 # %%
 p_8 = np.array([0.28, 0.20, 0.15, 0.12, 0.10, 0.07, 0.05, 0.03])
 q_8 = np.array([0.10, 0.30, 0.08, 0.18, 0.03, 0.15, 0.06, 0.10])
 explore_residual(p_8, q_8, words=[*WORDS, "ran", "on", "home"], samples=100)
 
-# %% [markdown]
-# With several draft tokens a round, the first word of every round has the distribution p, too. The L1 distance, the sum
-# over words of |share − p|, falls like that of samples of p itself. How many draft tokens a round accepts follows from
-# α. Give it `rule=jaxspec.rules.lenient(0.5)`, which is marked inexact, and the distance stops falling.
+# %% [markdown] With several draft tokens a round, the first word of every round has the
+# distribution p, too. The L1 distance, the sum over words of |share − p|, falls like that of
+# samples of p itself. How many draft tokens a round accepts follows from α. Give it
+# `rule=jaxspec.rules.lenient(0.5)`, which is marked inexact, and the distance stops falling.
 
 # %%
 explore_unbiasedness(p_8, q_8, gamma=4)
@@ -204,16 +242,19 @@ lenient = CountedRounds(p_8, q_8, gamma=4, rule=jaxspec.rules.lenient(0.5))
 for rounds in (exact, lenient):
     rounds.run(5000)
     accepted_tokens = f"{rounds.mean_accepted:.2f} of {rounds.gamma} draft tokens accepted"
-    print(f"{rounds.rule.name:13} L1 {rounds.l1:.3f}, by chance {rounds.chance(5000):.3f}; {accepted_tokens}")
+    print(
+        f"{rounds.rule.name:13} L1 {rounds.l1:.3f}, by chance {rounds.chance(5000):.3f}; "
+        f"{accepted_tokens}"
+    )
 assert abs(exact.mean_accepted - exact.expected_accepted) < 0.1
 assert exact.l1 < 3 * exact.chance(5000) < lenient.l1
 
 # %% [markdown]
 # ## Many rounds
 #
-# This is the algorithm for one draft token, in NumPy. It has two switches, each a mistake that has been made in real
-# programs: drawing from p again after a rejection, and drafting the most probable word while pretending that it was
-# drawn from q. The text looks fine either way.
+# This is the algorithm for one draft token, in NumPy. It has two switches, each a mistake that has
+# been made in real programs: drawing from p again after a rejection, and drafting the most probable
+# word while pretending that it was drawn from q. The text looks fine either way.
 
 
 # %%
@@ -233,9 +274,8 @@ words = {
     "wrong: argmax scored with q": rounds(COUNT, seed=2, likeliest=True),
 }
 
-# %% [markdown]
-# Take 10, 100, 1,000 and more of the rounds, and see the shares of the words settle: the right rule's on p (black
-# lines), the wrong one's beside it.
+# %% [markdown] Take 10, 100, 1,000 and more of the rounds, and see the shares of the words settle:
+# the right rule's on p (black lines), the wrong one's beside it.
 
 
 # %%
@@ -246,7 +286,9 @@ def shares(power_of_10):
     for name, shift, colour in zip(names, (-0.2, 0.2), (GREEN, BLUE), strict=True):
         share = np.bincount(words[name][:count], minlength=len(p)) / count
         axes.bar(np.arange(len(p)) + shift, share, 0.38, color=colour, label=name)
-    axes.hlines(p, np.arange(len(p)) - 0.4, np.arange(len(p)) + 0.4, color="black", linewidth=2, label="p")
+    axes.hlines(
+        p, np.arange(len(p)) - 0.4, np.arange(len(p)) + 0.4, color="black", linewidth=2, label="p"
+    )
     axes.set_xticks(range(len(p)), WORDS)
     axes.set(ylabel="share of the words", ylim=(0, 1), title=f"{count:,} rounds")
     axes.legend(frameon=False)
@@ -255,10 +297,10 @@ def shares(power_of_10):
 
 explore(shares, power_of_10=(3, 1, int(np.log10(COUNT)), 1))
 
-# %% [markdown]
-# The L1 distance is the sum over words of |share − p|. Random samples of p itself come closer as one over the square
-# root of their number: the dotted line. The right rule follows it. So does `rejection`, the rule of the library, which
-# does the same with JAX's random numbers. A wrong rule stops at its bias.
+# %% [markdown] The L1 distance is the sum over words of |share − p|. Random samples of p itself
+# come closer as one over the square root of their number: the dotted line. The right rule follows
+# it. So does `rejection`, the rule of the library, which does the same with JAX's random numbers. A
+# wrong rule stops at its bias.
 
 # %%
 import jax.numpy as jnp
@@ -279,7 +321,9 @@ def first_tokens(rule, count, seed):
 
 def l1_distance(words, counts):
     """The sum of |share - p| among the first n words, for each n of `counts`."""
-    return np.array([np.abs(np.bincount(words[:n], minlength=len(p)) / n - p).sum() for n in counts])
+    return np.array(
+        [np.abs(np.bincount(words[:n], minlength=len(p)) / n - p).sum() for n in counts]
+    )
 
 
 def by_chance(counts):
@@ -292,17 +336,22 @@ counts = np.unique(np.geomspace(10, COUNT, 25).astype(int))
 distances = {name: l1_distance(drawn, counts) for name, drawn in words.items()}
 
 figure, axes = plt.subplots(figsize=(6, 4), layout="constrained")
-axes.plot(counts, by_chance(counts), color="gray", linestyle=":", label="samples of p itself, on average")
-for (name, distance), colour, marker in zip(distances.items(), (GREEN, RED, PURPLE, BLUE), "os^D", strict=True):
+axes.plot(
+    counts, by_chance(counts), color="gray", linestyle=":", label="samples of p itself, on average"
+)
+for (name, distance), colour, marker in zip(
+    distances.items(), (GREEN, RED, PURPLE, BLUE), "os^D", strict=True
+):
     axes.plot(counts, distance, color=colour, marker=marker, markersize=4, linewidth=1, label=name)
-axes.set(xscale="log", yscale="log", xlabel="rounds", ylabel="L1 distance to the target's distribution")
+axes.set(
+    xscale="log", yscale="log", xlabel="rounds", ylabel="L1 distance to the target's distribution"
+)
 axes.legend(frameon=False)
 display(picture(figure))
 
-# %% [markdown]
-# Where the wrong ones stop can be worked out. Without the residual, a word has probability min(p, q) + (1 − β) p. If
-# the most probable word g is drafted, it is accepted with probability a = min(1, p(g) / q(g)), and else replaced by a
-# draw from the residual distribution.
+# %% [markdown] Where the wrong ones stop can be worked out. Without the residual, a word has
+# probability min(p, q) + (1 − β) p. If the most probable word g is drafted, it is accepted with
+# probability a = min(1, p(g) / q(g)), and else replaced by a draw from the residual distribution.
 
 # %%
 g = np.argmax(q)
@@ -320,17 +369,17 @@ for name in distances.keys() - wrong_distributions.keys():
     print(f"{name:34} sampled {distances[name][-1]:.4f}; by chance {by_chance(COUNT):.4f}")
     assert distances[name][-1] < tolerance
 
-# %% [markdown]
-# A draft token that was not drawn from q is still a draw: from the distribution that has all its mass at g. With that
-# in the place of q the argument above holds. In jaxspec such a drafter gives no probabilities (`Draft.log_probs` is
-# `None`).
+# %% [markdown] A draft token that was not drawn from q is still a draw: from the distribution that
+# has all its mass at g. With that in the place of q the argument above holds. In jaxspec such a
+# drafter gives no probabilities (`Draft.log_probs` is `None`).
 #
 # ## Every case
 #
-# A real decoder makes several draft tokens a round, keeps caches, draws a bonus token if all draft tokens were right.
-# Samples cannot show that all of it is right: an error of one in a million hides in their noise. So jaxspec runs the
-# decoder itself, on a model of three tokens, with every outcome of every random draw, and adds up the probability of
-# each text. What is left of the difference is rounding: some 1e-7.
+# A real decoder makes several draft tokens a round, keeps caches, draws a bonus token if all draft
+# tokens were right. Samples cannot show that all of it is right: an error of one in a million hides
+# in their noise. So jaxspec runs the decoder itself, on a model of three tokens, with every outcome
+# of every random draw, and adds up the probability of each text. What is left of the difference is
+# rounding: some 1e-7.
 
 # %%
 from jaxspec.testing import certify, table_model
@@ -339,13 +388,16 @@ target, draft = table_model(jax.random.key(1), vocab=3), table_model(jax.random.
 rules = [jaxspec.rules.rejection(), jaxspec.rules.block(), jaxspec.rules.lenient(0.5)]
 for rule in rules:
     off = certify(target, drafter=draft, rule=rule, gamma=2, steps=3)
-    print(f"{rule.name:14} claims to be {'exact' if rule.exact else 'inexact'}; it is off by {off:.1e}")
+    print(
+        f"{rule.name:14} claims to be {'exact' if rule.exact else 'inexact'}; it is off by "
+        f"{off:.1e}"
+    )
     assert (off < 1e-6) == rule.exact
 
-# %% [markdown]
-# `lenient` is no mistake: it accepts more draft tokens than exactness allows, and is marked so. Now the two mistakes,
-# in the library's own terms, and on the p and q from above. With one draft token a round the second token is the first
-# that the rule decides. Its total variation from p is half of the L1 distance, and must be what was worked out above.
+# %% [markdown] `lenient` is no mistake: it accepts more draft tokens than exactness allows, and is
+# marked so. Now the two mistakes, in the library's own terms, and on the p and q from above. With
+# one draft token a round the second token is the first that the rule decides. Its total variation
+# from p is half of the L1 distance, and must be what was worked out above.
 
 # %%
 from jaxspec.core import Rule
@@ -361,13 +413,16 @@ def no_residual(keys, position, draft, target):
 
 
 def pretending(model):
-    """Drafts the most probable token, and claims to have drawn it from the model's distribution, here one row of
-    logits."""
+    """Drafts the most probable token, and claims to have drawn it from the model's distribution,
+    here one row of logits.
+    """
     honest = jaxspec.drafters.greedy(model)
 
     def propose(weights, caches, context):
         draft, caches = honest.functions.propose(weights, caches, context)
-        claimed = jnp.broadcast_to(jax.nn.log_softmax(weights.draft), (*draft.tokens.shape, len(weights.draft)))
+        claimed = jnp.broadcast_to(
+            jax.nn.log_softmax(weights.draft), (*draft.tokens.shape, len(weights.draft))
+        )
         return draft._replace(log_probs=claimed), caches
 
     return honest._replace(functions=honest.functions._replace(propose=propose))

@@ -1,4 +1,6 @@
-"""For mkdocstrings: examples become blocks of code, and comments on a record's fields its table of attributes."""
+"""For mkdocstrings: examples become blocks of code, and comments on a record's fields its table of
+attributes.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,8 @@ from typing import Any
 import griffe
 
 EXAMPLE = re.compile(r"^Example\b(.*):$")
-TOGETHER = re.compile(r"these (two|three|four)(?:, (.*?))?: ")  # a comment on several fields, from this one on
+# a comment on several fields, from this one on
+TOGETHER = re.compile(r"these (two|three|four)(?:, (.*?))?: ")
 COUNTS = {"two": 2, "three": 3, "four": 4}
 
 
@@ -25,8 +28,16 @@ class Doctests(griffe.Extension):
 
     def on_class_members(self, *, cls: griffe.Class, **kwargs: Any) -> None:
         lines = cls.lines_collection[cls.filepath] if isinstance(cls.filepath, Path) else []
-        fields = {name: member for name, member in cls.members.items() if isinstance(member, griffe.Attribute)}
-        texts = {name: comment(lines, x.lineno, x.endlineno) for name, x in fields.items() if x.lineno and x.endlineno}
+        fields = {
+            name: member
+            for name, member in cls.members.items()
+            if isinstance(member, griffe.Attribute)
+        }
+        texts = {
+            name: comment(lines, x.lineno, x.endlineno)
+            for name, x in fields.items()
+            if x.lineno and x.endlineno
+        }
         names = list(texts)
         for i, name in enumerate(names):
             if several := TOGETHER.match(texts[name]):
@@ -38,13 +49,19 @@ class Doctests(griffe.Extension):
 
 
 def comment(lines: list[str], first: int, last: int) -> str:
-    """The comment at the end of a field, or in the lines before it; `doc` of a property in one line; else empty."""
+    """The comment at the end of a field, or in the lines before it; `doc` of a property in one
+    line; else empty.
+    """
     field = " ".join(line.strip() for line in lines[first - 1 : last])
     if doc := re.search(r'= property\(.*doc="(.+?)"', field):
         return doc[1]
     if at_end := re.search(r"  # (?!type: |pyright: |noqa)(.+)$", lines[last - 1]):
         return at_end[1]
-    above = list(itertools.takewhile(lambda line: line.lstrip().startswith("# "), reversed(lines[: first - 1])))
+    above = list(
+        itertools.takewhile(
+            lambda line: line.lstrip().startswith("# "), reversed(lines[: first - 1])
+        )
+    )
     return " ".join(line.strip().removeprefix("# ") for line in reversed(above))
 
 
@@ -54,7 +71,9 @@ def flat(text: str) -> str:
     for line in text.splitlines():
         inside = inside and (not line or line.startswith("    "))
         title = EXAMPLE.match(line)
-        lines.append(f"**Example**{title[1]}:\n" if title else line.removeprefix("    ") if inside else line)
+        lines.append(
+            f"**Example**{title[1]}:\n" if title else line.removeprefix("    ") if inside else line
+        )
         inside = inside or title is not None
     return "\n".join(lines)
 

@@ -3,9 +3,9 @@
     python docs/nano.py
 
 A language model writes one token a pass, and every pass reads all of its weights. Speculative
-decoding lets a cheap drafter guess some tokens. The model then checks all guesses in one pass, and a
-rule keeps as many as leave the distribution of the text what it was (Leviathan et al. 2023,
-arXiv 2211.17192; trees of guesses: Miao et al. 2023, arXiv 2305.09781).
+decoding lets a cheap drafter guess some tokens. The model then checks all guesses in one pass, and
+a rule keeps as many as leave the distribution of the text what it was (Leviathan et al. 2023, arXiv
+2211.17192; trees of guesses: Miao et al. 2023, arXiv 2305.09781).
 
 The file has five parts: a small transformer with a cache, the tree of guesses, the source of random
 choices, a round (draft, check, accept), and a proof by enumeration that the text is right. It
@@ -75,9 +75,7 @@ def normalised(x: jax.Array) -> jax.Array:
     return x * jax.lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + 1e-6)
 
 
-def read(
-    params: Params, cache: Cache, tokens: jax.Array, start: jax.Array, sees: np.ndarray, depth: np.ndarray
-) -> tuple[jax.Array, Cache]:
+def read(params: Params, cache: Cache, tokens, start, sees, depth) -> tuple[jax.Array, Cache]:
     """Reads T tokens of every row in one pass.
 
     The tokens need not follow each other: they can be nodes of a tree, whose first F - T nodes were
@@ -143,12 +141,12 @@ class Tree:
         children: list[list[int]] = [[] for _ in range(nodes)]
         for node, parent in enumerate(parents, start=1):
             if parent >= node or (node > 1 and parent < parents[node - 2]):
-                raise ValueError(f"parents are {parents}: expected them in order, before their children")
+                raise ValueError(f"got {parents}: expected parents in order, before children")
             self.sees[node] |= self.sees[parent]
             self.depth[node] = self.depth[parent] + 1
             children[parent].append(node)
-        most = max(map(len, children))
-        self.children = np.array([c + [-1] * (most - len(c)) for c in children])  # [N, most], -1: none
+        most = max(map(len, children))  # the others are padded with -1: [N, most]
+        self.children = np.array([c + [-1] * (most - len(c)) for c in children])
         self.levels = [np.flatnonzero(self.depth == d) for d in range(self.depth.max() + 1)]
         # How many guesses there are at most for the place after a node of each level but the last.
         self.tries = [max(len(children[node]) for node in level) for level in self.levels[:-1]]
@@ -168,7 +166,8 @@ class Keys(NamedTuple):
     def choose(self, probabilities: jax.Array) -> tuple[jax.Array, Keys]:
         """Chooses an index for each row from its probabilities [B, K]."""
         keys = jax.vmap(jax.random.split)(self.keys)
-        return jax.vmap(jax.random.categorical)(keys[:, 0], jnp.log(probabilities)), Keys(keys[:, 1])
+        chosen = jax.vmap(jax.random.categorical)(keys[:, 0], jnp.log(probabilities))
+        return chosen, Keys(keys[:, 1])
 
 
 class Best(NamedTuple):
@@ -241,9 +240,9 @@ def accept(dice, tree, guesses, p, q):
     At a node the target wants its next token to have the distribution `wanted`, and the drafter has
     drawn a guess x from `offered`. It is accepted with probability min(1, wanted(x) / offered(x)).
     Thereby a token y comes out with probability min(wanted(y), offered(y)), never too often. What
-    is missing after a rejection is max(wanted - offered, 0), scaled: the residual. The next sibling,
-    or else a token of the target's own, is to have that distribution. In sum y comes out with
-    probability wanted(y), however bad the drafter is.
+    is missing after a rejection is max(wanted - offered, 0), scaled: the residual. The next
+    sibling, or else a token of the target's own, is to have that distribution. In sum y comes out
+    with probability wanted(y), however bad the drafter is.
 
     Args:
         guesses: the tokens of the nodes [B, N].
@@ -300,12 +299,13 @@ class State(NamedTuple):
     rounds: jax.Array  # that each row needed [B]
 
 
-def one_round(target: Params, drafter: Params, tree: Tree, temperature: float, goal: int, state: State):
+def one_round(target, drafter, tree: Tree, temperature, goal, state: State) -> State:
     """Drafts, checks all guesses in one pass of the target, and keeps those that are accepted."""
     row = jnp.arange(len(state.length))
     start = state.length - 1
     last = state.tokens[row, start]
-    guesses, q, draft_cache, dice = draft(drafter, state.draft_cache, tree, last, start, state.dice, temperature)
+    drafts = draft(drafter, state.draft_cache, tree, last, start, state.dice, temperature)
+    guesses, q, draft_cache, dice = drafts
     logits, cache = read(target, state.cache, guesses, start, tree.sees, tree.depth)
     p = jax.nn.softmax(logits / (temperature or 1.0), axis=-1)
     if temperature == 0:
@@ -328,7 +328,7 @@ def one_round(target: Params, drafter: Params, tree: Tree, temperature: float, g
 
 
 @functools.partial(jax.jit, static_argnames=("new_tokens", "tree", "temperature"))
-def generate(target, drafter, prompts, lengths, dice, *, new_tokens, tree, temperature=1.0) -> State:
+def generate(target, drafter, prompts, lengths, dice, *, new_tokens, tree, temperature=1.0):
     """Continues prompts [B, P] of the given lengths [B] until P + new_tokens tokens are there."""
     rows, width = prompts.shape
     goal = width + new_tokens
@@ -345,23 +345,22 @@ def generate(target, drafter, prompts, lengths, dice, *, new_tokens, tree, tempe
 # ------------------------------------------------------------------------------------ 5. A proof
 
 
-def certify(target: Params, drafter: Params, prompt, tree: Tree, new_tokens=2, temperature=1.0) -> float:
+def certify(target, drafter, prompt, tree: Tree, new_tokens=2, temperature=1.0) -> float:
     """Compares the distribution of speculative texts with that of plain sampling, by enumeration.
 
     Every combination of choices is one row of a batch. The weights of the rows with the same text
-    add up to the probability of that text. No sampling error is left, only rounding.
-
-    Returns:
-        The largest difference between the two probabilities of a text.
+    add up to the probability of that text. No sampling error is left, only rounding. The result is
+    the largest difference between the two probabilities of a text.
     """
     vocab = target["head"].shape[1]
-    sizes = [vocab] * (len(tree.depth) - 1) + [2] * sum(tree.tries) + [vocab]  # of a round's choices
-    sizes = sizes * new_tokens  # a round adds a token at least
+    choices_of_round = [vocab] * (len(tree.depth) - 1) + [2] * sum(tree.tries) + [vocab]
+    sizes = choices_of_round * new_tokens  # a round adds a token at least
     script = np.indices(sizes, np.int32).reshape(len(sizes), -1).T
     dice = Worlds(jnp.asarray(script), jnp.asarray(0), jnp.ones(len(script)))
     prompts = jnp.tile(jnp.asarray(prompt), (len(script), 1))
     lengths = jnp.full(len(script), len(prompt))
-    state = generate(target, drafter, prompts, lengths, dice, new_tokens=new_tokens, tree=tree, temperature=temperature)
+    options = {"new_tokens": new_tokens, "tree": tree, "temperature": temperature}
+    state = generate(target, drafter, prompts, lengths, dice, **options)
     assert state.dice.count == len(sizes), "every world must make the same number of choices"
     places = [vocab**i for i in range(new_tokens)]
     texts = np.asarray(state.tokens)[:, len(prompt) : len(prompt) + new_tokens] @ places
@@ -392,7 +391,8 @@ def main() -> None:
         for name, tree in shapes.items():
             dice = Keys(jax.random.split(jax.random.key(4), len(prompts)))
             state = generate(target, drafter, prompts, lengths, dice, new_tokens=40, tree=tree)
-            print(f"{share:.0%} of a stranger, {name}: {40 / state.rounds.mean():.2f} tokens a round")
+            tokens = 40 / state.rounds.mean()
+            print(f"{share:.0%} of a stranger, {name}: {tokens:.2f} tokens a round")
 
 
 if __name__ == "__main__":

@@ -1,11 +1,10 @@
 """Speculative decoding for JAX: exact, one jitted program per generation, any model, any drafter.
 
-`load` a model, `generate` or `stream` from it, `score` texts or `transcribe` sound; `drafters`, `rules` and `policies`
-hold the alternatives, `core` the types, `sharding` the placement on several devices, `testing` checks of your own
-models, rules and drafters.
-`trim_vocabulary`, `share_vocabulary` and `map_vocabulary` make a model of another vocabulary, or of a part of it,
-draft.
-`speculate` does for any two slow functions what decoding does for a model.
+`load` a model, `generate` or `stream` from it, `score` texts or `transcribe` sound; `drafters`,
+`rules` and `policies` hold the alternatives, `core` the types, `sharding` the placement on several
+devices, `testing` checks of your own models, rules and drafters. `trim_vocabulary`,
+`share_vocabulary` and `map_vocabulary` make a model of another vocabulary, or of a part of it,
+draft. `speculate` does for any two slow functions what decoding does for a model.
 """
 
 from __future__ import annotations
@@ -49,8 +48,8 @@ __version__ = "0.1.0"
 _HOMES = {
     "jaxspec.audio.transcribe": "Transcript transcribe",
     "jaxspec.core": "BoundDrafter BoundPolicy Drafter LanguageModel Model Prompt",
-    "jaxspec.decode": "BeamSearch Generation Score autoregressive beam_search chat generate prefix prepare rollout "
-    "score speculative stream",
+    "jaxspec.decode": "BeamSearch Generation Score autoregressive beam_search chat generate "
+    "prefix prepare rollout score speculative stream",
     "jaxspec.draft_heads.load": "load_drafter",
     "jaxspec.drafters.hidden_states": "DraftHead",
     "jaxspec.jobs": "Completion generate_many",

@@ -1,4 +1,6 @@
-"""Interrupts: what a signal's handler raises is raised until it is seen, so that Ctrl-C and kill are not lost."""
+"""Interrupts: what a signal's handler raises is raised until it is seen, so that Ctrl-C and kill
+are not lost.
+"""
 
 from __future__ import annotations
 
@@ -43,12 +45,15 @@ class _Block:
             if self.is_over:
                 return  # the end of the block raises it
             if former is None:
-                # Not `threading.Thread`: the code that the signal interrupts may hold a lock which that takes.
+                # Not `threading.Thread`: the code that the signal interrupts may hold a lock which
+                # that takes.
                 _thread.start_new_thread(self.look_again, (number,))
             raise
 
     def look_again(self, number: int) -> None:
-        """Sends the signal again and again while the block runs; `handle` decides what that does."""
+        """Sends the signal again and again while the block runs; `handle` decides what that
+        does.
+        """
         while True:
             time.sleep(AGAIN)
             with self.sending:
@@ -58,7 +63,9 @@ class _Block:
                 _send(number)
 
     def hook(self, ignored: Any) -> None:
-        """Is called in the place of `sys.unraisablehook`. An exception that is raised again need not be reported."""
+        """Is called in the place of `sys.unraisablehook`. An exception that is raised again need
+        not be reported.
+        """
         if ignored.exc_value is None or ignored.exc_value is not self.error:
             self.former_hook(ignored)
 
@@ -81,20 +88,23 @@ _running: _Block | None = None
 
 @contextlib.contextmanager
 def raised_until_seen() -> Iterator[None]:
-    """Repeats an exception that a handler of SIGINT or SIGTERM raises until the exception leaves the block.
+    """Repeats an exception that a handler of SIGINT or SIGTERM raises until the exception leaves
+    the block.
 
-    Python calls a handler between any two steps of the main thread. An exception goes no further in a callback of the
-    garbage collector (jax has one), in `__del__`, and in a `try` with a bare `except` (jax has several). So a process
-    that traces would lose some 5 % of the signals that are to end it.
+    Python calls a handler between any two steps of the main thread. An exception goes no further in
+    a callback of the garbage collector (jax has one), in `__del__`, and in a `try` with a bare
+    `except` (jax has several). So a process that traces would lose some 5 % of the signals that are
+    to end it.
 
-    In this block a handler's exception is kept. Every 10 ms a thread has the main thread look: if the exception is
-    neither handled at the moment nor the context of one that is, it was lost, and is raised again. So a `finally` or an
-    `except` that clears away is not disturbed, however long it takes. The block's end raises what nobody has seen.
+    In this block a handler's exception is kept. Every 10 ms a thread has the main thread look: if
+    the exception is neither handled at the moment nor the context of one that is, it was lost, and
+    is raised again. So a `finally` or an `except` that clears away is not disturbed, however long
+    it takes. The block's end raises what nobody has seen.
 
-    Nothing inside of the block may catch such an exception and go on. Handlers are called as before: this works with
-    Ctrl-C in a notebook as with a handler of the user's. Blocks may be nested, and then the outermost one counts.
-    Outside of the main thread, where no handler runs, the block does nothing. `@raised_until_seen()` makes a function
-    such a block.
+    Nothing inside of the block may catch such an exception and go on. Handlers are called as
+    before: this works with Ctrl-C in a notebook as with a handler of the user's. Blocks may be
+    nested, and then the outermost one counts. Outside of the main thread, where no handler runs,
+    the block does nothing. `@raised_until_seen()` makes a function such a block.
 
     Example:
         >>> with raised_until_seen():
@@ -117,7 +127,8 @@ def raised_until_seen() -> Iterator[None]:
                 signal.signal(number, replaced[number][1])
         yield
     finally:
-        block.is_over = True  # from here on handlers raise nothing; a call before this could be interrupted
+        # from here on handlers raise nothing; a call before this could be interrupted
+        block.is_over = True
         leaving = sys.exc_info()[1]
         with block.sending:
             pass  # a signal that is being sent is answered by the block's own handler
@@ -127,7 +138,8 @@ def raised_until_seen() -> Iterator[None]:
         if sys.unraisablehook == hook:
             sys.unraisablehook = block.former_hook
         _running = None
-        is_closed = isinstance(leaving, GeneratorExit)  # the exception came between the block and its end
+        # the exception came between the block and its end
+        is_closed = isinstance(leaving, GeneratorExit)
         if block.error is not None and not is_closed and not _contains(leaving, block.error):
             raise block.error
 
@@ -147,6 +159,7 @@ def _send(number: int) -> None:
     """Sends the main thread a signal."""
     thread = threading.main_thread().ident
     if thread is not None and hasattr(signal, "pthread_kill"):
-        signal.pthread_kill(thread, number)  # which also ends a system call that the main thread waits in
+        # which also ends a system call that the main thread waits in
+        signal.pthread_kill(thread, number)
     else:  # Windows
         _thread.interrupt_main(signal.Signals(number))

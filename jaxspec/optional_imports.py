@@ -1,4 +1,6 @@
-"""Imports that only some need: packages of an extra, transformers without its advice, submodules."""
+"""Imports that only some need: packages of an extra, transformers without its advice,
+submodules.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-ADVICE = "only tokenizers, configuration and file/data utilities can be used"  # which is all that is asked of it
+# which is all that is asked of it
+ADVICE = "only tokenizers, configuration and file/data utilities can be used"
 
 
 def missing(package: str, extra: str) -> str:
@@ -18,11 +21,14 @@ def missing(package: str, extra: str) -> str:
     >>> missing("matplotlib", "figures")
     'matplotlib is not installed: pip install ".[figures]" in a checkout of jaxspec brings it'
     """
-    return f'{package} is not installed: pip install ".[{extra}]" in a checkout of jaxspec brings it'
+    return (
+        f'{package} is not installed: pip install ".[{extra}]" in a checkout of jaxspec brings it'
+    )
 
 
 def submodules(package: str) -> Callable[[str], Any]:
-    """Makes the `__getattr__` of a package whose modules are imported when they are first asked for.
+    """Makes the `__getattr__` of a package whose modules are imported when they are first asked
+    for.
 
     So `jaxspec.nets.adapters` works after `import jaxspec` alone.
 
@@ -40,7 +46,9 @@ def submodules(package: str) -> Callable[[str], Any]:
 
 
 def import_transformers() -> None:
-    """Imports transformers, whose notice that PyTorch was not found is left out; all else is logged as ever."""
+    """Imports transformers, whose notice that PyTorch was not found is left out; all else is logged
+    as ever.
+    """
     if "transformers" in sys.modules:
         return
 

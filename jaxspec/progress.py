@@ -26,7 +26,9 @@ EVERY = 30.0  # seconds between two lines of a log, at least
 
 
 class Console(rich.console.Console):
-    """A console of rich that raises BrokenPipeError if its reader has gone, where rich's ends the process with 1."""
+    """A console of rich that raises BrokenPipeError if its reader has gone, where rich's ends the
+    process with 1.
+    """
 
     def on_broken_pipe(self) -> NoReturn:
         raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
@@ -41,7 +43,8 @@ def bar(
 ) -> Progress:
     """Makes a bar on standard error with a label, the share that is done, and the time taken.
 
-    If that is not a terminal, it prints lines instead: one every 30 seconds at most, and one in the end.
+    If that is not a terminal, it prints lines instead: one every 30 seconds at most, and one in the
+    end.
 
     Args:
         shown: if not, nothing is printed.
@@ -52,7 +55,12 @@ def bar(
     console = Console(stderr=True)
     if shown and not (console.is_terminal or console.is_jupyter):
         return _Lines(console, remaining, transient, get_time)
-    columns = [TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()]
+    columns = [
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    ]
     return Progress(
         *columns,
         *([TimeRemainingColumn()] if remaining else []),
@@ -64,12 +72,18 @@ def bar(
 
 
 class _Lines(Progress):
-    """A bar of which lines are printed, where none can be drawn; its arguments are those of `bar`."""
+    """A bar of which lines are printed, where none can be drawn; its arguments are those of
+    `bar`.
+    """
 
-    def __init__(self, console: Console, remaining: bool, transient: bool, get_time: Callable[[], float]):
+    def __init__(
+        self, console: Console, remaining: bool, transient: bool, get_time: Callable[[], float]
+    ):
         super().__init__(console=console, auto_refresh=False, disable=True, get_time=get_time)
-        self._remaining, self._transient = remaining, transient
-        self._changed, self._printed_at = set[TaskID](), get_time()
+        self._remaining = remaining
+        self._transient = transient
+        self._changed = set[TaskID]()
+        self._printed_at = get_time()
 
     def update(self, task_id: TaskID, *arguments: Any, **changes: Any) -> None:
         super().update(task_id, *arguments, **changes)
@@ -84,7 +98,9 @@ class _Lines(Progress):
             self._print()
 
     def _tell(self, task_id: TaskID) -> None:
-        """Prints lines if it is time for them, and remembers otherwise that there is something to print."""
+        """Prints lines if it is time for them, and remembers otherwise that there is something to
+        print.
+        """
         self._changed.add(task_id)
         if self.get_time() - self._printed_at >= EVERY:
             self._print()
@@ -99,9 +115,16 @@ class _Lines(Progress):
 
 def _line(task: Task, remaining: bool) -> str:
     """Writes what a bar shows of a task."""
-    of = "" if task.total is None else f" of {task.total:,.0f}"
+    if task.total is None:
+        of = ""
+    else:
+        of = f" of {task.total:,.0f}"
     line = f"{task.description}: {task.completed:,.0f}{of}, {_spelled(task.elapsed)}"
-    return line + (f", {_spelled(task.time_remaining)} left" if remaining and task.time_remaining is not None else "")
+    return line + (
+        f", {_spelled(task.time_remaining)} left"
+        if remaining and task.time_remaining is not None
+        else ""
+    )
 
 
 def _spelled(seconds: float | None) -> str:

@@ -12,8 +12,10 @@ from jaxspec.core import LogProbs, Model, token_rows
 from jaxspec.jobs import generate_many
 
 TargetAndDrafter = tuple[Model, Any]
-COLUMNS = ("text", "finish", "rounds", "drafted", "accepted", "truncated", "error")  # of a Completion
-LOG_PROBS = ("raw_log_probs", "sampled_log_probs", "top_tokens", "top_log_probs")  # of a core.LogProbs, in its order
+# of a Completion
+COLUMNS = ("text", "finish", "rounds", "drafted", "accepted", "truncated", "error")
+# of a core.LogProbs, in its order
+LOG_PROBS = ("raw_log_probs", "sampled_log_probs", "top_tokens", "top_log_probs")
 REFUSED = {  # options of `generate_many`
     "key": "give seed, an integer",
     "drafter": "load returns it, with the target",
@@ -23,35 +25,46 @@ REFUSED = {  # options of `generate_many`
 
 
 class RayDecoder:
-    """Decodes the prompts of a column, batch by batch; what is asked of it is what `jaxspec.generate_many` does.
+    """Decodes the prompts of a column, batch by batch; what is asked of it is what
+    `jaxspec.generate_many` does.
 
-    Each actor loads the models when it is made, and decodes short prompts. With `max_prompt_tokens` this compiles all
-    programs before the first batch; without it, a wider prompt compiles its own. The columns of a batch stay. `text`,
-    `finish`, `new_tokens`, `rounds`, `drafted`, `accepted`, `truncated` and `error` are added, and `tokens` on request.
-    Log probabilities add `raw_log_probs`, `sampled_log_probs`, `top_tokens` and `top_log_probs`: an array for each row,
+    Each actor loads the models when it is made, and decodes short prompts. With `max_prompt_tokens`
+    this compiles all programs before the first batch; without it, a wider prompt compiles its own.
+    The columns of a batch stay. `text`, `finish`, `new_tokens`, `rounds`, `drafted`, `accepted`,
+    `truncated` and `error` are added, and `tokens` on request. Log probabilities add
+    `raw_log_probs`, `sampled_log_probs`, `top_tokens` and `top_log_probs`: an array for each row,
     empty where there is an error.
 
     Args:
-        load: makes target and drafter (or None) in the actor: models do not travel between processes.
+        load: makes target and drafter (or None) in the actor: models do not travel between
+            processes.
         column: the column with the prompts.
-        number: the column with the prompts' numbers, from which their random keys are folded. With it a text does not
-            depend on how Ray cuts the data. Required unless the temperature is 0.
+        number: the column with the prompts' numbers, from which their random keys are folded. With
+            it a text does not depend on how Ray cuts the data. Required unless the temperature is
+            0.
         seed: the seed of the random key.
         tokens: whether to add the ids of tokens; so it is with `log_probs` or `top_log_probs`.
-        on_error: "yield" puts what is wrong with a prompt into its row, "raise" raises it in the actor.
-        **options: the options of `generate_many`, such as slots, max_new_tokens, temperature and stop.
+        on_error: "yield" puts what is wrong with a prompt into its row, "raise" raises it in the
+            actor.
+        **options: the options of `generate_many`, such as slots, max_new_tokens, temperature and
+            stop.
 
     Raises:
-        ValueError: tokens are to be drawn, and no column has numbers; prompts that are too long are to be skipped; an
-            option is not for this class (`key`, `drafter`, `prefix`, `in_order`).
+        ValueError: tokens are to be drawn, and no column has numbers; prompts that are too long are
+            to be skipped; an option is not for this class (`key`, `drafter`, `prefix`, `in_order`).
 
     Example:
         >>> def load():
         ...     import jax
         ...     from jaxspec.testing import table_model, word_tokenizer
+        ...
         ...     table = table_model(jax.random.key(1), vocab=5)
-        ...     return table._replace(tokenizer=word_tokenizer(["<unk>", "</s>", "the", "old", "cat"])), table
-        >>> decoder = RayDecoder(load, max_new_tokens=5, slots=2)  # or ray.data...map_batches(RayDecoder, ...)
+        ...     return table._replace(
+        ...         tokenizer=word_tokenizer(["<unk>", "</s>", "the", "old", "cat"])
+        ...     ), table
+        >>> decoder = RayDecoder(
+        ...     load, max_new_tokens=5, slots=2
+        ... )  # or ray.data...map_batches(RayDecoder, ...)
         >>> decoder({"prompt": np.array(["the old", "cat"])})["new_tokens"].tolist()
         [2, 2]
     """
@@ -67,39 +80,73 @@ class RayDecoder:
         on_error: str = "yield",
         **options: Any,
     ):
-        if refused := sorted(REFUSED.keys() & options):
+        refused = sorted(REFUSED.keys() & options)
+        if refused:
             raise ValueError(f"{refused[0]} is no option of RayDecoder: {REFUSED[refused[0]]}")
         if np.any(np.asarray(options.get("temperature") or 0) > 0) and number is None:
-            raise ValueError("tokens are drawn (temperature), and number is None: name a column of prompts' numbers")
+            raise ValueError(
+                "tokens are drawn (temperature), and number is None: name a column of prompts' "
+                "numbers"
+            )
         if options.get("too_long") == "skip":
-            raise ValueError("too_long is 'skip', and every row gets a text: expected 'error' or 'truncate'")
-        self._column, self._number = column, number
-        top, self._no_log_probs = options.get("top_log_probs"), None
+            raise ValueError(
+                "too_long is 'skip', and every row gets a text: expected 'error' or 'truncate'"
+            )
+        self._column = column
+        self._number = number
+        top = options.get("top_log_probs")
+        self._no_log_probs = None
         if options.get("log_probs") or top is not None:
-            shapes, kinds = ((0,), (0,), (0, top or 0), (0, top or 0)), (*[np.float32] * 2, np.int32, np.float32)
+            shapes = ((0,), (0,), (0, top or 0), (0, top or 0))
+            kinds = (*[np.float32] * 2, np.int32, np.float32)
             self._no_log_probs = LogProbs(*map(np.zeros, shapes, kinds))  # type: ignore[arg-type]  # of a prompt that is not decoded
         self._with_tokens = tokens or self._no_log_probs is not None
         self._target, drafter = load()
-        self._options = options | {"drafter": drafter, "key": jax.random.key(seed), "on_error": on_error}
-        one_of_each_bucket = {token_rows.bucket(n): n for n in range(1, (options.get("max_prompt_tokens") or 1) + 1)}
+        self._options = options | {
+            "drafter": drafter,
+            "key": jax.random.key(seed),
+            "on_error": on_error,
+        }
+        one_of_each_bucket = {
+            token_rows.bucket(n): n for n in range(1, (options.get("max_prompt_tokens") or 1) + 1)
+        }
         short = [{"prompt": [0] * n, "max_new_tokens": 1} for n in one_of_each_bucket.values()]
-        list(self._rows(short, on_error="yield"))  # what models cannot read is too wide for every prompt
+        # what models cannot read is too wide for every prompt
+        list(self._rows(short, on_error="yield"))
 
     def __call__(self, batch: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Decodes a batch of columns."""
-        if missing := [name for name in (self._column, self._number) if name is not None and name not in batch]:
-            raise ValueError(f"the data have no column {missing[0]!r}, but {sorted(batch)}: choose one of these")
-        prompts = [value.tolist() if isinstance(value, np.ndarray) else value for value in batch[self._column].tolist()]
-        numbers = range(len(prompts)) if self._number is None else batch[self._number].tolist()
-        rows = list(self._rows({"prompt": p, "number": n} for p, n in zip(prompts, numbers, strict=True)))
+        missing = [
+            name for name in (self._column, self._number) if name is not None and name not in batch
+        ]
+        if missing:
+            raise ValueError(
+                f"the data have no column {missing[0]!r}, but {sorted(batch)}: choose one of these"
+            )
+        prompts = [
+            value.tolist() if isinstance(value, np.ndarray) else value
+            for value in batch[self._column].tolist()
+        ]
+        if self._number is None:
+            numbers = range(len(prompts))
+        else:
+            numbers = batch[self._number].tolist()
+        rows = list(
+            self._rows({"prompt": p, "number": n} for p, n in zip(prompts, numbers, strict=True))
+        )
         columns = {name: np.array([getattr(row, name) for row in rows]) for name in COLUMNS}
         columns["new_tokens"] = np.array([len(row.tokens) for row in rows])
         if self._with_tokens:
             columns["tokens"] = _ragged([np.array(row.tokens, np.int32) for row in rows])
         if self._no_log_probs is not None:
             log_probs = [row.log_probs or self._no_log_probs for row in rows]
-            names = LOG_PROBS if self._no_log_probs.top_raw.shape[1] else LOG_PROBS[:2]
-            columns |= {name: _ragged([values[i] for values in log_probs]) for i, name in enumerate(names)}
+            if self._no_log_probs.top_raw.shape[1]:
+                names = LOG_PROBS
+            else:
+                names = LOG_PROBS[:2]
+            columns |= {
+                name: _ragged([values[i] for values in log_probs]) for i, name in enumerate(names)
+            }
         return dict(batch) | columns
 
     def _rows(self, requests: Any, **options: Any) -> Any:

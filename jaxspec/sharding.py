@@ -1,13 +1,15 @@
-"""Places parameters, caches and batches on a mesh of devices, by one table from logical axes to mesh axes.
+"""Places parameters, caches and batches on a mesh of devices, by one table from logical axes to
+mesh axes.
 
-Matrices [out, in] are split as in Megatron-LM (Shoeybi et al., arXiv 1909.08053). Projections into heads and hidden
-units are split by their outputs and projections back by their inputs, so that a block needs one sum over devices.
-Embedding and head are split by vocabulary. Rows of the batch are split over the data axis. An axis that a mesh axis
-does not divide is kept whole on every device; heads are never cut. Once the arguments of a program are placed, the
-compiler (GSPMD, arXiv 2105.04663) places everything else.
+Matrices [out, in] are split as in Megatron-LM (Shoeybi et al., arXiv 1909.08053). Projections into
+heads and hidden units are split by their outputs and projections back by their inputs, so that a
+block needs one sum over devices. Embedding and head are split by vocabulary. Rows of the batch are
+split over the data axis. An axis that a mesh axis does not divide is kept whole on every device;
+heads are never cut. Once the arguments of a program are placed, the compiler (GSPMD, arXiv
+2105.04663) places everything else.
 
-Under `jax.distributed` every process makes the same calls with the same arguments and gets the whole text. The host
-looks for stop strings between rounds, so these work only in a single process.
+Under `jax.distributed` every process makes the same calls with the same arguments and gets the
+whole text. The host looks for stop strings between rounds, so these work only in a single process.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from jaxspec.core import Cache, Params, programs
 from jaxspec.core.token_rows import AllRows
 
-DATA, MODEL = "data", "model"
+DATA = "data"
+MODEL = "model"
 AXES = {DATA, MODEL}  # of a mesh
 TABLE = {  # logical axis: the mesh axis that it is split over, None for whole
     "batch": DATA,
@@ -42,7 +45,8 @@ TABLE = {  # logical axis: the mesh axis that it is split over, None for whole
     "outputs": MODEL,
     "hidden": None,
 }
-LAYERS = {  # the axes of a layer's matrix, by how its path ends; those of its bias are all but the last
+# the axes of a layer's matrix, by how its path ends; those of its bias are all but the last
+LAYERS = {
     "embedding": ("vocab", "dim"),
     "encoder_embedding": ("source_vocab", "dim"),
     "position": ("positions", "dim"),
@@ -55,8 +59,10 @@ LAYERS = {  # the axes of a layer's matrix, by how its path ends; those of its b
     "ff/gate": ("ff", "dim"),
     "ff/wi": ("ff", "dim"),
     "ff/out": ("dim", "ff"),
-    "experts/inwards": ("stack", "ff", "dim"),  # a part of every expert: all devices work, whichever are chosen
-    # Not by hidden units: few columns that are no multiple of 128 lanes would be copied, wider, for a TPU's loop.
+    # a part of every expert: all devices work, whichever are chosen
+    "experts/inwards": ("stack", "ff", "dim"),
+    # Not by hidden units: few columns that are no multiple of 128 lanes would be copied, wider, for
+    # a TPU's loop.
     "experts/outwards": ("stack", "outputs", "hidden"),
 }
 CACHE = ("batch", "kv_heads", "positions", "head_dim")
@@ -65,10 +71,11 @@ CACHE = ("batch", "kv_heads", "positions", "head_dim")
 class Axes(NamedTuple):
     """The ways in which the parameters of a network may be split."""
 
-    # into how many parts each logical axis may be cut: a projection to 2 heads of 64 dimensions has 128 outputs, but
-    # can be cut once. An axis that is absent may be cut anywhere.
+    # into how many parts each logical axis may be cut: a projection to 2 heads of 64 dimensions has
+    # 128 outputs, but can be cut once. An axis that is absent may be cut anywhere.
     parts: Mapping[str, int] = MappingProxyType({})
-    layers: Mapping[str, tuple[str, ...]] = MappingProxyType({})  # axes of matrices that `LAYERS` lacks, in its form
+    # axes of matrices that `LAYERS` lacks, in its form
+    layers: Mapping[str, tuple[str, ...]] = MappingProxyType({})
 
 
 WHOLE = Axes()
@@ -79,13 +86,15 @@ def mesh(axes: str | Mesh, devices: Sequence[Any] | None = None) -> Mesh:
     """Makes a mesh from its description, such as "data=2,model=4", of the first so many devices.
 
     Args:
-        axes: sizes of the axes "data" (rows of a batch) and "model" (parameters and caches); either may be left out.
-            Or a mesh of these: the same devices, with axes of the kind that the compiler takes care of.
+        axes: sizes of the axes "data" (rows of a batch) and "model" (parameters and caches); either
+            may be left out. Or a mesh of these: the same devices, with axes of the kind that the
+            compiler takes care of.
         devices: by default all there are, those of other processes included.
 
     Raises:
         TypeError: it is neither text nor a mesh.
-        ValueError: the description cannot be read, there are too few devices, or the mesh has other axes.
+        ValueError: the description cannot be read, there are too few devices, or the mesh has other
+            axes.
 
     >>> dict(mesh("model=1").shape)
     {'data': 1, 'model': 1}
@@ -97,7 +106,9 @@ def mesh(axes: str | Mesh, devices: Sequence[Any] | None = None) -> Mesh:
         _check(axes)
         return programs.automatic_mesh(axes)
     if not isinstance(axes, str):
-        raise TypeError(f"the mesh is {axes!r}: expected sizes such as 'data=2,model=4', or a jax.sharding.Mesh")
+        raise TypeError(
+            f"the mesh is {axes!r}: expected sizes such as 'data=2,model=4', or a jax.sharding.Mesh"
+        )
     sizes = {DATA: 1, MODEL: 1}
     parts = [axis.strip().partition("=") for axis in axes.split(",")]
     names = [name for name, _, _ in parts]
@@ -108,12 +119,19 @@ def mesh(axes: str | Mesh, devices: Sequence[Any] | None = None) -> Mesh:
     sizes |= {name: int(size) for name, _, size in parts}
     needed = math.prod(sizes.values())
     if devices is not None and needed > len(devices):
-        raise ValueError(f"the mesh {axes} has {needed} devices, and the topology {len(devices)}: choose a larger one")
-    devices = jax.devices() if devices is None else devices
-    if needed > len(devices):
-        simulated = f"on a CPU, XLA_FLAGS=--xla_force_host_platform_device_count={needed} simulates them"
         raise ValueError(
-            f"the mesh {axes} has {needed} devices, but jax sees {len(devices)} (jax.devices()); {simulated}"
+            f"the mesh {axes} has {needed} devices, and the topology {len(devices)}: choose a "
+            "larger one"
+        )
+    if devices is None:
+        devices = jax.devices()
+    if needed > len(devices):
+        simulated = (
+            f"on a CPU, XLA_FLAGS=--xla_force_host_platform_device_count={needed} simulates them"
+        )
+        raise ValueError(
+            f"the mesh {axes} has {needed} devices, but jax sees {len(devices)} (jax.devices()); "
+            f"{simulated}"
         )
     kinds = (AxisType.Auto,) * len(sizes)
     try:
@@ -131,7 +149,10 @@ def parameters(params: Params, axes: Axes, mesh: Mesh) -> Params:
         axes: the network's (`nets.axes_of`).
         mesh: with axes among "data" and "model".
 
-    >>> tree = {"query": {"weight": jax.ShapeDtypeStruct((8, 6), "float32")}, "norm": {"scale": np.ones(6)}}
+    >>> tree = {
+    ...     "query": {"weight": jax.ShapeDtypeStruct((8, 6), "float32")},
+    ...     "norm": {"scale": np.ones(6)},
+    ... }
     >>> places = parameters(tree, Axes({"heads": 2}), mesh("model=1"))
     >>> tuple(places["query"]["weight"].spec), tuple(places["norm"]["scale"].spec)
     (('model', None), ())
@@ -144,32 +165,49 @@ def parameters(params: Params, axes: Axes, mesh: Mesh) -> Params:
 
 
 def of(path: str, shape: tuple[int, ...], axes: Axes, mesh: Mesh) -> NamedSharding:
-    """Returns the sharding of one parameter, by its path ("layers_0/attention/query/weight") and shape."""
+    """Returns the sharding of one parameter, by its path ("layers_0/attention/query/weight") and
+    shape.
+    """
     names = logical(path, axes.layers)
     # A matrix's entries by groups are [groups of columns, rows, columns of a group].
-    names = (*names[:-2], names[-1], names[-2]) if len(shape) == len(names) + 1 > 2 else names
+    if len(shape) == len(names) + 1 > 2:
+        names = (*names[:-2], names[-1], names[-2])
     return _sharding(names, shape, axes.parts, mesh)
 
 
 def logical(path: str, layers: Mapping[str, tuple[str, ...]] = WHOLE.layers) -> tuple[str, ...]:
     """Returns the logical axes of a parameter; none if it is kept whole.
 
-    >>> logical("layers_0/ff/out/weight"), logical("layers_0/attention/query/bias"), logical("norm/scale")
+    >>> (
+    ...     logical("layers_0/ff/out/weight"),
+    ...     logical("layers_0/attention/query/bias"),
+    ...     logical("norm/scale"),
+    ... )
     (('dim', 'ff'), ('heads',), ())
     """
     names = path.split("/")
-    if names[-2:-1] in (["weight"], ["embedding"]) and names[-1] in ("int8", "int4", "float4", "scale", "zero"):
+    if names[-2:-1] in (["weight"], ["embedding"]) and names[-1] in (
+        "int8",
+        "int4",
+        "float4",
+        "scale",
+        "zero",
+    ):
         names.pop()  # a quantised matrix, and the scales of its rows
-    layer, leaf = names[:-1], names[-1]
+    layer = names[:-1]
+    leaf = names[-1]
     ends = "/".join(layer[-2:]), "".join(layer[-1:])
     axes = next((table[end] for end in ends for table in (layers, LAYERS) if end in table), None)
     if axes is None or leaf not in ("weight", "embedding", "bias"):
         return ()
-    return axes[:-1] if leaf == "bias" else axes
+    if leaf == "bias":
+        return axes[:-1]
+    return axes
 
 
 def cache(cache: Cache, axes: Axes, mesh: Mesh) -> Cache:
-    """Returns the sharding of every leaf of a network's cache: keys, values and states by rows and heads.
+    """Returns the sharding of every leaf of a network's cache: keys, values and states by rows and
+    heads.
 
     Other leaves are split by rows.
 
@@ -179,14 +217,16 @@ def cache(cache: Cache, axes: Axes, mesh: Mesh) -> Cache:
     """
 
     def leaf(x: Any) -> NamedSharding:
-        # Keys, values and the states of recurrent layers have heads; every leaf has the batch first.
+        # Keys, values and the states of recurrent layers have heads; every leaf has the batch
+        # first.
         return _sharding(CACHE if len(x.shape) == 4 else CACHE[:1], x.shape, axes.parts, mesh)
 
     return jax.tree.map(leaf, cache)
 
 
 def rows(tree: Any, batch: int | None, mesh: Mesh) -> Any:
-    """Returns the sharding of what belongs to a batch: leaves with an entry for each row by rows, others whole.
+    """Returns the sharding of what belongs to a batch: leaves with an entry for each row by rows,
+    others whole.
 
     Without a batch everything is whole.
 
@@ -203,14 +243,18 @@ def rows(tree: Any, batch: int | None, mesh: Mesh) -> Any:
 
 
 def put(x: Any, sharding: NamedSharding) -> jax.Array:
-    """Places an array; each process hands its own devices their parts, and none asks another for anything.
+    """Places an array; each process hands its own devices their parts, and none asks another for
+    anything.
 
     Args:
-        x: the whole array, the same in every process; if it is a `jax.Array`, one of this process or PRNG keys.
+        x: the whole array, the same in every process; if it is a `jax.Array`, one of this process
+            or PRNG keys.
         sharding: where to.
     """
     if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
-        return jax.random.wrap_key_data(put(jax.random.key_data(x), sharding), impl=jax.random.key_impl(x))
+        return jax.random.wrap_key_data(
+            put(jax.random.key_data(x), sharding), impl=jax.random.key_impl(x)
+        )
     host = np.asarray(x)
     return jax.make_array_from_callback(host.shape, sharding, lambda index: host[index])
 
@@ -219,7 +263,9 @@ def place(tree: Any, batch: int | None, mesh: Mesh) -> Any:
     """Puts what is not on the mesh yet where `rows` says."""
 
     def leaf(x: Any, sharding: NamedSharding) -> Any:
-        return x if _mesh(x) == mesh else put(x, sharding)
+        if _mesh(x) == mesh:
+            return x
+        return put(x, sharding)
 
     return jax.tree.map(leaf, tree, rows(tree, batch, mesh))
 
@@ -230,15 +276,25 @@ def mesh_of(params: Params) -> Mesh | None:
     >>> mesh_of({"weight": jax.numpy.ones(2)}) is None
     True
     """
-    meshes = {m for x in jax.tree.leaves(params) if (m := _mesh(x)) is not None and set(m.axis_names) <= AXES}
+    meshes = {
+        m
+        for x in jax.tree.leaves(params)
+        if (m := _mesh(x)) is not None and set(m.axis_names) <= AXES
+    }
     if len(meshes) > 1:
-        shapes = " and ".join(sorted(",".join(f"{name}={size}" for name, size in m.shape.items()) for m in meshes))
-        raise ValueError(f"target and drafter lie on different meshes, {shapes}: load both with the same")
+        shapes = " and ".join(
+            sorted(",".join(f"{name}={size}" for name, size in m.shape.items()) for m in meshes)
+        )
+        raise ValueError(
+            f"target and drafter lie on different meshes, {shapes}: load both with the same"
+        )
     return next(iter(meshes), None)
 
 
 def fetch(tree: Any) -> Any:
-    """Fetches a tree as NumPy arrays; where a part lies on devices of other processes, it is sent to all of them."""
+    """Fetches a tree as NumPy arrays; where a part lies on devices of other processes, it is sent
+    to all of them.
+    """
 
     def leaf(x: Any) -> np.ndarray:
         if not isinstance(x, jax.Array) or x.is_fully_addressable or x.is_fully_replicated:
@@ -251,18 +307,26 @@ def fetch(tree: Any) -> Any:
 
 
 def kept_whole(axes: Axes, mesh: Mesh) -> list[str]:
-    """Lists the axes of a network that are on every device although the table splits them, each with the reason.
+    """Lists the axes of a network that are on every device although the table splits them, each
+    with the reason.
 
     >>> kept_whole(Axes({"heads": 4, "ff": 12, "vocab": 10}), mesh("model=1"))
     []
     """
     size = mesh.shape.get(MODEL, 1)
-    return [f"{name} ({count} is no multiple of {size})" for name, count in axes.parts.items() if count % size]
+    return [
+        f"{name} ({count} is no multiple of {size})"
+        for name, count in axes.parts.items()
+        if count % size
+    ]
 
 
 def _check(mesh: Any) -> None:
     if not set(mesh.axis_names) <= AXES:
-        raise ValueError(f"the mesh has the axes {', '.join(mesh.axis_names)}: expected {DATA} and {MODEL}, or either")
+        raise ValueError(
+            f"the mesh has the axes {', '.join(mesh.axis_names)}: expected {DATA} and {MODEL}, or "
+            "either"
+        )
 
 
 def _mesh(x: Any) -> Mesh | None:
@@ -273,13 +337,17 @@ def _mesh(x: Any) -> Mesh | None:
     return None
 
 
-def _sharding(axes: tuple[str, ...], shape: tuple[int, ...], parts: Mapping[str, int], mesh: Mesh) -> NamedSharding:
+def _sharding(
+    axes: tuple[str, ...], shape: tuple[int, ...], parts: Mapping[str, int], mesh: Mesh
+) -> NamedSharding:
     _check(mesh)
 
     def of_axis(axis: str, size: int) -> str | None:
         over = TABLE[axis]
         if over not in mesh.axis_names:
             return None
-        return None if size % mesh.shape[over] or parts.get(axis, 0) % mesh.shape[over] else over
+        if size % mesh.shape[over] or parts.get(axis, 0) % mesh.shape[over]:
+            return None
+        return over
 
     return NamedSharding(mesh, PartitionSpec(*map(of_axis, axes, shape)))

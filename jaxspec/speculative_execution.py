@@ -1,7 +1,8 @@
-"""Stochastic speculative execution: running g on candidates for a draw from f, while f is still at work.
+"""Stochastic speculative execution: running g on candidates for a draw from f, while f is still at
+work.
 
-f is any slow function that returns a distribution, and g any slow function of a draw from it: a policy and a simulated
-world, or a proposal and the simulation that weighs it.
+f is any slow function that returns a distribution, and g any slow function of a draw from it: a
+policy and a simulated world, or a proposal and the simulation that weighs it.
 
 Shapes: V outcomes of f, K candidates.
 """
@@ -52,27 +53,29 @@ def speculate(
     candidates: int = 1,
     executor: concurrent.futures.Executor | None = None,
 ) -> Speculated[Result]:
-    """Draws a token from softmax(f(x)) and returns g(token), with the distribution of doing so one after the other.
+    """Draws a token from softmax(f(x)) and returns g(token), with the distribution of doing so one
+    after the other.
 
-    A cheap approximation of f says which tokens are likely. g is started on candidates drawn from it, without
-    replacement, while f runs. Speculative sampling then accepts one of the candidates, whose g is done or well on its
-    way. Otherwise it draws another token from the rest of f's distribution, and g starts over. A single candidate is
-    accepted with probability sum min(p, q), where p and q are the distributions of f and the approximation; more
-    candidates raise it.
+    A cheap approximation of f says which tokens are likely. g is started on candidates drawn from
+    it, without replacement, while f runs. Speculative sampling then accepts one of the candidates,
+    whose g is done or well on its way. Otherwise it draws another token from the rest of f's
+    distribution, and g starts over. A single candidate is accepted with probability sum min(p, q),
+    where p and q are the distributions of f and the approximation; more candidates raise it.
 
     Args:
         f: x -> logits of the V outcomes [V].
-        g: token -> anything. It runs in a thread, perhaps for nothing, so it should change nothing. Its errors are
-            raised here, except those for rejected candidates.
+        g: token -> anything. It runs in a thread, perhaps for nothing, so it should change nothing.
+            Its errors are raised here, except those for rejected candidates.
         x: the argument of f and of the approximation.
         approximation: x -> logits [V], quickly.
         key: the random key; a new one for every call.
         candidates: K, how many candidates g is started on.
-        executor: runs f and g; threads of its own by default. One of processes serves pure Python that holds the
-            interpreter's lock.
+        executor: runs f and g; threads of its own by default. One of processes serves pure Python
+            that holds the interpreter's lock.
 
     Raises:
-        ValueError: candidates < 1; logits are not one row of V, or f and the approximation differ in V.
+        ValueError: candidates < 1; logits are not one row of V, or f and the approximation differ
+            in V.
         FloatingPointError: logits contain NaN, or allow no token.
 
     Example, a policy that chooses a push, and a world that carries it out:
@@ -80,15 +83,24 @@ def speculate(
         ...     return jnp.array([speed, 0.0, -speed])
         >>> def habit(speed):
         ...     return jnp.array([0.5, 0.0, -0.5])
-        >>> move = speculate(policy, lambda push: 2.0 + (push - 1), 2.0, approximation=habit, key=jax.random.key(0))
+        >>> move = speculate(
+        ...     policy,
+        ...     lambda push: 2.0 + (push - 1),
+        ...     2.0,
+        ...     approximation=habit,
+        ...     key=jax.random.key(0),
+        ... )
         >>> move.value == 2.0 + (move.token - 1), move.runs in (1, 2)
         (True, True)
 
-    Reference: Leviathan, Kalman, Matias, ICML 2023, arXiv 2211.17192, sections 2.3 and 6; several candidates as in
-    SpecInfer, arXiv 2305.09781.
+    Reference: Leviathan, Kalman, Matias, ICML 2023, arXiv 2211.17192, sections 2.3 and 6; several
+    candidates as in SpecInfer, arXiv 2305.09781.
     """
     at_least(1, candidates=candidates)
-    pool = concurrent.futures.ThreadPoolExecutor(candidates + 1) if executor is None else executor
+    if executor is None:
+        pool = concurrent.futures.ThreadPoolExecutor(candidates + 1)
+    else:
+        pool = executor
     submitted: list[concurrent.futures.Future] = []
     try:
         logits = pool.submit(f, x)  # first, since it takes longest; the approximation runs here
@@ -100,9 +112,14 @@ def speculate(
         submitted += started
         p_logits = _checked(logits.result(), "f")
         if p_logits.shape != q_logits.shape:
-            raise ValueError(f"f has {len(p_logits)} outcomes and its approximation {len(q_logits)}: expected as many")
+            raise ValueError(
+                f"f has {len(p_logits)} outcomes and its approximation {len(q_logits)}: expected "
+                "as many"
+            )
         verdict = _verify(key, draft, p_logits)
-        accepted = started[int(verdict.path[0, 0])] if verdict.num_accepted[0] else None
+        accepted = None
+        if verdict.num_accepted[0]:
+            accepted = started[int(verdict.path[0, 0])]
         for drafted in started:
             if drafted is not accepted:
                 drafted.cancel()  # what has not begun need not
@@ -118,7 +135,8 @@ def speculate(
 
 
 def propose(key: Key[Array, ""], logits: Float[Array, " V"], count: int) -> Draft:
-    """Draws candidates without replacement, the children of one node; fewer where fewer have a probability.
+    """Draws candidates without replacement, the children of one node; fewer where fewer have a
+    probability.
 
     >>> found = propose(jax.random.key(0), jnp.log(jnp.array([0.5, 0.0, 0.5])), 3)
     >>> sorted(found.tokens[0, :2].tolist()), found.length.tolist()
@@ -128,11 +146,18 @@ def propose(key: Key[Array, ""], logits: Float[Array, " V"], count: int) -> Draf
     log_q = jax.nn.log_softmax(logits)[None]
     tokens = noise.without_replacement(noise.at(keys, position, noise.Purpose.DRAFT), log_q, count)
     possible = jnp.sum(log_q > -jnp.inf, axis=-1, dtype=jnp.int32)
-    return Draft(tokens, jnp.minimum(possible, count), parent=jnp.zeros_like(tokens), log_probs=log_q[:, None])
+    return Draft(
+        tokens,
+        jnp.minimum(possible, count),
+        parent=jnp.zeros_like(tokens),
+        log_probs=log_q[:, None],
+    )
 
 
 def _address(key: Key[Array, ""]) -> tuple[Keys, Int[Array, " B"]]:
-    """Returns where noise is drawn: every call has a key of its own, and so one place in it is enough."""
+    """Returns where noise is drawn: every call has a key of its own, and so one place in it is
+    enough.
+    """
     return noise.row_keys(key, 1), jnp.zeros(1, jnp.int32)
 
 
@@ -141,7 +166,9 @@ _propose = jax.jit(propose, static_argnames=("count",))
 
 @jax.jit
 def _verify(key: Key[Array, ""], draft: Draft, logits: Float[Array, " V"]) -> Verdict:
-    """Applies the rejection rule to a root and its children; the distributions after the children are not read."""
+    """Applies the rejection rule to a root and its children; the distributions after the children
+    are not read.
+    """
     p = jax.nn.log_softmax(logits)[None, None]
     target = Distribution(jnp.broadcast_to(p, (1, draft.tokens.shape[1] + 1, p.shape[-1])))
     return rules.rejection().verify(*_address(key), draft, target)
@@ -153,5 +180,7 @@ def _checked(logits: ArrayLike, owner: str) -> Float[np.ndarray, " V"]:
     if values.ndim != 1 or not values.size:
         raise ValueError(f"{owner} returned logits of shape {values.shape}: expected one row, [V]")
     if np.isnan(values).any() or np.isposinf(values).any() or np.isneginf(values).all():
-        raise FloatingPointError(f"{owner} returned logits that make no distribution: NaN, +inf, or -inf everywhere")
+        raise FloatingPointError(
+            f"{owner} returned logits that make no distribution: NaN, +inf, or -inf everywhere"
+        )
     return values

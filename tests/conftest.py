@@ -25,31 +25,46 @@ from jaxspec.weights.orbax import CheckpointError
 
 collect_ignore = ["scripts"]  # they are run by tests, in processes of their own, or by hand
 ROOT = Path(__file__).resolve().parents[1]
-if (ROOT / "benchmarks").is_dir():  # last on the path: an installed jaxspec stays the one that is tested
+# last on the path: an installed jaxspec stays the one that is tested
+if (ROOT / "benchmarks").is_dir():
     sys.path.append(str(ROOT))
 else:
     collect_ignore += ["benchmarks", "data_prep", "pairs"]
 
 
 def compiled_cases(script, *arguments):
-    """Compiles the cases of a script in a process that has no other backend than the CPU; returns them by name."""
+    """Compiles the cases of a script in a process that has no other backend than the CPU; returns
+    them by name.
+    """
     environment = os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}
     done = subprocess.run(
-        [sys.executable, str(script), *arguments], env=environment, capture_output=True, text=True, timeout=1800
+        [sys.executable, str(script), *arguments],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=1800,
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    lines = [line.removeprefix("compiled ") for line in done.stdout.splitlines() if line.startswith("compiled ")]
+    lines = [
+        line.removeprefix("compiled ")
+        for line in done.stdout.splitlines()
+        if line.startswith("compiled ")
+    ]
     return {case["name"]: case for case in map(json.loads, lines)}
 
 
 class Bytes:
-    """A tokenizer, as far as spelling needs one: a token is a byte, and there is one special token."""
+    """A tokenizer, as far as spelling needs one: a token is a byte, and there is one special
+    token.
+    """
 
     end = 256
 
     def decode(self, tokens, skip_special_tokens, clean_up_tokenization_spaces):
         assert skip_special_tokens and not clean_up_tokenization_spaces
-        return bytes(token for token in tokens if token != self.end).decode("utf-8", errors="replace")
+        return bytes(token for token in tokens if token != self.end).decode(
+            "utf-8", errors="replace"
+        )
 
     def convert_ids_to_tokens(self, token):
         return "<end>" if token == self.end else f"<{token}>"
@@ -57,11 +72,20 @@ class Bytes:
 
 @pytest.fixture(scope="session")
 def chromium_command():
-    """A Chromium or Chrome, and the flags that keep it quiet and off the network: the beginning of a command."""
-    path = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    """A Chromium or Chrome, and the flags that keep it quiet and off the network: the beginning of
+    a command.
+    """
+    path = next(
+        filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
+    )
     if path is None:
         pytest.skip("there is no Chromium or Chrome on the PATH")
-    quiet = ("--disable-quic", "--no-first-run", "--disable-background-networking", "--disable-component-update")
+    quiet = (
+        "--disable-quic",
+        "--no-first-run",
+        "--disable-background-networking",
+        "--disable-component-update",
+    )
     return [path, "--no-sandbox", "--disable-gpu", *quiet, "--disable-sync"]
 
 
@@ -72,7 +96,9 @@ def spelling():
 
 
 class Markup(html.parser.HTMLParser):
-    """The text of HTML, its tags, and the text of each span with its style. Tags must be closed in order."""
+    """The text of HTML, its tags, and the text of each span with its style. Tags must be closed in
+    order.
+    """
 
     def __init__(self, markup):
         super().__init__(convert_charrefs=True)
@@ -103,7 +129,9 @@ def read():
 
 @pytest.fixture
 def wrong_rule():
-    """The rejection rule with the mistake that is made most often: after a rejection it draws from p."""
+    """The rejection rule with the mistake that is made most often: after a rejection it draws from
+    p.
+    """
 
     def verify(keys, position, draft, target):
         verdict = rules.rejection().verify(keys, position, draft, target)
@@ -115,10 +143,14 @@ def wrong_rule():
 
 @pytest.fixture
 def permuted():
-    """New tokens and counts of each row of a batch, decoded as it is, and permuted for three rounds on the way."""
+    """New tokens and counts of each row of a batch, decoded as it is, and permuted for three rounds
+    on the way.
+    """
 
     def texts(state):
-        tokens, start, length, stats = jax.device_get((state.tokens, state.start, state.length, state.stats))
+        tokens, start, length, stats = jax.device_get(
+            (state.tokens, state.start, state.length, state.stats)
+        )
         assert not np.asarray(state.failed).any()
         rows = zip(tokens, start, length, np.array(stats).T.tolist(), strict=True)
         return [(row[first:last].tolist(), counts) for row, first, last, counts in rows]
@@ -132,7 +164,11 @@ def permuted():
 
         def start():
             return loop.start(
-                prepared.decoder, prepared.weights, prepared.prompt, prepared.request, prepared.max_new_tokens
+                prepared.decoder,
+                prepared.weights,
+                prepared.prompt,
+                prepared.request,
+                prepared.max_new_tokens,
             )
 
         def advanced(state, rounds=100):
@@ -144,12 +180,27 @@ def permuted():
 
         order = np.array([2, 0, 3, 1])
         state = advanced(token_rows.take_rows(advanced(start(), 1), order), 3)
-        return texts(advanced(start())), texts(advanced(token_rows.take_rows(state, np.argsort(order))))
+        return texts(advanced(start())), texts(
+            advanced(token_rows.take_rows(state, np.argsort(order)))
+        )
 
     return permuted
 
 
-WORDS = ["<pad>", "</s>", "<unk>", "▁der", "▁die", "▁das", "▁alte", "▁neue", "▁Hund", "▁Katze", "▁sah", "▁und"]
+WORDS = [
+    "<pad>",
+    "</s>",
+    "<unk>",
+    "▁der",
+    "▁die",
+    "▁das",
+    "▁alte",
+    "▁neue",
+    "▁Hund",
+    "▁Katze",
+    "▁sah",
+    "▁und",
+]
 WORDS += ["n", "s", ".", ",", "▁ein", "▁klein"]
 
 
@@ -160,10 +211,16 @@ def tokenizer(words=WORDS):
 
     raw = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>"))
     raw.pre_tokenizer = pre_tokenizers.Metaspace()
-    raw.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
-    raw.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
+    raw.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    raw.post_processor = processors.TemplateProcessing(
+        single="$A </s>", special_tokens=[("</s>", 1)]
+    )
     special = dict(pad_token="<pad>", eos_token="</s>", unk_token="<unk>")
-    return transformers.PreTrainedTokenizerFast(tokenizer_object=raw, clean_up_tokenization_spaces=False, **special)
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=raw, clean_up_tokenization_spaces=False, **special
+    )
 
 
 def word_model(name, seed, encoder=True, words=WORDS):
@@ -177,8 +234,11 @@ def zoo():
     gpt = word_model("debian-gpt-base", 3, encoder=False)
     return {
         "debian-t5-large": base,
-        "debian-t5-draft": word_model("debian-t5-draft", 2)._replace(params=base.params * 0.7),  # often right
-        "debian-gpt-base": gpt._replace(lm=gpt.lm._replace(limits=gpt.lm.limits._replace(max_positions=512))),
+        # often right
+        "debian-t5-draft": word_model("debian-t5-draft", 2)._replace(params=base.params * 0.7),
+        "debian-gpt-base": gpt._replace(
+            lm=gpt.lm._replace(limits=gpt.lm.limits._replace(max_positions=512))
+        ),
         "debian-gpt-small": word_model("debian-gpt-small", 4, encoder=False),
         "stranger": word_model("stranger", 2, words=[*WORDS[:5], *reversed(WORDS[5:])]),
         "broken": base._replace(params=base.params * np.nan),
@@ -189,7 +249,15 @@ def zoo():
 def loading(zoo, monkeypatch):
     """The zoo instead of checkpoints."""
 
-    def load(name, dtype="float32", compute=None, mesh=None, chat_template=None, adapter=None, **languages):
+    def load(
+        name,
+        dtype="float32",
+        compute=None,
+        mesh=None,
+        chat_template=None,
+        adapter=None,
+        **languages,
+    ):
         assert (dtype, mesh, adapter) == ("float32", None, None) and not any(languages.values())
         if name not in zoo:
             raise CheckpointError(f"no checkpoint at {name}")
@@ -197,10 +265,15 @@ def loading(zoo, monkeypatch):
             monkeypatch.setattr(zoo[name].tokenizer, "chat_template", chat_template.read_text())
         return zoo[name]
 
-    monkeypatch.setattr(jaxspec, "load", load)  # first: asking for it keeps the real one in the module
+    # first: asking for it keeps the real one in the module
+    monkeypatch.setattr(jaxspec, "load", load)
     monkeypatch.setattr(model_loading, "load", load)
-    monkeypatch.setattr(jax, "clear_caches", lambda: None)  # the zoo's programs are few, and serve other tests, too
-    monkeypatch.setattr(timed_loops, "MIN_SECONDS", 0.0)  # of what a table model's passes cost nothing is expected
+    # the zoo's programs are few, and serve other tests, too
+    monkeypatch.setattr(jax, "clear_caches", lambda: None)
+    # of what a table model's passes cost nothing is expected
+    monkeypatch.setattr(timed_loops, "MIN_SECONDS", 0.0)
     by_marker = {orbax.MANIFEST: {name: Path(name) for name in zoo}}
-    monkeypatch.setattr(model_loading, "shipped", lambda marker=orbax.MANIFEST: by_marker.get(marker, {}))
+    monkeypatch.setattr(
+        model_loading, "shipped", lambda marker=orbax.MANIFEST: by_marker.get(marker, {})
+    )
     monkeypatch.delenv("JAXSPEC_DEBUG", raising=False)

@@ -52,14 +52,18 @@ def name_of(page: Path) -> str:
 
 
 def commands(page: Path) -> Iterator[tuple[str, str | None]]:
-    """The jaxspec commands of a page, and what a console block shows after them (None: somewhere in the text)."""
+    """The jaxspec commands of a page, and what a console block shows after them (None: somewhere in
+    the text).
+    """
     text = page.read_text("utf-8")
     for block in re.findall(r"```(?:console|sh)\n(.*?)```", text, re.DOTALL):
         for part in re.split(r"^(?=\$ )", block, flags=re.MULTILINE):
             first, _, output = part.removeprefix("$ ").partition("\n")
             for command in first.split(" && "):
                 yield command, output
-    for command in re.findall(r"`(jaxspec\s[^`]+)`", re.sub(r"```.*?```", "", text, flags=re.DOTALL)):
+    for command in re.findall(
+        r"`(jaxspec\s[^`]+)`", re.sub(r"```.*?```", "", text, flags=re.DOTALL)
+    ):
         yield " ".join(command.split()), None
 
 
@@ -69,7 +73,11 @@ COMMANDS = [  # of all pages: which page, the command, and what it shows
     for command, output in commands(page)
     if command.startswith("jaxspec ")
 ]
-CHECKED = [(page, command, output) for page, command, output in COMMANDS if output and command.startswith(CHEAP)]
+CHECKED = [
+    (page, command, output)
+    for page, command, output in COMMANDS
+    if output and command.startswith(CHEAP)
+]
 
 
 def what_is_wrong(command: str, output: str | None) -> str | None:
@@ -78,7 +86,11 @@ def what_is_wrong(command: str, output: str | None) -> str | None:
     if name not in COMMAND.commands:
         return f"expected one of {', '.join(COMMAND.commands)}"
     click_command = command_of(name)
-    options = {option for parameter in click_command.params for option in (*parameter.opts, *parameter.secondary_opts)}
+    options = {
+        option
+        for parameter in click_command.params
+        for option in (*parameter.opts, *parameter.secondary_opts)
+    }
     used = {argument.partition("=")[0] for argument in arguments if re.match(r"--?[a-z]", argument)}
     unknown = used - options - {"-h", "--help"}
     if unknown:
@@ -105,7 +117,9 @@ def test_commands_of_pages_exist():
 
 @pytest.mark.parametrize(("page", "command", "output"), CHECKED)
 def test_command_prints_what_the_page_shows(page: str, command: str, output: str, tmp_path: Path):
-    result = CliRunner().invoke(app, shlex.split(command)[1:], env={"COLUMNS": "100", "XDG_CACHE_HOME": str(tmp_path)})
+    result = CliRunner().invoke(
+        app, shlex.split(command)[1:], env={"COLUMNS": "100", "XDG_CACHE_HOME": str(tmp_path)}
+    )
     assert result.exit_code == 0
     printed = [line.rstrip() for line in result.output.strip().splitlines()]
     assert printed == [line.rstrip() for line in output.strip().splitlines()], page
@@ -117,7 +131,9 @@ def test_every_command_is_on_a_page():
 
 
 def public_modules(package: ModuleType) -> Iterator[ModuleType]:
-    """Return the modules to import from, where a package that lists its names stands for its modules."""
+    """Return the modules to import from, where a package that lists its names stands for its
+    modules.
+    """
     for info in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
         if info.name == "jaxspec.cli":
             continue  # commands: --help says what they do
@@ -130,24 +146,44 @@ def public_modules(package: ModuleType) -> Iterator[ModuleType]:
 
 def public_names(module: ModuleType) -> list[str]:
     if hasattr(module, "__all__"):
-        return [name for name in module.__all__ if not isinstance(getattr(module, name), ModuleType)]
-    defined = {name: x for name, x in vars(module).items() if getattr(x, "__module__", None) == module.__name__}
-    return [name for name, x in defined.items() if not name.startswith("_") and not isinstance(x, TypeVar)]
+        return [
+            name for name in module.__all__ if not isinstance(getattr(module, name), ModuleType)
+        ]
+    defined = {
+        name: x
+        for name, x in vars(module).items()
+        if getattr(x, "__module__", None) == module.__name__
+    }
+    return [
+        name
+        for name, x in defined.items()
+        if not name.startswith("_") and not isinstance(x, TypeVar)
+    ]
 
 
 def tables_of_source(text: str) -> list[int]:
-    """Return the number of rows of each table: after each line |---|, the lines that begin with |."""
+    """Return the number of rows of each table: after each line |---|, the lines that begin with
+    |.
+    """
     prose = re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
-    return [len(rows.splitlines()) for rows in re.findall(r"^\|[-:| ]*-[-:| ]*\|\n((?:\|.*\n?)*)", prose, re.MULTILINE)]
+    return [
+        len(rows.splitlines())
+        for rows in re.findall(r"^\|[-:| ]*-[-:| ]*\|\n((?:\|.*\n?)*)", prose, re.MULTILINE)
+    ]
 
 
 def tables_of_html(html: str) -> list[int]:
     """Return the number of rows of each <table> below its heads."""
-    return [body.count("<tr>") for body in re.findall(r"<table>.*?<tbody>(.*?)</tbody>", html, re.DOTALL)]
+    return [
+        body.count("<tr>")
+        for body in re.findall(r"<table>.*?<tbody>(.*?)</tbody>", html, re.DOTALL)
+    ]
 
 
 def test_tables_of_pages_are_tables():
-    """A line without its last bar, or a table without a blank line before it, is read as a paragraph."""
+    """A line without its last bar, or a table without a blank line before it, is read as a
+    paragraph.
+    """
     markdown = pytest.importorskip("markdown", reason='pip install -e ".[docs]" brings it')
     rows_read, rows_written = {}, {}
     for page in [*PAGES, *sorted(ROOT.glob("[!.]*/README.md"))]:
@@ -159,7 +195,9 @@ def test_tables_of_pages_are_tables():
 
 
 def parameters_of(name: str) -> int | None:
-    """Return the number of parameters of a shipped model or drafter, as its files say; None for any other."""
+    """Return the number of parameters of a shipped model or drafter, as its files say; None for any
+    other.
+    """
     if name in shipped():
         return orbax.read_manifest(shipped()[name]).parameters
     tensors = ROOT / "checkpoints" / name / "model.safetensors"
@@ -169,24 +207,39 @@ def parameters_of(name: str) -> int | None:
         return sum(math.prod(file.get_slice(key).get_shape()) for key in file.keys())  # noqa: SIM118
 
 
-@pytest.mark.parametrize("page", [ROOT / "models" / "README.md", ROOT / "checkpoints" / "README.md"], ids=name_of)
+@pytest.mark.parametrize(
+    "page", [ROOT / "models" / "README.md", ROOT / "checkpoints" / "README.md"], ids=name_of
+)
 def test_tables_of_models_say_what_manifests_and_recipes_say(page: Path):
     checked = set()
     for table in re.findall(r"(?:^\|.*\n)+", page.read_text("utf-8"), re.MULTILINE):
-        heads, _, *rows = [[cell.strip() for cell in line.strip("|\n ").split("|")] for line in table.splitlines()]
+        heads, _, *rows = [
+            [cell.strip() for cell in line.strip("|\n ").split("|")] for line in table.splitlines()
+        ]
         for cells in rows if "parameters" in heads else ():
             row = dict(zip(heads, cells, strict=True))
             names = re.findall(r"`([\w-]+)`", cells[0])
-            for name, cell in zip(names, re.sub(r"\(.*?\)", "", row["parameters"]).split(", "), strict=True):
+            for name, cell in zip(
+                names, re.sub(r"\(.*?\)", "", row["parameters"]).split(", "), strict=True
+            ):
                 if (number := parameters_of(name)) is not None:
                     assert cell.strip() in (f"{number:,}", f"{number / 1e6:.1f}M"), name
                     checked.add(name)
             for name in names:
-                header = (ROOT / "models" / f"{name}.toml").read_text("utf-8").partition("\nname = ")[0]
-                times = {time for head in heads if head.startswith("trained") for time in MINUTES.findall(row[head])}
+                header = (
+                    (ROOT / "models" / f"{name}.toml").read_text("utf-8").partition("\nname = ")[0]
+                )
+                times = {
+                    time
+                    for head in heads
+                    if head.startswith("trained")
+                    for time in MINUTES.findall(row[head])
+                }
                 assert times <= set(MINUTES.findall(header)), name
                 if re.match(r"\d", loss := row.get("held-out loss", "")):
-                    assert loss == f"{orbax.read_manifest(shipped()[name]).about['heldout_loss']:.2f}", name
+                    assert (
+                        loss == f"{orbax.read_manifest(shipped()[name]).about['heldout_loss']:.2f}"
+                    ), name
     assert {"debian-t5-large", "debian-t5-draft", "debian-gpt-eagle"} <= checked
 
 
@@ -195,7 +248,9 @@ def test_parameters_in_the_text_of_pages_are_the_manifests():
     for page in [*PAGES, *sorted((ROOT / "colab").glob("*.ipynb"))]:
         text = page.read_text("utf-8")
         named = re.findall(r"(debian-[\w-]+)[`\")]+ +[(#] ?([\d.]+)M", text)
-        for name, number in named + re.findall(r"(debian-[\w-]+): ([\d.]+) million parameters", text):
+        for name, number in named + re.findall(
+            r"(debian-[\w-]+): ([\d.]+) million parameters", text
+        ):
             assert number == f"{(parameters_of(name) or 0) / 1e6:.1f}", f"{name_of(page)}: {name}"
             checked.add((page.suffix, name))
     assert {(".md", "debian-t5-large"), (".md", "debian-t5-draft")} <= checked
@@ -217,13 +272,16 @@ def test_pages_agree_on_what_the_default_drafter_has_of_its_target():
 
 
 def test_reference_lists_every_module_with_public_names():
-    """The built pages are asked for every name; a module without a line is known without building them."""
+    """The built pages are asked for every name; a module without a line is known without building
+    them.
+    """
     pages = "".join(page.read_text("utf-8") for page in sorted((DOCS / "reference").rglob("*.md")))
     listed = re.findall(r"^::: ([\w.]+)", pages, re.MULTILINE)
     missing = [
         module.__name__
         for module in public_modules(jaxspec)
-        if public_names(module) and not any(f"{line}.".startswith(f"{module.__name__}.") for line in listed)
+        if public_names(module)
+        and not any(f"{line}.".startswith(f"{module.__name__}.") for line in listed)
     ]
     assert not missing, "give each a line in docs/reference: `::: jaxspec.module`"
 
@@ -234,7 +292,16 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for needed in ("mkdocs", "material", "mkdocstrings_handlers.python"):
         pytest.importorskip(needed, reason='pip install -e ".[docs]" brings it')
     folder = tmp_path_factory.mktemp("site")
-    command = (sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict", "--site-dir", str(folder))
+    command = (
+        sys.executable,
+        "-m",
+        "mkdocs",
+        "build",
+        "--quiet",
+        "--strict",
+        "--site-dir",
+        str(folder),
+    )
     quiet = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}  # an advertisement of the theme's
     built = subprocess.run(command, cwd=ROOT, env=quiet, capture_output=True, text=True)
     assert (built.returncode, built.stdout + built.stderr) == (0, "")
@@ -246,7 +313,9 @@ def test_tables_are_tables_in_the_built_site(site: Path):
     for page in sorted(DOCS.rglob("*.md")):
         if expected := tables_of_source(page.read_text("utf-8")):
             folder = page.relative_to(DOCS).with_suffix("")
-            html = (site / (folder if folder.name != "index" else folder.parent) / "index.html").read_text("utf-8")
+            html = (
+                site / (folder if folder.name != "index" else folder.parent) / "index.html"
+            ).read_text("utf-8")
             assert tables_of_html(html) == expected, name_of(page)
 
 
@@ -261,14 +330,28 @@ addEventListener("load", () => setTimeout(() => {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("page", "scrolling"), [("results", 0), ("rules", 0), ("choosing", 0), ("pairs", 0)])
-def test_wide_tables_and_code_are_not_cut(page: str, scrolling: int, site: Path, chromium_command: list[str]):
-    """In a window of 1,300 pixels code is wrapped and tables fit; those of some twenty columns scroll."""
+@pytest.mark.parametrize(
+    ("page", "scrolling"), [("results", 0), ("rules", 0), ("choosing", 0), ("pairs", 0)]
+)
+def test_wide_tables_and_code_are_not_cut(
+    page: str, scrolling: int, site: Path, chromium_command: list[str]
+):
+    """In a window of 1,300 pixels code is wrapped and tables fit; those of some twenty columns
+    scroll.
+    """
     source = site / page / "index.html"
     probed = source.with_name("probed.html")
     probed.write_text(source.read_text("utf-8").replace("</body>", PROBE), "utf-8")
-    command = [*chromium_command, "--headless", "--window-size=1300,900", "--virtual-time-budget=4000", "--dump-dom"]
-    dom = subprocess.run([*command, probed.as_uri()], capture_output=True, text=True, timeout=60).stdout
+    command = [
+        *chromium_command,
+        "--headless",
+        "--window-size=1300,900",
+        "--virtual-time-budget=4000",
+        "--dump-dom",
+    ]
+    dom = subprocess.run(
+        [*command, probed.as_uri()], capture_output=True, text=True, timeout=60
+    ).stdout
     seen = re.search(r'data-seen="(\d+) of (\d+), (\d+) scroll"', dom)
     assert seen is not None and int(seen[1]) == 0 < int(seen[2]) and int(seen[3]) <= scrolling
 
@@ -276,23 +359,34 @@ def test_wide_tables_and_code_are_not_cut(page: str, scrolling: int, site: Path,
 @pytest.mark.slow
 def test_pages_build_with_every_public_name(site: Path):
     loaded = re.findall(
-        r'<(?:(?:script|img)[^>]* src|link[^>]* href)="([^"]*)', (site / "index.html").read_text("utf-8")
+        r'<(?:(?:script|img)[^>]* src|link[^>]* href)="([^"]*)',
+        (site / "index.html").read_text("utf-8"),
     )
-    assert loaded and not [address for address in loaded if "//" in address], "a reader's browser should fetch nothing"
+    assert loaded and not [address for address in loaded if "//" in address], (
+        "a reader's browser should fetch nothing"
+    )
 
     reference = [page.read_text("utf-8") for page in (site / "reference").rglob("*.html")]
-    assert reference and not [page for page in reference if "<blockquote>" in page], "an example that is no code"
+    assert reference and not [page for page in reference if "<blockquote>" in page], (
+        "an example that is no code"
+    )
 
-    raw = (site / "objects.inv").read_bytes().split(b"\n", 4)[4]  # what other projects' pages link with
+    # what other projects' pages link with
+    raw = (site / "objects.inv").read_bytes().split(b"\n", 4)[4]
     entries = [line.split() for line in zlib.decompress(raw).decode().splitlines()]
     listed = {name for name, kind, *_ in entries if kind != "py:module"}
     missing = [
         f"{module.__name__}.{name}"
         for module in (jaxspec, *public_modules(jaxspec))
         for name in public_names(module)
-        if not any(re.fullmatch(rf"{re.escape(module.__name__)}(\.\w+)*\.{name}", entry) for entry in listed)
+        if not any(
+            re.fullmatch(rf"{re.escape(module.__name__)}(\.\w+)*\.{name}", entry)
+            for entry in listed
+        )
     ]
-    assert not missing, "give them a docstring, and their module a line in docs/reference/: `::: jaxspec.module`"
+    assert not missing, (
+        "give them a docstring, and their module a line in docs/reference/: `::: jaxspec.module`"
+    )
 
 
 PAPERS = DOCS / "papers.md"
@@ -300,7 +394,9 @@ STATES = ("works", "partly", "not run", "differs", "[differs]")
 
 
 def test_what_the_papers_have_is_where_the_page_says():
-    """Names in the second column are found below `jaxspec` or `jaxspec.analysis`; commands and modules exist."""
+    """Names in the second column are found below `jaxspec` or `jaxspec.analysis`; commands and
+    modules exist.
+    """
     rows = [
         [cell.strip() for cell in line.strip("|\n").split(" | ")]
         for line in PAPERS.read_text("utf-8").splitlines()
@@ -308,13 +404,17 @@ def test_what_the_papers_have_is_where_the_page_says():
     ]
     assert len(rows) > 80 and {len(row) for row in rows} == {3}
     wrong = [row for row in rows if not row[2].startswith(STATES)]
-    missing = [name for row in rows for name in re.findall(r"`([^`]+)`", row[1]) if not is_there(name)]
+    missing = [
+        name for row in rows for name in re.findall(r"`([^`]+)`", row[1]) if not is_there(name)
+    ]
     assert not missing
     assert not wrong
 
 
 def is_there(name: str) -> bool:
-    """Says whether a name in code on the page is a command, a module, an option or a name of the package."""
+    """Says whether a name in code on the page is a command, a module, an option or a name of the
+    package.
+    """
     first, *others = name.split()
     if first == "jaxspec":
         return others[0] in COMMAND.commands  # type: ignore[attr-defined]
@@ -323,7 +423,10 @@ def is_there(name: str) -> bool:
     if first.startswith("--"):
         return True  # an option; pages of commands are tested elsewhere
     if "." not in first:
-        options = {*inspect.signature(jaxspec.generate).parameters, *SamplingOptions.__annotations__}
+        options = {
+            *inspect.signature(jaxspec.generate).parameters,
+            *SamplingOptions.__annotations__,
+        }
         return first in options or first in {
             "copy_from",
             "sizes",

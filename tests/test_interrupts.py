@@ -77,7 +77,9 @@ def test_an_exception_that_was_lost_is_raised_again(handled, monkeypatch, lose):
         lose()  # and the block ends before anybody has looked
     assert reports == [], "it is raised, and so not reported"
     lose()
-    assert [report.exc_type for report in reports] == [Preempted] * (lose is not catch), "the hook is as it was"
+    assert [report.exc_type for report in reports] == [Preempted] * (lose is not catch), (
+        "the hook is as it was"
+    )
 
 
 def test_an_exception_is_lost_again_and_again(handled):
@@ -95,7 +97,9 @@ def test_an_exception_is_lost_again_and_again(handled):
 
 
 def test_what_is_cleared_away_is_not_disturbed(handled):
-    """Looks do nothing while the exception is handled, in a `finally`, in the end of a `with`, in a generator."""
+    """Looks do nothing while the exception is handled, in a `finally`, in the end of a `with`, in a
+    generator.
+    """
     steps = []
 
     def cleaned():
@@ -187,7 +191,8 @@ def test_a_handler_that_was_set_in_a_block_stays(handled):
 
 def test_importing_sets_no_handlers():
     code = (
-        "import gc, signal, sys; before = [*map(signal.getsignal, signal.valid_signals())], sys.unraisablehook\n"
+        "import gc, signal, sys; before = [*map(signal.getsignal, signal.valid_signals())], "
+        "sys.unraisablehook\n"
         "import jaxspec.interrupts, jaxspec.cli.main\n"
         "assert before == ([*map(signal.getsignal, signal.valid_signals())], sys.unraisablehook)"
     )
@@ -198,7 +203,9 @@ def lost(mode: str, count: int) -> dict[str, int]:
     """Sends a process that traces some SIGTERM and SIGINT; returns how many of each it lost."""
     environment = os.environ | {"PYTHONPATH": str(Path(interrupts.__file__).parents[1])}
     command = [sys.executable, str(SCRIPT), mode, str(count)]
-    ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=500)
+    ended = subprocess.run(
+        command, env=environment, capture_output=True, text=True, check=True, timeout=500
+    )
     return json.loads(ended.stdout)
 
 

@@ -7,7 +7,8 @@ from pathlib import Path
 import jaxspec
 
 PACKAGE, TESTS = Path(jaxspec.__file__).parent, Path(__file__).parent
-# Modules, and folders that end in a slash, whose tests stand in a file of another name. The longest entry holds.
+# Modules, and folders that end in a slash, whose tests stand in a file of another name. The longest
+# entry holds.
 TESTED_BY = {
     "__main__.py": "cli/test_main.py",
     "optional_imports.py": "test_packaging.py",  # the hints name extras that there are
@@ -67,7 +68,8 @@ TESTED_BY = {
     "weights/hub.py": "weights/test_huggingface.py",
     "weights/orbax_arrays.py": "weights/test_orbax.py",
 }
-OF_NO_MODULE = {  # tests at the top that are of the project, or need a machine, a browser, another library
+# tests at the top that are of the project, or need a machine, a browser, another library
+OF_NO_MODULE = {
     *(
         "docs",
         "gemma",
@@ -94,18 +96,24 @@ def own_tests(module: Path) -> Path | None:
 
 
 def entry_of(module: Path) -> str | None:
-    """The entry of the table that holds for a module: its own, or that of the folder nearest to it."""
+    """The entry of the table that holds for a module: its own, or that of the folder nearest to
+    it.
+    """
     keys = [module.as_posix(), *(f"{folder.as_posix()}/" for folder in module.parents)]
     return next((key for key in keys if key in TESTED_BY), None)
 
 
 MODULES = [
-    file.relative_to(PACKAGE) for file in sorted(PACKAGE.rglob("*.py")) if file.name != "__init__.py"
+    file.relative_to(PACKAGE)
+    for file in sorted(PACKAGE.rglob("*.py"))
+    if file.name != "__init__.py"
 ]  # folders' own files hand names on
 
 
 def test_every_module_has_tests_where_a_reader_looks_for_them():
-    astray = [str(module) for module in MODULES if not own_tests(module) and entry_of(module) is None]
+    astray = [
+        str(module) for module in MODULES if not own_tests(module) and entry_of(module) is None
+    ]
     assert astray == [], "add tests/FOLDER/test_NAME.py, or say in TESTED_BY which file tests it"
 
 

@@ -1,4 +1,6 @@
-"""Speculative decoding in one file (docs/nano.py): it is exact, and its greedy texts are the package's."""
+"""Speculative decoding in one file (docs/nano.py): it is exact, and its greedy texts are the
+package's.
+"""
 
 import importlib.util
 import re
@@ -39,7 +41,9 @@ def test_it_is_short_and_needs_jax_alone():
 
 
 @pytest.mark.parametrize(
-    ("parents", "temperature"), [([0, 1], 1.0), ([0, 0], 0.5)], ids=["a chain", "two guesses for one place"]
+    ("parents", "temperature"),
+    [([0, 1], 1.0), ([0, 0], 0.5)],
+    ids=["a chain", "two guesses for one place"],
 )
 def test_every_text_has_the_probability_that_plain_sampling_gives_it(nano, parents, temperature):
     target, drafter = nano.init(jax.random.key(0), vocab=3), nano.init(jax.random.key(1), vocab=3)
@@ -48,7 +52,9 @@ def test_every_text_has_the_probability_that_plain_sampling_gives_it(nano, paren
 
 
 def test_a_rule_without_the_residual_is_caught(nano, monkeypatch):
-    """The same file with the mistake that is made most often: the target's own token is drawn from p itself."""
+    """The same file with the mistake that is made most often: the target's own token is drawn from
+    p itself.
+    """
     source = SOURCE.read_text(encoding="utf-8")
     right = "scaled(jnp.maximum(wanted - offered, 0.0))"
     assert source.count(right) == 1
@@ -62,8 +68,12 @@ def test_a_rule_without_the_residual_is_caught(nano, monkeypatch):
 def test_the_package_finds_the_same_probabilities(nano):
     """The certificate of the package, over the same two networks, without their caches."""
     lm = without_cache(nano, vocab=3)
-    target, drafter = (jaxspec.Model(lm, nano.init(jax.random.key(seed), vocab=3)) for seed in (0, 1))
-    assert jaxspec.testing.certify(target, drafter=drafter, gamma=2, prompt=[0, 2, 1], steps=2) < 1e-6
+    target, drafter = (
+        jaxspec.Model(lm, nano.init(jax.random.key(seed), vocab=3)) for seed in (0, 1)
+    )
+    assert (
+        jaxspec.testing.certify(target, drafter=drafter, gamma=2, prompt=[0, 2, 1], steps=2) < 1e-6
+    )
 
 
 def without_cache(nano, vocab):
@@ -74,7 +84,9 @@ def without_cache(nano, vocab):
 
 
 def test_200_greedy_texts_are_the_packages(nano):
-    """Ragged prompts and ten pairs of networks: drafted with a tree here, decoded by the package there."""
+    """Ragged prompts and ten pairs of networks: drafted with a tree here, decoded by the package
+    there.
+    """
     rows, width, new_tokens = 20, 6, 12
     lm = without_cache(nano, vocab=23)
     random = np.random.default_rng(0)
@@ -84,10 +96,17 @@ def test_200_greedy_texts_are_the_packages(nano):
         stranger = nano.init(jax.random.key(100 + seed), vocab=23, layers=2)
         drafter = jax.tree.map(lambda a, b: 0.9 * a + 0.1 * b, target, stranger)
         lengths = random.integers(1, width + 1, rows)
-        prompts = np.where(np.arange(width) < lengths[:, None], random.integers(0, 23, (rows, width)), 0)
+        prompts = np.where(
+            np.arange(width) < lengths[:, None], random.integers(0, 23, (rows, width)), 0
+        )
         options = {"new_tokens": new_tokens, "tree": tree, "temperature": 0.0}
-        state = nano.generate(target, drafter, jnp.asarray(prompts), jnp.asarray(lengths), nano.Best(), **options)
-        ours = [text[n : n + new_tokens].tolist() for text, n in zip(np.asarray(state.tokens), lengths, strict=True)]
+        state = nano.generate(
+            target, drafter, jnp.asarray(prompts), jnp.asarray(lengths), nano.Best(), **options
+        )
+        ours = [
+            text[n : n + new_tokens].tolist()
+            for text, n in zip(np.asarray(state.tokens), lengths, strict=True)
+        ]
         lists = [prompt[:n].tolist() for prompt, n in zip(prompts, lengths, strict=True)]
         pair = jaxspec.Model(lm, target), jaxspec.Model(lm, drafter)
         out = jaxspec.generate(pair[0], lists, drafter=pair[1], max_new_tokens=new_tokens)

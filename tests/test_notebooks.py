@@ -65,7 +65,9 @@ def test_notebook_and_text_form_agree(name: str, sync: ModuleType):
     again = "run `python colab/sync.py`"
     assert sync.with_head(name, text) == text, again
     written = (COLAB / f"{name}.ipynb").read_text(encoding="utf-8")
-    assert sync.notebook(name, text, sync.results_of(nbformat.reads(written, as_version=4))) == written, again
+    assert (
+        sync.notebook(name, text, sync.results_of(nbformat.reads(written, as_version=4))) == written
+    ), again
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -120,7 +122,9 @@ def first_cell() -> str:
 
 @pytest.fixture
 def namespace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """The functions of the first cell, in a folder of its own, on a machine without an accelerator."""
+    """The functions of the first cell, in a folder of its own, on a machine without an
+    accelerator.
+    """
     (tmp_path / "content").mkdir()
     monkeypatch.chdir(tmp_path / "content")
     monkeypatch.setattr(shutil, "which", lambda name: None)
@@ -135,18 +139,29 @@ def checkout(folder: Path) -> None:
     (folder / "pyproject.toml").touch()
 
 
-def test_first_cell_installs_from_a_checkout_then_an_upload_then_the_repository(namespace: Mapping[str, Any]):
+def test_first_cell_installs_from_a_checkout_then_an_upload_then_the_repository(
+    namespace: Mapping[str, Any],
+):
     """Each source is added to those before it, and from then on it is the one that is taken."""
     requirement, content = namespace["requirement"], Path.cwd()
-    repository = re.search(r"^repo_url: (\S+)", (ROOT / "mkdocs.yml").read_text("utf-8"), re.MULTILINE)
+    repository = re.search(
+        r"^repo_url: (\S+)", (ROOT / "mkdocs.yml").read_text("utf-8"), re.MULTILINE
+    )
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     parsed = Requirement(requirement())
-    assert repository is not None and parsed.url == f"git+{repository[1]}" and parsed.name == project["name"]
+    assert (
+        repository is not None
+        and parsed.url == f"git+{repository[1]}"
+        and parsed.name == project["name"]
+    )
 
     (content.parent / "pyproject.toml").touch()  # of another project
     (content / "jaxspec").mkdir()  # a folder of that name, and no checkout
     assert Requirement(requirement()).url == parsed.url
-    zipped, wheel = content / "jaxspec-main.zip", content / "jaxspec_decoding-0.1.0-py3-none-any.whl"
+    zipped, wheel = (
+        content / "jaxspec-main.zip",
+        content / "jaxspec_decoding-0.1.0-py3-none-any.whl",
+    )
     zipped.touch()
     assert requirement() == "./jaxspec-main.zip[figures]"
     wheel.touch()
@@ -163,13 +178,20 @@ def test_first_cell_installs_from_a_checkout_then_an_upload_then_the_repository(
 
 
 @pytest.mark.parametrize(
-    ("program", "devices", "chip"), [("nvidia-smi", [], "cuda"), (None, ["/dev/accel0"], "tpu"), (None, [], None)]
+    ("program", "devices", "chip"),
+    [("nvidia-smi", [], "cuda"), (None, ["/dev/accel0"], "tpu"), (None, [], None)],
 )
-def test_first_cell_asks_for_the_extra_of_the_chip(namespace: Mapping[str, Any], monkeypatch, program, devices, chip):
+def test_first_cell_asks_for_the_extra_of_the_chip(
+    namespace: Mapping[str, Any], monkeypatch, program, devices, chip
+):
     monkeypatch.setattr(shutil, "which", lambda name: name if name == program else None)
-    monkeypatch.setattr(namespace["glob"], "glob", lambda pattern: devices if "accel" in pattern else [])
+    monkeypatch.setattr(
+        namespace["glob"], "glob", lambda pattern: devices if "accel" in pattern else []
+    )
     extras = Requirement(namespace["requirement"]()).extras
-    known = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["optional-dependencies"]
+    known = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"][
+        "optional-dependencies"
+    ]
     assert extras == {"figures", *([chip] if chip else [])} <= set(known)
 
 
@@ -184,7 +206,16 @@ def environment(monkeypatch: pytest.MonkeyPatch):
             return installed[package]
 
         monkeypatch.setattr(importlib.metadata, "version", version)
-        for package in ("numpy", "scipy", "ml_dtypes", "jax", "jaxlib", "flax", "transformers", "psutil"):
+        for package in (
+            "numpy",
+            "scipy",
+            "ml_dtypes",
+            "jax",
+            "jaxlib",
+            "flax",
+            "transformers",
+            "psutil",
+        ):
             monkeypatch.delitem(sys.modules, package, raising=False)
         for package, number in loaded.items():
             monkeypatch.setitem(sys.modules, package, SimpleNamespace(__version__=number))
@@ -202,17 +233,33 @@ def environment(monkeypatch: pytest.MonkeyPatch):
         ({}, {}, []),
     ],
 )
-def test_first_cell_asks_pip_for_the_numpy_that_is_there(namespace, environment, installed, loaded, numpy):
+def test_first_cell_asks_pip_for_the_numpy_that_is_there(
+    namespace, environment, installed, loaded, numpy
+):
     environment(installed, loaded)
     assert namespace["pip_arguments"]()[1:] == numpy
 
 
-def test_first_cell_says_which_loaded_packages_have_changed(namespace: Mapping[str, Any], environment):
-    versions = {"numpy": "2.1.3", "jax": "0.11.2", "jaxlib": "0.11.2", "flax": "0.12.12", "psutil": "5.9.5"}
-    environment(versions, {"numpy": "2.1.3", "jax": "0.7.2", "flax": "0.12.12", "transformers": "5.15.0"})
-    assert namespace["changed_packages"]() == ["jax 0.11.2 is installed and this kernel has loaded 0.7.2"]
+def test_first_cell_says_which_loaded_packages_have_changed(
+    namespace: Mapping[str, Any], environment
+):
+    versions = {
+        "numpy": "2.1.3",
+        "jax": "0.11.2",
+        "jaxlib": "0.11.2",
+        "flax": "0.12.12",
+        "psutil": "5.9.5",
+    }
+    environment(
+        versions, {"numpy": "2.1.3", "jax": "0.7.2", "flax": "0.12.12", "transformers": "5.15.0"}
+    )
+    assert namespace["changed_packages"]() == [
+        "jax 0.11.2 is installed and this kernel has loaded 0.7.2"
+    ]
     environment({"numpy": "2.5.5"}, {"numpy": "2.1.3"})
-    assert namespace["changed_packages"]() == ["numpy 2.5.5 is installed and this kernel has loaded 2.1.3"]
+    assert namespace["changed_packages"]() == [
+        "numpy 2.5.5 is installed and this kernel has loaded 2.1.3"
+    ]
     environment(versions, {"numpy": "2.1.3"})
     assert namespace["changed_packages"]() == []
 
@@ -220,11 +267,18 @@ def test_first_cell_says_which_loaded_packages_have_changed(namespace: Mapping[s
 @pytest.mark.parametrize(
     ("returncode", "loaded", "sentence"),
     [
-        (0, "0.7.2", "Runtime > Restart, then run this cell again: jax 0.11.2 is installed and this kernel has "),
+        (
+            0,
+            "0.7.2",
+            "Runtime > Restart, then run this cell again: jax 0.11.2 is installed and this kernel "
+            "has ",
+        ),
         (1, "0.11.2", "pip did not install jaxspec: its last lines above say why."),
     ],
 )
-def test_first_cell_stops_with_a_sentence(namespace, environment, monkeypatch, capsys, returncode, loaded, sentence):
+def test_first_cell_stops_with_a_sentence(
+    namespace, environment, monkeypatch, capsys, returncode, loaded, sentence
+):
     environment({"jax": "0.11.2"}, {"jax": loaded})
     commands: list[list[str]] = []
 
@@ -244,9 +298,19 @@ def test_first_cell_stops_with_a_sentence(namespace, environment, monkeypatch, c
 
 def test_pages_and_notebooks_name_the_repository_of_mkdocs(sync: ModuleType):
     """What a fork changes is `repo_url`; pages that name another address are found here."""
-    pages = [*(ROOT / "docs").rglob("*.md"), ROOT / "docs" / "widgets.html", *COLAB.glob("*.py"), *COLAB.glob("*.md")]
-    named = {page.name: set(re.findall(r"github\.com/[\w.-]+/jaxspec\b", page.read_text("utf-8"))) for page in pages}
-    assert not {name: found for name, found in named.items() if found - {f"github.com/{sync.REPOSITORY}"}}
+    pages = [
+        *(ROOT / "docs").rglob("*.md"),
+        ROOT / "docs" / "widgets.html",
+        *COLAB.glob("*.py"),
+        *COLAB.glob("*.md"),
+    ]
+    named = {
+        page.name: set(re.findall(r"github\.com/[\w.-]+/jaxspec\b", page.read_text("utf-8")))
+        for page in pages
+    }
+    assert not {
+        name: found for name, found in named.items() if found - {f"github.com/{sync.REPOSITORY}"}
+    }
     assert sum(map(bool, named.values())) > 8
 
 
@@ -255,10 +319,16 @@ RUNTIME = ROOT / "tests" / "scripts" / "colab_runtime.py"
 
 def runtime_python(version: str) -> str:
     """A Python of that version: on the PATH, or one that pyenv has."""
-    candidates = [f"python{version}", *map(str, Path.home().glob(f".pyenv/versions/{version}*/bin/python"))]
+    candidates = [
+        f"python{version}",
+        *map(str, Path.home().glob(f".pyenv/versions/{version}*/bin/python")),
+    ]
     for candidate in candidates:
         code = f"import sys; sys.exit('%d.%d' % sys.version_info[:2] != '{version}')"
-        if shutil.which(candidate) and subprocess.run([candidate, "-c", code], capture_output=True).returncode == 0:
+        if (
+            shutil.which(candidate)
+            and subprocess.run([candidate, "-c", code], capture_output=True).returncode == 0
+        ):
             return candidate
     return pytest.skip(f"there is no Python {version} here, which that runtime has")
 
@@ -267,8 +337,18 @@ def runtime_python(version: str) -> str:
 def package_index(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Skips tests that have to install something where that cannot be done."""
     folder = tmp_path_factory.mktemp("index")
-    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "download", "--quiet", "--no-cache-dir"]
-    asked = subprocess.run([*pip, "--no-deps", "--retries=0", "-d", folder, "psutil==5.9.5"], capture_output=True)
+    pip = [
+        sys.executable,
+        "-m",
+        "pip",
+        "--disable-pip-version-check",
+        "download",
+        "--quiet",
+        "--no-cache-dir",
+    ]
+    asked = subprocess.run(
+        [*pip, "--no-deps", "--retries=0", "-d", folder, "psutil==5.9.5"], capture_output=True
+    )
     if asked.returncode != 0:
         pytest.skip("no package index can be reached, to install a hosted runtime's packages from")
 
@@ -283,18 +363,35 @@ def package_index(tmp_path_factory: pytest.TempPathFactory) -> None:
     ],
 )
 def test_quickstart_runs_in_a_hosted_runtime(
-    runtime: str, version: str, numpy: str, jax_version: str, restarts: bool, tmp_path: Path, request: Any
+    runtime: str,
+    version: str,
+    numpy: str,
+    jax_version: str,
+    restarts: bool,
+    tmp_path: Path,
+    request: Any,
 ):
-    """In a new environment with Colab's versions, NumPy loaded: the first cell, a restart, the first three cells.
+    """In a new environment with Colab's versions, NumPy loaded: the first cell, a restart, the
+    first three cells.
 
     With `--exhaustive` the whole notebook runs.
     """
     if "debian-t5-large" not in shipped():
         pytest.skip("the checkpoints are not here")
-    options = ["--python", runtime_python(version), "--runtime", runtime, *([] if restarts else ["--no-restart"])]
+    options = [
+        "--python",
+        runtime_python(version),
+        "--runtime",
+        runtime,
+        *([] if restarts else ["--no-restart"]),
+    ]
     # The runtime's jax is later than this one, and refuses some of conftest.py's flags.
     variables = {"JAXSPEC_SMOKE": "1", "XLA_FLAGS": "--xla_backend_optimization_level=0"}
-    environment = {**os.environ, **variables, "JAX_COMPILATION_CACHE_DIR": str(tmp_path / "programs")}
+    environment = {
+        **os.environ,
+        **variables,
+        "JAX_COMPILATION_CACHE_DIR": str(tmp_path / "programs"),
+    }
     if not request.config.getoption("exhaustive"):
         options += ["--cells", "3"]
     command = [sys.executable, str(RUNTIME), *options, str(tmp_path)]
@@ -332,7 +429,9 @@ print(2)
 
 @pytest.mark.slow
 def test_what_is_kept_of_a_run(sync: ModuleType):
-    """Numbers of all cells, the picture that a slider first draws, lines as one output; no sliders, nothing skipped."""
+    """Numbers of all cells, the picture that a slider first draws, lines as one output; no sliders,
+    nothing skipped.
+    """
     results = list(sync.run(sync.notebook("mine", SLIDER)).values())
     assert [result.number for result in results] == [1, 2, 3]
     assert [[output.get("data", output) for output in result.outputs] for result in results] == [
@@ -347,8 +446,8 @@ def test_text_form_without_a_title_is_refused(sync: ModuleType):
         sync.with_head("mine", "# %%\nprint(1)\n")
 
 
-# Two simulated devices show placement as eight do, fewer layers show costs as more, and on a mesh a small model drafts
-# for itself. Quickstart runs as it is written, and with `--exhaustive` all do.
+# Two simulated devices show placement as eight do, fewer layers show costs as more, and on a mesh a
+# small model drafts for itself. Quickstart runs as it is written, and with `--exhaustive` all do.
 SMALLER = {
     "device_count=8": "device_count=2",
     'names = "debian-t5-large", "debian-t5-draft"': 'names = "debian-t5-small", "debian-t5-small"',
@@ -368,7 +467,11 @@ HUB_MODEL = "Qwen/Qwen3-0.6B"  # in the cell that asks for a model of the user's
 @pytest.mark.parametrize(
     ("name", "sliders"),
     [  # the real model's programs take minutes to compile
-        pytest.param(name, name != "when_does_it_pay", marks=[pytest.mark.exhaustive] if name == "real_model" else [])
+        pytest.param(
+            name,
+            name != "when_does_it_pay",
+            marks=[pytest.mark.exhaustive] if name == "real_model" else [],
+        )
         for name in NAMES
     ],
 )
@@ -386,11 +489,16 @@ def test_notebook_runs(name: str, sliders: bool, tmp_path: Path, request: pytest
         for written, smaller in replacements.items():
             cell.source = cell.source.replace(written, smaller)
     client = nbclient.NotebookClient(
-        notebook, timeout=600, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}
+        notebook,
+        timeout=600,
+        kernel_name="python3",
+        resources={"metadata": {"path": str(tmp_path)}},
     )
     variables = {"JAXSPEC_SMOKE": "1", "IPYTHONDIR": str(tmp_path / "ipython")}
     cache = jax.config.jax_compilation_cache_dir  # the kernel is another process
-    client.execute(env={**os.environ, **variables, **({"JAX_COMPILATION_CACHE_DIR": cache} if cache else {})})
+    client.execute(
+        env={**os.environ, **variables, **({"JAX_COMPILATION_CACHE_DIR": cache} if cache else {})}
+    )
     code = [cell for cell in notebook.cells if cell.cell_type == "code"]
     assert [cell.execution_count for cell in code] == list(range(1, len(code) + 1))
     printed = "".join(output.get("text", "") for cell in code for output in cell.outputs)

@@ -41,7 +41,8 @@ TYPES = (
 CORE = {"core", "sampling", "structured"}
 DECODING = CORE | {"rules", "drafters", "policies", "decode", "trace"}
 MODELS = {"nets", "weights", "vocab", "draft_heads"}
-IMPORTS = {  # package: what it may import besides itself. A new one needs a row here, and DESIGN a reason.
+# package: what it may import besides itself. A new one needs a row here, and DESIGN a reason.
+IMPORTS = {
     "core": set(),
     "interrupts": set(),
     "optional_imports": set(),
@@ -53,16 +54,21 @@ IMPORTS = {  # package: what it may import besides itself. A new one needs a row
     "rules": CORE,
     "policies": {"core"},
     "files": {"core"},
-    "drafters": CORE | {"rules", "files", "optional_imports"},  # one may be a speculative decoder itself
+    # one may be a speculative decoder itself
+    "drafters": CORE | {"rules", "files", "optional_imports"},
     "speculative_execution": CORE | {"rules"},
     "decode": CORE | {"rules", "drafters", "policies", "trace", "sharding"},
     "testing": DECODING | {"speculative_execution", "optional_imports"},
-    "nets": CORE | {"drafters", "sharding", "files"},  # n-gram tables are a family; a network says how it is split
+    # n-gram tables are a family; a network says how it is split
+    "nets": CORE | {"drafters", "sharding", "files"},
     "vocab": CORE | {"nets"},  # the head of a network of ours is trimmed
     "weights": CORE | {"nets", "vocab", "sharding", "drafters", "files", "optional_imports"},
-    "audio": CORE | {"decode", "nets", "files", "optional_imports"},  # sound to text: features, and decoding in windows
+    # sound to text: features, and decoding in windows
+    "audio": CORE | {"decode", "nets", "files", "optional_imports"},
     "draft_heads": DECODING | {"nets", "vocab", "weights", "sharding", "files"},
-    "training": DECODING | MODELS | {"sharding", "files", "progress", "front door", "optional_imports"},
+    "training": DECODING
+    | MODELS
+    | {"sharding", "files", "progress", "front door", "optional_imports"},
     "front door": DECODING
     | MODELS
     | {"audio", "jobs", "speculative_execution", "sharding", "testing"},  # see `FRONT_DOORS`
@@ -71,18 +77,42 @@ IMPORTS = {  # package: what it may import besides itself. A new one needs a row
     "analysis": DECODING | MODELS | {"sharding", "files", "testing", "progress", "front door"},
     "cli": DECODING
     | MODELS
-    | {"audio", "jobs", "sharding", "testing", "training", "analysis", "front door", "files", "progress", "interrupts"},
+    | {
+        "audio",
+        "jobs",
+        "sharding",
+        "testing",
+        "training",
+        "analysis",
+        "front door",
+        "files",
+        "progress",
+        "interrupts",
+    },
     "__main__": {"cli"},
 }
-FRONT_DOORS = ("__init__.py", "drafters/__init__.py")  # hand on names of any package, when they are asked for
+# hand on names of any package, when they are asked for
+FRONT_DOORS = ("__init__.py", "drafters/__init__.py")
 NEEDS_NO_FLAX = (
-    *("core", "sampling", "structured", "rules", "drafters", "policies", "decode", "sharding", "speculative_execution"),
+    *(
+        "core",
+        "sampling",
+        "structured",
+        "rules",
+        "drafters",
+        "policies",
+        "decode",
+        "sharding",
+        "speculative_execution",
+    ),
     *("files", "optional_imports", "progress", "vocab.remap", "vocab.cross_tokenizer"),
 )
 
 
 def package_of(path: Path) -> str:
-    """The package or module at the top that a file belongs to: decode/loop.py -> decode, cache.py -> cache."""
+    """The package or module at the top that a file belongs to: decode/loop.py -> decode, cache.py
+    -> cache.
+    """
     path = path.relative_to(PACKAGE)
     return "front door" if path.as_posix() in FRONT_DOORS else path.parts[0].removesuffix(".py")
 
@@ -122,11 +152,14 @@ def test_imports_are_found_wherever_they_are(line: str, packages: set[str]):
 
 def test_packages_import_only_what_lies_below_them():
     files = sorted(PACKAGE.rglob("*.py"))
-    assert {package_of(file) for file in files} <= set(IMPORTS), "a package without a row in IMPORTS"
+    assert {package_of(file) for file in files} <= set(IMPORTS), (
+        "a package without a row in IMPORTS"
+    )
     upwards = {}
     for file in files:
         package = package_of(file)
-        # Each package finds its modules by `optional_imports.submodules`, which imports nothing of jaxspec.
+        # Each package finds its modules by `optional_imports.submodules`, which imports nothing of
+        # jaxspec.
         allowed = IMPORTS[package] | {package, "optional_imports"}
         wrong = imported_packages(file.read_text(encoding="utf-8")) - allowed
         if wrong:
@@ -135,7 +168,9 @@ def test_packages_import_only_what_lies_below_them():
 
 
 def modules_imported(file: Path, modules: set[str]) -> set[str]:
-    """The package's modules that a file imports, at its top, inside functions or for types alone."""
+    """The package's modules that a file imports, at its top, inside functions or for types
+    alone.
+    """
     imported = set()
     for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
@@ -164,7 +199,9 @@ def test_hints_name_extras_that_a_checkout_has():
     homes = (PACKAGE, ROOT / "benchmarks", ROOT / "data_prep")
     for file in [file for home in homes for file in home.rglob("*.py")]:
         source = file.read_text(encoding="utf-8")
-        assert "jaxspec-decoding[" not in source, f"{file.name}: that name is not on the package index"
+        assert "jaxspec-decoding[" not in source, (
+            f"{file.name}: that name is not on the package index"
+        )
         named |= set(re.findall(r'pip install "\.\[(\w+)\]"', source))
         named |= set(re.findall(r'optional_imports\.missing\(.*, "(\w+)"\)', source))
     extras = importlib.metadata.metadata("jaxspec-decoding").get_all("Provides-Extra") or []
@@ -195,7 +232,9 @@ def test_the_table_of_imports_has_no_cycle():
 
 @pytest.mark.slow
 def test_decoding_core_imports_no_flax(tmp_path: Path):
-    paths = [file.relative_to(PACKAGE.parent).with_suffix("") for file in sorted(PACKAGE.rglob("*.py"))]
+    paths = [
+        file.relative_to(PACKAGE.parent).with_suffix("") for file in sorted(PACKAGE.rglob("*.py"))
+    ]
     modules = {".".join(path.parts).removesuffix(".__init__") for path in paths}
     homes = {f"jaxspec.{name}" for name in NEEDS_NO_FLAX}
     assert homes <= modules
@@ -204,7 +243,9 @@ def test_decoding_core_imports_no_flax(tmp_path: Path):
     script = f"import sys, {', '.join(sorted(names))}; print('flax' in sys.modules)"
     environment = {**os.environ, "PYTHONPATH": str(PACKAGE.parent)}
     command = [sys.executable, "-c", script]
-    run = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    run = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
     assert run.stdout.split() == ["False"], run.stderr
 
 
@@ -221,8 +262,16 @@ for name in sys.argv[1:]:
 @pytest.mark.slow
 def test_every_module_can_be_imported_first():
     files = [path.relative_to(PACKAGE.parent).with_suffix("") for path in PACKAGE.rglob("*.py")]
-    names = sorted({".".join(path.parts).removesuffix(".__init__") for path in files if path.name != "__main__"})
-    run = subprocess.run([sys.executable, "-c", IMPORT_EACH, *names], capture_output=True, text=True, check=False)
+    names = sorted(
+        {
+            ".".join(path.parts).removesuffix(".__init__")
+            for path in files
+            if path.name != "__main__"
+        }
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", IMPORT_EACH, *names], capture_output=True, text=True, check=False
+    )
     assert run.returncode == 0 and not run.stderr, run.stderr  # nothing is logged, either
 
 
@@ -242,18 +291,26 @@ def test_weights_stay_small():
 
 
 def test_weights_in_the_wheel_stay_small():
-    files = [file for name in SHIPPED for file in (ROOT / "checkpoints" / name).rglob("*") if file.is_file()]
+    files = [
+        file
+        for name in SHIPPED
+        for file in (ROOT / "checkpoints" / name).rglob("*")
+        if file.is_file()
+    ]
     assert sum(file.stat().st_size for file in files) <= WHEEL_LIMIT
 
 
 def shipped_models_of(text: str) -> set[str]:
-    """Returns the shipped models that a page loads in its Python, or names in its commands as targets and drafters.
+    """Returns the shipped models that a page loads in its Python, or names in its commands as
+    targets and drafters.
 
     What a page's own commands make is a path.
     """
     python = "".join(re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE))
     commands = "".join(re.findall(r"^```(?:console|sh)\n(.*?)^```", text, re.DOTALL | re.MULTILINE))
-    loaded = re.findall(r"""load\(\s*["'](?:checkpoints/)?(debian-[\w-]+)""", python.replace("recipes.load", ""))
+    loaded = re.findall(
+        r"""load\(\s*["'](?:checkpoints/)?(debian-[\w-]+)""", python.replace("recipes.load", "")
+    )
     loaded += re.findall(r"--(?:target|draft) (?:checkpoints/)?(debian-[\w-]+)", commands)
     trained = set(re.findall(r"jaxspec train (debian-[\w-]+)", commands))
     return set(loaded) - trained
@@ -263,12 +320,25 @@ def test_pages_load_models_that_the_wheel_has():
     pages = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
     loaded = {page.name: shipped_models_of(page.read_text(encoding="utf-8")) for page in pages}
     assert sum(map(bool, loaded.values())) > 15, "pages that load a model are no longer found"
-    assert {name: names - set(SHIPPED) for name, names in loaded.items() if names - set(SHIPPED)} == {}
+    assert {
+        name: names - set(SHIPPED) for name, names in loaded.items() if names - set(SHIPPED)
+    } == {}
 
 
 def build(target: str, source: Path, out: Path) -> Path:
-    """Builds the "wheel" or the "sdist" of a source tree with hatchling alone: no network needed."""
-    command = [sys.executable, "-m", "hatchling", "build", "--target", target, "--directory", str(out)]
+    """Builds the "wheel" or the "sdist" of a source tree with hatchling alone: no network
+    needed.
+    """
+    command = [
+        sys.executable,
+        "-m",
+        "hatchling",
+        "build",
+        "--target",
+        target,
+        "--directory",
+        str(out),
+    ]
     run = subprocess.run(command, cwd=source, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stdout + run.stderr
     (built,) = out.iterdir()
@@ -307,7 +377,9 @@ def test_wheel_carries_what_it_needs_away_from_a_checkout(wheel: zipfile.ZipFile
     assert "translation.jsonl" in prompts
     assert {f"jaxspec/data/heldout/{file}" for file in prompts} <= names
 
-    recipes = {name.removeprefix("jaxspec/data/recipes/") for name in names if "/data/recipes/" in name}
+    recipes = {
+        name.removeprefix("jaxspec/data/recipes/") for name in names if "/data/recipes/" in name
+    }
     assert recipes == relative_files(ROOT / "models", "*.toml")
     assert {f"{name}.toml" for name in SHIPPED} <= recipes
 
@@ -339,14 +411,17 @@ def test_modules_are_attributes_of_their_packages():
     """As errors and pages write them, after `import jaxspec` alone."""
     code = (
         "import jaxspec\n"
-        "names = 'nets.adapters', 'core.kv_cache', 'drafters.stepwise', 'weights.hf_families.llama', 'decode.loop'\n"
+        "names = 'nets.adapters', 'core.kv_cache', 'drafters.stepwise', "
+        "'weights.hf_families.llama', 'decode.loop'\n"
         "import operator\n"
         "print([operator.attrgetter(name)(jaxspec).__name__ for name in names])\n"
         "for package in (jaxspec, jaxspec.nets, jaxspec.drafters):\n"
         "    print(hasattr(package, 'nothing'), hasattr(package, '__wrapped__'))\n"
     )
     environment = os.environ | {"PYTHONPATH": str(PACKAGE.parent)}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True
+    )
     names = [f"jaxspec.{name}" for name in ("nets.adapters", "core.kv_cache", "drafters.stepwise")]
     names += ["jaxspec.weights.hf_families.llama", "jaxspec.decode.loop"]
     assert done.stdout.splitlines() == [str(names), *["False False"] * 3], done.stderr

@@ -49,7 +49,8 @@ def test_lines_are_of_what_has_changed(clock, capsys):
 
 
 @pytest.mark.parametrize(
-    ("options", "expected"), [(dict(shown=False), 0), (dict(transient=True), 1), (dict(), 2), (dict(remaining=True), 2)]
+    ("options", "expected"),
+    [(dict(shown=False), 0), (dict(transient=True), 1), (dict(), 2), (dict(remaining=True), 2)],
 )
 def test_no_lines_are_printed_that_are_not_wanted(clock, capsys, options, expected):
     with bar(**options, get_time=clock) as shown:

@@ -1,4 +1,6 @@
-"""Placement on a mesh: the table, what it does to every parameter, and that text does not depend on it."""
+"""Placement on a mesh: the table, what it does to every parameter, and that text does not depend on
+it.
+"""
 
 import dataclasses
 import functools
@@ -24,15 +26,28 @@ from jaxspec.weights import hf_families, parameters
 from jaxspec.weights.hf_families.gpt import SIZES as GPT
 from jaxspec.weights.loading import shipped
 
-KINDS = ["encoder", "llama", "gpt", "int8", "speech"]  # of scripts/placement.py; int8 drafts by looking up
+# of scripts/placement.py; int8 drafts by looking up
+KINDS = ["encoder", "llama", "gpt", "int8", "speech"]
 FAMILIES = ["gemma4_text", "qwen3_5_text", "qwen3_moe", "olmo2", "cohere"]  # likewise
 SCRIPTS = Path(__file__).parent / "scripts"
 GRID = AbstractMesh((2, 4), ("data", "model"))
 LLAMA = decoder.decoder_config(
-    96, dim=32, ff_dim=64, layers=1, heads=8, kv_heads=2, head_dim=8, qkv_bias=True, out_bias=True, head_norms=True
+    96,
+    dim=32,
+    ff_dim=64,
+    layers=1,
+    heads=8,
+    kv_heads=2,
+    head_dim=8,
+    qkv_bias=True,
+    out_bias=True,
+    head_norms=True,
 )
 NETS = {
-    "t5-v1_1-xxl": (t5, dataclasses.replace(t5.SIZES["t5-v1_1-xxl"], encoder_layers=1, decoder_layers=1)),
+    "t5-v1_1-xxl": (
+        t5,
+        dataclasses.replace(t5.SIZES["t5-v1_1-xxl"], encoder_layers=1, decoder_layers=1),
+    ),
     "t5-small": (t5, t5.SIZES["t5-small"]),
     "gpt-97m": (decoder, GPT["gpt-97m"]),
     "llama": (decoder, LLAMA),
@@ -53,7 +68,12 @@ def test_every_matrix_has_axes_and_nothing_else_has(name):
     params, config = shapes(name)
     parts, form = axes_of(config).parts, nets.form_of(config)[1]
     head_dim = form.dim // form.heads if name.startswith("gpt") else form.head_dim
-    sizes = {"vocab": config.vocab_size, "dim": config.dim, "ff": form.ff_dim, "positions": config.max_positions}
+    sizes = {
+        "vocab": config.vocab_size,
+        "dim": config.dim,
+        "ff": form.ff_dim,
+        "positions": config.max_positions,
+    }
     sizes |= {axis: parts[axis] * head_dim for axis in ("heads", "kv_heads")}
     for path, x in parameters.flat(params).items():
         axes = sharding.logical(path)
@@ -63,9 +83,13 @@ def test_every_matrix_has_axes_and_nothing_else_has(name):
             assert axes == (), path
 
 
-@pytest.mark.parametrize("name", ["opus-mt-en-de", "whisper-tiny", "t5gemma-s-s", "t5gemma-2-270m-270m", "umt5-small"])
+@pytest.mark.parametrize(
+    "name", ["opus-mt-en-de", "whisper-tiny", "t5gemma-s-s", "t5gemma-2-270m-270m", "umt5-small"]
+)
 def test_no_large_matrix_of_an_encoder_decoder_is_whole(name):
-    """Positions, relative biases and convolutions of sound are small; an encoder's own embedding is not."""
+    """Positions, relative biases and convolutions of sound are small; an encoder's own embedding is
+    not.
+    """
     config = next(family.sizes[name] for family in hf_families.FAMILIES if name in family.sizes)
     if name == "opus-mt-en-de":
         config = dataclasses.replace(config, source_vocab=60_000)
@@ -77,11 +101,25 @@ def test_no_large_matrix_of_an_encoder_decoder_is_whole(name):
 
 def test_projections_are_split_where_blocks_need_one_sum():
     params, config = shapes("llama")
-    specs = {path: s.spec for path, s in parameters.flat(sharding.parameters(params, axes_of(config), GRID)).items()}
+    specs = {
+        path: s.spec
+        for path, s in parameters.flat(sharding.parameters(params, axes_of(config), GRID)).items()
+    }
     replicated, split = PartitionSpec(None, None), ("model", None)
-    layer = {path.removeprefix("layers_0/"): spec for path, spec in specs.items() if path.startswith("layers_0/")}
-    assert layer["attention/query/weight"] == layer["ff/gate/weight"] == layer["ff/wi/weight"] == PartitionSpec(*split)
-    assert layer["attention/out/weight"] == layer["ff/out/weight"] == PartitionSpec(*reversed(split))
+    layer = {
+        path.removeprefix("layers_0/"): spec
+        for path, spec in specs.items()
+        if path.startswith("layers_0/")
+    }
+    assert (
+        layer["attention/query/weight"]
+        == layer["ff/gate/weight"]
+        == layer["ff/wi/weight"]
+        == PartitionSpec(*split)
+    )
+    assert (
+        layer["attention/out/weight"] == layer["ff/out/weight"] == PartitionSpec(*reversed(split))
+    )
     assert layer["attention/query/bias"] == PartitionSpec("model")
     # 16 outputs could be cut in 4, but not the 2 heads that they are.
     assert layer["attention/key/weight"] == layer["attention/value/weight"] == replicated
@@ -95,13 +133,18 @@ def test_xxl_over_8_devices_is_an_eighth_of_itself():
     mesh = AbstractMesh((1, 8), ("data", "model"))
     places = sharding.parameters(params, axes_of(config), mesh)
     parts = jax.tree.map(lambda x, s: int(np.prod(s.shard_shape(x.shape))), params, places)
-    per_device, all_of_them = sum(jax.tree.leaves(parts)), sum(x.size for x in jax.tree.leaves(params))
+    per_device, all_of_them = (
+        sum(jax.tree.leaves(parts)),
+        sum(x.size for x in jax.tree.leaves(params)),
+    )
     assert per_device * 8 == pytest.approx(all_of_them, rel=1e-3)  # norms are whole
     assert sharding.kept_whole(axes_of(config), mesh) == []
 
 
 def test_groups_of_columns_are_split_as_columns_are():
-    """Of int4 matrices [groups, outputs, width] outputs or groups, and scales [outputs, groups] with them."""
+    """Of int4 matrices [groups, outputs, width] outputs or groups, and scales [outputs, groups]
+    with them.
+    """
     specs = {
         ("wi", "int4", (4, 64, 8)): PartitionSpec(None, "model"),
         ("out", "int4", (8, 32, 8)): PartitionSpec("model", None),
@@ -110,14 +153,25 @@ def test_groups_of_columns_are_split_as_columns_are():
         ("out", "zero", (32, 8)): PartitionSpec(None, "model"),
     }
     for (module, part, shape), spec in specs.items():
-        assert sharding.of(f"layers_0/ff/{module}/weight/{part}", shape, axes_of(LLAMA), GRID).spec == spec
+        assert (
+            sharding.of(f"layers_0/ff/{module}/weight/{part}", shape, axes_of(LLAMA), GRID).spec
+            == spec
+        )
 
 
 def test_what_does_not_divide_is_whole_and_reported():
-    config = t5.T5Config(30, dim=16, ff_dim=32, heads=3, head_dim=8, encoder_layers=1, decoder_layers=1)
+    config = t5.T5Config(
+        30, dim=16, ff_dim=32, heads=3, head_dim=8, encoder_layers=1, decoder_layers=1
+    )
     params = jax.eval_shape(lambda: t5.init(config, jax.random.key(0)))
-    specs = {path: s.spec for path, s in parameters.flat(sharding.parameters(params, axes_of(config), GRID)).items()}
-    assert {spec for path, spec in specs.items() if "ff/" not in path} <= {PartitionSpec(None, None), PartitionSpec()}
+    specs = {
+        path: s.spec
+        for path, s in parameters.flat(sharding.parameters(params, axes_of(config), GRID)).items()
+    }
+    assert {spec for path, spec in specs.items() if "ff/" not in path} <= {
+        PartitionSpec(None, None),
+        PartitionSpec(),
+    }
     assert specs["decoder_0/ff/wi/weight"] == PartitionSpec("model", None)
     numbers = {"heads": 3, "kv_heads": 3, "vocab": 30}
     reasons = [f"{axis} ({number} is no multiple of 4)" for axis, number in numbers.items()]
@@ -135,26 +189,36 @@ def test_a_mesh_may_lack_an_axis():
     assert sharding.rows(jnp.ones((8, 3)), 8, data).spec == PartitionSpec("data")
 
 
-@pytest.mark.parametrize("axes", ["", "model", "model=0", "rows=2", "model=-1", "model=1,model=1", "model=x", "=2"])
+@pytest.mark.parametrize(
+    "axes", ["", "model", "model=0", "rows=2", "model=-1", "model=1,model=1", "model=x", "=2"]
+)
 def test_descriptions_that_are_none(axes):
-    with pytest.raises(ValueError, match=f"the mesh (is )?'?{axes}'?.*expected sizes, 1 or more, of the axes"):
+    with pytest.raises(
+        ValueError, match=f"the mesh (is )?'?{axes}'?.*expected sizes, 1 or more, of the axes"
+    ):
         sharding.mesh(axes)
 
 
 def test_too_few_devices():
-    with pytest.raises(ValueError, match=r"has 4096 devices, but jax sees \d+ .*device_count=4096 simulates them"):
+    with pytest.raises(
+        ValueError, match=r"has 4096 devices, but jax sees \d+ .*device_count=4096 simulates them"
+    ):
         jaxspec.load("debian-t5-small", mesh="data=64,model=64")
 
 
 def test_a_mesh_with_explicit_axes_becomes_one_for_the_compiler():
     """Networks do not say where each product goes, as explicit axes ask them to."""
-    explicit = jax.make_mesh((1, 1), ("data", "model"), (AxisType.Explicit,) * 2, devices=jax.devices()[:1])
+    explicit = jax.make_mesh(
+        (1, 1), ("data", "model"), (AxisType.Explicit,) * 2, devices=jax.devices()[:1]
+    )
     assert sharding.mesh(explicit) == sharding.mesh("data=1,model=1") != explicit
 
 
 def test_a_mesh_of_other_axes():
     mesh = Mesh(np.array(jax.devices()[:1]), ("rows",))
-    with pytest.raises(ValueError, match="the mesh has the axes rows: expected data and model, or either"):
+    with pytest.raises(
+        ValueError, match="the mesh has the axes rows: expected data and model, or either"
+    ):
         jaxspec.load("debian-t5-small", mesh=mesh)
 
 
@@ -166,7 +230,9 @@ def test_target_and_drafter_on_different_meshes():
     model = table_model(jax.random.key(0), vocab=5)
     devices = np.array(jax.devices()[:1])
     flat, other = Mesh(devices, ("data",)), Mesh(devices[None], ("data", "model"))
-    with pytest.raises(ValueError, match="different meshes, data=1 and data=1,model=1: load both with the same"):
+    with pytest.raises(
+        ValueError, match="different meshes, data=1 and data=1,model=1: load both with the same"
+    ):
         jaxspec.generate(placed(model, flat), PROMPT, drafter=placed(model, other))
 
 
@@ -174,9 +240,16 @@ def test_what_goes_with_a_placed_target_is_placed():
     """Prompts, keys, and a drafter that is not on the mesh."""
     mesh = sharding.mesh("data=1")
     target, draft = (table_model(jax.random.key(i), vocab=5) for i in range(2))
-    prepared = request.prepare(placed(target, mesh), PROMPT, drafter=draft, temperature=1.0, key=jax.random.key(3))
-    assert {x.sharding.mesh for x in jax.tree.leaves((prepared.weights, prepared.prompt, prepared.request))} == {mesh}
-    assert {tuple(x.sharding.spec) for x in jax.tree.leaves((prepared.prompt, prepared.request))} == {("data",)}
+    prepared = request.prepare(
+        placed(target, mesh), PROMPT, drafter=draft, temperature=1.0, key=jax.random.key(3)
+    )
+    assert {
+        x.sharding.mesh
+        for x in jax.tree.leaves((prepared.weights, prepared.prompt, prepared.request))
+    } == {mesh}
+    assert {
+        tuple(x.sharding.spec) for x in jax.tree.leaves((prepared.prompt, prepared.request))
+    } == {("data",)}
     assert {tuple(x.sharding.spec) for x in jax.tree.leaves(prepared.weights)} == {()}
 
 
@@ -184,12 +257,15 @@ def test_what_goes_with_a_placed_target_is_placed():
 
 
 def start(count, *arguments):
-    """`placement.py` with so many simulated devices. It compiles quickly, as `conftest.py` has it."""
+    """`placement.py` with so many simulated devices. It compiles quickly, as `conftest.py` has
+    it.
+    """
     flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={count}"
     cache = jax.config.jax_compilation_cache_dir or ""
     return subprocess.Popen(
         [sys.executable, SCRIPTS / "placement.py", *map(str, arguments)],
-        env=os.environ | dict(XLA_FLAGS=flags, JAX_PLATFORMS="cpu", JAX_COMPILATION_CACHE_DIR=cache),
+        env=os.environ
+        | dict(XLA_FLAGS=flags, JAX_PLATFORMS="cpu", JAX_COMPILATION_CACHE_DIR=cache),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -199,7 +275,8 @@ def start(count, *arguments):
 def answer(process):
     out, err = process.communicate(timeout=600)
     assert process.returncode == 0, err
-    return json.loads(out.splitlines()[-1])  # collectives report their connections on standard output
+    # collectives report their connections on standard output
+    return json.loads(out.splitlines()[-1])
 
 
 @pytest.fixture(scope="module")
@@ -220,7 +297,9 @@ def test_text_on_a_mesh_is_that_on_one_device(report, kind):
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", FAMILIES)
 def test_text_of_a_family_on_a_mesh_is_that_on_one_device(report, kind):
-    """Plain and drafted: one kv head for two devices, shared keys, delta layers, experts, norms of projections."""
+    """Plain and drafted: one kv head for two devices, shared keys, delta layers, experts, norms of
+    projections.
+    """
     plain, on_mesh, drafted = report["families"][kind]
     assert plain == on_mesh == drafted
     assert len({tuple(row) for row in plain}) == 4
@@ -235,13 +314,21 @@ def test_coupled_text_from_trees_does_not_depend_on_a_callers_mesh(report):
 
 @pytest.mark.slow
 def test_explicit_axes_are_taken_as_automatic():
-    """Parameters on a mesh as `jax.make_mesh` makes it, with `jax.set_mesh` and without; in jit they are refused."""
+    """Parameters on a mesh as `jax.make_mesh` makes it, with `jax.set_mesh` and without; in jit
+    they are refused.
+    """
     report = answer(start(8, "explicit"))
     assert report["alone"] == report["one"]
     assert report["set_mesh"] == [report["one"][0], report["numbers"]]
-    assert "lies on a mesh with Explicit axes and is traced (jit, grad, vmap): expected Auto axes" in report["refused"]
+    assert (
+        "lies on a mesh with Explicit axes and is traced (jit, grad, vmap): expected Auto axes"
+        in report["refused"]
+    )
     assert report["advised"]
-    assert "have no gradient under jax.set_mesh with Explicit axes: take the gradient outside" in report["no_gradient"]
+    assert (
+        "have no gradient under jax.set_mesh with Explicit axes: take the gradient outside"
+        in report["no_gradient"]
+    )
 
 
 @pytest.mark.slow
@@ -266,7 +353,9 @@ def test_a_checkpoint_is_the_same_bits_on_another_mesh(report):
 
 @pytest.mark.slow
 def test_saving_leaves_nothing_on_the_host(report):
-    """A `jax.Array` keeps the copy that is made of all its parts; saving makes none that outlives it."""
+    """A `jax.Array` keeps the copy that is made of all its parts; saving makes none that outlives
+    it.
+    """
     after, control, split = report["left"]
     assert after == 0 and control == split > 0
 
@@ -287,7 +376,8 @@ def test_a_draft_learns_on_a_mesh_and_a_resumed_job_goes_on_alike(report):
 @pytest.mark.slow
 def test_a_stream_on_a_mesh_is_the_text_of_a_batch(report):
     assert report["streamed"] == report["llama"]["one"][0]
-    # What prefill leaves may lie elsewhere than what a round leaves; from then on nothing is compiled.
+    # What prefill leaves may lie elsewhere than what a round leaves; from then on nothing is
+    # compiled.
     assert report["programs"] <= 2
 
 
@@ -299,7 +389,8 @@ def test_a_job_on_a_mesh_has_the_rows_of_one_device(report):
 
 @pytest.mark.slow
 def test_two_processes_generate_what_one_generates(report, tmp_path):
-    """Under jax.distributed: batches split between processes, and parameters; each process has the whole text.
+    """Under jax.distributed: batches split between processes, and parameters; each process has the
+    whole text.
 
     And they save together: each what it has, or the first what it is sent.
     """

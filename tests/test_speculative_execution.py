@@ -1,5 +1,6 @@
-"""Speculative execution of two functions: its distribution, by enumeration and whole; that it runs ahead; what may go
-wrong."""
+"""Speculative execution of two functions: its distribution, by enumeration and whole; that it runs
+ahead; what may go wrong.
+"""
 
 import concurrent.futures
 import threading
@@ -58,8 +59,9 @@ def test_candidates_are_drawn_without_replacement(count):
 
 
 def decoder(count):
-    """A decoder whose every token is the draw of a speculative execution, so that its distribution can be
-    enumerated."""
+    """A decoder whose every token is the draw of a speculative execution, so that its distribution
+    can be enumerated.
+    """
     plain = autoregressive(TARGET.lm, PLAIN.sampler)
 
     def step(weights, state):
@@ -70,14 +72,18 @@ def decoder(count):
         # A key for the call, as the caller of `speculate` gives one: that of the row's position.
         keys, log_q = state.request.keys, jax.nn.log_softmax(weights.draft[last[:, 0]], axis=-1)
         draft = candidates(keys, state.length, log_q, count)
-        wide = jnp.broadcast_to(distribution.log_probs, (len(live), count + 1, distribution.log_probs.shape[-1]))
+        wide = jnp.broadcast_to(
+            distribution.log_probs, (len(live), count + 1, distribution.log_probs.shape[-1])
+        )
         verdict = rules.rejection().verify(keys, state.length, draft, Distribution(wide))
         drafted = jnp.take_along_axis(draft.tokens, verdict.path[:, :1], axis=1)[:, 0]
         token = jnp.where(verdict.num_accepted > 0, drafted, verdict.next_token)
         bad = unusable(forward, distribution)[:, 0]
         state, committed = states.commit(state, token[:, None], empty.length + 1, bad)
         state = state._replace(caches=Caches(TARGET.lm.rewind(cache, state.length - 1)))
-        return states.update_stats(state, live, empty, Verdict(empty.length, token, empty.length), committed)
+        return states.update_stats(
+            state, live, empty, Verdict(empty.length, token, empty.length), committed
+        )
 
     return plain._replace(step=step)
 
@@ -85,7 +91,8 @@ def decoder(count):
 @pytest.mark.slow
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_the_token_has_the_distribution_of_f(count):
-    table = jax.random.normal(jax.random.key(2), (3, 3)).at[0, 1].set(-jnp.inf)  # an outcome never drafted
+    # an outcome never drafted
+    table = jax.random.normal(jax.random.key(2), (3, 3)).at[0, 1].set(-jnp.inf)
     prepared = PLAIN._replace(decoder=decoder(count), weights=Weights(TARGET.params, table))
     plain = plain_distribution(TARGET, PROMPT, PLAIN.sampler, PLAIN.request.sampling_params, 2)
     assert total_variation(decoder_distribution(prepared, steps=2), plain) < 1e-5
@@ -98,7 +105,9 @@ def test_the_whole_call_has_the_distribution_of_f(candidates):
     with concurrent.futures.ThreadPoolExecutor(2) as executor:
         options = dict(approximation=lambda x: log(Q), candidates=candidates, executor=executor)
         results = [
-            jaxspec.speculate(lambda x: log(P), lambda token: -token, None, key=jax.random.key(i), **options)
+            jaxspec.speculate(
+                lambda x: log(P), lambda token: -token, None, key=jax.random.key(i), **options
+            )
             for i in range(count)
         ]
     assert all(result.value == -result.token for result in results)
@@ -127,7 +136,9 @@ def test_g_runs_while_f_does():
         begun.set()
         return token
 
-    result = jaxspec.speculate(f, g, None, approximation=lambda x: log(np.array([0.0, 1.0])), key=jax.random.key(0))
+    result = jaxspec.speculate(
+        f, g, None, approximation=lambda x: log(np.array([0.0, 1.0])), key=jax.random.key(0)
+    )
     assert result == (1, 1, True, 1)
 
 
@@ -140,7 +151,9 @@ def test_the_call_does_not_wait_for_a_draft_token_that_is_not_accepted():
         return token
 
     certain = [log(np.array(distribution)) for distribution in ([0.0, 1.0], [1.0, 0.0])]
-    result = jaxspec.speculate(lambda x: certain[0], g, None, approximation=lambda x: certain[1], key=jax.random.key(0))
+    result = jaxspec.speculate(
+        lambda x: certain[0], g, None, approximation=lambda x: certain[1], key=jax.random.key(0)
+    )
     released.set()
     assert result == (1, 1, False, 2)
 
@@ -156,10 +169,12 @@ def test_what_is_raised_for_a_rejected_draft_token_is_not_raised():
 
 @pytest.mark.slow
 def test_a_simulator_on_a_shared_clock_gives_its_targets_tokens():
-    """A cart on a line, pushed by a policy that looks at where it is: where it ends has the distribution of plain runs.
+    """A cart on a line, pushed by a policy that looks at where it is: where it ends has the
+    distribution of plain runs.
 
-    The slow policy weighs all pushes by what they lead to; the habit that stands in for it only looks which side it is
-    on. The world is simulated from the state that the last push left, and so can begin before the policy has decided.
+    The slow policy weighs all pushes by what they lead to; the habit that stands in for it only
+    looks which side it is on. The world is simulated from the state that the last push left, and so
+    can begin before the policy has decided.
     """
     pushes, steps, runs = (-1.0, 0.0, 1.0), 2, 150
 
@@ -214,8 +229,16 @@ def test_a_simulator_on_a_shared_clock_gives_its_targets_tokens():
     ("changed", "error", "message"),
     [
         (dict(candidates=0), ValueError, "candidates is 0"),
-        (dict(approximation=lambda x: np.zeros((2, 2))), ValueError, r"returned logits of shape \(2, 2\)"),
-        (dict(approximation=lambda x: np.zeros(3)), ValueError, "f has 2 outcomes and its approximation 3"),
+        (
+            dict(approximation=lambda x: np.zeros((2, 2))),
+            ValueError,
+            r"returned logits of shape \(2, 2\)",
+        ),
+        (
+            dict(approximation=lambda x: np.zeros(3)),
+            ValueError,
+            "f has 2 outcomes and its approximation 3",
+        ),
         (
             dict(approximation=lambda x: np.array([np.nan, 0.0])),
             FloatingPointError,
@@ -231,7 +254,9 @@ def test_bad_arguments_are_refused(changed, error, message):
 
 
 def test_without_an_approximation_f_need_not_begin():
-    """The caller's only thread is busy when the approximation fails: f is not left waiting for it."""
+    """The caller's only thread is busy when the approximation fails: f is not left waiting for
+    it.
+    """
     released, begun = threading.Event(), []
 
     def fails(x):
@@ -252,4 +277,6 @@ def test_what_f_raises_is_raised():
         raise OSError("the sensor is gone")
 
     with pytest.raises(OSError, match="sensor"):
-        jaxspec.speculate(f, lambda t: t, None, approximation=lambda x: np.zeros(2), key=jax.random.key(0))
+        jaxspec.speculate(
+            f, lambda t: t, None, approximation=lambda x: np.zeros(2), key=jax.random.key(0)
+        )

@@ -1,7 +1,7 @@
 """The notebooks in JupyterLab, in a headless Chromium: sliders are moved, and pictures change.
 
-Needs the extra "browser" and a Chromium or Chrome on the PATH. JAXSPEC_SCREENSHOTS=FOLDER keeps what
-was seen, to be looked at.
+Needs the extra "browser" and a Chromium or Chrome on the PATH. JAXSPEC_SCREENSHOTS=FOLDER keeps
+what was seen, to be looked at.
 """
 
 from __future__ import annotations
@@ -37,7 +37,9 @@ if not COLAB.is_dir():
     pytest.skip("not in a checkout", allow_module_level=True)
 pytest.importorskip("jupyterlab", reason="JupyterLab is not installed: see the extra `browser`")
 pytest.importorskip("ipywidgets")
-playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: see the extra `browser`")
+playwright = pytest.importorskip(
+    "playwright.sync_api", reason="playwright is not installed: see the extra `browser`"
+)
 if "debian-t5-large" not in shipped():
     pytest.skip("the checkpoints are not here", allow_module_level=True)
 
@@ -62,17 +64,33 @@ def lab(tmp_path_factory):
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     token = secrets.token_hex()
-    options = dict(ip="127.0.0.1", port=port, port_retries=0, open_browser=False, root_dir=root, allow_root=True)
+    options = dict(
+        ip="127.0.0.1",
+        port=port,
+        port_retries=0,
+        open_browser=False,
+        root_dir=root,
+        allow_root=True,
+    )
     arguments = [f"--ServerApp.{name}={value}" for name, value in options.items()]
     arguments += [f"--IdentityProvider.token={token}", "--LabApp.expose_app_in_browser=True"]
-    variables = {"JUPYTERLAB_SETTINGS_DIR": settings.parent, "IPYTHONDIR": home / "ipython", "JAXSPEC_SMOKE": "1"}
-    variables |= {f"JUPYTER_{kind}_DIR": home / kind.lower() for kind in ("CONFIG", "DATA", "RUNTIME")}
+    variables = {
+        "JUPYTERLAB_SETTINGS_DIR": settings.parent,
+        "IPYTHONDIR": home / "ipython",
+        "JAXSPEC_SMOKE": "1",
+    }
+    variables |= {
+        f"JUPYTER_{kind}_DIR": home / kind.lower() for kind in ("CONFIG", "DATA", "RUNTIME")
+    }
     cache = jax.config.jax_compilation_cache_dir  # the kernel is another process
     variables |= {"JAX_COMPILATION_CACHE_DIR": cache} if cache else {}
     environment = {**os.environ, **{name: str(value) for name, value in variables.items()}}
     with (home / "log").open("w") as log:
         server = subprocess.Popen(
-            [sys.executable, "-m", "jupyterlab", *arguments], env=environment, stdout=log, stderr=subprocess.STDOUT
+            [sys.executable, "-m", "jupyterlab", *arguments],
+            env=environment,
+            stdout=log,
+            stderr=subprocess.STDOUT,
         )
         try:
             _wait(f"http://127.0.0.1:{port}/api/status?token={token}", server, home / "log")
@@ -113,7 +131,9 @@ def run(lab, browser):
         page.set_default_timeout(ANSWER)
         pages.append(page)
         page.goto(lab(name))
-        page.wait_for_function("window.jupyterapp?.shell.currentWidget?.sessionContext?.session?.kernel")
+        page.wait_for_function(
+            "window.jupyterapp?.shell.currentWidget?.sessionContext?.session?.kernel"
+        )
         page.evaluate("window.jupyterapp.restored")
         finished = page.evaluate("window.jupyterapp.commands.execute('notebook:run-all-cells')")
         errors = page.locator("[data-mime-type='application/vnd.jupyter.error']")
@@ -137,7 +157,9 @@ def keep(seen, name: str) -> None:
 def drag(page, slider, share: float) -> None:
     """Moves the handle of a slider to a share of its length, as a hand would."""
     slider.scroll_into_view_if_needed()
-    handle, track = (slider.locator(part).bounding_box() for part in (".noUi-handle", ".noUi-target"))
+    handle, track = (
+        slider.locator(part).bounding_box() for part in (".noUi-handle", ".noUi-target")
+    )
     page.mouse.move(handle["x"] + handle["width"] / 2, handle["y"] + handle["height"] / 2)
     page.mouse.down()
     page.mouse.move(track["x"] + share * track["width"], track["y"] + track["height"] / 2, steps=5)
@@ -182,7 +204,9 @@ def test_a_slider_or_a_button_changes_the_picture(run, name, moves, presses):
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_the_page_without_a_kernel(browser, scheme: str):
-    """Keys move its sliders, a click moves the dot, buttons draw tokens; nothing else is loaded or logged."""
+    """Keys move its sliders, a click moves the dot, buttons draw tokens; nothing else is loaded or
+    logged.
+    """
     page = browser.new_page(viewport={"width": 900, "height": 1000}, color_scheme=scheme)
     said: list[str] = []
     page.on("console", lambda message: said.append(message.text))
@@ -213,8 +237,9 @@ def test_the_page_without_a_kernel(browser, scheme: str):
 
 
 def test_a_generation_shows_itself(run):
-    """Its text, and after a click every round, with accepted draft tokens in green and the rejected one struck
-    through."""
+    """Its text, and after a click every round, with accepted draft tokens in green and the rejected
+    one struck through.
+    """
     page = run("quickstart")
     shown = page.locator(".jp-RenderedHTMLCommon").filter(has=page.locator("details")).first
     shown.scroll_into_view_if_needed()

@@ -47,14 +47,18 @@ def computed(page: str) -> dict:
     (script,) = re.findall(r"<script>(.*?)</script>", page, re.DOTALL)
     names = {"ALPHAS": ALPHAS, "GAMMAS": GAMMAS, "COSTS": COSTS, "ROUNDS": ROUNDS}
     constants = "".join(f"const {name} = {json.dumps(value)}\n" for name, value in names.items())
-    done = subprocess.run([node, "-"], input=script + constants + ASK, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [node, "-"], input=script + constants + ASK, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
 
 def test_the_page_has_the_package_s_formulas(computed: dict):
     alpha, gamma, c = np.array(ALPHAS), np.array(GAMMAS), np.array(COSTS)
-    np.testing.assert_allclose(computed["tokens"], formulas.expected_tokens(alpha[:, None], gamma), rtol=1e-12)
+    np.testing.assert_allclose(
+        computed["tokens"], formulas.expected_tokens(alpha[:, None], gamma), rtol=1e-12
+    )
     np.testing.assert_allclose(computed["cost"], 1 + gamma[:, None] * c, rtol=1e-12)
     speed = formulas.improvement(alpha[:, None, None], gamma[:, None], c)
     np.testing.assert_allclose(computed["speed"], speed, rtol=1e-12)
@@ -81,7 +85,13 @@ def test_the_page_s_rounds_are_unbiased(computed: dict):
 def test_the_page_fetches_nothing_and_every_control_has_a_name(page: str):
     assert not re.findall(r"<link|<img|<iframe|@import|url\(|\bsrc=|\bfetch\(|\bimport\b", page)
     assert len(re.findall(r"<input", page)) == len(re.findall(r"<label>[^<]+<input", page)) == 4
-    assert len(re.findall(r"<button", page)) == len(re.findall(r'<button type="button" name="\w+">[^<]+<', page)) == 5
     assert (
-        len(re.findall(r"<svg viewBox", page)) == len(re.findall(r'<svg [^>]*role="img" aria-label="[^"]+"', page)) == 3
+        len(re.findall(r"<button", page))
+        == len(re.findall(r'<button type="button" name="\w+">[^<]+<', page))
+        == 5
+    )
+    assert (
+        len(re.findall(r"<svg viewBox", page))
+        == len(re.findall(r'<svg [^>]*role="img" aria-label="[^"]+"', page))
+        == 3
     )

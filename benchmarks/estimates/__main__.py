@@ -3,13 +3,14 @@
     python -m benchmarks.estimates --target llama-3.1-8b --draft llama-3.2-1b --alpha 0.8    # minutes; libtpu, no TPU
     python -m benchmarks.estimates --target llama-3.1-8b --draft llama-3.2-1b --alpha 0.8 --gamma 16 --plan
 
-    python -m benchmarks.estimates --target llama-3.1-8b --draft yuhuili/EAGLE3-LLaMA3.1-Instruct-8B --topology h100
+    python -m benchmarks.estimates --target llama-3.1-8b --draft yuhuili/EAGLE3-LLaMA3.1-Instruct-8B
+    --topology h100
 
-The options are those of `jaxspec compile`, whose programs are read here. --draft takes more: the published heads of
-docs/pairs.md, and the recipe of a head (debian-t5-block, or a .toml file) for an untrained one of its sizes.
-dynamic_tree=60x7x10:HEAD is a dynamic tree of 60 nodes, 7 deep, 10 wide. Times of TPUs are the
-compiler's estimates, those of GPUs follow from measured kernels. --plan finds the best γ, up to --gamma, for the
-acceptance rate.
+The options are those of `jaxspec compile`, whose programs are read here. --draft takes more: the
+published heads of docs/pairs.md, and the recipe of a head (debian-t5-block, or a .toml file) for an
+untrained one of its sizes. dynamic_tree=60x7x10:HEAD is a dynamic tree of 60 nodes, 7 deep, 10
+wide. Times of TPUs are the compiler's estimates, those of GPUs follow from measured kernels. --plan
+finds the best γ, up to --gamma, for the acceptance rate.
 """
 
 from __future__ import annotations
@@ -38,9 +39,13 @@ from jaxspec.training import recipes
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Parses the options, and ends with one line, as `jaxspec compile` does, where they cannot be used."""
+    """Parses the options, and ends with one line, as `jaxspec compile` does, where they cannot be
+    used.
+    """
     parser = options.parser_of(__doc__)
-    parser.add_argument("--alpha", type=float, help="acceptance rate, for tokens/s, the speed-up and plans")
+    parser.add_argument(
+        "--alpha", type=float, help="acceptance rate, for tokens/s, the speed-up and plans"
+    )
     parser.add_argument("--plan", action="store_true")
     inputs, chosen = options.grouped(CompileInputs, parser, arguments)
     if refusal := refused(inputs, chosen.alpha, chosen.plan):
@@ -68,12 +73,19 @@ def run(inputs: CompileInputs, alpha: float | None, plans: bool) -> None:
     if plans and alpha is not None:
         programs = 1 + len(cost.gammas_up_to(inputs.gamma, estimating.COMPILED))
         with console.counting("compile", programs) as advance:
-            best = estimating.plan(alpha, prepared, inputs.topology, most=inputs.gamma, advance=advance)
+            best = estimating.plan(
+                alpha, prepared, inputs.topology, most=inputs.gamma, advance=advance
+            )
         if inputs.as_json:
             return console.print_json(planning.to_dict(best))
-        return print(f"{compiling.pair(inputs)} on {inputs.topology}, by estimates: {planning.sentence(best)}")
+        return print(
+            f"{compiling.pair(inputs)} on {inputs.topology}, by estimates: "
+            f"{planning.sentence(best)}"
+        )
     with console.counting("compile", 1 + (prepared.drafter is not None)) as advance:
-        estimated = estimating.estimate(prepared, inputs.topology, mesh=inputs.mesh or None, advance=advance)
+        estimated = estimating.estimate(
+            prepared, inputs.topology, mesh=inputs.mesh or None, advance=advance
+        )
     if inputs.save is not None:
         aot.save(estimated.programs.compiled, inputs.save)
     if inputs.as_json:
@@ -88,12 +100,13 @@ def run(inputs: CompileInputs, alpha: float | None, plans: bool) -> None:
 
 
 def head_of(name: str) -> Callable[[Model], BoundDrafter] | None:
-    """Returns what makes a head of shapes for a target, a published one's or a recipe's; None for another name.
+    """Returns what makes a head of shapes for a target, a published one's or a recipe's; None for
+    another name.
 
     Raises:
         FileNotFoundError: there is no such .toml file.
-        ValueError: something else than a dynamic tree is around the head; or, of what is returned, the target's width
-            does not suit the recipe's heads.
+        ValueError: something else than a dynamic tree is around the head; or, of what is returned,
+            the target's width does not suit the recipe's heads.
     """
     tree, _, plain = name.rpartition(":")
     pair, recipe = pairs.heads().get(plain), recipe_of(plain)
@@ -102,8 +115,8 @@ def head_of(name: str) -> Callable[[Model], BoundDrafter] | None:
     sizes = re.fullmatch(r"dynamic_tree=(\d+)x(\d+)x(\d+)", tree)
     if tree and sizes is None:
         raise ValueError(
-            f"--draft is {name!r}: expected {plain}, or dynamic_tree=NODESxDEPTHxWIDTH:{plain}, such as "
-            f"dynamic_tree=60x7x10:{plain}"
+            f"--draft is {name!r}: expected {plain}, or dynamic_tree=NODESxDEPTHxWIDTH:{plain}, "
+            f"such as dynamic_tree=60x7x10:{plain}"
         )
 
     def shapes(config: Any) -> Params:
@@ -117,7 +130,9 @@ def head_of(name: str) -> Callable[[Model], BoundDrafter] | None:
             try:
                 config = in_dtype(recipe.head.config(target), dtype_of(target.config))
             except ValueError as error:
-                raise ValueError(f"{plain} cannot draft for {target.name}: in [head], {error}") from error
+                raise ValueError(
+                    f"{plain} cannot draft for {target.name}: in [head], {error}"
+                ) from error
             drafter = check.bound(config, shapes(config), target)
         if sizes is None:
             return drafter
@@ -146,23 +161,37 @@ def refused(inputs: CompileInputs, alpha: float | None, plans: bool) -> str:
     return "--plan is of one chip: leave --mesh out" if plans and inputs.mesh else ""
 
 
-def show(out: Console, inputs: CompileInputs, estimated: estimating.Estimate, alpha: float | None) -> None:
+def show(
+    out: Console, inputs: CompileInputs, estimated: estimating.Estimate, alpha: float | None
+) -> None:
     """Prints the parts of an estimate, and sentences."""
     heads = ["cycles,\nmillions", "ms", "reads", "floor, ms", "over\nthe floor"]
     if estimated.on_gpus:
         heads = ["kernels", "the host\nwaits", *heads[1:]]
     view = console.table(heads, first="part")
     for row in estimating.rows(estimated):
-        floor = ("", "") if row.floor is None else (f"{1e3 * row.floor:.3f}", f"{row.over_floor:.2f}")
-        counted = [f"{row.kernels}", f"{row.host_reads}"] if estimated.on_gpus else [f"{row.cycles / 1e6:.3f}"]
-        view.add_row(row.name, *counted, f"{1e3 * row.seconds:.3f}", filesize.decimal(row.reads), *floor)
+        floor = (
+            ("", "") if row.floor is None else (f"{1e3 * row.floor:.3f}", f"{row.over_floor:.2f}")
+        )
+        counted = (
+            [f"{row.kernels}", f"{row.host_reads}"]
+            if estimated.on_gpus
+            else [f"{row.cycles / 1e6:.3f}"]
+        )
+        view.add_row(
+            row.name, *counted, f"{1e3 * row.seconds:.3f}", filesize.decimal(row.reads), *floor
+        )
     console.show(out, view)
     for sentence in estimating.notes(estimated, alpha):
         out.print(Text(sentence))
     if inputs.prompt > chunks.LONGEST:
-        out.print(Text(f"Prefill is a loop over {chunks.LONGEST} tokens, and a loop's body counts once."))
+        out.print(
+            Text(f"Prefill is a loop over {chunks.LONGEST} tokens, and a loop's body counts once.")
+        )
     if inputs.prompt + inputs.max_new_tokens >= attention.MANY_KEYS:
-        out.print(Text(f"Attention is one over {attention.KEYS} keys, with the time of so short a cache."))
+        out.print(
+            Text(f"Attention is one over {attention.KEYS} keys, with the time of so short a cache.")
+        )
 
 
 if __name__ == "__main__":

@@ -1,12 +1,13 @@
-"""Estimates of a generation, from programs that `jaxspec.analysis.aot` compiled for TPUs or GPUs that are not here.
+"""Estimates of a generation, from programs that `jaxspec.analysis.aot` compiled for TPUs or GPUs
+that are not here.
 
-Times of a TPU are its compiler's own estimates, which it writes on every fused operation. Times of a GPU are those of
-its kernels: each takes as long as its bytes, and at least as long as a small kernel, both as measured on an H100
-(`roofline.Machine.kernel_seconds`, docs/gpu.md).
+Times of a TPU are its compiler's own estimates, which it writes on every fused operation. Times of
+a GPU are those of its kernels: each takes as long as its bytes, and at least as long as a small
+kernel, both as measured on an H100 (`roofline.Machine.kernel_seconds`, docs/gpu.md).
 
-`program_text` assigns operations to parts. The estimates leave out two things: waiting for other chips, and prefetching
-matrices into the chip's own memory, which v5e and v6e do with whole ones. So a part's time is the larger of its
-estimate and the memory's time for the bytes it reads.
+`program_text` assigns operations to parts. The estimates leave out two things: waiting for other
+chips, and prefetching matrices into the chip's own memory, which v5e and v6e do with whole ones. So
+a part's time is the larger of its estimate and the memory's time for the bytes it reads.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ from jaxspec.analysis.chips import GPUS
 from jaxspec.decode.request import Prepared
 
 ROUND = ("draft", "draft step", "target", "accept", "commit", "rest")
-RESERVED = 0.75  # the share of a GPU's memory that jax reserves, unless XLA_PYTHON_CLIENT_MEM_FRACTION says otherwise
+# the share of a GPU's memory that jax reserves, unless XLA_PYTHON_CLIENT_MEM_FRACTION says
+# otherwise
+RESERVED = 0.75
 COMPILED = (5,)  # gammas whose rounds are compiled for a plan, beside the largest in question
 
 
@@ -31,7 +34,8 @@ class Expected(NamedTuple):
 
     Attributes:
         tokens_per_round: tokens a round of each row.
-        tokens_per_second, plain_tokens_per_second: tokens a second of all rows, with a drafter and without.
+        tokens_per_second, plain_tokens_per_second: tokens a second of all rows, with a drafter and
+            without.
         speed_up: the former over the latter.
     """
 
@@ -72,17 +76,24 @@ class Estimate(NamedTuple):
 
     @property
     def steps(self) -> int:
-        """The number of the drafter's loop's steps in a round: a tree's levels are written out, its loops are small."""
+        """The number of the drafter's loop's steps in a round: a tree's levels are written out, its
+        loops are small.
+        """
         return 1 if self.programs.trees else self.gamma - 1
 
     def in_a_round(self, count: str, contents: Contents) -> int:
         """Adds up "kernels" or "host_reads" of a round, or of a step of plain decoding."""
         repeated = {"draft step": self.steps}
-        return sum(repeated.get(name, 1) * getattr(contents.parts.get(name, Part()), count) for name in ROUND)
+        return sum(
+            repeated.get(name, 1) * getattr(contents.parts.get(name, Part()), count)
+            for name in ROUND
+        )
 
     @property
     def draft_seconds(self) -> float:
-        """The time of a round's draft: of a chain, its first token and one step for each other token."""
+        """The time of a round's draft: of a chain, its first token and one step for each other
+        token.
+        """
         return self.seconds("draft") + self.steps * self.seconds("draft step")
 
     @property
@@ -97,7 +108,9 @@ class Estimate(NamedTuple):
 
     @property
     def c(self) -> float:
-        """The time of a draft token (of a tree, of a level) over that of the target's one-token pass."""
+        """The time of a draft token (of a tree, of a level) over that of the target's one-token
+        pass.
+        """
         return self.draft_seconds / max(self.gamma, 1) / self.seconds("target", self.plain)
 
     @property
@@ -113,15 +126,20 @@ class Estimate(NamedTuple):
         """
         if self.programs.trees or self.speculative is None:
             raise ValueError(
-                "an acceptance rate gives the tokens a round only for chains: estimate a chain, with a drafter"
+                "an acceptance rate gives the tokens a round only for chains: estimate a chain, "
+                "with a drafter"
             )
         tokens, rows = float(formulas.expected_tokens(alpha, self.gamma)), self.programs.batch
-        speed, plain = (rows * n / t for n, t in ((tokens, self.round_seconds), (1.0, self.plain_seconds)))
+        speed, plain = (
+            rows * n / t for n, t in ((tokens, self.round_seconds), (1.0, self.plain_seconds))
+        )
         return Expected(tokens, speed, plain, speed / plain)
 
 
 def estimate(prepared: Prepared, topology: str, **options: Any) -> Estimate:
-    """Compiles a generation as `aot.compile_for` does, with its arguments and errors, and estimates its times."""
+    """Compiles a generation as `aot.compile_for` does, with its arguments and errors, and estimates
+    its times.
+    """
     programs = aot.compile_for(prepared, topology, **options)
     texts = {name: kept.executable.as_text() or "" for name, kept in programs.compiled.items()}
     contents = {name: read(text, programs.machine) for name, text in texts.items()}
@@ -136,7 +154,8 @@ def plan(
     most: int = 16,
     advance: Callable[[str], object] = lambda doing: None,
 ) -> planning.Plan:
-    """Plans for a TPU that is not here, by what its compiler estimates of the very programs: some minutes.
+    """Plans for a TPU that is not here, by what its compiler estimates of the very programs: some
+    minutes.
 
     Plain decoding and rounds with two gammas are compiled; v is taken to be linear between them.
 
@@ -145,12 +164,15 @@ def plan(
         prepared: a generation with a target and a draft model; shapes will do (`aot.shape_model`).
         topology: the argument of `aot.compile_for`, for one chip.
         most: the largest gamma to consider.
-        advance: called before each of the programs: plain decoding, and a round with each of the gammas.
+        advance: called before each of the programs: plain decoding, and a round with each of the
+            gammas.
     """
     estimates = list[Estimate]()
     for gamma in cost.gammas_up_to(most, COMPILED):
         plain = estimates[0].programs.compiled["plain"] if estimates else None
-        estimates.append(estimate(prepared.replace(gamma=gamma), topology, plain=plain, advance=advance))
+        estimates.append(
+            estimate(prepared.replace(gamma=gamma), topology, plain=plain, advance=advance)
+        )
     v = cost.interpolated_v(estimates, most)
     c_hat = cost.operations_ratio(prepared.target, acceptance.drafting_model(prepared))
     return planning.plan(alpha, estimates[0].c, v, c_hat=c_hat, batch=estimates[0].programs.batch)
@@ -164,7 +186,8 @@ class Row(NamedTuple):
         cycles: the compiler's estimate.
         seconds: the larger of that and of the memory's time for what is read.
         reads: bytes.
-        floor: seconds that reading weights and caches once takes; None where a part has no such bytes.
+        floor: seconds that reading weights and caches once takes; None where a part has no such
+            bytes.
         kernels, host_reads: `program_text.Part.kernels` and `host_reads`, for a GPU's program.
     """
 
@@ -176,7 +199,9 @@ class Row(NamedTuple):
     kernels: int = 0
     host_reads: int = 0
 
-    over_floor = property(lambda self: self.seconds / self.floor if self.floor else None, doc="How far it is above.")
+    over_floor = property(
+        lambda self: self.seconds / self.floor if self.floor else None, doc="How far it is above."
+    )
 
 
 def rows(estimated: Estimate) -> list[Row]:
@@ -188,7 +213,15 @@ def rows(estimated: Estimate) -> list[Row]:
         seconds = sum(part.seconds(machine) for part in chosen)
         counts = Part(*map(sum, zip(*chosen, strict=True)))
         floor = floor and floor / machine.bandwidth
-        return Row(name, counts.cycles, seconds, counts.bytes_read, floor, counts.kernels, counts.host_reads)
+        return Row(
+            name,
+            counts.cycles,
+            seconds,
+            counts.bytes_read,
+            floor,
+            counts.kernels,
+            counts.host_reads,
+        )
 
     plain, contents = estimated.plain, estimated.speculative
     target, draft = floors.get("target"), floors.get("draft")
@@ -201,7 +234,11 @@ def rows(estimated: Estimate) -> list[Row]:
         step = "draft step" if "draft step" in contents.parts else "draft"
         called = "draft of a round" if estimated.programs.trees or step == "draft" else "draft step"
         listed += [row("prefill", contents, ["prefill"], None)]
-        listed += [row("draft, first token", contents, ["draft"], draft)] if called != "draft of a round" else []
+        listed += (
+            [row("draft, first token", contents, ["draft"], draft)]
+            if called != "draft of a round"
+            else []
+        )
         chosen = [step] if called == "draft step" else ["draft", "draft step"]
         listed += [row(called, contents, chosen, draft if called == "draft step" else None)]
         listed += [row("verify pass", contents, ["target"], target)]
@@ -210,23 +247,35 @@ def rows(estimated: Estimate) -> list[Row]:
 
 
 def notes(estimated: Estimate, alpha: float | None = None) -> list[str]:
-    """Says in words what c and v are, what an acceptance rate promises, and what the times leave out."""
+    """Says in words what c and v are, what an acceptance rate promises, and what the times leave
+    out.
+    """
     said, programs = [], estimated.programs
     if estimated.speculative is not None and estimated.on_gpus:
-        said += ["Times are those of kernels as measured on an H100, or of the bytes they read if these take longer."]
+        said += [
+            "Times are those of kernels as measured on an H100, or of the bytes they read if these "
+            "take longer."
+        ]
     if estimated.speculative is not None:
         said += [
-            f"c = {estimated.c:.3f}, v = {estimated.v:.2f}; a round is {1e3 * estimated.round_seconds:.3f} ms, of "
-            f"which {estimated.rest_seconds / estimated.round_seconds:.1%} are outside of both models."
+            f"c = {estimated.c:.3f}, v = {estimated.v:.2f}; a round is "
+            f"{1e3 * estimated.round_seconds:.3f} ms, of "
+            f"which {estimated.rest_seconds / estimated.round_seconds:.1%} are outside of both "
+            "models."
         ]
     if alpha is not None:
         expected = estimated.expected(alpha)
         said += [
-            f"With α = {alpha:g}: {expected.tokens_per_round:.2f} tokens a round, {expected.tokens_per_second:.0f} "
-            f"tokens/s for {expected.plain_tokens_per_second:.0f} of plain decoding: {expected.speed_up:.2f} times."
+            f"With α = {alpha:g}: {expected.tokens_per_round:.2f} tokens a round, "
+            f"{expected.tokens_per_second:.0f} "
+            f"tokens/s for {expected.plain_tokens_per_second:.0f} of plain decoding: "
+            f"{expected.speed_up:.2f} times."
         ]
     if programs.topology.startswith(("v5e", "v6e")):
-        said += ["Cycles leave out the memory where matrices are prefetched: ms are the larger of cycles and reads."]
+        said += [
+            "Cycles leave out the memory where matrices are prefetched: ms are the larger of "
+            "cycles and reads."
+        ]
     if programs.compiled["plain"].program.collectives and not estimated.on_gpus:
         said += ["Cycles leave out what chips wait for each other."]
     for name, contents in (("plain", estimated.plain), ("speculative", estimated.speculative)):
@@ -234,23 +283,29 @@ def notes(estimated: Estimate, alpha: float | None = None) -> list[str]:
             continue
         if contents.copies:
             total = sum(contents.copies.values())
-            said += [f"The {name} loop copies {total / 1e6:.1f} MB into another layout in every round."]
+            said += [
+                f"The {name} loop copies {total / 1e6:.1f} MB into another layout in every round."
+            ]
         if contents.widened:
             total = sum(contents.widened.values())
             said += [
-                f"The {name} loop writes {total / 1e6:.1f} MB of weights or caches in a wider dtype in every round."
+                f"The {name} loop writes {total / 1e6:.1f} MB of weights or caches in a wider "
+                "dtype in every round."
             ]
         if estimated.on_gpus:
-            kernels, reads = (estimated.in_a_round(count, contents) for count in ("kernels", "host_reads"))
+            kernels, reads = (
+                estimated.in_a_round(count, contents) for count in ("kernels", "host_reads")
+            )
             said += [
-                f"A {'step' if name == 'plain' else 'round'} of the {name} program runs {kernels} kernels, and the "
-                f"host waits for {reads} condition{'s' * (reads != 1)}: milliseconds leave out the waiting."
+                f"A {'step' if name == 'plain' else 'round'} of the {name} program runs {kernels} "
+                f"kernels, and the host waits for {reads} condition{'s' * (reads != 1)}: "
+                "milliseconds leave out the waiting."
             ]
             size, memory = programs.compiled[name].program.memory, programs.machine.memory
             if memory is not None and RESERVED * memory < size <= memory:
                 said += [
-                    f"The {name} program takes more than {RESERVED:.0%} of a GPU's memory, which is what jax reserves: "
-                    "set XLA_PYTHON_CLIENT_MEM_FRACTION to more."
+                    f"The {name} program takes more than {RESERVED:.0%} of a GPU's memory, which "
+                    "is what jax reserves: set XLA_PYTHON_CLIENT_MEM_FRACTION to more."
                 ]
     return said
 
@@ -259,6 +314,12 @@ def to_dict(estimated: Estimate) -> dict[str, Any]:
     """Returns an estimate as plain values, for JSON; without the executables."""
     both = {"plain": estimated.plain, "speculative": estimated.speculative}
     report = aot.to_dict(estimated.programs)
-    report |= {"contents": {name: contents for name, contents in both.items() if contents is not None}}
-    report |= {name: getattr(estimated, name) if estimated.speculative else None for name in ("c", "v")}
-    return report | {"rows": [row._asdict() | {"over_floor": row.over_floor} for row in rows(estimated)]}
+    report |= {
+        "contents": {name: contents for name, contents in both.items() if contents is not None}
+    }
+    report |= {
+        name: getattr(estimated, name) if estimated.speculative else None for name in ("c", "v")
+    }
+    return report | {
+        "rows": [row._asdict() | {"over_floor": row.over_floor} for row in rows(estimated)]
+    }

@@ -1,6 +1,7 @@
 """Reads a compiled program as XLA prints it: estimated cycles and bytes by part, copies.
 
-An operation belongs to the part of a generation that its name scope says (`jax.named_scope` in `decode` and `core`):
+An operation belongs to the part of a generation that its name scope says (`jax.named_scope` in
+`decode` and `core`):
 
     prefill      whatever is outside of the loop over rounds
     draft        the drafter, outside of its own loop: for a chain, its first token of the round, with the catch-up
@@ -8,13 +9,14 @@ An operation belongs to the part of a generation that its name scope says (`jax.
     target       the target's pass: the verify pass of a round, or the one-token pass of plain decoding
     accept, commit, rest    the verdict, the commit, and what has no scope
 
-Every loop's body is counted once. Of a conditional's branches, or those of `core.branches.switch`, the most expensive
-one is counted. If the compiler dropped a product's scope, as a GPU's does when it splits one, the product belongs to
-the part that computed its inputs.
+Every loop's body is counted once. Of a conditional's branches, or those of `core.branches.switch`,
+the most expensive one is counted. If the compiler dropped a product's scope, as a GPU's does when
+it splits one, the product belongs to the part that computed its inputs.
 
-On a GPU each operation is a kernel, whose time follows from the bytes it reads and from measured kernels
-(`roofline.Machine.kernel_seconds`). The host reads whether a loop of unknown length goes on, and waits for that until
-the GPU has finished all its work. Its compiler's cycles are not read (docs/gpu.md).
+On a GPU each operation is a kernel, whose time follows from the bytes it reads and from measured
+kernels (`roofline.Machine.kernel_seconds`). The host reads whether a loop of unknown length goes
+on, and waits for that until the GPU has finished all its work. Its compiler's cycles are not read
+(docs/gpu.md).
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ from typing import NamedTuple
 from jaxspec.analysis import roofline
 from jaxspec.analysis.aot import array_bytes
 
-LARGE = 1 << 20  # bytes above which a copy in the loop is one of a weight or a cache, not of a step's activations
+# bytes above which a copy in the loop is one of a weight or a cache, not of a step's activations
+LARGE = 1 << 20
 
 
 class Part(NamedTuple):
@@ -48,12 +51,20 @@ class Part(NamedTuple):
     kernel_seconds: float = 0.0
 
     def seconds(self, machine: roofline.Machine) -> float:
-        """Computes the time: the larger of the estimate, if there is one, and of the memory's time for what is read."""
-        return max(self.cycles / (machine.clock or math.inf), self.bytes_read / machine.bandwidth, self.kernel_seconds)
+        """Computes the time: the larger of the estimate, if there is one, and of the memory's time
+        for what is read.
+        """
+        return max(
+            self.cycles / (machine.clock or math.inf),
+            self.bytes_read / machine.bandwidth,
+            self.kernel_seconds,
+        )
 
 
 class _Operation(NamedTuple):
-    """A line of the program: `name = shape kind(written), attributes`; operands are the names in what is written."""
+    """A line of the program: `name = shape kind(written), attributes`; operands are the names in
+    what is written.
+    """
 
     name: str
     shape: str
@@ -73,7 +84,15 @@ _SEEN_THROUGH = ("copy-start", "copy-done", "slice-start", "slice-done", "bitcas
 _JOINED = 'custom_call_target="ConcatBitcast"'
 _NOTHING = ("tuple", "get-tuple-element", "parameter", "constant")
 _NO_READERS = (*_SEEN_THROUGH, *_NOTHING, "while", "conditional", "call")
-_NOT_RUN = (*_NOTHING, "bitcast", "copy-done", "slice-done", "all-reduce-done", "all-gather-done", "after-all")
+_NOT_RUN = (
+    *_NOTHING,
+    "bitcast",
+    "copy-done",
+    "slice-done",
+    "all-reduce-done",
+    "all-gather-done",
+    "after-all",
+)
 _LAYOUT_ONLY = {"parameter", "bitcast", "copy", "transpose", "convert", "reshape"}
 
 
@@ -82,8 +101,10 @@ class Contents(NamedTuple):
 
     Attributes:
         parts: parts by name, those that the program has.
-        copies: operations in the loop over rounds that copy a large array into another layout, with its bytes.
-        widened: operations there that write a weight or a cache in a wider dtype, with the bytes that they write.
+        copies: operations in the loop over rounds that copy a large array into another layout, with
+            its bytes.
+        widened: operations there that write a weight or a cache in a wider dtype, with the bytes
+            that they write.
     """
 
     parts: dict[str, Part]
@@ -92,7 +113,9 @@ class Contents(NamedTuple):
 
 
 def read(text: str, machine: roofline.Machine | None = None) -> Contents:
-    """Reads a program as XLA prints it, for a machine whose kernels' times are known or for another one."""
+    """Reads a program as XLA prints it, for a machine whose kernels' times are known or for another
+    one.
+    """
     computations, entry = _parse(text)
     contents = Contents({}, {}, {})
     seconds = None if machine is None or not machine.kernel else machine.kernel_seconds
@@ -109,7 +132,9 @@ def _parse(text: str) -> tuple[_Computations, str]:
         elif (match := _LINE.match(line)) is not None:
             name, shape, kind, rest = match.groups()
             operands, _, attributes = rest.partition(")")
-            body[name] = _Operation(name, shape, kind, tuple(_names(operands)), operands, attributes)
+            body[name] = _Operation(
+                name, shape, kind, tuple(_names(operands)), operands, attributes
+            )
     return computations, entry
 
 
@@ -120,17 +145,29 @@ def _parts(
     contents: Contents,
     kernel_seconds: Callable[[int], float] | None,
 ) -> dict[str, Part]:
-    """Adds up a computation by parts; operations without a scope of their own belong to `default`."""
+    """Adds up a computation by parts; operations without a scope of their own belong to
+    `default`.
+    """
     totals: dict[str, Part] = {}
-    alternatives = dict[str, list[dict[str, Part]]]()  # of `core.branches.switch`: of these one is run
-    body, origins = computations.get(name, {}), dict[str, str]()  # origins: the parts of what was computed before
+    # of `core.branches.switch`: of these one is run
+    alternatives = dict[str, list[dict[str, Part]]]()
+    # origins: the parts of what was computed before
+    body, origins = computations.get(name, {}), dict[str, str]()
     for operation in body.values():
         scope = _scope(operation)
         part = part_of(scope, "")
-        fused = computations.get(_called(operation, "calls")[0], {}) if operation.kind == "fusion" else {}
+        fused = (
+            computations.get(_called(operation, "calls")[0], {})
+            if operation.kind == "fusion"
+            else {}
+        )
         if not part:  # a fusion of several results has no scope, but what it consists of has
-            part = next(filter(None, (part_of(_scope(inside), "") for inside in fused.values())), "")
-        origin = part or next(filter(None, (origins.get(operand, "") for operand in operation.operands)), "")
+            part = next(
+                filter(None, (part_of(_scope(inside), "") for inside in fused.values())), ""
+            )
+        origin = part or next(
+            filter(None, (origins.get(operand, "") for operand in operation.operands)), ""
+        )
         origins[operation.name] = part if scope else origin
         if not scope and any(inside.kind == "dot" for inside in fused.values()):
             part = origin
@@ -139,8 +176,11 @@ def _parts(
             is_rounds = default == "prefill" and scope.endswith(")/while")
             is_step = part == "draft" and not scope.endswith("branch/while")
             within = "rest" if is_rounds else "draft step" if is_step else part
-            inner = _parts(computations, _called(operation, "body")[0], within, contents, kernel_seconds)
-            if "known_trip_count" not in operation.attributes:  # its condition is read before each iteration
+            inner = _parts(
+                computations, _called(operation, "body")[0], within, contents, kernel_seconds
+            )
+            # its condition is read before each iteration
+            if "known_trip_count" not in operation.attributes:
                 _add(inner, {within: Part(kernels=1, host_reads=1)})
                 if not is_rounds:  # and at the end
                     _add(totals, {part: Part(kernels=1, host_reads=1)})
@@ -150,11 +190,16 @@ def _parts(
         elif operation.kind == "conditional":
             branches = _called(operation, "branch_computations|true_computation|false_computation")
             inner = _most_expensive(
-                [_parts(computations, branch, part, contents, kernel_seconds) for branch in branches]
+                [
+                    _parts(computations, branch, part, contents, kernel_seconds)
+                    for branch in branches
+                ]
             )
             _add(inner, {part: Part(host_reads=1)})
         elif operation.kind == "call":
-            inner = _parts(computations, _called(operation, "to_apply")[0], part, contents, kernel_seconds)
+            inner = _parts(
+                computations, _called(operation, "to_apply")[0], part, contents, kernel_seconds
+            )
         else:
             estimate = re.search(r'"estimated_cycles":"(\d+)"', operation.attributes)
             cycles, is_run = int(estimate[1]) if estimate else 0, operation.kind not in _NOT_RUN
@@ -180,7 +225,9 @@ def _add(totals: dict[str, Part], parts: dict[str, Part]) -> None:
 
 def _most_expensive(choices: list[dict[str, Part]]) -> dict[str, Part]:
     def cost(parts: dict[str, Part]) -> tuple[int, int]:
-        return sum(part.cycles for part in parts.values()), sum(part.bytes_read for part in parts.values())
+        return sum(part.cycles for part in parts.values()), sum(
+            part.bytes_read for part in parts.values()
+        )
 
     return max(choices, key=cost, default={})
 
@@ -193,7 +240,10 @@ def _scope(operation: _Operation) -> str:
 def part_of(scope: str, default: str) -> str:
     """Names the part of a generation that an operation belongs to.
 
-    >>> part_of("jit(generation)/while/body/draft/while/body/add", "rest"), part_of("reduce_sum", "rest")
+    >>> (
+    ...     part_of("jit(generation)/while/body/draft/while/body/add", "rest"),
+    ...     part_of("reduce_sum", "rest"),
+    ... )
     ('draft step', 'rest')
     >>> part_of("jit(generation)/draft/Decoder.run/add", "prefill")
     'prefill'
@@ -216,14 +266,21 @@ def _called(operation: _Operation, attribute: str) -> list[str]:
 def _bytes(shape: str, of_main_memory: bool = False) -> int:
     """Adds up the bytes of an array or a tuple, or of what of it lies in the main memory.
 
-    >>> _bytes("(bf16[2,8]{1,0:T(8,128)(2,1)S(1)}, f32[3]{0:T(128)})"), _bytes("bf16[2,8]{1,0:S(1)}", True)
+    >>> (
+    ...     _bytes("(bf16[2,8]{1,0:T(8,128)(2,1)S(1)}, f32[3]{0:T(128)})"),
+    ...     _bytes("bf16[2,8]{1,0:S(1)}", True),
+    ... )
     (44, 0)
     """
     return array_bytes(_ELSEWHERE.sub("", shape) if of_main_memory else shape)
 
 
-def _bytes_read(operation: _Operation, body: Mapping[str, _Operation], computations: _Computations) -> int:
-    """Computes the bytes that an operation reads from the main memory; of what was prefetched, that of its origin."""
+def _bytes_read(
+    operation: _Operation, body: Mapping[str, _Operation], computations: _Computations
+) -> int:
+    """Computes the bytes that an operation reads from the main memory; of what was prefetched, that
+    of its origin.
+    """
     if operation.kind in _NO_READERS or _JOINED in operation.attributes:
         return 0
     total = 0
@@ -234,7 +291,9 @@ def _bytes_read(operation: _Operation, body: Mapping[str, _Operation], computati
 
 
 def _bytes_at_origin(name: str, body: Mapping[str, _Operation]) -> int:
-    """Computes the bytes of an array that lie, or lay before they were prefetched, in the main memory."""
+    """Computes the bytes of an array that lie, or lay before they were prefetched, in the main
+    memory.
+    """
     operation = body.get(name)
     if operation is None:
         return 0
@@ -247,7 +306,9 @@ def _bytes_at_origin(name: str, body: Mapping[str, _Operation]) -> int:
 
 
 def _bytes_used(operation: _Operation, index: int, computations: _Computations) -> float:
-    """Computes how much of an operand is used: all of it, but where it is only sliced, looked up or written into."""
+    """Computes how much of an operand is used: all of it, but where it is only sliced, looked up or
+    written into.
+    """
     if operation.kind in ("dynamic-slice", "gather", "slice") and index == 0:
         return _bytes(operation.shape)
     if operation.kind in ("dynamic-update-slice", "scatter") and index == 0:
@@ -255,17 +316,35 @@ def _bytes_used(operation: _Operation, index: int, computations: _Computations) 
     if operation.kind != "fusion":
         return math.inf
     body = computations.get(_called(operation, "calls")[0], {})
-    inside = [inner for inner in body.values() if inner.kind == "parameter" and inner.written == str(index)]
-    return sum(_bytes_used_of(inner.name, body, computations) for inner in inside) if inside else math.inf
+    inside = [
+        inner
+        for inner in body.values()
+        if inner.kind == "parameter" and inner.written == str(index)
+    ]
+    return (
+        sum(_bytes_used_of(inner.name, body, computations) for inner in inside)
+        if inside
+        else math.inf
+    )
 
 
 def _bytes_used_of(name: str, body: Mapping[str, _Operation], computations: _Computations) -> float:
-    """Adds up what the operations of a computation use of one of its arrays; all of it, if it is the result."""
-    uses = [(o, index) for o in body.values() for index, operand in enumerate(o.operands) if operand == name]
-    # A copy into another layout, inside of a fusion, is made of what is used of it: an expert of a stack.
+    """Adds up what the operations of a computation use of one of its arrays; all of it, if it is
+    the result.
+    """
+    uses = [
+        (o, index)
+        for o in body.values()
+        for index, operand in enumerate(o.operands)
+        if operand == name
+    ]
+    # A copy into another layout, inside of a fusion, is made of what is used of it: an expert of a
+    # stack.
     passed_on = [o.kind == "bitcast" or _is_copy(o, computations) for o, _ in uses]
     used = [
-        _bytes_used_of(o.name, body, computations) if passes else _bytes_used(o, index, computations)
+        _bytes_used_of(o.name, body, computations)
+        if passes
+        else _bytes_used(o, index, computations)
         for (o, index), passes in zip(uses, passed_on, strict=True)
     ]
     return sum(used) if used else math.inf
@@ -280,26 +359,38 @@ def _is_copy(operation: _Operation, computations: _Computations) -> bool:
 
 
 def _is_widened(operation: _Operation, body: Mapping[str, _Operation]) -> bool:
-    """Tells whether an operation writes, in a wider dtype, an array that the loop was given: a weight or a cache."""
+    """Tells whether an operation writes, in a wider dtype, an array that the loop was given: a
+    weight or a cache.
+    """
     written = _entries_and_bits(operation.shape)
     for name in operation.operands:
         origin = body.get(name)
         while origin is not None and origin.kind == "bitcast":
             origin = body.get(origin.operands[0])
-        holder = body.get(origin.operands[0]) if origin is not None and origin.kind == "get-tuple-element" else origin
+        holder = (
+            body.get(origin.operands[0])
+            if origin is not None and origin.kind == "get-tuple-element"
+            else origin
+        )
         if origin is None or holder is None or holder.kind != "parameter":
             continue
         held = _entries_and_bits(origin.shape)
-        if any(count == entries and bits < more for count, bits in held for entries, more in written):
+        if any(
+            count == entries and bits < more for count, bits in held for entries, more in written
+        ):
             return True
     return False
 
 
 def _entries_and_bits(shape: str) -> list[tuple[int, int]]:
-    """Lists of an array, or of each of a tuple, how many entries it has and of how many bits; of pred none.
+    """Lists of an array, or of each of a tuple, how many entries it has and of how many bits; of
+    pred none.
 
     >>> _entries_and_bits("(bf16[2,8]{1,0}, s4[3]{0:E(4)}, pred[5]{0})")
     [(16, 16), (3, 4)]
     """
     arrays = ((bits, sizes) for _, bits, sizes, _ in _ARRAY.findall(shape) if bits)
-    return [(math.prod(int(size) for size in sizes.split(",") if size), int(bits)) for bits, sizes in arrays]
+    return [
+        (math.prod(int(size) for size in sizes.split(",") if size), int(bits))
+        for bits, sizes in arrays
+    ]

@@ -24,8 +24,9 @@ class Span(NamedTuple):
 def record(prepared: Prepared, *, repeats: int = 5) -> list[Span]:
     """The blocks of one generation.
 
-    Prefill and each round are timed (medians over the repeats of the same generation). Within a round nothing can be
-    timed without stopping it: its time is divided in proportion to the measured costs of draft passes and verify pass.
+    Prefill and each round are timed (medians over the repeats of the same generation). Within a
+    round nothing can be timed without stopping it: its time is divided in proportion to the
+    measured costs of draft passes and verify pass.
 
     Example:
         >>> from jaxspec.decode import batches
@@ -51,7 +52,9 @@ def record(prepared: Prepared, *, repeats: int = 5) -> list[Span]:
     passes, gamma = cost.measure(prepared, repeats=repeats, inner=5), prepared.decoder.gamma
     shares = np.array([passes.draft_ms] * gamma + [passes.verify_ms])
     shares, kinds = shares / shares.sum(), ["draft"] * gamma + ["target"]
-    return spans + _after(spans[-1], [list(zip(kinds, (ms * shares).tolist(), strict=True)) for ms in runs[1:]])
+    return spans + _after(
+        spans[-1], [list(zip(kinds, (ms * shares).tolist(), strict=True)) for ms in runs[1:]]
+    )
 
 
 def _after(last: Span, rounds: Sequence[Sequence[tuple[str, float]]]) -> list[Span]:

@@ -30,7 +30,9 @@ def canvas(width: float = 6.0, height: float = 4.0) -> tuple[Figure, Axes]:
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise ImportError(optional_imports.missing("matplotlib", "figures"), name=error.name) from error
+        raise ImportError(
+            optional_imports.missing("matplotlib", "figures"), name=error.name
+        ) from error
     figure = Figure(figsize=(width, height), layout="constrained")
     axes = figure.subplots()
     axes.spines[["top", "right"]].set_visible(False)
@@ -38,7 +40,9 @@ def canvas(width: float = 6.0, height: float = 4.0) -> tuple[Figure, Axes]:
 
 
 def shades(count: int) -> list[tuple[float, float, float, float]]:
-    """Colours for an ordered series, dark to light, light enough to be told apart and dark enough to be seen."""
+    """Colours for an ordered series, dark to light, light enough to be told apart and dark enough
+    to be seen.
+    """
     from matplotlib import colormaps
 
     return [colormaps["viridis"](0.85 * i / max(1, count - 1)) for i in range(count)]
@@ -50,7 +54,9 @@ def check_formats(formats: Sequence[str]) -> None:
         raise ValueError(f"formats are {list(formats)}: expected some of {', '.join(FORMATS)}")
 
 
-def save(figure: Figure, folder: str | Path, name: str, formats: Sequence[str] = FORMATS) -> list[Path]:
+def save(
+    figure: Figure, folder: str | Path, name: str, formats: Sequence[str] = FORMATS
+) -> list[Path]:
     """Writes a figure as folder/name.png and .svg, each whole or not at all."""
     check_formats(formats)
     import matplotlib
@@ -59,7 +65,10 @@ def save(figure: Figure, folder: str | Path, name: str, formats: Sequence[str] =
     for form in formats:
         written.append(folder / f"{name}.{form}")
         # Text as text, and neither date nor random ids: the same numbers give the same file.
-        with files.whole(written[-1]) as beside, matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": name}):
+        with (
+            files.whole(written[-1]) as beside,
+            matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": name}),
+        ):
             metadata = {"Date": None} if form == "svg" else {"Software": None}
             figure.savefig(beside, format=form, dpi=150, metadata=metadata)
     return written

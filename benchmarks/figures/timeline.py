@@ -1,4 +1,6 @@
-"""Figure 5: a generation as blocks on a line, one line for each decoder (Leviathan et al., arXiv 2211.17192)."""
+"""Figure 5: a generation as blocks on a line, one line for each decoder (Leviathan et al., arXiv
+2211.17192).
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,8 @@ from benchmarks.figures.style import BLUE, ORANGE, PURPLE, YELLOW, canvas
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-COLOURS: dict[str, str] = dict(zip(KINDS, (YELLOW, ORANGE, BLUE, PURPLE), strict=True))  # the paper's
+# the paper's
+COLOURS: dict[str, str] = dict(zip(KINDS, (YELLOW, ORANGE, BLUE, PURPLE), strict=True))
 
 
 def trace_diagram(rows: Mapping[str, Sequence[Span]]) -> Figure:
@@ -26,10 +29,22 @@ def trace_diagram(rows: Mapping[str, Sequence[Span]]) -> Figure:
     from matplotlib.patches import Patch
 
     for index, spans in enumerate(rows.values()):
-        bars, colours = [(span.start, span.duration) for span in spans], [COLOURS[span.kind] for span in spans]
-        axes.broken_barh(bars, (index - 0.32, 0.64), facecolors=colours, edgecolor="white", linewidth=0.2)
+        bars, colours = (
+            [(span.start, span.duration) for span in spans],
+            [COLOURS[span.kind] for span in spans],
+        )
+        axes.broken_barh(
+            bars, (index - 0.32, 0.64), facecolors=colours, edgecolor="white", linewidth=0.2
+        )
         end = spans[-1].start + spans[-1].duration
-        axes.annotate(f"{end:.0f} ms", (end, index), xytext=(4, 0), textcoords="offset points", va="center", fontsize=8)
+        axes.annotate(
+            f"{end:.0f} ms",
+            (end, index),
+            xytext=(4, 0),
+            textcoords="offset points",
+            va="center",
+            fontsize=8,
+        )
     longest = max(spans[-1].start + spans[-1].duration for spans in rows.values())
     axes.set(xlabel="milliseconds", xlim=(0, 1.07 * longest), ylim=(len(rows) - 0.5, -0.5))
     axes.set_yticks(range(len(rows)), list(rows))

@@ -1,4 +1,6 @@
-"""A token tree as `jaxspec plan --tree` chose it: which nodes it has, and how often each is accepted."""
+"""A token tree as `jaxspec plan --tree` chose it: which nodes it has, and how often each is
+accepted.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +18,17 @@ LARGEST = 260  # area of a node that is always accepted, in square points
 
 
 def tree_diagram(
-    shape: Sequence[Sequence[int]], acceptance: Sequence[Sequence[float]] | np.ndarray | None = None, title: str = ""
+    shape: Sequence[Sequence[int]],
+    acceptance: Sequence[Sequence[float]] | np.ndarray | None = None,
+    title: str = "",
 ) -> Figure:
-    """A static tree, from the last committed token down; a node's area is the probability that it is accepted.
+    """A static tree, from the last committed token down; a node's area is the probability that it
+    is accepted.
 
     Example:
-        >>> len(tree_diagram([(0,), (1,), (0, 0)]).axes[0].collections[1].get_offsets())  # with the root
+        >>> len(
+        ...     tree_diagram([(0,), (1,), (0, 0)]).axes[0].collections[1].get_offsets()
+        ... )  # with the root
         4
     """
     nodes = [(), *sorted((tuple(node) for node in shape), key=lambda node: (len(node), node))]
@@ -50,8 +57,20 @@ def tree_diagram(
     lines = [[(across[node[:-1]], len(node) - 1), (across[node], len(node))] for node in nodes[1:]]
     axes.add_collection(LineCollection(lines, colors=GREY, linewidths=0.8, zorder=1))
     areas = [max(6.0, LARGEST * reached[node]) for node in nodes]
-    axes.scatter([across[n] for n in nodes], [len(n) for n in nodes], s=areas, color=BLUE, edgecolor="white", zorder=2)
-    axes.set(ylabel="draft tokens on the path", xlim=(-0.8, leaves - 0.2), ylim=(deepest + 0.5, -0.5), title=title)
+    axes.scatter(
+        [across[n] for n in nodes],
+        [len(n) for n in nodes],
+        s=areas,
+        color=BLUE,
+        edgecolor="white",
+        zorder=2,
+    )
+    axes.set(
+        ylabel="draft tokens on the path",
+        xlim=(-0.8, leaves - 0.2),
+        ylim=(deepest + 0.5, -0.5),
+        title=title,
+    )
     axes.set_xticks([])
     axes.set_yticks(range(deepest + 1))
     axes.spines["bottom"].set_visible(False)

@@ -1,7 +1,8 @@
 """The training data of the recipes that come with jaxspec: Debian's package descriptions.
 
-`index` fetches and reads them, `examples` makes the files of the recipes, `edits` those of one more task, `catalogues`
-more German, from other texts in Debian's packages, `prompts` the held-out prompts that are shipped.
+`index` fetches and reads them, `examples` makes the files of the recipes, `edits` those of one more
+task, `catalogues` more German, from other texts in Debian's packages, `prompts` the held-out
+prompts that are shipped.
 """
 
 from __future__ import annotations
@@ -31,13 +32,19 @@ def prepare(
         counts |= examples.build_releases(lists, data / "releases", data)
     if wider:
         if missing := catalogues.fetch(data / "packages"):
-            log(f"{len(missing)} packages were not to be had (`apt-get update` first?): {', '.join(missing)}")
+            log(
+                f"{len(missing)} packages were not to be had (`apt-get update` first?): "
+                f"{', '.join(missing)}"
+            )
         counts |= catalogues.build(data / "packages", data)
     for file, rows in counts.items():
         log(f"{data / file}: {rows:,} rows")
     folders = [data / name for name in TOKENIZERS]
     if all((folder / "tokenizer.json").is_file() for folder in folders):
-        log("the tokenizers are there already, and are not made again: models trained with them fit no others")
+        log(
+            "the tokenizers are there already, and are not made again: models trained with them "
+            "fit no others"
+        )
         return
     tokenizers.train_tokenizers(data, folders[0], folders[1])
     log(f"tokenizers: {', '.join(map(str, folders))}")

@@ -1,11 +1,14 @@
-"""More German near the task: pairs from the message catalogues and the manuals in Debian's packages.
+"""More German near the task: pairs from the message catalogues and the manuals in Debian's
+packages.
 
-A gettext catalogue (``.mo``) has source strings and their translations side by side. Manuals are translated by
-paragraph: their pages have the same paragraphs in both languages, some with an id (LibreOffice's help). `fetch`
-downloads the packages with apt-get, `build` reads them without installing any.
+A gettext catalogue (``.mo``) has source strings and their translations side by side. Manuals are
+translated by paragraph: their pages have the same paragraphs in both languages, some with an id
+(LibreOffice's help). `fetch` downloads the packages with apt-get, `build` reads them without
+installing any.
 
-The texts carry the licences of the packages they come from (most of them GPL, LGPL, MPL or GFDL): nothing that is
-fetched or built here is part of jaxspec, and who passes such a file on passes those texts on.
+The texts carry the licences of the packages they come from (most of them GPL, LGPL, MPL or GFDL):
+nothing that is fetched or built here is part of jaxspec, and who passes such a file on passes those
+texts on.
 """
 
 import io
@@ -21,10 +24,18 @@ from pathlib import Path
 
 from rich.progress import track
 
-from data_prep.debian.examples import SUMMARIZE, TRANSLATE, Example, _is_translation, _letters, _t5_row
+from data_prep.debian.examples import (
+    SUMMARIZE,
+    TRANSLATE,
+    Example,
+    _is_translation,
+    _letters,
+    _t5_row,
+)
 from jaxspec.files import read_jsonl, write_jsonl
 
-# What the largest German catalogues and manuals are in, and the English side of those that have a package each.
+# What the largest German catalogues and manuals are in, and the English side of those that have a
+# package each.
 _NAMES = """
 aisleriot amule-common anjuta-common apt aptitude-common ardour-data aspell audacious-plugins-data audacity-data
 basket-data bibletime-data binutils-common brasero-common brltty caja-common calligra-data cherrytree cinnamon-l10n
@@ -60,39 +71,60 @@ _FEWEST_WORDS = 3
 _MOST_UNTRANSLATED = 0.6
 _ACCESS_KEY = re.compile(r"[&_](?=\w)")
 _IDENTIFIER = re.compile(r"\w+_\w+")
-# Format directives, variables, markup, addresses, options, remaining access keys, undecodable bytes.
+# Format directives, variables, markup, addresses, options, remaining access keys, undecodable
+# bytes.
 _NOT_PROSE = re.compile(
     r"%\W*[\d(A-Za-z]|\$[\w({]|[{}<>|\\\x00-\x1f\ufffd]|&#?\w+;|\w://|@\w|[_&]\w|(?:^|\s)--?\w|^\W*#|^\d+\.|::"
 )
 _BLOCKS = frozenset(
     re.findall(
         r"\w+",
-        "p para simpara title subtitle term h1 h2 h3 h4 h5 h6 li dt dd td th item listitem entry desc"
-        " div section table figure ul ol dl tr body head br",
+        "p para simpara title subtitle term h1 h2 h3 h4 h5 h6 li dt dd td th item listitem entry "
+        "desc div section table figure ul ol dl tr body head br",
     )
 )
-_SKIPPED = frozenset(re.findall(r"\w+", "pre screen programlisting script style synopsis literallayout info credit"))
+_SKIPPED = frozenset(
+    re.findall(r"\w+", "pre screen programlisting script style synopsis literallayout info credit")
+)
 _HAVE_IDS = frozenset(("p", "h1", "h2", "h3", "h4", "h5", "h6"))
 
 Block = tuple[str, str]
 
 
-def fetch(packages_dir: str | Path, packages: Sequence[str] = PACKAGES, timeout: float = 1200) -> list[str]:
-    """Downloads packages of this machine's Debian release with ``apt-get download``; none is installed."""
+def fetch(
+    packages_dir: str | Path, packages: Sequence[str] = PACKAGES, timeout: float = 1200
+) -> list[str]:
+    """Downloads packages of this machine's Debian release with ``apt-get download``; none is
+    installed.
+    """
     if shutil.which("apt-get") is None:
-        raise OSError("apt-get was not found: run this on Debian, or copy .deb files into a directory and build that")
+        raise OSError(
+            "apt-get was not found: run this on Debian, or copy .deb files into a directory and "
+            "build that"
+        )
     folder = Path(packages_dir)
     folder.mkdir(parents=True, exist_ok=True)
-    shown = subprocess.run(["apt-cache", "show", *packages], capture_output=True, text=True, check=False).stdout
+    shown = subprocess.run(
+        ["apt-cache", "show", *packages], capture_output=True, text=True, check=False
+    ).stdout
     available = set(re.findall(r"^Package: (\S+)$", shown, re.MULTILINE))
-    wanted = [name for name in packages if name in available and not any(folder.glob(f"{name}_*.deb"))]
+    wanted = [
+        name for name in packages if name in available and not any(folder.glob(f"{name}_*.deb"))
+    ]
     if wanted:
-        subprocess.run(["apt-get", "download", *wanted], cwd=folder, capture_output=True, check=False, timeout=timeout)
+        subprocess.run(
+            ["apt-get", "download", *wanted],
+            cwd=folder,
+            capture_output=True,
+            check=False,
+            timeout=timeout,
+        )
     return [name for name in packages if not any(folder.glob(f"{name}_*.deb"))]
 
 
 def build(packages_dir: str | Path, out_dir: str | Path) -> dict[str, int]:
-    """Writes ``t5-catalogues.train.jsonl``: the pairs of all packages, without those that `examples.build` held out.
+    """Writes ``t5-catalogues.train.jsonl``: the pairs of all packages, without those that
+    `examples.build` held out.
 
     A source with several translations keeps the most frequent.
     """
@@ -122,15 +154,21 @@ def _is_prose(source: str, target: str) -> bool:
     if _NOT_PROSE.search(source) or _NOT_PROSE.search(target):
         return False
     words, translation = source.split(), set(target.split())
-    return len(words) >= _FEWEST_WORDS and len(translation.intersection(words)) <= _MOST_UNTRANSLATED * len(translation)
+    return len(words) >= _FEWEST_WORDS and len(
+        translation.intersection(words)
+    ) <= _MOST_UNTRANSLATED * len(translation)
 
 
 def read_packages(folder: Path) -> Iterator[tuple[str, str, str]]:
-    """Yields (package, English, German) for every text of the packages in a folder that has both."""
+    """Yields (package, English, German) for every text of the packages in a folder that has
+    both.
+    """
     pages: dict[str, dict[bool, tuple[str, list[Block]]]] = {}
     for deb in track(sorted(folder.glob("*.deb")), description="read packages"):
         package = deb.name.split("_")[0]
-        unpacked = subprocess.run(["dpkg-deb", "--fsys-tarfile", str(deb)], stdout=subprocess.PIPE, check=False).stdout
+        unpacked = subprocess.run(
+            ["dpkg-deb", "--fsys-tarfile", str(deb)], stdout=subprocess.PIPE, check=False
+        ).stdout
         with tarfile.open(fileobj=io.BytesIO(unpacked)) as archive:
             for member in archive:
                 language = _LANGUAGE.search(member.name) if _MANUAL.search(member.name) else None
@@ -151,7 +189,9 @@ def read_packages(folder: Path) -> Iterator[tuple[str, str, str]]:
 
 
 def messages(catalogue: bytes) -> Iterator[tuple[str, str]]:
-    """Yields the source strings of a ``.mo`` file and their translations; of a plural, every form that has a source."""
+    """Yields the source strings of a ``.mo`` file and their translations; of a plural, every form
+    that has a source.
+    """
     order = "<" if catalogue[:4] == b"\xde\x12\x04\x95" else ">"
     count, sources, targets = struct.unpack_from(order + "3I", catalogue, 8)
 
@@ -167,7 +207,9 @@ def messages(catalogue: bytes) -> Iterator[tuple[str, str]]:
 
 
 def _without_access_keys(source: str, target: str) -> tuple[str, str]:
-    """Strips the mark of a menu entry's key, where both texts have one and it is no part of a name such as ``a_b``."""
+    """Strips the mark of a menu entry's key, where both texts have one and it is no part of a name
+    such as ``a_b``.
+    """
     alone = all(len(_ACCESS_KEY.findall(text)) == 1 for text in (source, target))
     if alone and set(_IDENTIFIER.findall(source)).isdisjoint(_IDENTIFIER.findall(target)):
         source, target = _ACCESS_KEY.sub("", source), _ACCESS_KEY.sub("", target)
@@ -175,16 +217,22 @@ def _without_access_keys(source: str, target: str) -> tuple[str, str]:
 
 
 def align(english: list[Block], german: list[Block]) -> Iterator[tuple[str, str]]:
-    """Pairs the blocks of a page: all if both languages have the same sequence, else those whose id is in both."""
+    """Pairs the blocks of a page: all if both languages have the same sequence, else those whose id
+    is in both.
+    """
     if [key for key, _ in english] == [key for key, _ in german]:
-        yield from ((source, target) for (_, source), (_, target) in zip(english, german, strict=True))
+        yield from (
+            (source, target) for (_, source), (_, target) in zip(english, german, strict=True)
+        )
         return
     by_id = {key: text for key, text in german if key.startswith("#")}
     yield from ((text, by_id[key]) for key, text in english if key in by_id)
 
 
 def blocks(page: str) -> list[Block]:
-    """Reads the paragraphs of an HTML, DocBook or Mallard page, each with its ``#id``, or else the name of its tag."""
+    """Reads the paragraphs of an HTML, DocBook or Mallard page, each with its ``#id``, or else the
+    name of its tag.
+    """
     reader = _Page()
     reader.feed(page)
     reader.close()

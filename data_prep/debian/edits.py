@@ -1,7 +1,7 @@
 """A task whose output repeats its input: a description with one word replaced by another.
 
-What copying drafters (`drafters.prompt_lookup`) are for. Made from the English side of the files that `examples.build`
-wrote, so held-out texts stay held out.
+What copying drafters (`drafters.prompt_lookup`) are for. Made from the English side of the files
+that `examples.build` wrote, so held-out texts stay held out.
 """
 
 import hashlib
@@ -27,12 +27,19 @@ def build(data_dir: str | Path) -> dict[str, int]:
 
 
 def edits(rows: Iterator[dict[str, str]]) -> Iterator[dict[str, str]]:
-    """One edit of every English text of a fitting length, each text once; the new word is one of the text before.
+    """One edit of every English text of a fitting length, each text once; the new word is one of
+    the text before.
 
     Which words, is decided by a hash of the text: the same on every machine.
 
-    >>> texts = ["a small editor for terminals, in which every word may be replaced", "This browser shows pages. " * 3]
-    >>> [row["input"][:40] for row in edits({"input": SUMMARIZE + text, "package": "a"} for text in texts)]
+    >>> texts = [
+    ...     "a small editor for terminals, in which every word may be replaced",
+    ...     "This browser shows pages. " * 3,
+    ... ]
+    >>> [
+    ...     row["input"][:40]
+    ...     for row in edits({"input": SUMMARIZE + text, "package": "a"} for text in texts)
+    ... ]
     ['replace browser by terminals: This brows']
     """
     other: list[str] = []

@@ -1,8 +1,9 @@
-"""Training text from Debian's package descriptions: translation, summarisation and language modelling.
+"""Training text from Debian's package descriptions: translation, summarisation and language
+modelling.
 
-English descriptions, their German translations and their one-line synopses are the two tasks of a small T5;
-the descriptions themselves are the text of a small GPT. `build` turns the indices (see `index`) into
-four files of JSON lines, split into training and held-out packages.
+English descriptions, their German translations and their one-line synopses are the two tasks of a
+small T5; the descriptions themselves are the text of a small GPT. `build` turns the indices (see
+`index`) into four files of JSON lines, split into training and held-out packages.
 """
 
 import hashlib
@@ -21,7 +22,8 @@ TRANSLATE = "translate English to German: "
 SUMMARIZE = "summarize: "
 
 HELDOUT_SHARE = 0.03
-# A family such as python3-* or librust-*: holding one out would take a whole kind of text from training.
+# A family such as python3-* or librust-*: holding one out would take a whole kind of text from
+# training.
 GIANT_STEM_SHARE = 0.005
 
 _ENGLISH_CHARS = range(10, 401)
@@ -34,7 +36,8 @@ _SHORTEST_BODY = 40
 class Example(NamedTuple):
     """A text pair of one task (T5), or, where ``input`` is ``output``, one document (GPT).
 
-    ``parts`` are the paragraphs it is made of: what must not be seen in training when it is held out.
+    ``parts`` are the paragraphs it is made of: what must not be seen in training when it is held
+    out.
     """
 
     task: str
@@ -75,9 +78,11 @@ def _unit_hash(text: str) -> float:
 
 
 def translation_examples(english: Iterable[Record], german: Iterable[Record]) -> Iterator[Example]:
-    """Aligns the synopsis and the paragraphs of descriptions that have as many paragraphs in both languages.
+    """Aligns the synopsis and the paragraphs of descriptions that have as many paragraphs in both
+    languages.
 
-    An English text with several German ones keeps the most frequent, so that the task has one answer.
+    An English text with several German ones keeps the most frequent, so that the task has one
+    answer.
     """
     translated = {record.md5: record for record in german}
     votes: dict[str, Counter[str]] = {}
@@ -95,7 +100,10 @@ def translation_examples(english: Iterable[Record], german: Iterable[Record]) ->
 def _aligned(english: Record, german: Record) -> Iterator[tuple[str, str]]:
     if len(english.paragraphs) != len(german.paragraphs):
         return
-    pairs = [(english.synopsis, german.synopsis), *zip(english.paragraphs, german.paragraphs, strict=True)]
+    pairs = [
+        (english.synopsis, german.synopsis),
+        *zip(english.paragraphs, german.paragraphs, strict=True),
+    ]
     yield from (pair for pair in pairs if _is_translation(*pair))
 
 
@@ -104,7 +112,11 @@ def _is_translation(source: str, target: str) -> bool:
         return False
     low, high = _LENGTH_RATIO
     letters = sum(char.isalpha() or char == " " for char in source)
-    return low <= len(target) / len(source) <= high and letters >= 0.7 * len(source) and "<trans>" not in target
+    return (
+        low <= len(target) / len(source) <= high
+        and letters >= 0.7 * len(source)
+        and "<trans>" not in target
+    )
 
 
 def synopsis_examples(records: Iterable[Record]) -> Iterator[Example]:
@@ -130,7 +142,8 @@ def documents(records: Iterable[Record]) -> Iterator[Example]:
 
 
 def cut(text: str, limit: int) -> str:
-    """Shortens a text to a number of characters, at a sentence's end past the first third, else a word's.
+    """Shortens a text to a number of characters, at a sentence's end past the first third, else a
+    word's.
 
     >>> cut("One two. Three four five.", 20), cut("One two three four", 10)
     ('One two.', 'One two')
@@ -145,15 +158,19 @@ def cut(text: str, limit: int) -> str:
 
 
 def split(examples: Iterable[Example], stems: frozenset[str], train_texts: set[str]) -> Split:
-    """Divides examples by family, and drops held-out ones with any text of a training package or example."""
+    """Divides examples by family, and drops held-out ones with any text of a training package or
+    example.
+    """
     examples = list(examples)
     train = [example for example in examples if stem(example.package) not in stems]
-    # Beyond the packages' texts: a cut description, or a translation voted in from a held-out package.
+    # Beyond the packages' texts: a cut description, or a translation voted in from a held-out
+    # package.
     seen = train_texts.union(text for example in train for text in (example.input, example.output))
     heldout = [
         example
         for example in examples
-        if stem(example.package) in stems and seen.isdisjoint((example.input, example.output, *example.parts))
+        if stem(example.package) in stems
+        and seen.isdisjoint((example.input, example.output, *example.parts))
     ]
     return Split(train, heldout)
 
@@ -182,11 +199,14 @@ def build(lists_dir: str | Path, out_dir: str | Path) -> dict[str, int]:
     return _write(Path(out_dir), pairs, summaries, corpus)
 
 
-def build_releases(lists_dir: str | Path, others_dir: str | Path, out_dir: str | Path) -> dict[str, int]:
-    """Writes ``t5-releases.train.jsonl``: the training examples of `build`, and those that other releases add.
+def build_releases(
+    lists_dir: str | Path, others_dir: str | Path, out_dir: str | Path
+) -> dict[str, int]:
+    """Writes ``t5-releases.train.jsonl``: the training examples of `build`, and those that other
+    releases add.
 
-    What `build` held out stays held out: by the families of `lists_dir`, and by text, since another release may have
-    the same text in another package.
+    What `build` held out stays held out: by the families of `lists_dir`, and by text, since another
+    release may have the same text in another package.
     """
     with Progress() as progress:
         english, german = (_load(lists_dir, language, progress) for language in LANGUAGES)
@@ -195,7 +215,11 @@ def build_releases(lists_dir: str | Path, others_dir: str | Path, out_dir: str |
             _once([*first, *_load(others_dir, language, progress)])
             for first, language in zip((english, german), LANGUAGES, strict=True)
         )
-    held = {_letters(row[key]) for row in read_jsonl(Path(out_dir) / "t5.heldout.jsonl") for key in ("input", "output")}
+    held = {
+        _letters(row[key])
+        for row in read_jsonl(Path(out_dir) / "t5.heldout.jsonl")
+        for key in ("input", "output")
+    }
     rows = []
     for examples in (translation_examples(english, german), synopsis_examples(english)):
         for example in examples:
@@ -208,7 +232,9 @@ def build_releases(lists_dir: str | Path, others_dir: str | Path, out_dir: str |
 
 
 def _letters(text: str) -> str:
-    """Letters and digits alone, in lower case: equal for texts that differ in spaces, quotation marks or stops."""
+    """Letters and digits alone, in lower case: equal for texts that differ in spaces, quotation
+    marks or stops.
+    """
     return "".join(filter(str.isalnum, text.lower()))
 
 
@@ -221,7 +247,9 @@ def _once(records: Iterable[Record]) -> list[Record]:
 
 
 def _load(lists_dir: str | Path, language: str, progress: Progress) -> list[Record]:
-    """Reads all indices of a language; a description in several of them (security updates) counts once."""
+    """Reads all indices of a language; a description in several of them (security updates) counts
+    once.
+    """
     paths = progress.track(index_files(lists_dir, language), description=f"read {language}")
     return _once(record for path in paths for record in read_records(path))
 
@@ -229,7 +257,9 @@ def _load(lists_dir: str | Path, language: str, progress: Progress) -> list[Reco
 def _write(out_dir: Path, pairs: Split, summaries: Split, corpus: Split) -> dict[str, int]:
     counts = {}
     for part in Split._fields:
-        t5 = [_t5_row(example) for source in (pairs, summaries) for example in getattr(source, part)]
+        t5 = [
+            _t5_row(example) for source in (pairs, summaries) for example in getattr(source, part)
+        ]
         gpt = [_gpt_row(example) for example in getattr(corpus, part)]
         for model, rows in (("t5", t5), ("gpt", gpt)):
             name = f"{model}.{part}.jsonl"

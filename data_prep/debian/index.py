@@ -1,7 +1,8 @@
 """Debian's package-description indices: fetching them with apt-get and reading their records.
 
-An index is a list of blank-line separated records. Each has a package name, a checksum that joins the
-languages, a one-line synopsis, and a body whose paragraphs are separated by a line holding only ``.``::
+An index is a list of blank-line separated records. Each has a package name, a checksum that joins
+the languages, a one-line synopsis, and a body whose paragraphs are separated by a line holding only
+``.``::
 
     Package: vim
     Description-md5: 59e8b8f7757db8b53566d5d119872de8
@@ -30,7 +31,9 @@ _BULLET = re.compile(r"^\s*(?:[*•·+-]|o(?=\s))\s+(?=\S)")
 
 
 class Record(NamedTuple):
-    """One package description in one language; ``paragraphs`` are the body's, one line of text each."""
+    """One package description in one language; ``paragraphs`` are the body's, one line of text
+    each.
+    """
 
     package: str
     md5: str
@@ -39,25 +42,35 @@ class Record(NamedTuple):
     paragraphs: tuple[str, ...]
 
 
-def fetch(lists_dir: str | Path, languages: Sequence[str] = LANGUAGES, releases: Sequence[str] = ()) -> list[Path]:
-    """Downloads the description indices of this machine's Debian release, or of others, with ``apt-get update``."""
+def fetch(
+    lists_dir: str | Path, languages: Sequence[str] = LANGUAGES, releases: Sequence[str] = ()
+) -> list[Path]:
+    """Downloads the description indices of this machine's Debian release, or of others, with
+    ``apt-get update``.
+    """
     if shutil.which("apt-get") is None:
         raise OSError(
-            "apt-get was not found: the description indices come from a Debian mirror. Run this on Debian "
-            "or Ubuntu (a Colab or Cloud VM is one), or copy *_i18n_Translation-*.lz4 files into a directory "
-            "and pass that."
+            "apt-get was not found: the description indices come from a Debian mirror. Run this "
+            "on Debian or Ubuntu (a Colab or Cloud VM is one), or copy *_i18n_Translation-*.lz4 "
+            "files into a directory and pass that."
         )
     lists_dir = Path(lists_dir).resolve()
-    (lists_dir / "partial").mkdir(parents=True, exist_ok=True)  # apt-get refuses to start without it
+    # apt-get refuses to start without it
+    (lists_dir / "partial").mkdir(parents=True, exist_ok=True)
     options = [f"Acquire::Languages={','.join(languages)}", f"Dir::State::Lists={lists_dir}"]
     if releases:
         sources = lists_dir / "sources.list"
-        write_text(sources, [f"deb [signed-by={KEYRING}] {MIRROR} {release} main\n" for release in releases])
+        write_text(
+            sources,
+            [f"deb [signed-by={KEYRING}] {MIRROR} {release} main\n" for release in releases],
+        )
         options += [f"Dir::Etc::sourcelist={sources}", "Dir::Etc::sourceparts=-"]
     command = ["apt-get", "update", *(part for option in options for part in ("-o", option))]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
-        raise OSError(f"{' '.join(command)} failed with status {done.returncode}:\n{done.stderr.strip()}")
+        raise OSError(
+            f"{' '.join(command)} failed with status {done.returncode}:\n{done.stderr.strip()}"
+        )
     return [path for language in languages for path in index_files(lists_dir, language)]
 
 
@@ -67,8 +80,9 @@ def index_files(lists_dir: str | Path, language: str) -> list[Path]:
     files = sorted([*Path(lists_dir).glob(pattern), *Path(lists_dir).glob(pattern + ".lz4")])
     if not files:
         raise FileNotFoundError(
-            f"no {pattern}[.lz4] in {lists_dir}. Call fetch({str(lists_dir)!r}); if that brought nothing, "
-            "check that the sources in /etc/apt name a reachable Debian or Ubuntu mirror with translations."
+            f"no {pattern}[.lz4] in {lists_dir}. Call fetch({str(lists_dir)!r}); if that brought "
+            "nothing, check that the sources in /etc/apt name a reachable Debian or Ubuntu mirror "
+            "with translations."
         )
     return files
 
@@ -83,7 +97,9 @@ def read_records(path: str | Path) -> Iterator[Record]:
     try:
         import lz4.frame  # here, so that plain indices need no lz4
     except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(optional_imports.missing("lz4", "train"), name=error.name) from error
+        raise ModuleNotFoundError(
+            optional_imports.missing("lz4", "train"), name=error.name
+        ) from error
 
     with lz4.frame.open(path, "rt", encoding="utf-8") as lines:
         yield from parse_records(lines)
@@ -109,14 +125,20 @@ def parse_records(lines: Iterable[str]) -> Iterator[Record]:
 
 
 def _parse_block(block: list[str]) -> Iterator[Record]:
-    fields = dict(line.split(": ", 1) for line in block if not line.startswith(" ") and ": " in line)
+    fields = dict(
+        line.split(": ", 1) for line in block if not line.startswith(" ") and ": " in line
+    )
     body = [line[1:] for line in block if line.startswith(" ")]
-    described = [key for key in fields if key.startswith("Description-") and key != "Description-md5"]
+    described = [
+        key for key in fields if key.startswith("Description-") and key != "Description-md5"
+    ]
     if described and "Package" in fields and "Description-md5" in fields:
         key = described[0]
         synopsis = " ".join(fields[key].split())
         language = key.removeprefix("Description-")
-        yield Record(fields["Package"], fields["Description-md5"], language, synopsis, _paragraphs(body))
+        yield Record(
+            fields["Package"], fields["Description-md5"], language, synopsis, _paragraphs(body)
+        )
 
 
 def _paragraphs(body: list[str]) -> tuple[str, ...]:

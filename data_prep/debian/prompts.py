@@ -1,7 +1,7 @@
 """Small held-out prompt files, to ship with the package: a few hundred varied rows per task.
 
-Rows come from the files that `examples.build` wrote, so every one belongs to a held-out package and shares no
-synopsis or paragraph with a training package.
+Rows come from the files that `examples.build` wrote, so every one belongs to a held-out package and
+shares no synopsis or paragraph with a training package.
 """
 
 import hashlib
@@ -24,10 +24,14 @@ Row = dict[str, str]
 
 
 def write_prompts(data_dir: str | Path, out_dir: str | Path, count: int = 300) -> dict[str, int]:
-    """Writes ``{translation,synopsis,edit,text}.jsonl`` with rows ``{"input", "reference", "package"}``."""
+    """Writes ``{translation,synopsis,edit,text}.jsonl`` with rows ``{"input", "reference",
+    "package"}``.
+    """
     pairs = list(read_jsonl(Path(data_dir) / "t5.heldout.jsonl"))
     sources = {
-        "translation": (_pair(row) for row in pairs if row["task"] == "translation" and _is_body_text(row)),
+        "translation": (
+            _pair(row) for row in pairs if row["task"] == "translation" and _is_body_text(row)
+        ),
         "synopsis": (_pair(row) for row in pairs if row["task"] == "synopsis"),
         "edit": map(_pair, read_jsonl(Path(data_dir) / "edit.heldout.jsonl")),
         "text": continuations(read_jsonl(Path(data_dir) / "gpt.heldout.jsonl")),
@@ -43,7 +47,8 @@ def write_prompts(data_dir: str | Path, out_dir: str | Path, count: int = 300) -
 def choose(rows: Iterable[Row], count: int) -> list[Row]:
     """Chooses varied rows, the same for the same rows in any order.
 
-    Every package family gives one row before any gives a second; near-duplicates of chosen rows are left out.
+    Every package family gives one row before any gives a second; near-duplicates of chosen rows are
+    left out.
     """
     ordered = sorted(rows, key=lambda row: hashlib.sha256(row["input"].encode()).digest())
     turn: Counter[str] = Counter()
@@ -64,7 +69,9 @@ def choose(rows: Iterable[Row], count: int) -> list[Row]:
 
 
 def continuations(documents: Iterable[Row]) -> Iterator[Row]:
-    """Splits documents at a word's end; ``input + reference`` is exactly the start of the document."""
+    """Splits documents at a word's end; ``input + reference`` is exactly the start of the
+    document.
+    """
     for row in documents:
         text = row["text"]
         border = max(text.rfind(space, 0, _PROMPT_CHARS + 1) for space in " \n")
@@ -78,7 +85,9 @@ def _pair(row: Row) -> Row:
 
 
 def _is_body_text(row: Row) -> bool:
-    """Tells whether the English side is a running paragraph; synopses have no full stop, by Debian's custom."""
+    """Tells whether the English side is a running paragraph; synopses have no full stop, by
+    Debian's custom.
+    """
     text = row["input"].removeprefix(TRANSLATE)
     return len(text) in _TRANSLATION_CHARS and text[-1] in ".!?" and "* " not in text
 

@@ -10,7 +10,16 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import (
+    Regex,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+    trainers,
+)
 
 from jaxspec.files import read_jsonl, write_text
 
@@ -20,9 +29,11 @@ PAD, EOS, UNK = "<pad>", "</s>", "<unk>"  # ids 0, 1, 2: T5's order
 END_OF_TEXT = "<|endoftext|>"
 
 _BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
-# Byte pieces are for falling back: where a text spells "<0x41>", its six characters must win over the piece.
+# Byte pieces are for falling back: where a text spells "<0x41>", its six characters must win over
+# the piece.
 _BYTE_SCORE = -100.0
-# Rarer characters are left to byte fallback: the trainer would otherwise give every one of them a piece.
+# Rarer characters are left to byte fallback: the trainer would otherwise give every one of them a
+# piece.
 _RARE_CHARACTER = 50
 
 
@@ -42,25 +53,32 @@ def train_tokenizers(
     """
     data_dir = Path(data_dir)
     pairs = list(read_jsonl(data_dir / "t5.train.jsonl"))
-    t5 = train_unigram((text for row in pairs for text in (row["input"], row["output"])), vocabulary)
+    t5 = train_unigram(
+        (text for row in pairs for text in (row["input"], row["output"])), vocabulary
+    )
     save_tokenizer(t5, t5_dir, {"pad_token": PAD, "eos_token": EOS, "unk_token": UNK})
-    gpt = train_byte_bpe((row["text"] for row in read_jsonl(data_dir / "gpt.train.jsonl")), vocabulary)
-    save_tokenizer(gpt, gpt_dir, dict.fromkeys(("bos_token", "eos_token", "pad_token"), END_OF_TEXT))
+    gpt = train_byte_bpe(
+        (row["text"] for row in read_jsonl(data_dir / "gpt.train.jsonl")), vocabulary
+    )
+    save_tokenizer(
+        gpt, gpt_dir, dict.fromkeys(("bos_token", "eos_token", "pad_token"), END_OF_TEXT)
+    )
     return t5, gpt
 
 
 def train_unigram(texts: Iterable[str], vocabulary: int = VOCABULARY) -> Tokenizer:
     """Trains T5's kind of tokenizer: Unigram over pieces that mark a word's start with ``▁``.
 
-    Unlike T5's own it has a piece for each of the 256 bytes, so that no text is ever unknown. Encoding
-    appends ``</s>``; runs of spaces become one, and characters take their NFKC form.
+    Unlike T5's own it has a piece for each of the 256 bytes, so that no text is ever unknown.
+    Encoding appends ``</s>``; runs of spaces become one, and characters take their NFKC form.
 
-    The trainer sums its floats in no fixed order: a second run can score pieces differently in the fifth
-    digit and so swap ids. Keep the tokenizer beside the checkpoint trained with it.
+    The trainer sums its floats in no fixed order: a second run can score pieces differently in the
+    fifth digit and so swap ids. Keep the tokenizer beside the checkpoint trained with it.
 
     Args:
         texts: every text of the training split, task prefixes included.
-        vocabulary: number of ids, with ``<pad>``, ``</s>``, ``<unk>`` (0, 1, 2) and the bytes (3 to 258).
+        vocabulary: number of ids, with ``<pad>``, ``</s>``, ``<unk>`` (0, 1, 2) and the bytes (3 to
+            258).
 
     Raises:
         ValueError: the texts are too few for a vocabulary of this size.
@@ -68,7 +86,8 @@ def train_unigram(texts: Iterable[str], vocabulary: int = VOCABULARY) -> Tokeniz
     texts = _without_rare_characters(list(texts))
     learned = vocabulary - 3 - len(_BYTES)
     tokenizer = _unigram_pipeline(Tokenizer(models.Unigram()))
-    # The trainer stops near the size asked for, not at it: ask for more and drop the least likely pieces.
+    # The trainer stops near the size asked for, not at it: ask for more and drop the least likely
+    # pieces.
     trainer = trainers.UnigramTrainer(
         vocab_size=learned + 200,
         unk_token=UNK,
@@ -89,10 +108,17 @@ def train_unigram(texts: Iterable[str], vocabulary: int = VOCABULARY) -> Tokeniz
 
 
 def _unigram_pipeline(tokenizer: Tokenizer) -> Tokenizer:
-    tokenizer.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Replace(Regex(" {2,}"), " ")])
+    tokenizer.normalizer = normalizers.Sequence(
+        [normalizers.NFKC(), normalizers.Replace(Regex(" {2,}"), " ")]
+    )
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always")
     tokenizer.decoder = decoders.Sequence(
-        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+        [
+            decoders.Replace("▁", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(" ", 1, 0),
+        ]
     )
     return tokenizer
 
@@ -109,7 +135,9 @@ def _most_likely(vocab: list[tuple[str, float]], size: int) -> list[tuple[str, f
     """Keeps single characters and the likeliest longer pieces, in the order of their scores."""
     vocab = [(piece, score) for piece, score in vocab if piece != UNK]
     if len(vocab) < size:
-        raise ValueError(f"only {len(vocab)} pieces could be learned, {size} are needed: more text, or fewer ids")
+        raise ValueError(
+            f"only {len(vocab)} pieces could be learned, {size} are needed: more text, or fewer ids"
+        )
     ranked = sorted(vocab, key=lambda entry: (len(entry[0]) > 1, -entry[1]))[:size]
     return sorted(ranked, key=lambda entry: -entry[1])
 
@@ -137,17 +165,21 @@ def train_byte_bpe(texts: Iterable[str], vocabulary: int = VOCABULARY) -> Tokeni
     tokenizer.train_from_iterator(texts, trainer)
     if tokenizer.get_vocab_size() != vocabulary:
         learned = tokenizer.get_vocab_size()
-        raise ValueError(f"only {learned} of {vocabulary} ids could be learned: more text, or fewer ids")
+        raise ValueError(
+            f"only {learned} of {vocabulary} ids could be learned: more text, or fewer ids"
+        )
     return tokenizer
 
 
 def save_tokenizer(tokenizer: Tokenizer, folder: str | Path, special: dict[str, str]) -> None:
-    """Saves a tokenizer as ``tokenizer.json`` and ``tokenizer_config.json``, each complete or not at all.
+    """Saves a tokenizer as ``tokenizer.json`` and ``tokenizer_config.json``, each complete or not
+    at all.
 
     Args:
         tokenizer: the tokenizer to save.
         folder: created if missing.
-        special: roles of the special tokens by the names of transformers, such as ``{"eos_token": "</s>"}``.
+        special: roles of the special tokens by the names of transformers, such as ``{"eos_token":
+            "</s>"}``.
     """
     folder = Path(folder)
     config: dict[str, Any] = {

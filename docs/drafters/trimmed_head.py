@@ -1,9 +1,10 @@
-"""What a smaller head saves a drafter of the shape of Gemma 3 270M (262,144 tokens), with random weights.
+"""What a smaller head saves a drafter of the shape of Gemma 3 270M (262,144 tokens), with random
+weights.
 
     python docs/drafters/trimmed_head.py
 
-Times a pass over one token, the part of a draft step that costs: sizes interleaved, medians with the fastest and the
-slowest; and prints what the compiled program computes. Needs 3 GB.
+Times a pass over one token, the part of a draft step that costs: sizes interleaved, medians with
+the fastest and the slowest; and prints what the compiled program computes. Needs 3 GB.
 """
 
 import statistics
@@ -22,8 +23,13 @@ SIZES, REPEATS, CAPACITY = (None, 65536, 32768, 8192), 15, 256
 
 def main():
     config = gemma.SIZES_3["gemma-3-270m"]
-    model = Model(decoder.language_model(config), decoder.init(config, jax.random.key(0)), config=config)
-    prompt, token = Prompt(jnp.ones((1, 16), jnp.int32), jnp.array([16])), jnp.ones((1, 1), jnp.int32)
+    model = Model(
+        decoder.language_model(config), decoder.init(config, jax.random.key(0)), config=config
+    )
+    prompt, token = (
+        Prompt(jnp.ones((1, 16), jnp.int32), jnp.array([16])),
+        jnp.ones((1, 1), jnp.int32),
+    )
     steps = {}
     for size in SIZES:
         used = model if size is None else trim_vocabulary(model, size=size)
@@ -44,8 +50,9 @@ def main():
     for size, (compiled, _, _) in steps.items():
         taken, cost = seconds[size], compiled.cost_analysis()
         print(
-            f"{size:7,} tokens: {statistics.median(taken):6.1f} ms ({min(taken):.1f} to {max(taken):.1f}), "
-            f"{statistics.median(taken) / whole:.2f} of the whole; {cost['flops'] / 1e6:.0f} MFLOP"
+            f"{size:7,} tokens: {statistics.median(taken):6.1f} ms ({min(taken):.1f} to "
+            f"{max(taken):.1f}), {statistics.median(taken) / whole:.2f} of the whole; "
+            f"{cost['flops'] / 1e6:.0f} MFLOP"
         )
 
 

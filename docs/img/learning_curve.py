@@ -1,8 +1,10 @@
-"""Draws docs/img/learning-curve.png: the losses of `debian-t5-large` over the tokens of its training.
+"""Draws docs/img/learning-curve.png: the losses of `debian-t5-large` over the tokens of its
+training.
 
     python docs/img/learning_curve.py
 
-The numbers are what the run printed (models/debian-t5-large.toml). A step has 65,536 tokens, padding included.
+The numbers are what the run printed (models/debian-t5-large.toml). A step has 65,536 tokens,
+padding included.
 """
 
 from __future__ import annotations
@@ -16,12 +18,31 @@ from matplotlib import pyplot as plt
 
 STEP = 65536 / 1e6  # million tokens
 TRAINING = [
-    *[(329, 5.106), (676, 2.954), (1024, 2.099), (1375, 1.640), (1713, 1.271), (2079, 1.258), (2417, 1.045)],
-    *[(2766, 0.871), (3088, 0.849), (3426, 0.782), (3754, 0.730), (4090, 0.647), (4424, 0.637), (4758, 0.600)],
+    *[
+        (329, 5.106),
+        (676, 2.954),
+        (1024, 2.099),
+        (1375, 1.640),
+        (1713, 1.271),
+        (2079, 1.258),
+        (2417, 1.045),
+    ],
+    *[
+        (2766, 0.871),
+        (3088, 0.849),
+        (3426, 0.782),
+        (3754, 0.730),
+        (4090, 0.647),
+        (4424, 0.637),
+        (4758, 0.600),
+    ],
     *[(5086, 0.511), (5422, 0.511), (5759, 0.489), (6095, 0.444)],
 ]
 HELD_OUT = [(1713, 1.971), (2766, 1.792), (4424, 1.871), (6095, 2.067)]
-CURVES = (("training texts, with dropout", "#888888", TRAINING), ("held-out texts", "#0059b3", HELD_OUT))
+CURVES = (
+    ("training texts, with dropout", "#888888", TRAINING),
+    ("held-out texts", "#0059b3", HELD_OUT),
+)
 
 
 def draw(path: Path) -> None:

@@ -1,9 +1,11 @@
-"""Compiles a generation ahead of time, for devices that need not be here: does it fit, and what will a round read.
+"""Compiles a generation ahead of time, for devices that need not be here: does it fit, and what
+will a round read.
 
-libtpu, the compiler for TPUs, and jax's CUDA plugin, with the compiler for GPUs, run on any Linux machine.
-`compile_for` gives them the program that `jaxspec.generate` would run, made from shapes alone: it loads no weights and
-runs nothing. Sizes and collectives are exact. `save` keeps a program, and `load` runs it where its devices are. A
-checkout's `benchmarks.estimates` reads from the same programs how long their parts should take.
+libtpu, the compiler for TPUs, and jax's CUDA plugin, with the compiler for GPUs, run on any Linux
+machine. `compile_for` gives them the program that `jaxspec.generate` would run, made from shapes
+alone: it loads no weights and runs nothing. Sizes and collectives are exact. `save` keeps a
+program, and `load` runs it where its devices are. A checkout's `benchmarks.estimates` reads from
+the same programs how long their parts should take.
 """
 
 from __future__ import annotations
@@ -39,8 +41,8 @@ from jaxspec.weights import loading, quantisation
 SUFFIX = ".executable"
 ENDS = 4  # end tokens that every compiled program has room for: published models have up to three
 COLLECTIVES = ("all-reduce", "all-gather", "all-to-all", "reduce-scatter", "collective-permute")
-# An option at its default. What was compiled with other options is not found again in this process, where a program may
-# be one that the persistent cache gave.
+# An option at its default. What was compiled with other options is not found again in this process,
+# where a program may be one that the persistent cache gave.
 ANEW = {"xla_embed_ir_in_executable": False}
 
 
@@ -48,15 +50,18 @@ class Program(NamedTuple):
     """The sizes of a compiled generation, on one chip of perhaps several."""
 
     compile_seconds: float  # seconds of compiling
-    # these four: bytes of each chip; weights are arguments. A GPU's compiler does not say what its code takes, and has
-    # 0.
+    # these four: bytes of each chip; weights are arguments. A GPU's compiler does not say what its
+    # code takes, and has 0.
     arguments: int
     outputs: int
     temporaries: int
     code: int
     collectives: dict[str, tuple[int, int]]  # number and bytes of each kind, in the whole program
 
-    memory = property(lambda self: self.arguments + self.outputs + self.temporaries + self.code, doc="Bytes of a chip.")
+    memory = property(
+        lambda self: self.arguments + self.outputs + self.temporaries + self.code,
+        doc="Bytes of a chip.",
+    )
 
 
 class Compiled(NamedTuple):
@@ -64,7 +69,8 @@ class Compiled(NamedTuple):
 
     program: Program  # its sizes and collectives
     executable: Any  # the result of `jax.jit(...).lower(...).compile()`
-    fingerprint: dict[str, Any]  # the versions, options, devices, shapes and program that it was compiled from
+    # the versions, options, devices, shapes and program that it was compiled from
+    fingerprint: dict[str, Any]
 
 
 class Programs(NamedTuple):
@@ -77,8 +83,10 @@ class Programs(NamedTuple):
     batch: int  # rows; and draft tokens a round (of a tree its depth)
     gamma: int
     trees: bool  # whether the draft is one
-    floors: dict[str, float]  # bytes on a chip that a pass must read, weights and caches: "target" and "draft"
-    compiled: dict[str, Compiled]  # both programs: "plain", and "speculative" where there is a drafter
+    # bytes on a chip that a pass must read, weights and caches: "target" and "draft"
+    floors: dict[str, float]
+    # both programs: "plain", and "speculative" where there is a drafter
+    compiled: dict[str, Compiled]
 
     @property
     def fits(self) -> bool:
@@ -88,10 +96,14 @@ class Programs(NamedTuple):
 
     @property
     def reads(self) -> dict[str, float]:
-        """The least bytes that a chip reads in a step of plain decoding, a pass of the drafter, and a round."""
+        """The least bytes that a chip reads in a step of plain decoding, a pass of the drafter, and
+        a round.
+        """
         target, draft = (self.floors.get(name, 0.0) for name in ("target", "draft"))
         of_round = {"pass of the drafter": draft, "round": target + self.gamma * draft}
-        return {"step of plain decoding": target} | (of_round if "speculative" in self.compiled else {})
+        return {"step of plain decoding": target} | (
+            of_round if "speculative" in self.compiled else {}
+        )
 
 
 class DoesNotFit(ValueError):
@@ -102,15 +114,18 @@ def shape_model(shape: Any, dtype: str = "bfloat16") -> Model:
     """Makes a model without weights: its parameters are shapes, which is all that compiling needs.
 
     Args:
-        shape: a configuration of one of `jaxspec.nets`, or a name that `roofline.shape_of` takes, such as a published
-            shape (`jaxspec models --all` lists them), a hub id or a folder.
+        shape: a configuration of one of `jaxspec.nets`, or a name that `roofline.shape_of` takes,
+            such as a published shape (`jaxspec models --all` lists them), a hub id or a folder.
         dtype: the dtype of the matrices: "float32", "bfloat16", "int8" or "int4".
 
     Raises:
         ValueError: no such shape, file or dtype.
 
     >>> model = shape_model("t5-v1_1-xxl")
-    >>> f"{quantisation.count(model.params):,}", model.params["decoder_0"]["ff"]["wi"]["weight"].shape
+    >>> (
+    ...     f"{quantisation.count(model.params):,}",
+    ...     model.params["decoder_0"]["ff"]["wi"]["weight"].shape,
+    ... )
     ('11,135,332,352', (10240, 4096))
     """
     dtype = loading.dtype_name(dtype)
@@ -119,8 +134,11 @@ def shape_model(shape: Any, dtype: str = "bfloat16") -> Model:
         dtype=quantisation.computation(dtype, "bfloat16"),
     )
 
-    network, name = net_of(config), shape if isinstance(shape, str) else ""
-    params = jax.eval_shape(functools.partial(quantisation.quantise, dtype=dtype), network.shapes(config))
+    network = net_of(config)
+    name = shape if isinstance(shape, str) else ""
+    params = jax.eval_shape(
+        functools.partial(quantisation.quantise, dtype=dtype), network.shapes(config)
+    )
     return Model(network.language_model(config), params, config=config, name=name)
 
 
@@ -132,14 +150,17 @@ def compile_for(
     plain: Compiled | None = None,
     advance: Callable[[str], object] = lambda doing: None,
 ) -> Programs:
-    """Compiles a generation, and plain decoding with the same target, for TPUs or GPUs that are not here.
+    """Compiles a generation, and plain decoding with the same target, for TPUs or GPUs that are not
+    here.
 
     Args:
-        prepared: a generation, from `jaxspec.decode.request.prepare`; its models may be those of `shape_model`.
-        topology: a kind of chip and how many of them, as "v5p:2x2x1"; "v5p" alone is the smallest host. Of GPUs "h100",
-            or "h100:8" for a host of eight; jax must then be kept from looking for one (JAX_PLATFORMS=cpu).
-        mesh: how to split the models over them, as `jaxspec.load` takes it; by default they lie on one chip, on both
-            devices of one that is two.
+        prepared: a generation, from `jaxspec.decode.request.prepare`; its models may be those of
+            `shape_model`.
+        topology: a kind of chip and how many of them, as "v5p:2x2x1"; "v5p" alone is the smallest
+            host. Of GPUs "h100", or "h100:8" for a host of eight; jax must then be kept from
+            looking for one (JAX_PLATFORMS=cpu).
+        mesh: how to split the models over them, as `jaxspec.load` takes it; by default they lie on
+            one chip, on both devices of one that is two.
         plain: plain decoding that was compiled before for the same target, rows and topology.
         advance: called with what is compiled next, before each of the two programs.
 
@@ -158,7 +179,8 @@ def compile_for(
         True
     """
     name, devices = chips.devices_of(topology)
-    machine, sizes = chips.machine_of(name, devices), {"data": 1, "model": 1}
+    machine = chips.machine_of(name, devices)
+    sizes = {"data": 1, "model": 1}
     if mesh is None and chips.cores(devices) > 1:
         mesh = f"model={chips.cores(devices)}"
     if mesh is not None:
@@ -170,7 +192,9 @@ def compile_for(
             try:
                 compiled[which] = compile_generation(request, devices, mesh)
             except DoesNotFit as error:
-                raise DoesNotFit(f"{error}. {what_fits(request, machine, math.prod(sizes.values()))}") from error
+                raise DoesNotFit(
+                    f"{error}. {what_fits(request, machine, math.prod(sizes.values()))}"
+                ) from error
     return Programs(
         topology=name,
         chips=math.prod(sizes.values()),
@@ -188,18 +212,23 @@ def what_fits(prepared: Prepared, machine: roofline.Machine, chips: int) -> str:
     """Says in words how long prompts may be, by the sum of what cannot be done without."""
     if machine.memory is None:
         return ""
-    room, prompts = chips * machine.memory, len(prepared.prompt.length)
+    room = chips * machine.memory
+    prompts = len(prepared.prompt.length)
     longest, *sizes = memory.longest_prompt(prepared, room)
     room_size, weights, token = map(filesize.decimal, (int(room), *sizes))
     return (
-        f"Of {room_size} weights take {weights}, and caches and rows {token} for each token of {prompts} prompts, so "
-        f"that prompts of up to {longest:,} tokens fit, less what passes make"
+        f"Of {room_size} weights take {weights}, and caches and rows {token} for each token of "
+        f"{prompts} prompts, so that prompts of up to {longest:,} tokens fit, less what passes make"
     )
 
 
 def floors(prepared: Prepared, data: int, model: int) -> dict[str, float]:
-    """Computes the bytes that a pass of each model must read on a chip: weights and the caches of its rows."""
-    drafting = prepared.drafter.models[0] if prepared.drafter and prepared.drafter.models else None
+    """Computes the bytes that a pass of each model must read on a chip: weights and the caches of
+    its rows.
+    """
+    drafting = None
+    if prepared.drafter and prepared.drafter.models:
+        drafting = prepared.drafter.models[0]
     least = {}
     for which, network in (("target", prepared.target), ("draft", drafting)):
         if network is None or decoder_layers(network.config) == 0:
@@ -216,7 +245,8 @@ def floors(prepared: Prepared, data: int, model: int) -> dict[str, float]:
         weight_bytes = quantisation.nbytes(matrices) / quantisation.count(matrices)
         heads = axes_of(network.config).parts.get("kv_heads", 1)
         rows = len(prepared.request.max_new_tokens)
-        numbers = load.numbers * load.bytes_read(rows) / load.weight_bytes  # of experts, those that its rows use
+        # of experts, those that its rows use
+        numbers = load.numbers * load.bytes_read(rows) / load.weight_bytes
         caches = rows * load.cache_bytes / data / (model if heads % model == 0 else 1)
         least[which] = numbers * weight_bytes / model + caches
     return least
@@ -230,8 +260,11 @@ def to_dict(programs: Programs) -> dict[str, Any]:
     return report | {"fingerprints": {name: kept.fingerprint for name, kept in compiled.items()}}
 
 
-def compile_generation(prepared: Prepared, devices: Sequence[Any], mesh: str | Mesh | None = None) -> Compiled:
-    """Compiles the program that `jaxspec.generate` would run, for some devices, and reads what it takes.
+def compile_generation(
+    prepared: Prepared, devices: Sequence[Any], mesh: str | Mesh | None = None
+) -> Compiled:
+    """Compiles the program that `jaxspec.generate` would run, for some devices, and reads what it
+    takes.
 
     Args:
         prepared: a generation; only shapes and dtypes of its arrays are read.
@@ -243,7 +276,9 @@ def compile_generation(prepared: Prepared, devices: Sequence[Any], mesh: str | M
     """
     if mesh is not None:
         on_gpu.refuse_mesh()
-    layout = None if mesh is None else sharding.mesh(mesh, devices)
+    layout = None
+    if mesh is not None:
+        layout = sharding.mesh(mesh, devices)
     lowered = lower(prepared, layout, devices[0])
     started = time.monotonic()
     try:
@@ -251,12 +286,19 @@ def compile_generation(prepared: Prepared, devices: Sequence[Any], mesh: str | M
             executable = lowered.compile(compiler_options=accepted_options(devices[0]) or ANEW)
     except jax.errors.JaxRuntimeError as error:
         if "No PTX compilation provider" in str(error):
-            raise ImportError(f"ptxas, the assembler of GPUs, is not installed: {chips.how_to_get()}") from error
+            raise ImportError(
+                f"ptxas, the assembler of GPUs, is not installed: {chips.how_to_get()}"
+            ) from error
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
-        reason = next((line for line in str(error).splitlines() if "Used" in line), str(error).splitlines()[0])
-        raise DoesNotFit(f"the program does not fit {devices[0].device_kind}: {reason.strip()}") from error
-    seconds, stats = time.monotonic() - started, executable.memory_analysis()
+        reason = next(
+            (line for line in str(error).splitlines() if "Used" in line), str(error).splitlines()[0]
+        )
+        raise DoesNotFit(
+            f"the program does not fit {devices[0].device_kind}: {reason.strip()}"
+        ) from error
+    seconds = time.monotonic() - started
+    stats = executable.memory_analysis()
     sizes = (
         stats.argument_size_in_bytes,
         stats.output_size_in_bytes - stats.alias_size_in_bytes,
@@ -269,7 +311,9 @@ def compile_generation(prepared: Prepared, devices: Sequence[Any], mesh: str | M
 
 @contextlib.contextmanager
 def _without_cache() -> Iterator[None]:
-    """Compiles without the persistent cache, whose programs take no time to compile. A CPU's cannot be stored again."""
+    """Compiles without the persistent cache, whose programs take no time to compile. A CPU's cannot
+    be stored again.
+    """
     from jax.experimental.compilation_cache import compilation_cache
 
     enabled = jax.config.jax_enable_compilation_cache  # pyright: ignore[reportAttributeAccessIssue]
@@ -285,7 +329,8 @@ def _without_cache() -> Iterator[None]:
 def with_room(request: Request) -> Request:
     """Gives every row as many end tokens as a compiled program has room for; -1 fills the rest.
 
-    So a program that was compiled from a published shape, which names no end tokens, serves the checkpoints too.
+    So a program that was compiled from a published shape, which names no end tokens, serves the
+    checkpoints too.
     """
     missing = ENDS - request.eos.shape[1]
     if missing <= 0:
@@ -295,14 +340,24 @@ def with_room(request: Request) -> Request:
 
 
 def lower(prepared: Prepared, mesh: Mesh | None, device: Any) -> Any:
-    """Lowers the generation, with weights and rows where `jaxspec.load` and `prepare` would put them."""
-    weights, prompt, request = prepared.weights, prepared.prompt, with_room(prepared.request)
+    """Lowers the generation, with weights and rows where `jaxspec.load` and `prepare` would put
+    them.
+    """
+    weights = prepared.weights
+    prompt = prepared.prompt
+    request = with_room(prepared.request)
     if prepared.before is not None:
-        raise ValueError("a generation that goes on from a prefix is not compiled ahead: prepare it without prefix=")
+        raise ValueError(
+            "a generation that goes on from a prefix is not compiled ahead: prepare it without "
+            "prefix="
+        )
     if mesh is None:
         places = jax.tree.map(lambda _: SingleDeviceSharding(device), (weights, prompt, request))
     else:
-        drafting = prepared.drafter.models[0] if prepared.drafter and prepared.drafter.models else prepared.target
+        if prepared.drafter and prepared.drafter.models:
+            drafting = prepared.drafter.models[0]
+        else:
+            drafting = prepared.target
         places = (
             Weights(
                 sharding.parameters(weights.target, axes_of(prepared.target.config), mesh),
@@ -312,29 +367,38 @@ def lower(prepared: Prepared, mesh: Mesh | None, device: Any) -> Any:
             sharding.rows(request, len(request.max_new_tokens), mesh),
         )
     shapes = jax.tree.map(
-        lambda x, layout: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=layout), (weights, prompt, request), places
+        lambda x, layout: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=layout),
+        (weights, prompt, request),
+        places,
     )
     return loop.generation.lower(prepared.decoder, *shapes, prepared.max_new_tokens)
 
 
-# XLA prints an operation as `%name = shape kind(%operand, ...)`, and an array's shape as dtype[sizes]{layout}.
+# XLA prints an operation as `%name = shape kind(%operand, ...)`, and an array's shape as
+# dtype[sizes]{layout}.
 _OPERATION = re.compile(r"^\s+(?:ROOT )?%([\w.\-]+) = (.*?) ([\w\-]+)\((.*?)\)", re.MULTILINE)
 _ARRAY = re.compile(r"\b([a-z]+)(\d*)\w*\[([\d,]*)\]")
 
 
 def collectives(text: str) -> dict[str, tuple[int, int]]:
-    """Counts the collectives of a program as XLA prints it, and adds up the bytes of their operands.
+    """Counts the collectives of a program as XLA prints it, and adds up the bytes of their
+    operands.
 
     >>> text = "ENTRY e {\\n  %x = f32[2,8]{1,0} parameter(0)\\n  %y = f32[2,8]{1,0} all-reduce-start(%x), channel_id=1"
     >>> collectives(text)
     {'all-reduce': (1, 64)}
     """
-    shapes, totals = dict[str, str](), dict[str, tuple[int, int]]()  # an operand precedes the operation that reads it
+    # an operand precedes the operation that reads it
+    shapes = dict[str, str]()
+    totals = dict[str, tuple[int, int]]()
     for name, shape, written, operands in _OPERATION.findall(text):
         shapes[name], operation = shape, written.removesuffix("-start")
         if operation in COLLECTIVES:
             count, size = totals.get(operation, (0, 0))
-            moved = (array_bytes(shapes.get(operand, "")) for operand in re.findall(r"%([\w.\-]+)", operands))
+            moved = (
+                array_bytes(shapes.get(operand, ""))
+                for operand in re.findall(r"%([\w.\-]+)", operands)
+            )
             totals[operation] = count + 1, size + sum(moved)
     return totals
 
@@ -345,15 +409,23 @@ def array_bytes(shape: str) -> int:
     >>> array_bytes("(bf16[2,8]{1,0:T(8,128)(2,1)S(1)}, f32[3]{0:T(128)}, pred[]{})")
     45
     """
-    arrays = ((int(bits) if bits else 8 * (dtype == "pred"), sizes) for dtype, bits, sizes in _ARRAY.findall(shape))
-    return sum(math.prod(int(size) for size in sizes.split(",") if size) * bits // 8 for bits, sizes in arrays)
+    arrays = (
+        (int(bits) if bits else 8 * (dtype == "pred"), sizes)
+        for dtype, bits, sizes in _ARRAY.findall(shape)
+    )
+    return sum(
+        math.prod(int(size) for size in sizes.split(",") if size) * bits // 8
+        for bits, sizes in arrays
+    )
 
 
 # Programs that are kept.
 
 
 def fingerprint(lowered: Any, device: Any, mesh: Mesh | None) -> dict[str, Any]:
-    """Describes what a compiled program is good for; the program's own text stands for models and options."""
+    """Describes what a compiled program is good for; the program's own text stands for models and
+    options.
+    """
     versions = {name: importlib.metadata.version(name) for name in ("jax", "jaxlib")}
     if device.platform == "tpu":
         versions["libtpu"] = importlib.metadata.version("libtpu")
@@ -385,20 +457,32 @@ def save(compiled: Mapping[str, Compiled], folder: str | Path) -> Path:
     folder = Path(folder).expanduser()
     folder.mkdir(parents=True, exist_ok=True)
     for name, kept in compiled.items():
-        stored = {"fingerprint": kept.fingerprint, "program": serialize_executable.serialize(kept.executable)}
+        stored = {
+            "fingerprint": kept.fingerprint,
+            "program": serialize_executable.serialize(kept.executable),
+        }
         (folder / f"{name}{SUFFIX}").write_bytes(pickle.dumps(stored))
-        (folder / f"{name}.json").write_text(json.dumps(kept.fingerprint, indent=1) + "\n", encoding="utf-8")
+        (folder / f"{name}.json").write_text(
+            json.dumps(kept.fingerprint, indent=1) + "\n", encoding="utf-8"
+        )
     return folder
 
 
 def load(
-    folder: str | Path, prepared: Prepared, name: str = "speculative", *, devices: Sequence[Any] | None = None
+    folder: str | Path,
+    prepared: Prepared,
+    name: str = "speculative",
+    *,
+    devices: Sequence[Any] | None = None,
 ) -> Callable[[Prepared], loop.Outcome]:
-    """Loads a stored program for a generation, in place of compiling it: lowering it again takes seconds.
+    """Loads a stored program for a generation, in place of compiling it: lowering it again takes
+    seconds.
 
     Args:
-        folder: a folder written by `save`. It is unpickled, which may run any code: load only folders that you trust.
-        prepared: the generation, with its weights on their devices; another prompt or key of the same shape will do.
+        folder: a folder written by `save`. It is unpickled, which may run any code: load only
+            folders that you trust.
+        prepared: the generation, with its weights on their devices; another prompt or key of the
+            same shape will do.
         name: the program's name.
         devices: by default all there are.
 
@@ -407,23 +491,35 @@ def load(
 
     Raises:
         FileNotFoundError: no such program.
-        ValueError: it was compiled by another version, with other options, for other devices or shapes, or for another
-            generation.
+        ValueError: it was compiled by another version, with other options, for other devices or
+            shapes, or for another generation.
     """
     from jax.experimental import serialize_executable
 
     path = Path(folder).expanduser() / f"{name}{SUFFIX}"
     if not path.is_file():
-        raise FileNotFoundError(f"no program at {path}: `jaxspec compile --save` and `aot.save` write them")
-    devices, layout = jax.devices() if devices is None else devices, sharding.mesh_of(prepared.weights)
+        raise FileNotFoundError(
+            f"no program at {path}: `jaxspec compile --save` and `aot.save` write them"
+        )
+    if devices is None:
+        devices = jax.devices()
+    layout = sharding.mesh_of(prepared.weights)
     stored = pickle.loads(path.read_bytes())
     expected = fingerprint(lower(prepared, layout, devices[0]), devices[0], layout)
     for entry, value in stored["fingerprint"].items():
         if value != expected.get(entry):
             both = f"{value}, and here it is {expected.get(entry)}"
-            raise ValueError(f"{path} is of another {entry}: {both}. Compile it again, with this run's options")
-    used = list(devices[:1]) if layout is None else list(layout.devices.flat)
+            raise ValueError(
+                f"{path} is of another {entry}: {both}. Compile it again, with this run's options"
+            )
+    if layout is None:
+        used = list(devices[:1])
+    else:
+        used = list(layout.devices.flat)
     program = serialize_executable.deserialize_and_load(*stored["program"], execution_devices=used)
     return lambda argument: program(
-        weights=argument.weights, prompt=argument.prompt, request=with_room(argument.request), before=None
+        weights=argument.weights,
+        prompt=argument.prompt,
+        request=with_room(argument.request),
+        before=None,
     )

@@ -1,7 +1,9 @@
-"""The costs of passes, in one-token passes of the target: c is the drafter's one-token pass, v the verify pass.
+"""The costs of passes, in one-token passes of the target: c is the drafter's one-token pass, v the
+verify pass.
 
-Passes are timed interleaved, so that other load falls on all of them alike. `policy_costs` times whole rounds of a
-policy's own program instead: drafting, the pass of the width that so many tokens need, the verdict and the commit.
+Passes are timed interleaved, so that other load falls on all of them alike. `policy_costs` times
+whole rounds of a policy's own program instead: drafting, the pass of the width that so many tokens
+need, the verdict and the commit.
 
 Shapes: B batch, T step.
 """
@@ -22,7 +24,13 @@ from jaxspec import core, nets, policies
 from jaxspec.analysis import acceptance
 from jaxspec.analysis.result import Costs
 from jaxspec.analysis.statistics import Spread
-from jaxspec.analysis.timed_loops import TimedLoop, draft_loop, seconds_per_pass, timed_loop, timed_loops
+from jaxspec.analysis.timed_loops import (
+    TimedLoop,
+    draft_loop,
+    seconds_per_pass,
+    timed_loop,
+    timed_loops,
+)
 from jaxspec.analysis.timed_loops import interleave as interleave
 from jaxspec.core import programs, token_rows
 from jaxspec.core.checks import at_least
@@ -36,10 +44,11 @@ from jaxspec.policies.adaptive import Together
 from jaxspec.weights import quantisation
 
 REPEATS = 25  # timings of each pass: plans and policies are no better than these numbers
-# Gammas whose verify pass is timed: those over 2, 3, 4, 5, 6, 8, 12, 16, ... tokens, where v has its steps, and over 9
-# and 17, after two of them. It is taken to be linear between them.
+# Gammas whose verify pass is timed: those over 2, 3, 4, 5, 6, 8, 12, 16, ... tokens, where v has
+# its steps, and over 9 and 17, after two of them. It is taken to be linear between them.
 TIMED = (1, 2, 3, 4, 5, 7, 8, 11, 15, 16, 23, 31, 47, 63)
-ROUNDS_SECONDS = 0.15  # of a timed loop of rounds: a call with many arguments takes some of a millisecond itself
+# of a timed loop of rounds: a call with many arguments takes some of a millisecond itself
+ROUNDS_SECONDS = 0.15
 AT_A_TIME = 3  # timings of each pass between two timed runs
 FAR = 1e6  # a cost, or a weight of a belief, that nothing outweighs
 
@@ -53,7 +62,9 @@ def run_all(generations: Iterable[Prepared]) -> None:
 def only_first(prepared: Prepared) -> Prepared:
     """Ends a generation with the token that prefill yields; the program stays the same."""
     return prepared._replace(
-        request=prepared.request._replace(max_new_tokens=jnp.ones_like(prepared.request.max_new_tokens))
+        request=prepared.request._replace(
+            max_new_tokens=jnp.ones_like(prepared.request.max_new_tokens)
+        )
     )
 
 
@@ -69,7 +80,9 @@ def timed_rounds(prepared: Prepared) -> Iterator[tuple[float, core.RoundInfo | N
 class Cost(NamedTuple):
     """Milliseconds per pass, one entry per repeat; the three were interleaved.
 
-    >>> cost = Cost(4, 1, np.array([10.0, 12.0]), verify=np.array([12.0, 14.4]), draft=np.array([1.0, 1.2]))
+    >>> cost = Cost(
+    ...     4, 1, np.array([10.0, 12.0]), verify=np.array([12.0, 14.4]), draft=np.array([1.0, 1.2])
+    ... )
     >>> cost.target_ms, round(cost.c, 2), round(cost.v, 2)
     (11.0, 0.1, 1.2)
     """
@@ -81,28 +94,41 @@ class Cost(NamedTuple):
     verify: np.ndarray  # (gamma + 1)-token passes of the target
     draft: np.ndarray  # one-token passes of the drafter
 
-    target_ms = property(lambda self: float(np.median(self.target)), doc="Median of a one-token pass of the target.")
-    verify_ms = property(lambda self: float(np.median(self.verify)), doc="Median of the verify pass.")
-    draft_ms = property(lambda self: float(np.median(self.draft)), doc="Median of a one-token pass of the drafter.")
+    target_ms = property(
+        lambda self: float(np.median(self.target)), doc="Median of a one-token pass of the target."
+    )
+    verify_ms = property(
+        lambda self: float(np.median(self.verify)), doc="Median of the verify pass."
+    )
+    draft_ms = property(
+        lambda self: float(np.median(self.draft)), doc="Median of a one-token pass of the drafter."
+    )
     c = property(lambda self: float(np.median(self.c_each)), doc="Median of `c_each`.")
     v = property(lambda self: float(np.median(self.v_each)), doc="Median of `v_each`.")
 
-    # Repeat by repeat, since neighbours in time share the load: 1.2 / 12 is 0.1, and 14.4 / 12 is 1.2.
-    c_each = property(lambda self: self.draft / self.target, doc="The ratio draft / target, repeat by repeat.")
-    v_each = property(lambda self: self.verify / self.target, doc="The ratio verify / target, repeat by repeat.")
+    # Repeat by repeat, since neighbours in time share the load: 1.2 / 12 is 0.1, and 14.4 / 12 is
+    # 1.2.
+    c_each = property(
+        lambda self: self.draft / self.target, doc="The ratio draft / target, repeat by repeat."
+    )
+    v_each = property(
+        lambda self: self.verify / self.target, doc="The ratio verify / target, repeat by repeat."
+    )
 
 
 def measure(prepared: Prepared, *, repeats: int = REPEATS, inner: int | None = None) -> Cost:
-    """Measures c and v on the device, at the batch and the gamma of a generation, at the length that prefill leaves.
+    """Measures c and v on the device, at the batch and the gamma of a generation, at the length
+    that prefill leaves.
 
-    Each figure is the time of one jitted loop of `inner` passes, divided by `inner`. Nothing is dispatched between
-    passes, and the cache is carried in place, as in decoding. Each pass feeds the argmax of the last, or a draw if the
-    generation samples: noise for a whole vocabulary is a good part of a small drafter's pass. The loops are compiled
-    and warmed up first. They are short and interleaved, so that other load falls on all alike.
+    Each figure is the time of one jitted loop of `inner` passes, divided by `inner`. Nothing is
+    dispatched between passes, and the cache is carried in place, as in decoding. Each pass feeds
+    the argmax of the last, or a draw if the generation samples: noise for a whole vocabulary is a
+    good part of a small drafter's pass. The loops are compiled and warmed up first. They are short
+    and interleaved, so that other load falls on all alike.
 
     Args:
-        prepared: a generation with a target and a draft model. Its `max_new_tokens` sizes the caches, and a pass reads
-            all of them.
+        prepared: a generation with a target and a draft model. Its `max_new_tokens` sizes the
+            caches, and a pass reads all of them.
         repeats: measurements of each pass, of which the medians count.
         inner: passes per measurement; by default as many as take some 30 ms.
 
@@ -129,21 +155,25 @@ def measure_all(
     inner: int | None = None,
     advance: Callable[[int], object] = lambda gamma: None,
 ) -> list[Cost]:
-    """Measures costs as `measure` does, for several gammas, whose passes are all interleaved, to be compared.
+    """Measures costs as `measure` does, for several gammas, whose passes are all interleaved, to be
+    compared.
 
     Args:
         gammas: draft tokens a round.
-        advance: called with each gamma when its pass is compiled, which takes longest; timing follows.
+        advance: called with each gamma when its pass is compiled, which takes longest; timing
+            follows.
 
     Returns:
-        A Cost for each gamma, in their order; those of one-token passes are the same in all of them.
+        A Cost for each gamma, in their order; those of one-token passes are the same in all of
+        them.
     """
     at_least(1, repeats=repeats, inner=1 if inner is None else inner)
     draft = acceptance.drafting_model(prepared)
     if not gammas:
         return []
     at_least(0, gamma=min(gammas))
-    headroom, sampled = token_rows.headroom(prepared.max_new_tokens, max(gammas)), prepared.is_sampled
+    headroom = token_rows.headroom(prepared.max_new_tokens, max(gammas))
+    sampled = prepared.is_sampled
     target_loop = timed_loops(prepared.target, prepared.prompt, headroom, inner, sampled)
     of_draft = timed_loops(draft, prepared.prompt, headroom, inner, sampled)
     loops = [target_loop(1), of_draft(1, max(gammas))]
@@ -152,7 +182,10 @@ def measure_all(
         advance(gamma)
     target_ms, draft_ms, *verify_ms = 1e3 * seconds_per_pass(loops, repeats)
     batch = len(prepared.prompt.length)
-    return [Cost(gamma, batch, target_ms, ms, draft_ms) for gamma, ms in zip(gammas, verify_ms, strict=True)]
+    return [
+        Cost(gamma, batch, target_ms, ms, draft_ms)
+        for gamma, ms in zip(gammas, verify_ms, strict=True)
+    ]
 
 
 def gammas_up_to(most: int, among: Sequence[int] = TIMED) -> tuple[int, ...]:
@@ -165,20 +198,29 @@ def gammas_up_to(most: int, among: Sequence[int] = TIMED) -> tuple[int, ...]:
 
 
 def interpolated_v(costs: Sequence[Any], most: int) -> np.ndarray:
-    """Returns v by gamma, linear between those of some costs, or of other values that have a `gamma` and a `v`.
+    """Returns v by gamma, linear between those of some costs, or of other values that have a
+    `gamma` and a `v`.
 
     >>> passes = np.ones(1)
-    >>> costs = [Cost(gamma, 1, passes, v * passes, 0.1 * passes) for gamma, v in ((1, 1.5), (3, 2.0))]
+    >>> costs = [
+    ...     Cost(gamma, 1, passes, v * passes, 0.1 * passes) for gamma, v in ((1, 1.5), (3, 2.0))
+    ... ]
     >>> interpolated_v(costs, 4).tolist()
     [1.0, 1.5, 1.75, 2.0, 2.0]
     """
-    return np.interp(np.arange(most + 1), [0, *(timed.gamma for timed in costs)], [1.0, *(timed.v for timed in costs)])
+    return np.interp(
+        np.arange(most + 1),
+        [0, *(timed.gamma for timed in costs)],
+        [1.0, *(timed.v for timed in costs)],
+    )
 
 
 def drafts_as_a_whole(prepared: Prepared) -> bool:
-    """Tells whether drafts are timed whole: they cost the target's layers, a head, or more than one model's passes.
+    """Tells whether drafts are timed whole: they cost the target's layers, a head, or more than one
+    model's passes.
 
-    A drafter that is one model's alone has that model's parameters; those of cascades and fallbacks are of all parts.
+    A drafter that is one model's alone has that model's parameters; those of cascades and fallbacks
+    are of all parts.
     """
     bound = prepared.drafter
     if bound is None or (bound.target is None and not bound.models):
@@ -187,26 +229,34 @@ def drafts_as_a_whole(prepared: Prepared) -> bool:
 
 
 def paid_model(prepared: Prepared) -> core.Model | None:
-    """Returns the one model whose passes are what draft tokens cost; None if drafts are timed whole, or looked up."""
+    """Returns the one model whose passes are what draft tokens cost; None if drafts are timed
+    whole, or looked up.
+    """
     bound = prepared.drafter
-    return None if bound is None or not bound.models or drafts_as_a_whole(prepared) else bound.models[0]
+    if bound is None or not bound.models or drafts_as_a_whole(prepared):
+        return None
+    return bound.models[0]
 
 
 def draft_cost(prepared: Prepared, repeats: int, inner: int | None = None) -> float:
-    """Measures the cost of a whole draft, with the draws of its tokens where they are drawn, in passes of the target.
+    """Measures the cost of a whole draft, with the draws of its tokens where they are drawn, in
+    passes of the target.
 
     Args:
-        prepared: with a drafter (a look-up, the target's own layers, a head, a cascade), which draws its tokens if the
-            generation samples.
+        prepared: with a drafter (a look-up, the target's own layers, a head, a cascade), which
+            draws its tokens if the generation samples.
     """
     headroom = token_rows.headroom(prepared.max_new_tokens, prepared.decoder.nodes)
-    target_loop = timed_loops(prepared.target, prepared.prompt, headroom, inner, prepared.is_sampled)(1)
+    target_loop = timed_loops(
+        prepared.target, prepared.prompt, headroom, inner, prepared.is_sampled
+    )(1)
     target, draft = seconds_per_pass([target_loop, draft_loop(prepared, inner)], repeats)
     return float(np.median(draft / target))
 
 
 def measured_drafts(gamma: int) -> tuple[int, ...]:
-    """Lists the numbers of draft tokens, 0 left out, that the passes of a policy of at most `gamma` can judge.
+    """Lists the numbers of draft tokens, 0 left out, that the passes of a policy of at most `gamma`
+    can judge.
 
     >>> measured_drafts(7), measured_drafts(5)
     ((1, 3, 7), (1, 3, 5))
@@ -215,46 +265,58 @@ def measured_drafts(gamma: int) -> tuple[int, ...]:
 
 
 def monotone_costs(gamma: int, v: dict[int, float]) -> np.ndarray:
-    """Returns the cost of judging 0, 1, .. gamma draft tokens, in one-token passes [gamma + 1]: never falling.
+    """Returns the cost of judging 0, 1, .. gamma draft tokens, in one-token passes [gamma + 1]:
+    never falling.
 
     Args:
         gamma: most draft tokens.
-        v: the cost of the pass that judges up to n draft tokens, by n; more than the largest n are `FAR` too many.
+        v: the cost of the pass that judges up to n draft tokens, by n; more than the largest n are
+            `FAR` too many.
 
     >>> monotone_costs(5, {1: 1.25, 3: 1.5, 5: 1.4}).tolist(), monotone_costs(2, {1: 0.9}).tolist()
     ([1.0, 1.25, 1.5, 1.5, 1.5, 1.5], [1.0, 1.0, 1000000.0])
     """
-    costs = np.maximum.accumulate([1.0, *v.values()])  # noise makes some pass cheaper than a shorter one
+    # noise makes some pass cheaper than a shorter one
+    costs = np.maximum.accumulate([1.0, *v.values()])
     return np.append(costs, FAR)[np.searchsorted((0, *v), np.arange(gamma + 1))]
 
 
 def operations_ratio(target: core.Model, drafter: core.Model) -> float:
-    """Returns the operations per token of the drafter over the target's (c_hat of Theorem 3.11), by their weights."""
+    """Returns the operations per token of the drafter over the target's (c_hat of Theorem 3.11), by
+    their weights.
+    """
     return _weights(drafter) / _weights(target)
 
 
 def _weights(model: core.Model) -> float:
     """Counts the weights that each token is multiplied with."""
-    if (network := nets.find(model.config)) is None:
+    network = nets.find(model.config)
+    if network is None:
         return quantisation.count(model.params)
     return network.load(model.config).per_token  # 0 of tables, which look up
 
 
 class PassTimer:
-    """The costs of a drafter's passes, timed a little at a time, between the runs that they explain.
+    """The costs of a drafter's passes, timed a little at a time, between the runs that they
+    explain.
 
     Args:
         prepared: one batch, with the drafter.
         drafts: numbers of draft tokens that its passes judge.
 
-    c is that of the model that drafts; of several, layers of the target and heads, a whole draft's over its tokens. A
-    look-up has no c, and a whole draft is a round's search.
+    c is that of the model that drafts; of several, layers of the target and heads, a whole draft's
+    over its tokens. A look-up has no c, and a whole draft is a round's search.
     """
 
     def __init__(self, prepared: Prepared, drafts: Sequence[int]):
-        self._prepared, self._model = prepared, paid_model(prepared)
-        self._pair = prepared.replace(drafter=self._model or prepared.target, policy=None, gamma=1, rule=None)
-        self._drafts, self._repeats, self._whole = sorted(set(drafts)), [], list[float]()
+        self._prepared = prepared
+        self._model = paid_model(prepared)
+        self._pair = prepared.replace(
+            drafter=self._model or prepared.target, policy=None, gamma=1, rule=None
+        )
+        self._drafts = sorted(set(drafts))
+        self._repeats = []
+        self._whole = list[float]()
 
     def time(self) -> None:
         """Times each pass a few times."""
@@ -269,10 +331,15 @@ class PassTimer:
         def spread(name: str) -> Spread:
             return Spread.of(np.array([getattr(repeat, name) for repeat in repeats]))
 
-        # What is no single model's is timed as whole drafts: a cost of each draft token, or of a round's look-up.
-        c, search, draft, passes = Spread(0.0, 0.0, 0.0), 0.0, None, np.array(self._whole)
+        # What is no single model's is timed as whole drafts: a cost of each draft token, or of a
+        # round's look-up.
+        c = Spread(0.0, 0.0, 0.0)
+        search = 0.0
+        draft = None
+        passes = np.array(self._whole)
         if self._model is not None:
-            c, draft = spread("c"), spread("draft_ms")
+            c = spread("c")
+            draft = spread("draft_ms")
         elif drafts_as_a_whole(self._prepared):
             c = Spread.of(passes / self._prepared.decoder.gamma)
         else:
@@ -282,26 +349,33 @@ class PassTimer:
     def passes(self, prepared: Prepared, outcomes: Sequence[Outcome], policy: bool) -> float:
         """Sums the costs of the rounds of some generations of chains, in one-token passes.
 
-        A policy's draft has the length that it chose. Without one it is drawn whole, though what a row can no longer
-        emit is cut; or not at all, by a drafter without a draft (of `fallback`, this charges the model where a look-up
-        answered). In a batch a round is as long as its longest draft.
+        A policy's draft has the length that it chose. Without one it is drawn whole, though what a
+        row can no longer emit is cut; or not at all, by a drafter without a draft (of `fallback`,
+        this charges the model where a look-up answered). In a batch a round is as long as its
+        longest draft.
         """
         assert prepared.drafter is not None
-        gamma, may_be_empty = prepared.decoder.gamma, prepared.drafter.functions.may_be_empty
+        gamma = prepared.decoder.gamma
+        may_be_empty = prepared.drafter.functions.may_be_empty
         longest = np.concatenate([longest_drafts(outcome) for outcome in outcomes])
         if policy:
             v = monotone_costs(gamma, {n: self.costs(n).v.median for n in measured_drafts(gamma)})
         else:
             v = np.full(gamma + 1, self.costs(gamma).v.median)
-            v[0] = 1.0 if may_be_empty else v[0]
+            if may_be_empty:
+                v[0] = 1.0
             longest = np.where(longest > 0, gamma, 0 if may_be_empty else gamma)
         costs = self.costs(self._drafts[0])
-        return float(v[longest].sum() + costs.c.median * longest.sum() + costs.search * len(longest))
+        return float(
+            v[longest].sum() + costs.c.median * longest.sum() + costs.search * len(longest)
+        )
 
 
 def draft_lengths(prepared: Prepared, policy: bool) -> tuple[int, ...]:
     """Lists the numbers of draft tokens that the passes of a decoder judge."""
-    return measured_drafts(prepared.decoder.gamma) if policy else (prepared.decoder.nodes,)
+    if policy:
+        return measured_drafts(prepared.decoder.gamma)
+    return (prepared.decoder.nodes,)
 
 
 def longest_drafts(outcome: Outcome) -> np.ndarray:
@@ -316,24 +390,32 @@ class PolicyCosts(NamedTuple):
     """The first two arguments of `policies.adaptive`, in rounds without a draft."""
 
     c: float  # the cost of one draft token
-    v: np.ndarray  # the costs of rounds that judge 0, 1, .. gamma draft tokens, without their c [gamma + 1].
+    # the costs of rounds that judge 0, 1, .. gamma draft tokens, without their c [gamma + 1].
+    v: np.ndarray
 
 
 def policy_costs(
-    prepared: Prepared, *, repeats: int = REPEATS, inner: int | None = None, begin: loop.Begin = loop.prefill
+    prepared: Prepared,
+    *,
+    repeats: int = REPEATS,
+    inner: int | None = None,
+    begin: loop.Begin = loop.prefill,
 ) -> PolicyCosts:
     """Measures c and v of `policies.adaptive` for a generation.
 
-    It times whole rounds over all rows, one after the other, with as many draft tokens as each width of the verify pass
-    can judge. Look-ups count as successful, since their cost matters where they are. A search is a part of v, from one
-    draft token on. c is the cost of drafting one token more at the same width. A tree's pass does not widen with its
-    levels, so for trees c is 0 and v has everything.
+    It times whole rounds over all rows, one after the other, with as many draft tokens as each
+    width of the verify pass can judge. Look-ups count as successful, since their cost matters where
+    they are. A search is a part of v, from one draft token on. c is the cost of drafting one token
+    more at the same width. A tree's pass does not widen with its levels, so for trees c is 0 and v
+    has everything.
 
     Args:
-        prepared: with the drafter, and the most draft tokens as its gamma; `max_new_tokens` sizes the caches, all of
-            which a pass reads. Drafts that it leaves no room for are not timed, and count as 10^6 rounds.
-        begin: makes the state of the rows after prefill, each with a limit of `max_new_tokens`, by default from the
-            generation's own prompts. For a job's slots it is `jobs.slots.Slots.fill`.
+        prepared: with the drafter, and the most draft tokens as its gamma; `max_new_tokens` sizes
+            the caches, all of which a pass reads. Drafts that it leaves no room for are not timed,
+            and count as 10^6 rounds.
+        begin: makes the state of the rows after prefill, each with a limit of `max_new_tokens`, by
+            default from the generation's own prompts. For a job's slots it is
+            `jobs.slots.Slots.fill`.
 
     Example:
         >>> from jaxspec.testing import prepared_table
@@ -341,15 +423,21 @@ def policy_costs(
         >>> costs.c >= 0, costs.v.shape, float(costs.v[0]), bool(costs.v[2] == costs.v[3])
         (True, (5,), 1.0, True)
 
-    Reference: Leviathan, Kalman, Matias, ICML 2023, arXiv 2211.17192: c of Definition 3.7, and the verify pass of
-    Theorem 3.8 at its real cost, both with the rest of a round.
+    Reference: Leviathan, Kalman, Matias, ICML 2023, arXiv 2211.17192: c of Definition 3.7, and the
+    verify pass of Theorem 3.8 at its real cost, both with the rest of a round.
     """
     gamma = prepared.decoder.gamma
     if prepared.options["drafter"] is None or not gamma:
-        raise ValueError("nothing is drafted: expected a generation with a drafter, and at least 1 draft token")
-    possible = prepared.max_new_tokens - 2  # prefill makes a token, and the last one is never drafted
+        raise ValueError(
+            "nothing is drafted: expected a generation with a drafter, and at least 1 draft token"
+        )
+    # prefill makes a token, and the last one is never drafted
+    possible = prepared.max_new_tokens - 2
     # The most draft tokens that each width of the verify pass can judge; of a tree, all depths.
-    all_ends = range(1, gamma + 1) if prepared.decoder.trees else measured_drafts(gamma)
+    if prepared.decoder.trees:
+        all_ends = range(1, gamma + 1)
+    else:
+        all_ends = measured_drafts(gamma)
     ends = [n for n in all_ends if n <= possible]
     if not ends:
         return PolicyCosts(0.0, monotone_costs(gamma, {}))
@@ -357,25 +445,41 @@ def policy_costs(
     timed = sorted({0, *begins, *ends})
     loop_of = _round_loops(prepared, inner, begin)
     plain, *drafted = seconds_per_pass([loop_of(n) for n in timed], repeats)
-    # What else the machine does makes a round longer, never shorter: the shortest is the one that is compared.
-    ratio = dict(zip(timed[1:], (float(seconds.min() / plain.min()) for seconds in drafted), strict=True))
+    # What else the machine does makes a round longer, never shorter: the shortest is the one that
+    # is compared.
+    ratio = dict(
+        zip(timed[1:], (float(seconds.min() / plain.min()) for seconds in drafted), strict=True)
+    )
     widths = [(first, last) for first, last in zip(begins, ends, strict=True) if last > first]
     slopes = [(ratio[last] - ratio[first]) / (last - first) for first, last in widths]
     c = max(0.0, float(np.median(slopes))) if slopes else 0.0
     return PolicyCosts(c, monotone_costs(gamma, {end: ratio[end] - c * end for end in ends}))
 
 
-def agreement(kind: Together, rows: int, is_sampled: bool, rule: core.Rule | None) -> Together | None:
-    """Says how rows agree on drafts in `policies.adaptive`: several of them, whose texts do not depend on drafts.
+def agreement(
+    kind: Together, rows: int, is_sampled: bool, rule: core.Rule | None
+) -> Together | None:
+    """Says how rows agree on drafts in `policies.adaptive`: several of them, whose texts do not
+    depend on drafts.
 
-    >>> agreement("batch", 8, False, None), agreement("batch", 8, True, None), agreement("batch", 1, False, None)
+    >>> (
+    ...     agreement("batch", 8, False, None),
+    ...     agreement("batch", 8, True, None),
+    ...     agreement("batch", 1, False, None),
+    ... )
     ('batch', None, None)
     """
-    return kind if rows > 1 and (not is_sampled or (rule is not None and rule.shares_noise)) else None
+    if rows > 1 and (not is_sampled or (rule is not None and rule.shares_noise)):
+        return kind
+    return None
 
 
-def _round_loops(prepared: Prepared, inner: int | None, begin: loop.Begin) -> Callable[[int], TimedLoop]:
-    """Returns a function from a number of draft tokens to a warm loop of rounds; all loops share a state."""
+def _round_loops(
+    prepared: Prepared, inner: int | None, begin: loop.Begin
+) -> Callable[[int], TimedLoop]:
+    """Returns a function from a number of draft tokens to a warm loop of rounds; all loops share a
+    state.
+    """
     bound = as_drafter(prepared.options["drafter"], "drafter")
     full = bound._replace(functions=_full(bound.functions))
     gamma = prepared.decoder.gamma
@@ -383,7 +487,8 @@ def _round_loops(prepared: Prepared, inner: int | None, begin: loop.Begin) -> Ca
     def forced(count: int) -> Prepared:
         return prepared.replace(drafter=full, policy=_always(count, gamma), eos_ids=())
 
-    # One state for all numbers of draft tokens: the policy, whose values say how many, is an argument of the program.
+    # One state for all numbers of draft tokens: the policy, whose values say how many, is an
+    # argument of the program.
     first = forced(0)
     limit = jnp.full_like(first.request.max_new_tokens, first.max_new_tokens)
     carry = [begin(first._replace(request=first.request._replace(max_new_tokens=limit)))]
@@ -392,20 +497,26 @@ def _round_loops(prepared: Prepared, inner: int | None, begin: loop.Begin) -> Ca
     def loop_of(count: int) -> TimedLoop:
         values = forced(count).request.policy
         advance = functools.partial(rounds, first.decoder, first.weights, row=row, policy=values)
-        return timed_loop(lambda state, n: advance(state=state, count=n), carry, inner, ROUNDS_SECONDS)
+        return timed_loop(
+            lambda state, n: advance(state=state, count=n), carry, inner, ROUNDS_SECONDS
+        )
 
     return loop_of
 
 
 def _always(count: int, gamma: int) -> core.BoundPolicy:
-    """Makes a policy that drafts `count` tokens a round: they are sure to be accepted, and more would cost too much."""
+    """Makes a policy that drafts `count` tokens a round: they are sure to be accepted, and more
+    would cost too much.
+    """
     v = [1.0] * (count + 1) + [FAR] * (gamma - count)
     return policies.adaptive(0.0, v, alpha=1.0, weight=FAR, pause=int(FAR))
 
 
 @functools.lru_cache
 def _full(drafter: core.Drafter) -> core.Drafter:
-    """Makes a drafter that may find nothing find as many tokens as it may draft, whatever they are."""
+    """Makes a drafter that may find nothing find as many tokens as it may draft, whatever they
+    are.
+    """
     if not drafter.may_be_empty:
         return drafter
 
@@ -414,11 +525,16 @@ def _full(drafter: core.Drafter) -> core.Drafter:
     ) -> tuple[core.Draft, core.Caches]:
         draft, caches = drafter.propose(weights, caches, context)
         if draft.parent is None:
-            return draft._replace(length=jnp.broadcast_to(context.max_draft, draft.length.shape)), caches
-        # All nodes of a tree are read as soon as there is a draft: here they all follow the last committed token.
+            return draft._replace(
+                length=jnp.broadcast_to(context.max_draft, draft.length.shape)
+            ), caches
+        # All nodes of a tree are read as soon as there is a draft: here they all follow the last
+        # committed token.
         drafts = (context.max_draft > 0)[:, None]
         parent = jnp.where(drafts, jnp.zeros_like(draft.parent), -1)
-        return draft._replace(length=jnp.where(drafts[:, 0], draft.tokens.shape[1], 0), parent=parent), caches
+        return draft._replace(
+            length=jnp.where(drafts[:, 0], draft.tokens.shape[1], 0), parent=parent
+        ), caches
 
     return drafter._replace(propose=propose)
 
@@ -428,11 +544,14 @@ def rounds(
     decoder: core.Decoder,
     weights: core.Weights,
     state: core.State,  # is consumed
-    row: tuple[Int[Array, "B S"], Int[Array, " B"]],  # the tokens and lengths of all rows at which they begin again
+    # the tokens and lengths of all rows at which they begin again
+    row: tuple[Int[Array, "B S"], Int[Array, " B"]],
     policy: Any,  # values of the decoder's policy
     count: Int[Array, ""],  # how many rounds to run
 ) -> core.State:
-    """Runs a number of rounds, as many as are asked for: where rows are full, what they have got is taken back."""
+    """Runs a number of rounds, as many as are asked for: where rows are full, what they have got is
+    taken back.
+    """
     tokens, length = row
     zeros = jnp.zeros_like(state.failed)
     state = state._replace(request=state.request._replace(policy=policy))
@@ -441,7 +560,8 @@ def rounds(
         # A round of all draft tokens has to fit, and one more token.
         is_full = jnp.any(states.tokens_left(state) < decoder.gamma + 2)
         state = state._replace(
-            tokens=jnp.where(is_full, tokens, state.tokens), length=jnp.where(is_full, length, state.length)
+            tokens=jnp.where(is_full, tokens, state.tokens),
+            length=jnp.where(is_full, length, state.length),
         )
         return decoder.step(weights, state._replace(done=zeros > 0, failed=zeros))[0]
 

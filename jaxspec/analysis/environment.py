@@ -31,7 +31,8 @@ class Environment(NamedTuple):
     load: float | None  # the load average of the last minute; None where the system does not tell
     date: str  # when, in UTC
     command: str  # with its options
-    commit: str | None = None  # a checkout's, ending in "-dirty" if files differ from it; None for an installation
+    # a checkout's, ending in "-dirty" if files differ from it; None for an installation
+    commit: str | None = None
     xla_flags: str | None = None
     cuda_plugin: str | None = None  # the version of jax's, if it is installed
     torch: str | None = None  # its version, if it has been imported
@@ -65,11 +66,19 @@ def current() -> Environment:
 
 
 def line(environment: Environment) -> str:
-    """Names the machine and the versions, for a screen: 'Xeon, 2 CPUs · jax 0.10.2, jaxlib 0.10.1 · jaxspec 0.1.0'."""
+    """Names the machine and the versions, for a screen: 'Xeon, 2 CPUs · jax 0.10.2, jaxlib 0.10.1 ·
+    jaxspec 0.1.0'.
+    """
     machine = environment.cpu
     if environment.device != "cpu":
-        machine = f"{environment.devices} × {environment.device}" if environment.devices > 1 else environment.device
-    cpus = "1 CPU" if environment.cpus == 1 else f"{environment.cpus} CPUs"
+        if environment.devices > 1:
+            machine = f"{environment.devices} × {environment.device}"
+        else:
+            machine = environment.device
+    if environment.cpus == 1:
+        cpus = "1 CPU"
+    else:
+        cpus = f"{environment.cpus} CPUs"
     versions = f"jax {environment.jax}, jaxlib {environment.jaxlib} · jaxspec {environment.jaxspec}"
     return f"{machine}, {cpus} · {versions}"
 
@@ -79,7 +88,16 @@ def _commit(folder: Path) -> str | None:
     """Returns the commit of a checkout; None of any other folder, or without git."""
     if not (folder / ".git").exists():
         return None
-    command = ["git", "-C", str(folder), "describe", "--always", "--dirty", "--exclude=*", "--abbrev=12"]
+    command = [
+        "git",
+        "-C",
+        str(folder),
+        "describe",
+        "--always",
+        "--dirty",
+        "--exclude=*",
+        "--abbrev=12",
+    ]
     try:
         process = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
     except (OSError, subprocess.SubprocessError):
@@ -97,7 +115,9 @@ def _installed(distribution: str) -> str | None:
 def _imported(module: str) -> str | None:
     """Returns the version of a module if something has imported it: importing takes seconds."""
     version = getattr(sys.modules.get(module), "__version__", None)
-    return None if version is None else str(version)
+    if version is None:
+        return None
+    return str(version)
 
 
 def _cpu_name() -> str:

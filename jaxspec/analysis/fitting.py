@@ -11,7 +11,8 @@ RANGE = "min..max"  # the head of the least and the largest
 
 
 def fitting(view: Table, width: int | None, beside: int = 1) -> list[Table]:
-    """Splits a table into tables that are no wider than so many characters, each with the first columns.
+    """Splits a table into tables that are no wider than so many characters, each with the first
+    columns.
 
     Args:
         view: the table; its title goes to the first part.
@@ -23,16 +24,25 @@ def fitting(view: Table, width: int | None, beside: int = 1) -> list[Table]:
     >>> [[str(column.header) for column in part.columns] for part in fitting(view, 25)]
     [['name', 'parameters'], ['name', 'memory']]
     """
-    first, columns = view.columns[:beside], view.columns[beside:]
-    parts, unlimited = list[Table](), Console(width=1000)
+    first = view.columns[:beside]
+    columns = view.columns[beside:]
+    parts = list[Table]()
+    unlimited = Console(width=1000)
     while columns:
         for count in range(len(columns), 0, -1):
-            piece = Table(title=None if parts else view.title, title_justify="left", title_style="bold", box=view.box)
+            piece = Table(
+                title=None if parts else view.title,
+                title_justify="left",
+                title_style="bold",
+                box=view.box,
+            )
             piece.columns = [dataclasses.replace(column) for column in (*first, *columns[:count])]
             piece.rows = view.rows
             # A range stays beside the number that it is around.
             is_parted = count < len(columns) and columns[count].header == RANGE
-            if count == 1 or not (is_parted or (width and unlimited.measure(piece).maximum > width)):
+            if count == 1 or not (
+                is_parted or (width and unlimited.measure(piece).maximum > width)
+            ):
                 break
         parts.append(piece)
         columns = columns[count:]

@@ -1,4 +1,6 @@
-"""The shapes of LaMDA, which Leviathan et al. (arXiv 2211.17192) drafted for: its weights were never published."""
+"""The shapes of LaMDA, which Leviathan et al. (arXiv 2211.17192) drafted for: its weights were
+never published.
+"""
 
 from __future__ import annotations
 
@@ -18,17 +20,22 @@ SHAPES = {  # layers, model dimension, heads
 
 
 def sizes() -> dict[str, Any]:
-    """Returns LaMDA's configurations, for random weights (`--target random:lamda-8b`), plans and estimates.
+    """Returns LaMDA's configurations, for random weights (`--target random:lamda-8b`), plans and
+    estimates.
 
-    It is a decoder with relative positions as T5's, gated GELU, and one matrix for embedding and head.
+    It is a decoder with relative positions as T5's, gated GELU, and one matrix for embedding and
+    head.
 
     >>> [config.vocab_size for config in sizes().values()]
     [32000, 32000, 32000, 32000]
 
-    Reference: Thoppilan et al., "LaMDA: Language Models for Dialog Applications", arXiv 2201.08239, table 27.
+    Reference: Thoppilan et al., "LaMDA: Language Models for Dialog Applications", arXiv 2201.08239,
+    table 27.
     """
     facts: dict[str, Any] = {"activation": "gelu", "positions": "relative", "tied_head": True}
     return {
-        name: decoder.decoder_config(VOCAB, dim, WIDER * dim, layers, heads, heads, HEAD_DIM, **facts)
+        name: decoder.decoder_config(
+            VOCAB, dim, WIDER * dim, layers, heads, heads, HEAD_DIM, **facts
+        )
         for name, (layers, dim, heads) in SHAPES.items()
     }

@@ -1,4 +1,6 @@
-"""The search for layers to skip when the target drafts for itself, by measured speed (arXiv 2309.08168)."""
+"""The search for layers to skip when the target drafts for itself, by measured speed (arXiv
+2309.08168).
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,8 @@ from jaxspec.decode.encoding import Prompts
 from jaxspec.decode.request import Prepared, prepare
 from jaxspec.drafters.self_speculative import layers_of, skip_layers
 
-Skipped = tuple[tuple[int, ...], tuple[int, ...]]  # attention and mlp, as `drafters.skip_layers` takes them
+# attention and mlp, as `drafters.skip_layers` takes them
+Skipped = tuple[tuple[int, ...], tuple[int, ...]]
 
 
 class Trial(NamedTuple):
@@ -26,9 +29,10 @@ class Trial(NamedTuple):
     # these two: for `drafters.skip_layers(target, attention, mlp)`
     attention: tuple[int, ...]
     mlp: tuple[int, ...]
-    tokens_per_second: float  # the speed of whole generations, all rows together: the median of the repeats
-    # over the fastest set before it, whose runs were interleaved with this one's; of the first trial, over plain
-    # decoding
+    # the speed of whole generations, all rows together: the median of the repeats
+    tokens_per_second: float
+    # over the fastest set before it, whose runs were interleaved with this one's; of the first
+    # trial, over plain decoding
     speed_up: float
     tokens_per_round: float  # mean over the rows
 
@@ -37,7 +41,8 @@ class Search(NamedTuple):
     """The result of `search_layers`."""
 
     best: Trial  # the fastest set
-    # its speed over plain decoding, from runs that were interleaved at the end: below 1, skipping layers does not pay
+    # its speed over plain decoding, from runs that were interleaved at the end: below 1, skipping
+    # layers does not pay
     over_plain: float
     trials: tuple[Trial, ...]  # every set that was tried, in order
 
@@ -55,9 +60,10 @@ def search_layers(
 ) -> Search:
     """Searches for layers whose skipping makes `drafters.skip_layers` fastest on some prompts.
 
-    It starts with every other attention of the later half, and changes one or two parts of the best set at a time, at
-    random; a change that is faster stays. A set is a program of its own, so that most of a trial's time is compilation
-    (the persistent compilation cache helps a search that is repeated). Every generation is exact, whatever the set.
+    It starts with every other attention of the later half, and changes one or two parts of the best
+    set at a time, at random; a change that is faster stays. A set is a program of its own, so that
+    most of a trial's time is compilation (the persistent compilation cache helps a search that is
+    repeated). Every generation is exact, whatever the set.
 
     Args:
         target: the model whose text is drafted.
@@ -67,11 +73,12 @@ def search_layers(
         repeats: timed runs of each set, interleaved with as many of the best one before it.
         seed: the seed of the changes.
         progress: whether a bar on standard error shows the trials, with the best speed so far.
-        **options: options of `jaxspec.generate`: max_new_tokens, temperature, key, ...; not drafter.
+        **options: options of `jaxspec.generate`: max_new_tokens, temperature, key, ...; not
+            drafter.
 
     Raises:
-        ValueError: trials, repeats or gamma < 1 or no integer, a drafter, a target whose layers cannot be run in part,
-            or as `jaxspec.generate`.
+        ValueError: trials, repeats or gamma < 1 or no integer, a drafter, a target whose layers
+            cannot be run in part, or as `jaxspec.generate`.
 
     Example:
         >>> import jax.numpy as jnp, jaxspec
@@ -79,19 +86,30 @@ def search_layers(
         >>> shape = decoder.gpt_config(32, dim=16, ff_dim=32, layers=3, heads=2, max_positions=48)
         >>> target = Model(decoder.language_model(shape), decoder.init(shape, jax.random.key(0)))
         >>> prompt = jaxspec.Prompt(jnp.array([[5, 6, 7]]), jnp.array([3]))
-        >>> search = search_layers(target, prompt, trials=1, repeats=1, max_new_tokens=5, progress=False)
+        >>> search = search_layers(
+        ...     target, prompt, trials=1, repeats=1, max_new_tokens=5, progress=False
+        ... )
         >>> search.best.attention, search.best.mlp
         ((1,), ())
 
-    Reference: Zhang et al., Draft & Verify, ACL 2024, arXiv 2309.08168, who search by Bayesian optimisation.
+    Reference: Zhang et al., Draft & Verify, ACL 2024, arXiv 2309.08168, who search by Bayesian
+    optimisation.
     """
     if options.get("drafter") is not None:
-        raise ValueError("got a drafter: expected none, as the target's own layers draft here; leave it out")
+        raise ValueError(
+            "got a drafter: expected none, as the target's own layers draft here; leave it out"
+        )
     trials, repeats, gamma = integers(1, trials=trials, repeats=repeats, gamma=gamma)
-    plain, count = prepare(target, prompts, **options), layers_of(target).count
+    plain = prepare(target, prompts, **options)
+    count = layers_of(target).count
     if count < 2:
-        raise ValueError("the target has 1 layer: expected at least 2, of which some can be skipped")
-    best_prepared, best, tried, rng = plain, None, [], np.random.default_rng(seed)
+        raise ValueError(
+            "the target has 1 layer: expected at least 2, of which some can be skipped"
+        )
+    best_prepared = plain
+    best = None
+    tried = []
+    rng = np.random.default_rng(seed)
     current: Skipped | None = tuple(range(count // 2, count, 2)), ()
     seen: set[Skipped] = {current}
     with bars.bar(progress, remaining=True) as bar:
@@ -102,8 +120,13 @@ def search_layers(
             trial = _measure(current, prepared, best_prepared, repeats)
             tried.append(trial)
             if best is None or trial.speed_up > 1:
-                best_prepared, best = prepared, trial
-            bar.update(task, advance=1, description=f"layers to skip ({best.tokens_per_second:.1f} tokens/s)")
+                best_prepared = prepared
+                best = trial
+            bar.update(
+                task,
+                advance=1,
+                description=f"layers to skip ({best.tokens_per_second:.1f} tokens/s)",
+            )
             current = _changed((best.attention, best.mlp), seen, count, rng)
             if current is None:  # a small network has few sets
                 break
@@ -119,7 +142,9 @@ def _measure(skipped: Skipped, prepared: Prepared, best: Prepared, repeats: int)
     cost.run_all([best])
     seconds = _median_seconds(prepared, best, repeats)
     rounds = float(np.mean(np.asarray(outcome.stats.tokens_per_round)))
-    return Trial(*skipped, float(outcome.length.sum() / seconds[0]), float(seconds[1] / seconds[0]), rounds)
+    return Trial(
+        *skipped, float(outcome.length.sum() / seconds[0]), float(seconds[1] / seconds[0]), rounds
+    )
 
 
 def _median_seconds(first: Prepared, second: Prepared, repeats: int) -> np.ndarray:
@@ -127,8 +152,11 @@ def _median_seconds(first: Prepared, second: Prepared, repeats: int) -> np.ndarr
     return np.median(cost.interleave(calls, repeats), axis=1)
 
 
-def _changed(best: Skipped, seen: set[Skipped], count: int, rng: np.random.Generator) -> Skipped | None:
-    """Changes one or two parts of a set, at random, to one that was not seen yet; None where none is found.
+def _changed(
+    best: Skipped, seen: set[Skipped], count: int, rng: np.random.Generator
+) -> Skipped | None:
+    """Changes one or two parts of a set, at random, to one that was not seen yet; None where none
+    is found.
 
     >>> start = (2,), ()
     >>> len(set(_changed(start, {start}, 4, np.random.default_rng(0))[0]) ^ {2}) <= 2
@@ -138,7 +166,10 @@ def _changed(best: Skipped, seen: set[Skipped], count: int, rng: np.random.Gener
         parts = {(0, layer) for layer in best[0]} | {(1, layer) for layer in best[1]}
         for _ in range(rng.integers(1, 3)):
             parts ^= {(int(rng.integers(2)), int(rng.integers(count)))}
-        attention, mlp = (tuple(sorted(layer for sublayer, layer in parts if sublayer == which)) for which in (0, 1))
+        attention, mlp = (
+            tuple(sorted(layer for sublayer, layer in parts if sublayer == which))
+            for which in (0, 1)
+        )
         changed: Skipped = attention, mlp
         skips_all = all(len(layers) == count for layers in changed)
         if any(changed) and not skips_all and changed not in seen:

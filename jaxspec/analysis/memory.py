@@ -21,30 +21,46 @@ from jaxspec.weights.loading import DTYPES
 class MemoryUse(NamedTuple):
     """The bytes of the program of one generation, and of the arrays that it cannot do without."""
 
-    program: int | None  # arguments, results and temporaries, by the compiler's own account; None where it gives none
+    # arguments, results and temporaries, by the compiler's own account; None where it gives none
+    program: int | None
     temporaries: int | None  # a part of these
     weights: int  # both models' parameters
     caches: int  # both models' caches
     logits: int  # both models' logits: one block [batch, nodes + 1, vocab] of each
 
-    needed = property(lambda self: self.weights + self.caches + self.logits, doc="Weights, caches and logits.")
+    needed = property(
+        lambda self: self.weights + self.caches + self.logits, doc="Weights, caches and logits."
+    )
 
 
 def account(prepared: Prepared) -> MemoryUse:
     """Adds up the memory of a generation."""
     compiled = loop.generation.lower(
-        prepared.decoder, prepared.weights, prepared.prompt, prepared.request, prepared.max_new_tokens
+        prepared.decoder,
+        prepared.weights,
+        prepared.prompt,
+        prepared.request,
+        prepared.max_new_tokens,
     ).compile()
-    stats, program = compiled.memory_analysis(), None
+    stats = compiled.memory_analysis()
+    program = None
     if stats is not None:
-        program = stats.argument_size_in_bytes + stats.output_size_in_bytes + stats.temp_size_in_bytes
+        program = (
+            stats.argument_size_in_bytes + stats.output_size_in_bytes + stats.temp_size_in_bytes
+        )
         program -= stats.alias_size_in_bytes
     target, *drafting = (lm for _, lm in readers(prepared.target, prepared.drafter))
     lms = [target, *dict.fromkeys(drafting)]
     positions = len(prepared.prompt.length) * (prepared.decoder.nodes + 1)
     caches = quantisation.nbytes(_state(prepared, prepared.prompt).caches)
     logits = 4 * positions * sum(lm.vocab_size for lm in lms)
-    return MemoryUse(program, stats and stats.temp_size_in_bytes, quantisation.nbytes(prepared.weights), caches, logits)
+    return MemoryUse(
+        program,
+        stats and stats.temp_size_in_bytes,
+        quantisation.nbytes(prepared.weights),
+        caches,
+        logits,
+    )
 
 
 def _state(prepared: Prepared, prompt: Prompt) -> State:
@@ -54,14 +70,17 @@ def _state(prepared: Prepared, prompt: Prompt) -> State:
 
 
 def longest_prompt(prepared: Prepared, room: float) -> tuple[int, int, int]:
-    """Says how long prompts may be for a generation to fit, by the sum of weights, caches and rows alone.
+    """Says how long prompts may be for a generation to fit, by the sum of weights, caches and rows
+    alone.
 
     Args:
-        prepared: the generation; of arrays only shapes and dtypes are read, and of its prompts their number.
+        prepared: the generation; of arrays only shapes and dtypes are read, and of its prompts
+            their number.
         room: bytes of all devices that share it.
 
     Returns:
-        The largest bucket of prompts, 0 if none fits; bytes of the weights; and bytes for each token of the prompts.
+        The largest bucket of prompts, 0 if none fits; bytes of the weights; and bytes for each
+        token of the prompts.
 
     Example:
         >>> from jaxspec.testing import prepared_table
@@ -74,10 +93,14 @@ def longest_prompt(prepared: Prepared, room: float) -> tuple[int, int, int]:
         arrays: Any = [jax.ShapeDtypeStruct(shape, jnp.int32) for shape in ((*rows, width), rows)]
         return inputs.size_of(_state(prepared, Prompt(*arrays)))
 
-    few, many = 2**15, 2**16  # where layers with windows have all that they will ever have
-    at_few, weights = held(few), inputs.size_of(prepared.weights)
+    # where layers with windows have all that they will ever have
+    few = 2**15
+    many = 2**16
+    at_few = held(few)
+    weights = inputs.size_of(prepared.weights)
     per_token = (held(many) - at_few) // (many - few)
-    longest, width = few + (room - weights - at_few) // max(per_token, 1), 0
+    longest = few + (room - weights - at_few) // max(per_token, 1)
+    width = 0
     while (wider := token_rows.bucket(width + 1)) <= longest:
         width = wider
     return width, weights, per_token
@@ -90,7 +113,9 @@ class PairMemory(NamedTuple):
     draft: float  # likewise
     machine: float  # the machine's memory
 
-    fits = property(lambda self: self.target + self.draft <= self.machine, doc="Whether there is room for both.")
+    fits = property(
+        lambda self: self.target + self.draft <= self.machine, doc="Whether there is room for both."
+    )
 
 
 class NetSize(NamedTuple):
@@ -99,7 +124,8 @@ class NetSize(NamedTuple):
     name: str
     parameters: int  # how many there are
     memory_bytes: dict[str, int]  # bytes of all parameters
-    cache_bytes_per_token: dict[str, int]  # bytes of each row; layers with sliding windows stop at their windows
+    # bytes of each row; layers with sliding windows stop at their windows
+    cache_bytes_per_token: dict[str, int]
     config: Any
 
 
@@ -108,7 +134,10 @@ def of_config(name: str, config: Any) -> NetSize:
 
     >>> from jaxspec.weights.hf_families.gpt import SIZES
     >>> size = of_config("gpt-6m", SIZES["gpt-6m"])
-    >>> size.parameters, size.cache_bytes_per_token["float32"]  # 2 layers x (key, value) x 256 x 4 bytes
+    >>> (
+    ...     size.parameters,
+    ...     size.cache_bytes_per_token["float32"],
+    ... )  # 2 layers x (key, value) x 256 x 4 bytes
     (6036480, 4096)
     """
     network = net_of(config)
@@ -119,13 +148,18 @@ def of_config(name: str, config: Any) -> NetSize:
 
     count = network.total(config, lambda piece: quantisation.count(network.shapes(piece)))
     memory_bytes = {dtype: weight_bytes(config, dtype) for dtype in DTYPES}
-    return NetSize(name, count, memory_bytes, {dtype: cache_of_token(dtype) for dtype in DTYPES}, config)
+    return NetSize(
+        name, count, memory_bytes, {dtype: cache_of_token(dtype) for dtype in DTYPES}, config
+    )
 
 
 def weight_bytes(config: Any, dtype: str) -> int:
     """Counts the bytes of a network's parameters in some dtype, without making them."""
-    network, stored = net_of(config), functools.partial(quantisation.quantise, dtype=dtype)
-    return network.total(config, lambda piece: quantisation.nbytes(jax.eval_shape(stored, network.shapes(piece))))
+    network = net_of(config)
+    stored = functools.partial(quantisation.quantise, dtype=dtype)
+    return network.total(
+        config, lambda piece: quantisation.nbytes(jax.eval_shape(stored, network.shapes(piece)))
+    )
 
 
 def process_bytes() -> int | None:
@@ -135,9 +169,13 @@ def process_bytes() -> int | None:
     except ImportError:  # Windows
         return None
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
+    if sys.platform == "darwin":
+        return peak
+    return peak * 1024
 
 
 def device_bytes() -> int | None:
-    """Asks for the peak memory of the device so far; None on a CPU, whose memory is the process's."""
+    """Asks for the peak memory of the device so far; None on a CPU, whose memory is the
+    process's.
+    """
     return (jax.local_devices()[0].memory_stats() or {}).get("peak_bytes_in_use")

@@ -1,4 +1,6 @@
-"""Published acceptance: tokens a round that others measured of a drafter, from jaxspec/data/acceptance.toml."""
+"""Published acceptance: tokens a round that others measured of a drafter, from
+jaxspec/data/acceptance.toml.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ class Published(NamedTuple):
     reads: str = ""
     at_once: bool = False
 
-    figure = property(lambda self: self.tokens + self.more, doc="The tokens a round, and of what text.")
+    figure = property(
+        lambda self: self.tokens + self.more, doc="The tokens a round, and of what text."
+    )
 
     @property
     def alpha(self) -> float:
@@ -37,7 +41,9 @@ class Published(NamedTuple):
         0.707
         """
         rates = np.linspace(0, 1, 10_001)
-        return float(np.interp(float(self.tokens), formulas.expected_tokens(rates, self.draft), rates))
+        return float(
+            np.interp(float(self.tokens), formulas.expected_tokens(rates, self.draft), rates)
+        )
 
 
 def table() -> list[Published]:
@@ -58,26 +64,32 @@ def of(drafter: str, target: str = "") -> Published:
     planned = _planned()
     if drafter not in planned:
         raise ValueError(
-            f"no acceptance rate is published of {drafter}: give its size or shape and add an --alpha (the paper has "
-            f"0.5 to 0.9), or give one of these as --draft: {', '.join(sorted(planned))}"
+            f"no acceptance rate is published of {drafter}: give its size or shape and add an "
+            "--alpha (the paper has 0.5 to 0.9), or give one of these as --draft: "
+            f"{', '.join(sorted(planned))}"
         )
     row = planned[drafter]
     if target and not _same(row.target, target):
         raise ValueError(
-            f"--target is {target}, but the acceptance of {drafter} is published with {row.target}: give that "
-            f"as --target, or a size as --draft and an --alpha"
+            f"--target is {target}, but the acceptance of {drafter} is published with "
+            f"{row.target}: give that as --target, or a size as --draft and an --alpha"
         )
     return row
 
 
 def needed(target: str) -> str:
-    """Says what to give as a drafter for a target on a machine that is not here, with the published ones."""
+    """Says what to give as a drafter for a target on a machine that is not here, with the published
+    ones.
+    """
     rows = {name: row for name, row in _planned().items() if _same(row.target, target)}
-    choices = ", ".join(f"{name} ({row.tokens} tokens a round)" for name, row in sorted(rows.items()))
+    choices = ", ".join(
+        f"{name} ({row.tokens} tokens a round)" for name, row in sorted(rows.items())
+    )
     alternative = "the size or shape of another with an --alpha (the paper has 0.5 to 0.9)"
     if not choices:
         return (
-            f"a plan for a --device needs a --draft, and no acceptance is published with {target}: give {alternative}"
+            f"a plan for a --device needs a --draft, and no acceptance is published with {target}: "
+            f"give {alternative}"
         )
     return f"a plan for a --device needs a --draft: for {target} one of {choices}, or {alternative}"
 
@@ -89,7 +101,9 @@ def is_of(drafter: str, target: str) -> bool:
 
 
 def _planned() -> dict[str, Published]:
-    """Returns the first row of each drafter whose chains were measured, where target and drafter have known sizes."""
+    """Returns the first row of each drafter whose chains were measured, where target and drafter
+    have known sizes.
+    """
     shapes = roofline.published_shapes()
     rows = [row for row in table() if row.draft and row.reads and names.size_of(row.target, shapes)]
     return {row.drafter: row for row in reversed(rows)}

@@ -19,8 +19,12 @@ from jaxspec.weights import loading, quantisation
 
 def config_of(shape: str) -> Any:
     """Returns the configuration of a shape, as `roofline.shape_of` takes it."""
-    if (config := roofline.shape_of(shape)) is None:
-        raise ValueError(f"no shape, folder or config.json {shape!r}: expected {roofline.shapes_there_are(shape)}")
+    config = roofline.shape_of(shape)
+    if config is None:
+        raise ValueError(
+            f"no shape, folder or config.json {shape!r}: expected "
+            f"{roofline.shapes_there_are(shape)}"
+        )
     return config
 
 
@@ -47,11 +51,12 @@ def random_prompt(model: Model, rows: int, tokens: int) -> Prompt:
 
 
 def random_params(config: Any, dtype: str, key: Key[Array, ""]) -> Params:
-    """Makes parameters of a network on the device, one by one, in the dtype that they are stored in.
+    """Makes parameters of a network on the device, one by one, in the dtype that they are stored
+    in.
 
-    Matrices are normal, of a spread that keeps the size of their inputs; norms and biases do nothing. One small
-    program draws all matrices of a shape: a network's own `init` is a program with a draw for every one of them, and
-    makes them in float32.
+    Matrices are normal, of a spread that keeps the size of their inputs; norms and biases do
+    nothing. One small program draws all matrices of a shape: a network's own `init` is a program
+    with a draw for every one of them, and makes them in float32.
 
     >>> from jaxspec.nets.decoder import gpt_config
     >>> params = random_params(gpt_config(32, 16, 64, 1, 2), "bfloat16", jax.random.key(0))
@@ -64,14 +69,20 @@ def random_params(config: Any, dtype: str, key: Key[Array, ""]) -> Params:
     def leaf(path: tuple[Any, ...], x: jax.ShapeDtypeStruct, key: Array) -> Any:
         names = [entry.key for entry in path]
         if len(x.shape) == 1:
-            return jnp.full(x.shape, float(not names[-1].endswith("bias")), jnp.float32)  # scales, of whatever name
+            # scales, of whatever name
+            return jnp.full(x.shape, float(not names[-1].endswith("bias")), jnp.float32)
         spread = x.shape[-1] ** -0.5 * network.spread(config, "/".join(names))
-        stored = dtype if quantisation.is_matrix(path, x) and quantisation.kind_of(path, dtype) is None else "float32"
+        if quantisation.is_matrix(path, x) and quantisation.kind_of(path, dtype) is None:
+            stored = dtype
+        else:
+            stored = "float32"
         return quantisation.as_dtype(path, _draw(key, spread, x.shape, stored), dtype)
 
     leaves, tree = jax.tree_util.tree_flatten_with_path(network.shapes(config))
     keys = jax.random.split(key, len(leaves))
-    return jax.tree.unflatten(tree, [leaf(path, x, key) for (path, x), key in zip(leaves, keys, strict=True)])
+    return jax.tree.unflatten(
+        tree, [leaf(path, x, key) for (path, x), key in zip(leaves, keys, strict=True)]
+    )
 
 
 @functools.partial(jax.jit, static_argnames=("shape", "dtype"))

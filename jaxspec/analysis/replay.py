@@ -1,28 +1,31 @@
-"""Offline replay: how far rounds get along the target's own texts, for any exact rule, gamma or tree, without models.
+"""Offline replay: how far rounds get along the target's own texts, for any exact rule, gamma or
+tree, without models.
 
-Let a round begin somewhere in a text x1 x2 ... of the target's. Only the text's own prefixes have known distributions,
-and for an exact rule that is enough:
+Let a round begin somewhere in a text x1 x2 ... of the target's. Only the text's own prefixes have
+known distributions, and for an exact rule that is enough:
 
-    P(at least k draft tokens are accepted | the text) = S_k(x)
-                                                      = P(the draft begins x1..xk, and these are accepted) / p(x1..xk).
+    P(at least k draft tokens are accepted | the text) = S_k(x) = P(the draft begins x1..xk, and
+                                                      these are accepted) / p(x1..xk).
 
-For the tokens of a round, continued by plain sampling, have the distribution p. They begin with x1..xk in one of two
-ways: all of these are accepted draft tokens, or one is the target's own token. Given the text, the first way has the
-probability S_k. It falls as k grows, and is a product of ratios, one for each token:
+For the tokens of a round, continued by plain sampling, have the distribution p. They begin with
+x1..xk in one of two ways: all of these are accepted draft tokens, or one is the target's own token.
+Given the text, the first way has the probability S_k. It falls as k grows, and is a product of
+ratios, one for each token:
 
-- In a chain the ratio is `Rule.acceptance_ratio` (for the rejection rule min(1, q / p)). Under the block rule S_k is
-  the smallest product of q / p so far.
-- In a tree S_k is a sum over the nodes of a level. Each adds the product along its path, and a node's ratio is that of
-  its rank among its siblings. A chain is a tree with one child per node.
+- In a chain the ratio is `Rule.acceptance_ratio` (for the rejection rule min(1, q / p)). Under the
+  block rule S_k is the smallest product of q / p so far.
+- In a tree S_k is a sum over the nodes of a level. Each adds the product along its path, and a
+  node's ratio is that of its rank among its siblings. A chain is a tree with one child per node.
 
 So the number of rounds of a text follows a Markov chain, whose mean is computed, not sampled
-(`formulas.expected_rounds`). At temperature 0 the mean is the number itself. For siblings drawn with replacement, the
-mass that twins share is left out.
+(`formulas.expected_rounds`). At temperature 0 the mean is the number itself. For siblings drawn
+with replacement, the mass that twins share is left out.
 
-Shapes: N positions of all texts in a row, T tokens of one text, V vocabulary, K children of a node at most, G depth.
+Shapes: N positions of all texts in a row, T tokens of one text, V vocabulary, K children of a node
+at most, G depth.
 
-References: Leviathan, Kalman, Matias, ICML 2023, arXiv 2211.17192, appendix A.1 (the rejection rule). Chen et al.,
-Sequoia, arXiv 2402.12374 (the acceptance vector, the mean of `tree_ratios`).
+References: Leviathan, Kalman, Matias, ICML 2023, arXiv 2211.17192, appendix A.1 (the rejection
+rule). Chen et al., Sequoia, arXiv 2402.12374 (the acceptance vector, the mean of `tree_ratios`).
 """
 
 from __future__ import annotations
@@ -48,7 +51,8 @@ from jaxspec.drafters.trees.shape import Choices
 from jaxspec.sampling import samplers
 
 CHUNK = 256  # positions at a time
-SAMPLES = 4  # draws of siblings at each position, where their acceptance is averaged over those before them
+# draws of siblings at each position, where their acceptance is averaged over those before them
+SAMPLES = 4
 
 
 class LogitTrace(NamedTuple):
@@ -57,17 +61,19 @@ class LogitTrace(NamedTuple):
     temperature: float  # the temperature of the texts
     counts: Int[np.ndarray, " rows"]  # how many tokens each text has [rows]
     tokens: Int[np.ndarray, " N"]  # the texts
-    target: Float[np.ndarray, "N V"]  # float32 logits of each of their tokens, after the processors; memory-mapped
+    # float32 logits of each of their tokens, after the processors; memory-mapped
+    target: Float[np.ndarray, "N V"]
     draft: Float[np.ndarray, "N V"]  # the drafter's
 
 
 def collect(prepared: Prepared, *, batch: int = acceptance.BATCH) -> LogitTrace:
-    """Generates plainly from the target and feeds the texts to both models: 8 V bytes a position, in temporary files.
+    """Generates plainly from the target and feeds the texts to both models: 8 V bytes a position,
+    in temporary files.
 
     Args:
-        prepared: a generation with a target and a draft model. Its rows are the unit of the standard errors. Its
-            temperature and logits processors shape the texts. Texts at 0 serve temperature 0 only, so collect some for
-            each temperature that matters.
+        prepared: a generation with a target and a draft model. Its rows are the unit of the
+            standard errors. Its temperature and logits processors shape the texts. Texts at 0 serve
+            temperature 0 only, so collect some for each temperature that matters.
         batch: rows at a time.
 
     Example:
@@ -79,15 +85,23 @@ def collect(prepared: Prepared, *, batch: int = acceptance.BATCH) -> LogitTrace:
         >>> tokens_per_round(chain(3), ratios, trace.counts).value  # 19 tokens in 5 rounds
         3.8
     """
-    temperature, models = _temperature(prepared), (prepared.target, acceptance.drafting_model(prepared))
+    temperature = _temperature(prepared)
+    models = (prepared.target, acceptance.drafting_model(prepared))
     texts = list(acceptance.texts(prepared, batch))
     counts = np.concatenate([text.lengths[: text.part.real] for text in texts])
     tokenizer = prepared.target.tokenizer
-    shape = (int(counts.sum()), prepared.target.lm.vocab_size if tokenizer is None else len(tokenizer))
-    sides, static = [_scratch(shape) for _ in models], (prepared.target.lm, prepared.sampler, shape[1])
-    tokens, start = np.zeros(shape[0], np.int32), 0
+    shape = (
+        int(counts.sum()),
+        prepared.target.lm.vocab_size if tokenizer is None else len(tokenizer),
+    )
+    sides = [_scratch(shape) for _ in models]
+    static = (prepared.target.lm, prepared.sampler, shape[1])
+    tokens = np.zeros(shape[0], np.int32)
+    start = 0
     for text in texts:
-        real, prompt, sampling_params = text.real, text.part.prepared.prompt, text.part.prepared.request.sampling_params
+        real = text.real
+        prompt = text.part.prepared.prompt
+        sampling_params = text.part.prepared.request.sampling_params
         real[text.part.real :] = False
         positions = slice(start, start := start + int(real.sum()))
         tokens[positions] = np.asarray(text.tokens)[real]
@@ -113,20 +127,32 @@ def chain(gamma: int) -> Choices:
 
 
 def chain_ratios(trace: LogitTrace, rule: core.Rule) -> Float[np.ndarray, "N 1 1"]:
-    """Computes a rule's ratio for each token x of the texts: P(x is drafted and accepted) / p(x), as of one child."""
+    """Computes a rule's ratio for each token x of the texts: P(x is drafted and accepted) / p(x),
+    as of one child.
+    """
     if rule.acceptance_ratio is None:
-        raise ValueError(f"the rule {rule.name} has no acceptance_ratio: expected one, or decode to measure it")
+        raise ValueError(
+            f"the rule {rule.name} has no acceptance_ratio: expected one, or decode to measure it"
+        )
     if trace.temperature == 0 and not matches_when_greedy(rule):
-        raise ValueError(f"at temperature 0 {rule.name} accepts tokens that are not in the text: decode to measure it")
-    ratios, temperature = np.zeros(len(trace.tokens)), jnp.float32(trace.temperature)
+        raise ValueError(
+            f"at temperature 0 {rule.name} accepts tokens that are not in the text: decode to "
+            "measure it"
+        )
+    ratios = np.zeros(len(trace.tokens))
+    temperature = jnp.float32(trace.temperature)
     for index in _chunks(len(trace.tokens)):
         texts_and_logits = trace.tokens[index], trace.target[index], trace.draft[index]
-        ratios[index] = np.asarray(_chunk_ratios(rule.acceptance_ratio, temperature, *texts_and_logits))
+        ratios[index] = np.asarray(
+            _chunk_ratios(rule.acceptance_ratio, temperature, *texts_and_logits)
+        )
     return ratios[:, None, None]
 
 
 def acceptance_rate(trace: LogitTrace, rule: core.Rule) -> Rate:
-    """Computes the probability that a round's first draft token is accepted, over all positions of the texts."""
+    """Computes the probability that a round's first draft token is accepted, over all positions of
+    the texts.
+    """
     ratios = chain_ratios(trace, rule)[:, 0, 0]
     return mean_of_rows(trace, np.minimum(ratios, 1.0) if rule.exact else ratios)
 
@@ -138,34 +164,44 @@ def mean_of_rows(trace: LogitTrace, values: Float[np.ndarray, " N"]) -> Rate:
 
 
 def matches_when_greedy(rule: core.Rule) -> bool:
-    """Tells whether a rule accepts, at temperature 0, nothing but the target's own token: tried on a near tie.
+    """Tells whether a rule accepts, at temperature 0, nothing but the target's own token: tried on
+    a near tie.
 
     >>> from jaxspec import rules
-    >>> [matches_when_greedy(rule) for rule in (rules.rejection(), rules.typical(), rules.lenient(0.5))]
+    >>> [
+    ...     matches_when_greedy(rule)
+    ...     for rule in (rules.rejection(), rules.typical(), rules.lenient(0.5))
+    ... ]
     [True, True, False]
     """
-    keys, draft = noise.row_keys(jax.random.key(0), 1), core.Draft(jnp.array([[1]]), jnp.array([1]))
+    keys = noise.row_keys(jax.random.key(0), 1)
+    draft = core.Draft(jnp.array([[1]]), jnp.array([1]))
     target = core.Distribution(tokens=jnp.array([[0, 0]]), logits=jnp.array([[[1.0, 0.999]] * 2]))
     return int(rule.verify(keys, jnp.array([0]), draft, target).num_accepted[0]) == 0
 
 
 def tree_ratios(trace: LogitTrace, draw: DrawName, children: int) -> Float[np.ndarray, "N K K"]:
-    """Computes, at each token x of the texts, P(child r of k is x and is accepted) / p(x), for k up to `children`.
+    """Computes, at each token x of the texts, P(child r of k is x and is accepted) / p(x), for k up
+    to `children`.
 
-    Their mean over the positions is the acceptance by rank. It is exact for "top" (1 where x is the drafter's r-th
-    token), for "mixed" (all of p's mass on the fixed children is accepted) and for "replacement" (each sibling meets
-    the p that its elders leave). For "without_replacement" it is averaged over some draws of the elder siblings. At
-    temperature 0 children are the most probable tokens with any draw.
+    Their mean over the positions is the acceptance by rank. It is exact for "top" (1 where x is the
+    drafter's r-th token), for "mixed" (all of p's mass on the fixed children is accepted) and for
+    "replacement" (each sibling meets the p that its elders leave). For "without_replacement" it is
+    averaged over some draws of the elder siblings. At temperature 0 children are the most probable
+    tokens with any draw.
     """
     check(draw)
     vocab = trace.target.shape[1]
     in_range(1, vocab, children=children)
-    ratios, temperature = np.zeros((len(trace.tokens), children, children)), trace.temperature
+    ratios = np.zeros((len(trace.tokens), children, children))
+    temperature = trace.temperature
     for chunk, index in enumerate(_chunks(len(ratios))):
         rows = (jnp.asarray(values[index]) for values in (trace.tokens, trace.target, trace.draft))
         key = jax.random.fold_in(jax.random.key(0), chunk)
         draw_here = "top" if temperature == 0 else draw
-        ratios[index] = np.asarray(_chunk_tree_ratios(draw_here, children, temperature or 1.0, key, *rows))
+        ratios[index] = np.asarray(
+            _chunk_tree_ratios(draw_here, children, temperature or 1.0, key, *rows)
+        )
     return ratios
 
 
@@ -179,39 +215,61 @@ def _chunk_tree_ratios(
     target: Float[Array, "N V"],
     draft: Float[Array, "N V"],
 ) -> Float[Array, "N K K"]:
-    """Computes `tree_ratios` of a chunk of positions; x is each position's token, p and q are [N, V]."""
+    """Computes `tree_ratios` of a chunk of positions; x is each position's token, p and q are [N,
+    V].
+    """
     p, q = (jax.nn.softmax(logits / temperature, axis=-1) for logits in (target, draft))
     x = tokens[:, None]
-    counts, ranks = jnp.arange(1, children + 1)[None, :, None], jnp.arange(children)[None, None, :]  # [1, K, 1 or K]
-    p_x, q_x, draft_x = (jnp.take_along_axis(values, x, axis=1) for values in (p, q, draft))  # [N, 1]
-    # The rank of x among the drafter's tokens [N, 1, 1]; of equal ones the lower id is first, as in top_k.
+    # [1, K, 1 or K]
+    counts = jnp.arange(1, children + 1)[None, :, None]
+    ranks = jnp.arange(children)[None, None, :]
+    # [N, 1]
+    p_x, q_x, draft_x = (jnp.take_along_axis(values, x, axis=1) for values in (p, q, draft))
+    # The rank of x among the drafter's tokens [N, 1, 1]; of equal ones the lower id is first, as in
+    # top_k.
     lower = jnp.arange(draft.shape[1])[None, :] < x
-    rank = jnp.sum(jnp.logical_or(draft > draft_x, jnp.logical_and(draft == draft_x, lower)), axis=1)[:, None, None]
+    rank = jnp.sum((draft > draft_x) | ((draft == draft_x) & lower), axis=1)[:, None, None]
     if draw == "top":
-        return jnp.logical_and(rank == ranks, ranks < counts).astype(jnp.float32)
+        return ((rank == ranks) & (ranks < counts)).astype(jnp.float32)
     if draw == "mixed":
-        # Of k children the first is drawn from what the k - 1 likeliest leave of q, and these are the others.
-        top = jnp.pad(jnp.cumsum(jax.lax.top_k(q, children)[0], axis=1), ((0, 0), (1, 0)))[:, None, :children]
+        # Of k children the first is drawn from what the k - 1 likeliest leave of q, and these are
+        # the others.
+        top = jnp.pad(jnp.cumsum(jax.lax.top_k(q, children)[0], axis=1), ((0, 0), (1, 0)))[
+            :, None, :children
+        ]
         remaining = jnp.moveaxis(1 - top, 1, 2)  # [N, K, 1]
         drawn = jnp.minimum(1.0, q_x[:, :, None] / jnp.maximum(remaining * p_x[:, :, None], 1e-30))
-        drawn = jnp.where(jnp.logical_and(ranks == 0, rank >= counts - 1), drawn, 0.0)
-        is_fixed = jnp.logical_and(rank == ranks - 1, ranks < counts)
+        drawn = jnp.where((ranks == 0) & (rank >= counts - 1), drawn, 0.0)
+        is_fixed = (rank == ranks - 1) & (ranks < counts)
         return jnp.where(is_fixed, 1.0, drawn)
 
     def sample(key: Key[Array, ""]) -> Float[Array, "N K"]:
-        """Goes through the siblings: `p_left` is what is left of p, `siblings` the distribution that draws the next."""
+        """Goes through the siblings: `p_left` is what is left of p, `siblings` the distribution
+        that draws the next.
+        """
         gumbel = jax.random.gumbel(key, q.shape, jnp.float32)
         order = jax.lax.top_k(jnp.log(q) + gumbel, children)[1]  # draws without replacement
-        p_left, siblings, all_rejected, by_rank = p, q, jnp.ones_like(p_x), []
+        p_left = p
+        siblings = q
+        all_rejected = jnp.ones_like(p_x)
+        by_rank = []
         for child in range(children):
-            left_x, siblings_x = (jnp.take_along_axis(values, x, axis=1) for values in (p_left, siblings))
+            left_x, siblings_x = (
+                jnp.take_along_axis(values, x, axis=1) for values in (p_left, siblings)
+            )
             by_rank.append(all_rejected * jnp.minimum(left_x, siblings_x) / jnp.maximum(p_x, 1e-30))
             if draw == "replacement":  # what is left does not depend on which token was drawn
-                all_rejected = all_rejected * (1 - jnp.sum(jnp.minimum(p_left, siblings), axis=1, keepdims=True))
+                all_rejected = all_rejected * (
+                    1 - jnp.sum(jnp.minimum(p_left, siblings), axis=1, keepdims=True)
+                )
             else:
                 y = order[:, child : child + 1]  # [N, 1], this sibling
-                left_y, siblings_y = (jnp.take_along_axis(values, y, axis=1) for values in (p_left, siblings))
-                all_rejected = all_rejected * jnp.maximum(1 - left_y / jnp.maximum(siblings_y, 1e-30), 0.0)
+                left_y, siblings_y = (
+                    jnp.take_along_axis(values, y, axis=1) for values in (p_left, siblings)
+                )
+                all_rejected = all_rejected * jnp.maximum(
+                    1 - left_y / jnp.maximum(siblings_y, 1e-30), 0.0
+                )
             after = jnp.maximum(p_left - siblings, 0.0)
             mass = jnp.sum(after, axis=1, keepdims=True)
             p_left = jnp.where(mass > 1e-6, after / jnp.maximum(mass, 1e-30), p_left)
@@ -226,9 +284,12 @@ def _chunk_tree_ratios(
 
 
 def tokens_per_round(
-    choices: Sequence[Sequence[int]], ratios: Float[np.ndarray, "N K K"], counts: Int[np.ndarray, " rows"]
+    choices: Sequence[Sequence[int]],
+    ratios: Float[np.ndarray, "N K K"],
+    counts: Int[np.ndarray, " rows"],
 ) -> Rate:
-    """Computes the tokens per round of a tree along the texts, as `Stats.tokens_per_round` over all rows.
+    """Computes the tokens per round of a tree along the texts, as `Stats.tokens_per_round` over all
+    rows.
 
     Args:
         choices: the tree.
@@ -237,30 +298,42 @@ def tokens_per_round(
 
     >>> always = np.zeros((9, 2, 2))
     >>> always[:, :, 0] = 1  # the first child is always right: 8 tokens in 3 rounds, then in 4
-    >>> [round(tokens_per_round(tree, always, np.array([9])).value, 2) for tree in (((0,), (0, 0)), ((0,), (1,)))]
+    >>> [
+    ...     round(tokens_per_round(tree, always, np.array([9])).value, 2)
+    ...     for tree in (((0,), (0, 0)), ((0,), (1,)))
+    ... ]
     [2.67, 2.0]
     """
-    rounds = [formulas.expected_rounds(survives) for survives, _ in _by_text(choices, ratios, counts)]
+    rounds = [
+        formulas.expected_rounds(survives) for survives, _ in _by_text(choices, ratios, counts)
+    ]
     return Rate.of(np.asarray(counts) - 1, np.array(rounds))
 
 
 def by_depth(
-    choices: Sequence[Sequence[int]], ratios: Float[np.ndarray, "N K K"], counts: Int[np.ndarray, " rows"]
+    choices: Sequence[Sequence[int]],
+    ratios: Float[np.ndarray, "N K K"],
+    counts: Int[np.ndarray, " rows"],
 ) -> Float[np.ndarray, "G K K"]:
-    """Computes acceptance by depth, number of children and rank, where rounds with a tree really come to judge them.
+    """Computes acceptance by depth, number of children and rank, where rounds with a tree really
+    come to judge them.
 
-    Rounds begin after a token that was not drafted, go on where those before were accepted, and are cut where the text
-    ends, so that the mean over all positions promises too much.
+    Rounds begin after a token that was not drafted, go on where those before were accepted, and are
+    cut where the text ends, so that the mean over all positions promises too much.
 
     >>> always = np.zeros((9, 2, 2))
-    >>> always[1::2, :, 0] = 1  # every second token is right: a chain of 2 always begins with a right one
+    >>> always[1::2, :, 0] = (
+    ...     1  # every second token is right: a chain of 2 always begins with a right one
+    ... )
     >>> by_depth(((0,), (0, 0)), always, np.array([9]))[:, 0, 0].tolist()
     [1.0, 0.0]
     """
     depth = max(map(len, choices))
-    accepted, mass = np.zeros((depth, *ratios.shape[1:])), np.zeros((depth, 1, 1))
+    accepted = np.zeros((depth, *ratios.shape[1:]))
+    mass = np.zeros((depth, 1, 1))
     for survives, later in _by_text(choices, ratios, counts):
-        tokens, exactly = len(survives), formulas.exact_counts(survives)
+        tokens = len(survives)
+        exactly = formulas.exact_counts(survives)
         begins = np.zeros(tokens + depth + 1)  # how probably a round begins at each token
         begins[:1] = 1
         for t in range(tokens):
@@ -273,17 +346,22 @@ def by_depth(
 
 
 def _by_text(
-    choices: Sequence[Sequence[int]], ratios: Float[np.ndarray, "N K K"], counts: Int[np.ndarray, " rows"]
+    choices: Sequence[Sequence[int]],
+    ratios: Float[np.ndarray, "N K K"],
+    counts: Int[np.ndarray, " rows"],
 ) -> Iterator[tuple[Float[np.ndarray, "T G"], Float[np.ndarray, "TG K K"]]]:
-    """Yields the survival of rounds along each text [T, G], and the ratios after each token, with zeros after its end.
+    """Yields the survival of rounds along each text [T, G], and the ratios after each token, with
+    zeros after its end.
 
-    Survival: how probably a round that begins at each token but the first accepts 1, 2, .. of the tokens there.
+    Survival: how probably a round that begins at each token but the first accepts 1, 2, .. of the
+    tokens there.
     """
     nodes = sorted((tuple(map(int, node)) for node in choices), key=len)
     depth = len(nodes[-1])
     children = {node: sum(child[:-1] == node for child in nodes) for node in ((), *nodes)}
     for end, count in zip(np.cumsum(counts), counts, strict=True):
-        # A node is reached if all nodes on its path are accepted: the product of their ratios at the tokens there.
+        # A node is reached if all nodes on its path are accepted: the product of their ratios at
+        # the tokens there.
         later = np.pad(ratios[end - count + 1 : end], ((0, depth), (0, 0), (0, 0)))
         reached: dict[tuple[int, ...], np.ndarray] = {(): np.ones(count - 1)}
         survives = np.zeros((count - 1, depth))
@@ -301,15 +379,19 @@ def _temperature(prepared: Prepared) -> float:
     temperatures = np.unique(np.asarray(0.0 if option is None else option, np.float64))
     if len(temperatures) > 1 or not can_replay(prepared):
         raise ValueError(
-            "replay got temperatures that differ, top_k, top_p, min_p, or sampling options of the drafter's own: "
-            "expected one temperature for all rows, and logits processors, bias or penalties if any"
+            "replay got temperatures that differ, top_k, top_p, min_p, or sampling options of the "
+            "drafter's own: expected one temperature for all rows, and logits processors, bias or "
+            "penalties if any"
         )
     return float(temperatures[0])
 
 
 def can_replay(prepared: Prepared) -> bool:
-    """Tells whether tokens are drawn at a temperature alone, after any logits processors, from both models."""
-    of_target, of_draft = prepared.request.sampling_params, prepared.request.draft_sampling_params
+    """Tells whether tokens are drawn at a temperature alone, after any logits processors, from both
+    models.
+    """
+    of_target = prepared.request.sampling_params
+    of_draft = prepared.request.draft_sampling_params
     truncated = (of_target.top_k, of_target.top_p, of_target.min_p)
     return of_draft is None and all(value is None for value in truncated)
 
@@ -332,7 +414,9 @@ def _chunk_ratios(
     return acceptance_ratio(p, q, tokens[:, None])[:, 0]
 
 
-def distribution(logits: Float[Array, "N V"], temperature: Float[Array, ""]) -> Float[Array, "N 1 V"]:
+def distribution(
+    logits: Float[Array, "N V"], temperature: Float[Array, ""]
+) -> Float[Array, "N 1 V"]:
     """Returns the log probabilities of each position at a temperature."""
     sampling_params = sampling.SamplingParams(jnp.full(len(logits), temperature, jnp.float32))
     log_probs = sampling.at_temperature()(sampling_params, logits[:, None]).log_probs
@@ -352,6 +436,10 @@ def _logits(
     tokens: Int[Array, "B T"],
 ) -> Float[Array, "B T V"]:
     """Computes teacher-forced logits over the target's real ids, after the logits processors."""
-    logits = sampling.match_vocab(acceptance.teacher_forced(lm, params, prompt, tokens), target.vocab_size)
+    logits = sampling.match_vocab(
+        acceptance.teacher_forced(lm, params, prompt, tokens), target.vocab_size
+    )
     preceding = acceptance.preceding_tokens(target, prompt, tokens)
-    return sampling.match_vocab(samplers.processed(sampler, sampling_params, logits, preceding), vocab)
+    return sampling.match_vocab(
+        samplers.processed(sampler, sampling_params, logits, preceding), vocab
+    )

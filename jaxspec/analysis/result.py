@@ -1,4 +1,6 @@
-"""A `Setting` is a way to decode a `Task`, a `BenchResult` what was measured of it; a `ResultStore` keeps results."""
+"""A `Setting` is a way to decode a `Task`, a `BenchResult` what was measured of it; a `ResultStore`
+keeps results.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,8 @@ PLANNED = "plan"  # in the place of a gamma: the one that `analysis.plan` choose
 ADAPTIVE = "adaptive"  # in the place of a policy: `policies.adaptive` with costs as measured
 JAXSPEC = "jaxspec"  # the name of the backend that is used where a setting has none
 NAMES = {"drafter": "name", "policy": "policy_name"}  # fields, and those that name their values
-Digests = dict[tuple[int, ...], tuple[list[Any], str]]  # of arrays by their ids, and the arrays: ids stay theirs
+# of arrays by their ids, and the arrays: ids stay theirs
+Digests = dict[tuple[int, ...], tuple[list[Any], str]]
 
 
 class Task(NamedTuple):
@@ -43,12 +46,18 @@ class Task(NamedTuple):
 
 
 class Backend(NamedTuple):
-    """Another way to run settings than the compiled program, to be compared with it: another library, for example."""
+    """Another way to run settings than the compiled program, to be compared with it: another
+    library, for example.
+    """
 
     name: str  # for tables
-    # (setting, its batches, a folder for files) -> a call for each batch, which decodes it and waits for the result;
-    # then the new tokens of all rows, and the number of the target's passes, with prefill's
-    decode: Callable[[Setting, Sequence[Prepared], Path], tuple[Sequence[Callable[[], object]], list[list[int]], int]]
+    # (setting, its batches, a folder for files) -> a call for each batch, which decodes it and
+    # waits for the result; then the new tokens of all rows, and the number of the target's passes,
+    # with prefill's
+    decode: Callable[
+        [Setting, Sequence[Prepared], Path],
+        tuple[Sequence[Callable[[], object]], list[list[int]], int],
+    ]
 
 
 class Setting(NamedTuple):
@@ -57,13 +66,17 @@ class Setting(NamedTuple):
     task: Task  # the prompts, and how much text
     # a model, one of `jaxspec.drafters`, one of your own, or None for plain decoding
     drafter: Model | BoundDrafter | Drafter | None = None
-    gamma: int | str = 3  # draft tokens a round, or `PLANNED`; no effect on a drafter of trees, whose size is its own
+    # draft tokens a round, or `PLANNED`; no effect on a drafter of trees, whose size is its own
+    gamma: int | str = 3
     rule: Rule = rules.rejection()  # the acceptance rule
-    # the draft-length policy; None drafts all gamma tokens, `ADAPTIVE` is `policies.adaptive` with c and v as measured
+    # the draft-length policy; None drafts all gamma tokens, `ADAPTIVE` is `policies.adaptive` with
+    # c and v as measured
     policy: BoundPolicy | str | None = None
-    sampling: Mapping[str, Any] = {}  # sampling options of `generate`, as {"temperature": 1.0}; greedy if empty
+    # sampling options of `generate`, as {"temperature": 1.0}; greedy if empty
+    sampling: Mapping[str, Any] = {}
     batch: int = 1  # prompts at a time
-    target: Model | None = None  # if it is not the one that `bench.run` was given: in another dtype, or on a mesh
+    # if it is not the one that `bench.run` was given: in another dtype, or on a mesh
+    target: Model | None = None
     backend: Backend | None = None  # runs it; None: the compiled program
     name: str = ""  # the drafter's, for tables; a model has one
     policy_name: str = ""  # the policy's
@@ -71,13 +84,20 @@ class Setting(NamedTuple):
     @property
     def is_plain(self) -> bool:
         """True if nothing is drafted: no drafter, or chains of no tokens."""
-        functions = self.drafter.functions if isinstance(self.drafter, BoundDrafter) else self.drafter
+        if isinstance(self.drafter, BoundDrafter):
+            functions = self.drafter.functions
+        else:
+            functions = self.drafter
         return functions is None or (self.gamma == 0 and getattr(functions, "tree", None) is None)
 
     @property
     def drafter_name(self) -> str:
-        """The name of the drafter: its own, else that of the model or the factory; empty for plain decoding."""
-        return "" if self.is_plain else self.name or getattr(self.drafter, "name", "") or "unnamed"
+        """The name of the drafter: its own, else that of the model or the factory; empty for plain
+        decoding.
+        """
+        if self.is_plain:
+            return ""
+        return self.name or getattr(self.drafter, "name", "") or "unnamed"
 
     @property
     def policy_label(self) -> str:
@@ -91,7 +111,9 @@ class Setting(NamedTuple):
         """The highest of its texts; 0 is greedy."""
         return float(np.max(self.sampling.get("temperature", 0.0) or 0.0))
 
-    backend_name = property(lambda self: self.backend.name if self.backend else JAXSPEC, doc="The backend's name.")
+    backend_name = property(
+        lambda self: self.backend.name if self.backend else JAXSPEC, doc="The backend's name."
+    )
     is_named = property(
         lambda self: bool(self.name) or isinstance(self.drafter, Model),
         doc="True if the drafter has a name that tells it from others of its kind.",
@@ -99,24 +121,35 @@ class Setting(NamedTuple):
 
     def plain(self) -> Setting:
         """Returns plain decoding of the same task, by the same target and backend."""
-        alike = {"sampling": self.sampling, "batch": self.batch, "target": self.target, "backend": self.backend}
+        alike = {
+            "sampling": self.sampling,
+            "batch": self.batch,
+            "target": self.target,
+            "backend": self.backend,
+        }
         return Setting(self.task, None, 0, **alike)
 
 
 def product(**axes: Any) -> list[Setting]:
-    """Returns every combination of the values of some fields of `Setting`, once; the last axis changes fastest.
+    """Returns every combination of the values of some fields of `Setting`, once; the last axis
+    changes fastest.
 
     Args:
-        **axes: for each field a sequence of values, or one value; of drafters and policies also a dict of names and
-            values.
+        **axes: for each field a sequence of values, or one value; of drafters and policies also a
+            dict of names and values.
 
     >>> task = Task("letters", ["a b a"])
-    >>> settings = product(task=task, drafter={"copy": None}, gamma=[2, 3], sampling=[{}, {"temperature": 1.0}])
+    >>> settings = product(
+    ...     task=task, drafter={"copy": None}, gamma=[2, 3], sampling=[{}, {"temperature": 1.0}]
+    ... )
     >>> [(setting.gamma, dict(setting.sampling)) for setting in settings]
     [(2, {}), (2, {'temperature': 1.0}), (3, {}), (3, {'temperature': 1.0})]
     """
-    if unknown := axes.keys() - set(Setting._fields):
-        raise TypeError(f"Setting has no field {min(unknown)!r}: expected some of {', '.join(Setting._fields)}")
+    unknown = axes.keys() - set(Setting._fields)
+    if unknown:
+        raise TypeError(
+            f"Setting has no field {min(unknown)!r}: expected some of {', '.join(Setting._fields)}"
+        )
     choices: list[list[dict[str, Any]]] = []
     for field, values in axes.items():
         if field in NAMES and isinstance(values, Mapping):
@@ -131,17 +164,31 @@ def product(**axes: Any) -> list[Setting]:
 
 
 def setting_of(prepared: Prepared, name: str, batch: int) -> Setting:
-    """Makes a setting of a generation, for a task of some name and a number of prompts at a time."""
+    """Makes a setting of a generation, for a task of some name and a number of prompts at a
+    time.
+    """
     options = dict(prepared.options)
-    if (samples := options.pop("num_samples", 1)) != 1:
-        raise ValueError(f"num_samples is {samples}: expected 1, and each prompt as often as its samples")
+    samples = options.pop("num_samples", 1)
+    if samples != 1:
+        raise ValueError(
+            f"num_samples is {samples}: expected 1, and each prompt as often as its samples"
+        )
     drafter, gamma, rule, policy, limit, _, eos = (
-        options.pop(name) for name in ("drafter", "gamma", "rule", "policy", "max_new_tokens", "key", "eos_ids")
+        options.pop(name)
+        for name in ("drafter", "gamma", "rule", "policy", "max_new_tokens", "key", "eos_ids")
     )
-    if np.ndim(limit) or any(np.ndim(value) for name, value in options.items() if name == "temperature"):
-        raise ValueError("a setting has one max_new_tokens and one temperature for all of its prompts")
+    if np.ndim(limit) or any(
+        np.ndim(value) for name, value in options.items() if name == "temperature"
+    ):
+        raise ValueError(
+            "a setting has one max_new_tokens and one temperature for all of its prompts"
+        )
     task = Task(name, prepared.prompt, int(limit), ends=eos != ())
-    sampling = {option: value for option, value in options.items() if value is not None and value is not False}
+    sampling = {
+        option: value
+        for option, value in options.items()
+        if value is not None and value is not False
+    }
     return Setting(task, drafter, gamma, rule or rules.rejection(), policy, sampling, batch)
 
 
@@ -154,9 +201,11 @@ class SettingSummary(NamedTuple):
     policy: str = ""
     rule: str = ""
     exact: bool = True  # whether the rule is
-    gamma: int = 0  # most draft tokens a round; 0 where nothing is drafted, or before gamma is planned
+    # most draft tokens a round; 0 where nothing is drafted, or before gamma is planned
+    gamma: int = 0
     planned: bool = False  # whether gamma is the plan's choice
-    pays: bool = True  # the plan's advice; if it is not to speculate, gamma is the best all the same
+    # the plan's advice; if it is not to speculate, gamma is the best all the same
+    pays: bool = True
     temperature: float = 0.0
     sampling: str = ""  # the other options, in words
     dtype: str = "float32"
@@ -166,7 +215,9 @@ class SettingSummary(NamedTuple):
     backend: str = JAXSPEC
 
     is_plain = property(lambda self: not self.drafter, doc="True for plain decoding.")
-    label = property(lambda self: f"{self.task}, T = {self.temperature:g}, {self.drafter}", doc="For a sentence.")
+    label = property(
+        lambda self: f"{self.task}, T = {self.temperature:g}, {self.drafter}", doc="For a sentence."
+    )
 
 
 def summary(setting: Setting, target: Model) -> SettingSummary:
@@ -180,7 +231,9 @@ def summary(setting: Setting, target: Model) -> SettingSummary:
         exact=setting.is_plain or setting.rule.exact,
         planned=setting.gamma == PLANNED,
         temperature=setting.temperature,
-        sampling=", ".join(f"{name}={value}" for name, value in setting.sampling.items() if name != "temperature"),
+        sampling=", ".join(
+            f"{name}={value}" for name, value in setting.sampling.items() if name != "temperature"
+        ),
         dtype=dtype_of(target),
         mesh=mesh_name(target),
         batch=setting.batch,
@@ -192,16 +245,28 @@ def summary(setting: Setting, target: Model) -> SettingSummary:
 def describe(setting: Setting, target: Model, digests: Digests | None = None) -> dict[str, Any]:
     """Describes a setting in JSON: two settings of one description have the same results.
 
-    `digests` of parameters that were read are added to, so that the settings of a model read its parameters once.
+    `digests` of parameters that were read are added to, so that the settings of a model read its
+    parameters once.
     """
-    digests = {} if digests is None else digests
-    task, model, drafter = setting.task, setting.target or target, setting.drafter
-    prompts = token_rows.to_lists(*task.prompts[:2]) if isinstance(task.prompts, Prompt) else task.prompts
+    if digests is None:
+        digests = {}
+    task = setting.task
+    model = setting.target or target
+    drafter = setting.drafter
+    if isinstance(task.prompts, Prompt):
+        prompts = token_rows.to_lists(*task.prompts[:2])
+    else:
+        prompts = task.prompts
     features = getattr(task.prompts, "encoder", None)
-    drafting = [getattr(drafter, "params", ()), [inner.params for inner in getattr(drafter, "models", ())]]
+    drafting = [
+        getattr(drafter, "params", ()),
+        [inner.params for inner in getattr(drafter, "models", ())],
+    ]
     numbers = getattr(setting.policy, "params", ())
     return summary(setting, model)._asdict() | {
-        "prompts": fingerprint([*prompts, *([] if features is None else [digest(features, digests)])]),
+        "prompts": fingerprint(
+            [*prompts, *([] if features is None else [digest(features, digests)])]
+        ),
         "ends": task.ends,
         "sampling": {name: np.asarray(value).tolist() for name, value in setting.sampling.items()},
         "gamma": 0 if setting.is_plain else setting.gamma,
@@ -221,7 +286,9 @@ def digest(values: Any, digests: Digests) -> str:
 def mesh_name(model: Model) -> str:
     """Returns the mesh that a model lies on, as `jaxspec.load` takes it; empty for one device."""
     mesh = sharding.mesh_of(model.params)
-    return "" if mesh is None else ",".join(f"{name}={size}" for name, size in mesh.shape.items())
+    if mesh is None:
+        return ""
+    return ",".join(f"{name}={size}" for name, size in mesh.shape.items())
 
 
 def dtype_of(model: Model) -> str:
@@ -245,7 +312,8 @@ class Costs(NamedTuple):
 class Predicted(NamedTuple):
     """Speed over plain decoding that costs and draft tokens promise, after prefill. Of chains."""
 
-    theorem: float | None = None  # Theorem 3.8 with c and v as measured, without a policy: independent draft tokens
+    # Theorem 3.8 with c and v as measured, without a policy: independent draft tokens
+    theorem: float | None = None
     rounds: float | None = None  # with the rounds that were run, each as long as its longest draft
 
 
@@ -254,13 +322,17 @@ class Drafts(NamedTuple):
 
     share_of_rounds: Rate  # rounds in which there was a draft
     tokens_per_round: float  # draft tokens of each row
-    longest_per_round: float  # draft tokens of the batch, whose rounds are as long as the longest row's
+    # draft tokens of the batch, whose rounds are as long as the longest row's
+    longest_per_round: float
     conditional: Rate | None = None  # accepted over tested draft tokens; chains only
-    conditional_by_draft_token: tuple[Rate, ...] = ()  # the same by their place in the round; chains only
+    # the same by their place in the round; chains only
+    conditional_by_draft_token: tuple[Rate, ...] = ()
 
 
 class Latency(NamedTuple):
-    """Milliseconds until a reader of the stream has the first token, and the percentiles over all others."""
+    """Milliseconds until a reader of the stream has the first token, and the percentiles over all
+    others.
+    """
 
     first: Spread
     p50: Spread | None
@@ -268,7 +340,9 @@ class Latency(NamedTuple):
 
 
 class Difference(NamedTuple):
-    """The first difference from plain decoding: the text's number, the token's, and both texts' tokens up to it."""
+    """The first difference from plain decoding: the text's number, the token's, and both texts'
+    tokens up to it.
+    """
 
     text: int
     position: int
@@ -285,18 +359,22 @@ class BenchResult(NamedTuple):
     passes: int = 0  # the target's, with prefill's
     tokens_per_round: Rate | None = None  # without each text's first token, which prefill yields
     drafts: Drafts | None = None  # the draft tokens of a run; None for plain decoding
-    same_text: int | None = None  # greedy texts that are plain decoding's; None for samples and inexact rules
+    # greedy texts that are plain decoding's; None for samples and inexact rules
+    same_text: int | None = None
     difference: Difference | None = None  # where the first that is not differs
     seconds: tuple[float, ...] = ()  # seconds of each timed run; empty if nothing was timed
     prefill_seconds: float | None = None  # median of a run's prefills; None if unknown
     tokens_per_second: Spread | None = None  # the speed of the runs
-    speed: Spread | None = None  # over plain decoding by the same target and backend, repeat by repeat
+    # over plain decoding by the same target and backend, repeat by repeat
+    speed: Spread | None = None
     speed_after_prefill: Spread | None = None  # the same without what prefill takes
-    speed_over_first: Spread | None = None  # over the group's first plain decoding, if of another dtype, mesh, backend
+    # over the group's first plain decoding, if of another dtype, mesh, backend
+    speed_over_first: Spread | None = None
     first_call: float | None = None  # seconds of the first one, which compiles the program
     latency: Latency | None = None  # latency of the timed run
     memory: MemoryUse | None = None  # memory of the timed run
-    # E[sum min(p, q)] over all positions of the target's own text, or with a lenient rule what it accepts
+    # E[sum min(p, q)] over all positions of the target's own text, or with a lenient rule what it
+    # accepts
     alpha: Rate | None = None
     costs: Costs | None = None  # costs of the passes
     predicted: Predicted | None = None  # what theory predicts from the costs
@@ -304,27 +382,35 @@ class BenchResult(NamedTuple):
     environment: Environment | None = None  # machine, versions, command
     error: str | None = None  # why there are no numbers
 
-    later_tokens = property(lambda self: self.tokens - self.texts, doc="New tokens but for prefill's, one a text.")
+    later_tokens = property(
+        lambda self: self.tokens - self.texts, doc="New tokens but for prefill's, one a text."
+    )
 
 
 def ratio(plain: np.ndarray, other: np.ndarray, tokens: float = 1.0) -> Spread | None:
-    """Divides plain decoding's time by another, repeat by repeat; None if noise leaves no time at all.
+    """Divides plain decoding's time by another, repeat by repeat; None if noise leaves no time at
+    all.
 
     >>> ratio(np.array([2.0, 4.0]), np.array([1.0, 1.0]))
     Spread(median=3.0, min=2.0, max=4.0)
     """
-    return Spread.of(tokens * plain / other) if (plain > 0).all() and (other > 0).all() else None
+    if (plain > 0).all() and (other > 0).all():
+        return Spread.of(tokens * plain / other)
+    return None
 
 
 def over(result: BenchResult, other: BenchResult) -> Spread | None:
-    """Divides a result's speed by that of another which was interleaved with it, repeat by repeat."""
+    """Divides a result's speed by that of another which was interleaved with it, repeat by
+    repeat.
+    """
     if result.group != other.group or not (result.seconds and other.seconds and other.tokens):
         return None
     return ratio(np.array(other.seconds), np.array(result.seconds), result.tokens / other.tokens)
 
 
 def to_json(value: Any) -> Any:
-    """Turns a result, or a part of one, into what JSON has; numbers that are not finite become None.
+    """Turns a result, or a part of one, into what JSON has; numbers that are not finite become
+    None.
 
     >>> to_json({"speed": Spread(2.0, 1.0, math.inf), "c": np.ones(2), "file": Path("rows.jsonl")})
     {'speed': {'median': 2.0, 'min': 1.0, 'max': None}, 'c': [1.0, 1.0], 'file': 'rows.jsonl'}
@@ -338,14 +424,22 @@ def to_json(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, tuple | list | np.ndarray):
-        return [to_json(entry) for entry in (value.tolist() if isinstance(value, np.ndarray) else value)]
-    return str(value) if isinstance(value, Path) else value
+        return [
+            to_json(entry) for entry in (value.tolist() if isinstance(value, np.ndarray) else value)
+        ]
+    if isinstance(value, Path):
+        return str(value)
+    return value
 
 
 def from_json(stored: Any, form: Any = BenchResult) -> Any:
-    """Makes a result of what `to_json` made of it; or a value of another type, or of the first of a union."""
+    """Makes a result of what `to_json` made of it; or a value of another type, or of the first of a
+    union.
+    """
     if stored is None:
-        return math.nan if form is float else None
+        if form is float:
+            return math.nan
+        return None
     if isinstance(form, types.UnionType):
         return from_json(stored, typing.get_args(form)[0])
     if typing.get_origin(form) is tuple:
@@ -359,7 +453,9 @@ def from_json(stored: Any, form: Any = BenchResult) -> Any:
 def fingerprint(settings: Any) -> str:
     """Returns a name for what JSON has, the same in any order of a dict.
 
-    >>> fingerprint({"a": 1, "b": [2.0]}) == fingerprint({"b": [2.0], "a": 1}) != fingerprint({"a": 1, "b": [3.0]})
+    >>> fingerprint({"a": 1, "b": [2.0]}) == fingerprint({"b": [2.0], "a": 1}) != fingerprint(
+    ...     {"a": 1, "b": [3.0]}
+    ... )
     True
     """
     return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
@@ -369,7 +465,8 @@ _BEGINNING = b'{"fingerprint": "'  # of each line of a store's file
 
 
 class ResultStore:
-    """Results by the fingerprint of their settings, so that a run that was interrupted goes on where it was.
+    """Results by the fingerprint of their settings, so that a run that was interrupted goes on
+    where it was.
 
     In memory only, if there is no file; else each is a line of JSON.
 
@@ -377,14 +474,15 @@ class ResultStore:
         file: the file of an earlier run, or a new one.
 
     Raises:
-        ValueError: a line of the file is no result. The last one may be cut: the run ended while it was written. It is
-            then replaced, so it has to begin as a result does.
+        ValueError: a line of the file is no result. The last one may be cut: the run ended while it
+            was written. It is then replaced, so it has to begin as a result does.
     """
 
     def __init__(self, file: Path | None):
         self._file = file
         self._rows: dict[str, list[dict[str, Any]]] = {}
-        self._size: int | None = None  # bytes of the complete lines of an earlier run, which the first new one follows
+        # bytes of the complete lines of an earlier run, which the first new one follows
+        self._size: int | None = None
         if file is None or not file.exists():
             return
         lines = file.read_bytes().split(b"\n")
@@ -396,18 +494,29 @@ class ResultStore:
                     self._rows.setdefault(row["fingerprint"], []).append(row)
             except (ValueError, TypeError, KeyError, RecursionError) as error:
                 if number < len(lines) or line[: len(_BEGINNING)] != _BEGINNING[: len(line)]:
-                    raise ValueError(f"{file}: line {number} is not a measurement; give another file") from error
+                    raise ValueError(
+                        f"{file}: line {number} is not a measurement; give another file"
+                    ) from error
                 self._size -= len(line) + 1
 
     def get(self, settings: dict[str, Any], group: str = "") -> dict[str, Any] | None:
         """Returns the result of a setting if it was measured: the group's, or else the latest."""
         results = [row["result"] for row in reversed(self._rows.get(fingerprint(settings), []))]
-        return next((result for result in results if group == result.get("group")), (results or [None])[0])
+        return next(
+            (result for result in results if group == result.get("group")), (results or [None])[0]
+        )
 
-    def put(self, settings: dict[str, Any], result: dict[str, Any], environment: dict[str, Any]) -> None:
+    def put(
+        self, settings: dict[str, Any], result: dict[str, Any], environment: dict[str, Any]
+    ) -> None:
         """Adds a result; it is on disk before this returns."""
         name = fingerprint(settings)
-        row = {"fingerprint": name, "settings": settings, "result": result, "environment": environment}
+        row = {
+            "fingerprint": name,
+            "settings": settings,
+            "result": result,
+            "environment": environment,
+        }
         self._rows.setdefault(name, []).append(row)
         if self._file is None:
             return
@@ -415,7 +524,8 @@ class ResultStore:
         with open(self._file, "ab") as out:
             size = out.tell() if self._size is None else self._size
             out.truncate(min(size, out.tell()))  # a last line that was cut is measured again
-            out.write(b"\n" * (size > out.seek(0, os.SEEK_END)))  # the line end that a complete last line lacks
+            # the line end that a complete last line lacks
+            out.write(b"\n" * (size > out.seek(0, os.SEEK_END)))
             out.write(json.dumps(row, ensure_ascii=False).encode() + b"\n")
             out.flush()
             os.fsync(out.fileno())

@@ -16,7 +16,8 @@ class Size(NamedTuple):
     name: str
     parameters: int  # how many there are
     memory_bytes: dict[str, int]  # bytes of all parameters
-    cache_bytes_per_token: dict[str, int]  # bytes of each row; layers with sliding windows stop at their windows
+    # bytes of each row; layers with sliding windows stop at their windows
+    cache_bytes_per_token: dict[str, int]
 
 
 class SizeTable(NamedTuple):
@@ -30,7 +31,9 @@ class SizeTable(NamedTuple):
         families = []
         for title, sizes in self.families.items():
             rows = ",\n".join(f"    {json.dumps(size._asdict())}" for size in sizes)
-            families.append(f"  {json.dumps(title)}: [\n{rows}\n  ]" if sizes else f"  {json.dumps(title)}: []")
+            families.append(
+                f"  {json.dumps(title)}: [\n{rows}\n  ]" if sizes else f"  {json.dumps(title)}: []"
+            )
         joined = ",\n".join(families)
         return f'{{"families": {{\n{joined}\n}},\n"heads": {json.dumps(self.heads)}}}\n'
 
@@ -43,7 +46,9 @@ def read() -> SizeTable:
     [6036480]
     """
     table = json.loads(FILE.read_text("utf-8"))
-    families = {title: tuple(Size(**size) for size in sizes) for title, sizes in table["families"].items()}
+    families = {
+        title: tuple(Size(**size) for size in sizes) for title, sizes in table["families"].items()
+    }
     return SizeTable(families, table["heads"])
 
 
@@ -60,7 +65,8 @@ def count_all() -> SizeTable:
     from jaxspec.weights.hf_families import FAMILIES
 
     families = {
-        family.title: tuple(count(config, name) for name, config in family.sizes.items()) for family in FAMILIES
+        family.title: tuple(count(config, name) for name, config in family.sizes.items())
+        for family in FAMILIES
     }
     return SizeTable(families, count_heads())
 
@@ -75,6 +81,8 @@ def count_heads() -> dict[str, int]:
     counts = {}
     for head in KINDS:
         for name, config in head.published.items():
-            leaves = jax.tree.leaves(jax.eval_shape(functools.partial(head.init, config), jax.random.key(0)))
+            leaves = jax.tree.leaves(
+                jax.eval_shape(functools.partial(head.init, config), jax.random.key(0))
+            )
             counts[name] = sum(x.size for x in leaves if jnp.issubdtype(x.dtype, jnp.floating))
     return counts

@@ -13,10 +13,17 @@ LEVEL = 0.95  # of confidence intervals
 
 
 class Rate(NamedTuple):
-    """A ratio of totals over rows, with its error: texts are independent, the positions or rounds within one are not.
+    """A ratio of totals over rows, with its error: texts are independent, the positions or rounds
+    within one are not.
 
-    >>> accepted = Rate.of(np.array([3.0, 1.0, 4.0]), np.array([4, 2, 5]), probability=True)  # 8 of 11
-    >>> round(accepted.value, 3), round(accepted.stderr, 3), [round(end, 3) for end in accepted.interval]
+    >>> accepted = Rate.of(
+    ...     np.array([3.0, 1.0, 4.0]), np.array([4, 2, 5]), probability=True
+    ... )  # 8 of 11
+    >>> (
+    ...     round(accepted.value, 3),
+    ...     round(accepted.stderr, 3),
+    ...     [round(end, 3) for end in accepted.interval],
+    ... )
     (0.727, 0.066, [0.445, 1.0])
     >>> Rate.of(np.array([3.0]), np.array([4]))
     Rate(value=0.75, stderr=nan, low=nan, high=nan, count=4)
@@ -32,18 +39,23 @@ class Rate(NamedTuple):
 
     @classmethod
     def of(
-        cls, sums: Float[np.ndarray, " rows"], counts: Shaped[np.ndarray, " rows"], probability: bool = False
+        cls,
+        sums: Float[np.ndarray, " rows"],
+        counts: Shaped[np.ndarray, " rows"],
+        probability: bool = False,
     ) -> Rate:
-        """Divides totals over rows. The interval is by Student's t: of three rows, 4.3 standard errors on either side.
+        """Divides totals over rows. The interval is by Student's t: of three rows, 4.3 standard
+        errors on either side.
 
-        It takes the rows' spread to be like that of a normal distribution: of a few rows it is wide, and still
-        optimistic if most of them are alike.
+        It takes the rows' spread to be like that of a normal distribution: of a few rows it is
+        wide, and still optimistic if most of them are alike.
 
         Args:
             sums, counts: each row's contribution to the numerator, and to the denominator.
             probability: whether the ratio is one: its interval then lies in [0, 1].
         """
-        rows, total = len(sums), float(counts.sum())
+        rows = len(sums)
+        total = float(counts.sum())
         value = float(sums.sum()) / total if total else math.nan
         if rows < 2 or not total:
             return cls(value, math.nan, math.nan, math.nan, round(total))

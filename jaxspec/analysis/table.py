@@ -23,7 +23,8 @@ class Column(NamedTuple):
     """A column of a table; where all of its cells are empty, it is left out."""
 
     head: str  # above it
-    of: str | Callable[[BenchResult], Any]  # where a result has its values, such as "costs.c"; or a function of results
+    # where a result has its values, such as "costs.c"; or a function of results
+    of: str | Callable[[BenchResult], Any]
     digits: int = 2  # after the point
     unit: float = 1.0  # by which numbers are divided
 
@@ -36,9 +37,15 @@ class Column(NamedTuple):
 
 
 def words(value: Any, digits: int = 2) -> str:
-    """Formats a value for people: a spread by its median, a rate with how far its 95% interval reaches, None as a dash.
+    """Formats a value for people: a spread by its median, a rate with how far its 95% interval
+    reaches, None as a dash.
 
-    >>> words(1.25, 1), words(None), words(Spread(2.0, 1.0, 3.0)), words(Rate(0.5, *3 * [math.nan], 2))
+    >>> (
+    ...     words(1.25, 1),
+    ...     words(None),
+    ...     words(Spread(2.0, 1.0, 3.0)),
+    ...     words(Rate(0.5, *3 * [math.nan], 2)),
+    ... )
     ('1.2', '–', '2.00', '0.50')
     >>> words(Rate(0.98, 0.01, 0.94, 1.0, 9))  # that of a probability may be cut on one side
     '0.98±0.04'
@@ -50,7 +57,9 @@ def words(value: Any, digits: int = 2) -> str:
         return words(value.value, digits) + ("" if math.isnan(reach) else f"±{reach:.{digits}f}")
     if value is None or value != value:  # NaN, the rate of nothing
         return MISSING
-    return f"{value:,.{digits}f}" if isinstance(value, float) else str(value)
+    if isinstance(value, float):
+        return f"{value:,.{digits}f}"
+    return str(value)
 
 
 def runs(numbers: Sequence[int]) -> str:
@@ -62,19 +71,24 @@ def runs(numbers: Sequence[int]) -> str:
     starts = [n for n in numbers if n - 1 not in numbers]
     ends = [n for n in numbers if n + 1 not in numbers]
     return ", ".join(
-        f"{a}..{b}" if b > a + 1 else ", ".join(map(str, range(a, b + 1))) for a, b in zip(starts, ends, strict=True)
+        f"{a}..{b}" if b > a + 1 else ", ".join(map(str, range(a, b + 1)))
+        for a, b in zip(starts, ends, strict=True)
     )
 
 
 def around(spread: Spread | None, digits: int = 2) -> str:
     """Formats the least and the largest."""
-    return MISSING if spread is None else f"{spread.min:,.{digits}f}..{spread.max:,.{digits}f}"
+    if spread is None:
+        return MISSING
+    return f"{spread.min:,.{digits}f}..{spread.max:,.{digits}f}"
 
 
 def _gamma(result: BenchResult) -> str:
     setting = result.setting
     return (
-        (str(setting.gamma) if setting.gamma else "plain") + ("*" if setting.planned else "") + "!" * (not setting.pays)
+        (str(setting.gamma) if setting.gamma else "plain")
+        + ("*" if setting.planned else "")
+        + "!" * (not setting.pays)
     )
 
 
@@ -88,11 +102,14 @@ SETTINGS = {  # those that differ are columns, the others are in the title
     "backend": Column("library", "setting.backend"),
     "drafter": Column("drafter", lambda result: result.setting.drafter or "plain"),
     "policy": Column("policy", "setting.policy"),
-    "rule": Column("rule", lambda result: result.setting.rule + ("" if result.setting.exact else ", inexact")),
+    "rule": Column(
+        "rule", lambda result: result.setting.rule + ("" if result.setting.exact else ", inexact")
+    ),
 }
 _GAMMA = Column("γ", _gamma)
 _SAME = Column(
-    "same\ntext", lambda result: None if result.same_text is None else f"{result.same_text} of {result.texts}"
+    "same\ntext",
+    lambda result: None if result.same_text is None else f"{result.same_text} of {result.texts}",
 )
 SPEED = (
     Column("tokens/s", "tokens_per_second", 1),
@@ -138,23 +155,37 @@ Groups = Sequence[Sequence[Column]]
 BENCH: Groups = (SPEED, THEORY, LATENCY, MEMORY)
 
 
-def tables(results: Sequence[BenchResult], columns: Groups, width: int | None = None) -> list[Table]:
-    """Makes a table for each task, temperature and batch size; on a screen, some with a part of the columns each.
+def tables(
+    results: Sequence[BenchResult], columns: Groups, width: int | None = None
+) -> list[Table]:
+    """Makes a table for each task, temperature and batch size; on a screen, some with a part of the
+    columns each.
 
     Args:
         columns: groups of them, after those of the settings that differ.
-        width: characters of a line, into which a table of each group is made to fit; None for a document, which has
-            all columns in one table.
+        width: characters of a line, into which a table of each group is made to fit; None for a
+            document, which has all columns in one table.
     """
-    views, groups = [], [[column for group in columns for column in group]] if width is None else columns
+    views = []
+    if width is None:
+        groups = [[column for group in columns for column in group]]
+    else:
+        groups = columns
     alike = dict[tuple[str, float, int], list[BenchResult]]()
     for result in results:
-        alike.setdefault((result.setting.task, result.setting.temperature, result.setting.batch), []).append(result)
+        alike.setdefault(
+            (result.setting.task, result.setting.temperature, result.setting.batch), []
+        ).append(result)
     for (task, heat, batch), grouped in alike.items():
         words = [task, f"T = {heat:g}", f"batch {batch}" if batch > 1 else "", *_shared(grouped)]
         beside = _settings_that_differ(grouped)
-        filled = [[c for c in group if any(c.cell(r) not in ("", MISSING) for r in grouped)] for group in groups]
-        wide = [_table(grouped, beside, group) for group in filled if group] or [_table(grouped, beside, [])]
+        filled = [
+            [c for c in group if any(c.cell(r) not in ("", MISSING) for r in grouped)]
+            for group in groups
+        ]
+        wide = [_table(grouped, beside, group) for group in filled if group] or [
+            _table(grouped, beside, [])
+        ]
         parts = [piece for view in wide for piece in fitting(view, width, len(beside))]
         parts[0].title = ", ".join(filter(None, words))
         views += parts
@@ -164,14 +195,25 @@ def tables(results: Sequence[BenchResult], columns: Groups, width: int | None = 
 def _settings_that_differ(results: Sequence[BenchResult]) -> list[Column]:
     drafting = [result for result in results if not result.setting.is_plain] or list(results)
     of = {"rule": drafting, "policy": drafting}  # plain decoding has none
-    differ = [name for name in SETTINGS if len({getattr(r.setting, name) for r in of.get(name, results)}) > 1]
+    differ = [
+        name
+        for name in SETTINGS
+        if len({getattr(r.setting, name) for r in of.get(name, results)}) > 1
+    ]
     return [*(SETTINGS[name] for name in differ), _GAMMA]
 
 
-def _table(results: Sequence[BenchResult], beside: Sequence[Column], columns: Sequence[Column]) -> Table:
+def _table(
+    results: Sequence[BenchResult], beside: Sequence[Column], columns: Sequence[Column]
+) -> Table:
     view = Table(title_justify="left", title_style="bold", box=box.ROUNDED)
     for column in beside:
-        view.add_column(column.head, no_wrap=True, justify="right" if column is _GAMMA else "left", vertical="bottom")
+        view.add_column(
+            column.head,
+            no_wrap=True,
+            justify="right" if column is _GAMMA else "left",
+            vertical="bottom",
+        )
     for column in columns:
         view.add_column(column.head, justify="right", no_wrap=True, vertical="bottom")
     for result in results:
@@ -183,7 +225,9 @@ def _shared(results: Sequence[BenchResult]) -> list[str]:
     """Names settings that all results have, and that are not as usual, in words."""
     settings = [result.setting for result in results]
     drafting = [setting for setting in settings if not setting.is_plain] or settings
-    words = [settings[0].drafter] if len({setting.drafter for setting in settings}) == 1 else []
+    words = []
+    if len({setting.drafter for setting in settings}) == 1:
+        words = [settings[0].drafter]
     if len({setting.rule for setting in drafting}) == 1 and drafting[0].rule not in (
         "",
         Setting._field_defaults["rule"].name,
@@ -191,49 +235,77 @@ def _shared(results: Sequence[BenchResult]) -> list[str]:
         words.append(drafting[0].rule)
     words += [settings[0].sampling] if len({setting.sampling for setting in settings}) == 1 else []
     words += ["* the plan's γ"] if any(setting.planned for setting in settings) else []
-    return words + (["! its best, but it is not to speculate"] if not all(x.pays for x in settings) else [])
+    return words + (
+        ["! its best, but it is not to speculate"] if not all(x.pays for x in settings) else []
+    )
 
 
 def of_policies(results: Sequence[BenchResult]) -> list[str]:
-    """Compares each policy with its drafter's best gamma without one, in the same group, in sentences."""
+    """Compares each policy with its drafter's best gamma without one, in the same group, in
+    sentences.
+    """
     lines = []
     for result in results:
         setting = result.setting
         same = (
-            r for r in results if (r.group, r.setting.drafter, r.setting.policy) == (result.group, setting.drafter, "")
+            r
+            for r in results
+            if (r.group, r.setting.drafter, r.setting.policy) == (result.group, setting.drafter, "")
         )
         best = max((r.speed.median for r in same if r.speed), default=None)
         if setting.policy and result.speed and best:
             share = result.speed.median / best
-            lines.append(f"{setting.label}: {setting.policy} has {share:.2f} of the speed of the best γ.")
+            lines.append(
+                f"{setting.label}: {setting.policy} has {share:.2f} of the speed of the best γ."
+            )
     return lines
 
 
 def notes(results: Sequence[BenchResult]) -> list[str]:
-    """Says what the numbers mean: promises kept or not, plans, texts that differ, a machine that was busy."""
+    """Says what the numbers mean: promises kept or not, plans, texts that differ, a machine that
+    was busy.
+    """
     lines = []
-    for name, label in {"theorem": "Theorem 3.8", "rounds": "what their own rounds promise"}.items():
-        pairs = ((r.speed_after_prefill or r.speed, r.predicted and getattr(r.predicted, name)) for r in results)
+    for name, label in {
+        "theorem": "Theorem 3.8",
+        "rounds": "what their own rounds promise",
+    }.items():
+        pairs = (
+            (r.speed_after_prefill or r.speed, r.predicted and getattr(r.predicted, name))
+            for r in results
+        )
         shares = [speed.median / promise for speed, promise in pairs if speed and promise]
         if shares:
-            rows_of = f"{len(shares)} rows" if len(shares) > 1 else "1 row"
+            if len(shares) > 1:
+                rows_of = f"{len(shares)} rows"
+            else:
+                rows_of = "1 row"
             around_all = f"{min(shares):.2f} to {max(shares):.2f}"
-            lines.append(f"Measured over {label}: {np.median(shares):.2f} in the median of {rows_of}, {around_all}.")
+            lines.append(
+                f"Measured over {label}: {np.median(shares):.2f} in the median of {rows_of}, "
+                f"{around_all}."
+            )
     for result in results:
         setting = result.setting
         if not setting.pays and result.speed:
             speed = f"{result.speed.median:.2f} times the speed of plain decoding"
-            lines.append(f"{setting.label}: the plan is not to speculate; its best γ, {setting.gamma}, has {speed}.")
+            lines.append(
+                f"{setting.label}: the plan is not to speculate; its best γ, {setting.gamma}, has "
+                f"{speed}."
+            )
     for result in results:
         if result.same_text is not None and result.same_text < result.texts:
             setting = result.setting
             lines.append(
-                f"{setting.task}, {setting.dtype}, {setting.drafter or 'plain'} ({setting.backend}), γ = "
-                f"{setting.gamma}: {result.same_text} of {result.texts} greedy texts are those of plain decoding. "
-                "Passes of other widths round otherwise: near ties?"
+                f"{setting.task}, {setting.dtype}, {setting.drafter or 'plain'} "
+                f"({setting.backend}), γ = {setting.gamma}: {result.same_text} of {result.texts} "
+                "greedy texts are those of plain decoding. Passes of other widths round "
+                "otherwise: near ties?"
             )
     failed = [result for result in results if result.error]
-    lines += [f"FAILED: {x.setting.task}, {x.setting.drafter or 'plain'}: {x.error}" for x in failed]
+    lines += [
+        f"FAILED: {x.setting.task}, {x.setting.drafter or 'plain'}: {x.error}" for x in failed
+    ]
     machine = results[0].environment if results else None
     if machine is not None and (machine.load or 0) > BUSY * (machine.cpus or 1):
         load = f"The load was {machine.load} on {machine.cpus} CPUs when this began"
@@ -242,17 +314,22 @@ def notes(results: Sequence[BenchResult]) -> list[str]:
 
 
 def as_csv(results: Sequence[BenchResult]) -> str:
-    """Writes all results as comma-separated values; a spread is three columns, and a list as many as it is long.
+    """Writes all results as comma-separated values; a spread is three columns, and a list as many
+    as it is long.
 
     >>> from jaxspec.analysis.result import SettingSummary
-    >>> result = BenchResult(SettingSummary("big", "text"), speed=Spread(1.5, 1.0, 2.0), seconds=(3.0, 4.0))
+    >>> result = BenchResult(
+    ...     SettingSummary("big", "text"), speed=Spread(1.5, 1.0, 2.0), seconds=(3.0, 4.0)
+    ... )
     >>> heads, cells = (line.split(",") for line in as_csv([result]).splitlines())
     >>> values = dict(zip(heads, cells))
     >>> values["setting_task"], values["speed_median"], values["seconds_2"]
     ('text', '1.5', '4.0')
     """
     dicts = [to_json(result) for result in results]
-    lines = [{head: value for name, of in x.items() for head, value in _columns(name, of)} for x in dicts]
+    lines = [
+        {head: value for name, of in x.items() for head, value in _columns(name, of)} for x in dicts
+    ]
     heads = list(dict.fromkeys(head for line in lines for head in line))
     out = io.StringIO()
     writer = csv.DictWriter(out, heads, lineterminator="\n")
@@ -262,8 +339,13 @@ def as_csv(results: Sequence[BenchResult]) -> str:
 
 
 def _columns(name: str, value: Any) -> list[tuple[str, Any]]:
-    """Lists what is within a value, each by a name of its own; an empty list, or dict, has nothing."""
+    """Lists what is within a value, each by a name of its own; an empty list, or dict, has
+    nothing.
+    """
     if not isinstance(value, dict | list):
         return [(name, value)]
-    parts = value.items() if isinstance(value, dict) else enumerate(value, start=1)
+    if isinstance(value, dict):
+        parts = value.items()
+    else:
+        parts = enumerate(value, start=1)
     return [column for key, inner in parts for column in _columns(f"{name}_{key}", inner)]

@@ -1,4 +1,6 @@
-"""Speech to text: waveforms, log-mel features, the rules of Whisper's text, and windows over long audio."""
+"""Speech to text: waveforms, log-mel features, the rules of Whisper's text, and windows over long
+audio.
+"""
 
 from jaxspec import optional_imports
 

@@ -1,4 +1,5 @@
-"""Log-mel features, as Whisper's encoder reads them (Radford et al., arXiv 2212.04356, section 2.2).
+"""Log-mel features, as Whisper's encoder reads them (Radford et al., arXiv 2212.04356, section
+2.2).
 
 Shapes: N samples, F frames (one for each 10 ms), M mel bands.
 """
@@ -15,14 +16,18 @@ RATE = 16_000  # samples per second
 HOP = 160  # samples from frame to frame
 SPECTRUM = 400  # samples of a frame's spectrum
 FRAMES = 30 * RATE // HOP  # of a published model's window: 30 seconds
-PART = 30_000  # frames whose spectra are made at a time: an hour of audio takes megabytes, not gigabytes
+# frames whose spectra are made at a time: an hour of audio takes megabytes, not gigabytes
+PART = 30_000
 
 
-def log_mel(waveform: Float[np.ndarray, " N"], mels: int = 80, least: int = FRAMES) -> Float[np.ndarray, "M F"]:
+def log_mel(
+    waveform: Float[np.ndarray, " N"], mels: int = 80, least: int = FRAMES
+) -> Float[np.ndarray, "M F"]:
     """Computes log-mel features of a waveform; silence follows one that is shorter than a window.
 
-    A frame's power spectrum, under a Hann window, is summed in bands of the mel scale. Their logarithms are clamped to
-    8 below the largest one of the whole waveform. The values are those of transformers' `WhisperFeatureExtractor`.
+    A frame's power spectrum, under a Hann window, is summed in bands of the mel scale. Their
+    logarithms are clamped to 8 below the largest one of the whole waveform. The values are those of
+    transformers' `WhisperFeatureExtractor`.
 
     Args:
         waveform: 16,000 samples for each second, from -1 to 1.
@@ -33,13 +38,17 @@ def log_mel(waveform: Float[np.ndarray, " N"], mels: int = 80, least: int = FRAM
         ValueError: the waveform is empty, has several channels, or has values that are not finite.
         TypeError: its samples are integers.
 
-    >>> log_mel(np.zeros(RATE, np.float32)).shape, log_mel(np.zeros(40 * RATE, np.float32), mels=128).shape
+    >>> (
+    ...     log_mel(np.zeros(RATE, np.float32)).shape,
+    ...     log_mel(np.zeros(40 * RATE, np.float32), mels=128).shape,
+    ... )
     ((80, 3000), (128, 4000))
     """
     waveform = checked(waveform)
     silence = max(0, least * HOP - len(waveform))
     padded = np.pad(np.pad(waveform, (0, silence)), SPECTRUM // 2, mode="reflect")
-    frames = sliding_window_view(padded, SPECTRUM)[::HOP][:-1]  # [F, 400]; the last frame is Whisper's to drop
+    # [F, 400]; the last frame is Whisper's to drop
+    frames = sliding_window_view(padded, SPECTRUM)[::HOP][:-1]
     hann = np.hanning(SPECTRUM + 1)[:-1]  # periodic
     bands = mel_bands(mels).T
     parts = [
@@ -56,17 +65,26 @@ def checked(waveform: Float[np.ndarray, " N"]) -> Float[np.ndarray, " N"]:
     if waveform.dtype == object:
         raise TypeError("the waveform is no array of numbers: expected floats from -1 to 1")
     if not np.issubdtype(waveform.dtype, np.floating):
-        raise TypeError(f"the waveform's dtype is {waveform.dtype}: expected floats from -1 to 1 (int16 / 32768)")
+        raise TypeError(
+            f"the waveform's dtype is {waveform.dtype}: expected floats from -1 to 1 (int16 / "
+            "32768)"
+        )
     if waveform.ndim != 1 or not len(waveform):
-        raise ValueError(f"the waveform's shape is {waveform.shape}: expected one axis of at least 1 sample (mono)")
+        raise ValueError(
+            f"the waveform's shape is {waveform.shape}: expected one axis of at least 1 sample "
+            "(mono)"
+        )
     if not np.all(np.isfinite(waveform)):
-        raise ValueError("the waveform has values that are not finite: expected samples from -1 to 1")
+        raise ValueError(
+            "the waveform has values that are not finite: expected samples from -1 to 1"
+        )
     return waveform.astype(np.float32)
 
 
 @functools.lru_cache
 def mel_bands(mels: int) -> Float[np.ndarray, "M 201"]:
-    """Makes the triangles that sum a power spectrum to 8 kHz in mel bands, each of area 1 (Slaney's scale).
+    """Makes the triangles that sum a power spectrum to 8 kHz in mel bands, each of area 1 (Slaney's
+    scale).
 
     >>> mel_bands(80).shape, bool((mel_bands(80).sum(axis=1) > 0).all())
     ((80, 201), True)
@@ -74,7 +92,9 @@ def mel_bands(mels: int) -> Float[np.ndarray, "M 201"]:
     edges = _hertz(np.linspace(0.0, _mel(RATE / 2), mels + 2))
     frequency = np.linspace(0.0, RATE / 2, SPECTRUM // 2 + 1)[None, :]
     low, centre, right = (edges[i : mels + i, None] for i in range(3))
-    triangles = np.minimum((frequency - low) / (centre - low), (right - frequency) / (right - centre))
+    triangles = np.minimum(
+        (frequency - low) / (centre - low), (right - frequency) / (right - centre)
+    )
     return np.maximum(triangles, 0.0) * 2.0 / (right - low)
 
 

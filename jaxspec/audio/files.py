@@ -24,14 +24,26 @@ from jaxspec.sampling.params import NAMES
 ENDING = ".wav"
 PATHS = ("audio", "audio_filepath")  # fields of a line that name its sound
 # Options of all sounds, which a line cannot have: ours, and other libraries' names.
-OF_ALL = {"task", "timestamps", "drafter", "gamma", "rule", "policy", "max_new_tokens", "stop", *NAMES, *OTHER_NAMES}
+OF_ALL = {
+    "task",
+    "timestamps",
+    "drafter",
+    "gamma",
+    "rule",
+    "policy",
+    "max_new_tokens",
+    "stop",
+    *NAMES,
+    *OTHER_NAMES,
+}
 
 
 def read(path: str | Path) -> Float[np.ndarray, " N"]:
     """Reads a .wav file as a waveform of one channel at 16 kHz, from -1 to 1.
 
-    Several channels are averaged. Another sampling rate is resampled by `scipy.signal.resample_poly`. A header without
-    the sound's length, which programs write to a pipe, means all that follows it.
+    Several channels are averaged. Another sampling rate is resampled by
+    `scipy.signal.resample_poly`. A header without the sound's length, which programs write to a
+    pipe, means all that follows it.
 
     Args:
         path: a file of integers of 8, 16, 24 or 32 bits, or of floats; or a pipe of one.
@@ -45,12 +57,16 @@ def read(path: str | Path) -> Float[np.ndarray, " N"]:
     except RuntimeError as error:  # of "~somebody"
         raise ValueError(f"{path} is not found: {error}") from error
     if path.suffix.lower() != ENDING:
-        raise ValueError(f"{path} is no {ENDING} file: convert it, with ffmpeg -i {path.name} {path.stem}{ENDING}")
+        raise ValueError(
+            f"{path} is no {ENDING} file: convert it, with ffmpeg -i {path.name} "
+            f"{path.stem}{ENDING}"
+        )
     try:
         content = path.read_bytes()
         header = _header(io.BytesIO(content), len(content))
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", wavfile.WavFileWarning)  # of chunks beside the sound, such as tags
+            # of chunks beside the sound, such as tags
+            warnings.simplefilter("ignore", wavfile.WavFileWarning)
             rate, samples = wavfile.read(io.BytesIO(header.with_sizes(content)))
     except OSError:
         raise
@@ -72,7 +88,9 @@ class _Header(NamedTuple):
     size: int  # bytes of the samples, whole blocks
 
     def with_sizes(self, content: bytes) -> bytes:
-        """Returns a file's bytes up to the last sample that is there, with the size of the samples and of the whole."""
+        """Returns a file's bytes up to the last sample that is there, with the size of the samples
+        and of the whole.
+        """
         if self.has_wide_sizes:
             return content
         sized = bytearray(content[: self.begin + self.size])
@@ -90,10 +108,14 @@ def _header(file: BinaryIO, end: int) -> _Header:
     first = file.read(12)
     container = first[:4]
     if container not in (b"RIFF", b"RIFX", b"RF64") or first[8:] != b"WAVE":
-        raise ValueError(f"it begins with {first!r}: expected b'RIFF' (or RIFX, RF64), four bytes, and b'WAVE'")
+        raise ValueError(
+            f"it begins with {first!r}: expected b'RIFF' (or RIFX, RF64), four bytes, and b'WAVE'"
+        )
     order = ">" if container == b"RIFX" else "<"
     (riff_size,) = struct.unpack(f"{order}I", first[4:8])
-    rate, block, wide_size = 0, 0, None
+    rate = 0
+    block = 0
+    wide_size = None
     while len(chunk := file.read(8)) == 8:
         name, size = struct.unpack(f"{order}4sI", chunk)
         begin = file.tell()
@@ -106,16 +128,23 @@ def _header(file: BinaryIO, end: int) -> _Header:
         elif name == b"fmt ":
             _, _, rate, _, block, _ = struct.unpack(f"{order}HHIIHH", described)
             if rate < 1 or block < 1:
-                raise ValueError(f"its samples have {block} bytes, {rate} a second: expected at least 1")
+                raise ValueError(
+                    f"its samples have {block} bytes, {rate} a second: expected at least 1"
+                )
         elif name == b"data" and not block:
             raise ValueError("it has samples before it says what they are")
         elif name == b"data":
-            size = size if wide_size is None else wide_size
-            # A program that writes to a pipe cannot know the length: its sizes are 0, or larger than any file.
-            # A size of 0 is true if the file ends where its header says, or has further chunks up to there.
+            if wide_size is not None:
+                size = wide_size
+            # A program that writes to a pipe cannot know the length: its sizes are 0, or larger
+            # than any file. A size of 0 is true if the file ends where its header says, or has
+            # further chunks up to there.
             goes_on = wide_size is None and 8 + riff_size < end
             available = end - begin
-            size = available if size == 0 and goes_on else min(size, available)
+            if size == 0 and goes_on:
+                size = available
+            else:
+                size = min(size, available)
             return _Header(order, container == b"RF64", rate, block, begin, size - size % block)
         file.seek(begin + size + size % 2)
     raise ValueError("it ends before its samples begin: expected a chunk 'data'")
@@ -156,10 +185,12 @@ class Listed(NamedTuple):
 
 
 def find(paths: Iterable[Path]) -> list[Listed]:
-    """Lists the sounds that paths mean: a .wav file, a folder's, in the order of their names, or those that lines name.
+    """Lists the sounds that paths mean: a .wav file, a folder's, in the order of their names, or
+    those that lines name.
 
-    A line of a file of JSON lines is an object with the path of a sound as "audio" (or, as NeMo's manifests have it,
-    "audio_filepath"), from the file's folder on. It may have an "id" and a "language". Other fields are the caller's.
+    A line of a file of JSON lines is an object with the path of a sound as "audio" (or, as NeMo's
+    manifests have it, "audio_filepath"), from the file's folder on. It may have an "id" and a
+    "language". Other fields are the caller's.
 
     Raises:
         ValueError: a path does not exist, a folder or a file holds none, or a line is wrong.
@@ -167,9 +198,13 @@ def find(paths: Iterable[Path]) -> list[Listed]:
     sounds = list[Listed]()
     for path in paths:
         if path.is_dir():
-            inside = [Listed(file) for file in sorted(path.iterdir()) if file.suffix.lower() == ENDING]
+            inside = [
+                Listed(file) for file in sorted(path.iterdir()) if file.suffix.lower() == ENDING
+            ]
         elif not path.exists():
-            raise ValueError(f"{path} does not exist: expected a {ENDING} file, a folder of them, or JSON lines")
+            raise ValueError(
+                f"{path} does not exist: expected a {ENDING} file, a folder of them, or JSON lines"
+            )
         elif files.is_json_lines(path.name):
             inside = [_listed(where, line, path.parent) for where, line in files.read_lines(path)]
         else:
@@ -183,7 +218,9 @@ def find(paths: Iterable[Path]) -> list[Listed]:
 def _listed(where: str, line: str, folder: Path) -> Listed:
     """Reads a line.
 
-    >>> _listed("a.jsonl: line 1", '{"audio": "x.wav", "language": "de", "speaker": 7}', Path("sounds"))[1:]
+    >>> _listed(
+    ...     "a.jsonl: line 1", '{"audio": "x.wav", "language": "de", "speaker": 7}', Path("sounds")
+    ... )[1:]
     ('de', None, {'speaker': 7})
     """
     row = files.json_object(line, where, optional=("language",))
@@ -191,12 +228,18 @@ def _listed(where: str, line: str, folder: Path) -> Listed:
     paths = {name: row.pop(name) for name in PATHS if name in row}
     if len(paths) != 1 or not isinstance(path := next(iter(paths.values())), str):
         got = paths or f"no {PATHS[0]!r}, but {sorted(row)}"
-        raise ValueError(f'{where} has {got}: expected {{"audio": "..."}}, the path of a {ENDING} file')
+        raise ValueError(
+            f'{where} has {got}: expected {{"audio": "..."}}, the path of a {ENDING} file'
+        )
     if row.get("offset"):  # 0 is the whole sound
-        raise ValueError(f"{where}: the field 'offset' is not obeyed: cut the sound, and name the part's file")
+        raise ValueError(
+            f"{where}: the field 'offset' is not obeyed: cut the sound, and name the part's file"
+        )
     for name in [name for name in row if name in OF_ALL]:
         if name not in OTHER_NAMES or not asks_for_nothing(name, row[name]):
-            raise ValueError(f"{where}: the field {name!r} is not obeyed: it holds for all sounds: leave it out")
+            raise ValueError(
+                f"{where}: the field {name!r} is not obeyed: it holds for all sounds: leave it out"
+            )
     for name, value in row.items():
         try:
             json.dumps(value, allow_nan=False)
@@ -206,7 +249,9 @@ def _listed(where: str, line: str, folder: Path) -> Listed:
 
 
 def seconds_of(path: Path) -> float | None:
-    """Returns the length of a .wav file in seconds, by its header; 0 if it cannot be read, None for a pipe."""
+    """Returns the length of a .wav file in seconds, by its header; 0 if it cannot be read, None for
+    a pipe.
+    """
     try:
         if path.exists() and not path.is_file():
             return None  # what is read of a pipe is gone
@@ -221,5 +266,6 @@ def bytes_of(path: Path) -> int | None:
     """Returns the size of a file; None if there is none that can be read."""
     try:
         return path.expanduser().stat().st_size
-    except (OSError, ValueError, RuntimeError):  # such as a name that is too long; `read` says what is wrong
+    except (OSError, ValueError, RuntimeError):
+        # such as a name that is too long; `read` says what is wrong
         return None

@@ -1,4 +1,6 @@
-"""The rules of Whisper's text, as a logits processor: suppressed tokens, and where timestamps may stand."""
+"""The rules of Whisper's text, as a logits processor: suppressed tokens, and where timestamps may
+stand.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,8 @@ class TextState(NamedTuple):
     """The memory of a row."""
 
     count: Int[Array, " *rows"]  # number of its new tokens
-    # these two: whether its last new token is a timestamp, and the one before it; True where there is none before
+    # these two: whether its last new token is a timestamp, and the one before it; True where there
+    # is none before
     last: Bool[Array, " *rows"]
     before: Bool[Array, " *rows"]
     latest: Int[Array, " *rows"]  # its last timestamp; the token below all of them if it has none
@@ -27,9 +30,10 @@ class TextState(NamedTuple):
 def text_rules(speech: Speech, end: int, timestamps: bool) -> Processor:
     """Makes the processor of a model's text.
 
-    With timestamps a text begins with one. They come in pairs, an end and a beginning, or one alone before the end of
-    the text, and never go back. Where all of them together are more probable than any other token, one is generated.
-    The rules are those of transformers' `WhisperTimeStampLogitsProcessor`.
+    With timestamps a text begins with one. They come in pairs, an end and a beginning, or one alone
+    before the end of the text, and never go back. Where all of them together are more probable than
+    any other token, one is generated. The rules are those of transformers'
+    `WhisperTimeStampLogitsProcessor`.
 
     Args:
         speech: the model's tokens.
@@ -38,10 +42,14 @@ def text_rules(speech: Speech, end: int, timestamps: bool) -> Processor:
 
     >>> rules = text_rules(Speech(no_timestamps=5, suppressed=(0,)), end=3, timestamps=True)
     >>> preceding = Preceding(Prompt(jnp.array([[4, 6]]), jnp.array([2])), start=jnp.array([1]))
-    >>> rules(None, jnp.arange(9.0)[None, None], preceding).tolist()  # after a timestamp comes no second one
+    >>> rules(
+    ...     None, jnp.arange(9.0)[None, None], preceding
+    ... ).tolist()  # after a timestamp comes no second one
     [[[-inf, 1.0, 2.0, 3.0, 4.0, -inf, -inf, -inf, -inf]]]
     """
-    first = speech.no_timestamps + 1 if timestamps and speech.no_timestamps is not None else None
+    first = None
+    if timestamps and speech.no_timestamps is not None:
+        first = speech.no_timestamps + 1
 
     def banned(ids: tuple[int, ...], vocab: int) -> Bool[Array, "1 1 V"]:
         mask = jnp.zeros((vocab,), bool)
@@ -50,23 +58,35 @@ def text_rules(speech: Speech, end: int, timestamps: bool) -> Processor:
     def init(values: Any, row: Prompt, start: Int[Array, " B"], vocab: int) -> TextState:
         count = row.length - start
         empty = jnp.zeros_like(count, bool)
-        state = TextState(jnp.zeros_like(count), empty, ~empty, jnp.full_like(count, (first or 0) - 1))
+        state = TextState(
+            jnp.zeros_like(count), empty, ~empty, jnp.full_like(count, (first or 0) - 1)
+        )
 
         def step(index: Int[Array, ""], state: TextState) -> TextState:
             moved = advance(values, state, token_rows.tokens_at(row.tokens, start + index))
-            return TextState(*(jnp.where(index < count, new, old) for new, old in zip(moved, state, strict=True)))
+            return TextState(
+                *(jnp.where(index < count, new, old) for new, old in zip(moved, state, strict=True))
+            )
 
         # Rows that begin have no new tokens, and take no step.
         return jax.lax.fori_loop(0, jnp.max(count), step, state)
 
     def advance(values: Any, state: TextState, token: Int[Array, " *rows"]) -> TextState:
-        stamp = jnp.zeros_like(state.last) if first is None else token >= first
+        if first is None:
+            stamp = jnp.zeros_like(state.last)
+        else:
+            stamp = token >= first
         latest = jnp.where(stamp, token, state.latest).astype(state.latest.dtype)
-        return TextState(state.count + 1, stamp, jnp.where(state.count == 0, True, state.last), latest)
+        return TextState(
+            state.count + 1, stamp, jnp.where(state.count == 0, True, state.last), latest
+        )
 
-    def apply(values: Any, logits: Float[Array, "B T V"], preceding: Preceding | None) -> Float[Array, "B T V"]:
+    def apply(
+        values: Any, logits: Float[Array, "B T V"], preceding: Preceding | None
+    ) -> Float[Array, "B T V"]:
         assert preceding is not None
-        state, ids = preceding.memory, jnp.arange(logits.shape[-1])[None, None, :]
+        state = preceding.memory
+        ids = jnp.arange(logits.shape[-1])[None, None, :]
         count, last, before, latest = (x[:, :, None] for x in state)  # [B, T, 1]
         out = banned(speech.suppressed, logits.shape[-1])
         out = out | ((count == 0) & banned(speech.suppressed_first, logits.shape[-1]))
@@ -78,7 +98,10 @@ def text_rules(speech: Speech, end: int, timestamps: bool) -> Processor:
         out = out | (last & jnp.where(before, stamps, ids < end))
         # A pair's second timestamp may repeat its first; others are later.
         out = out | (stamps & (ids < latest + jnp.where(last & ~before, 0, 1)))
-        latest_start = ids.shape[-1] if speech.latest_start is None else first + speech.latest_start
+        if speech.latest_start is None:
+            latest_start = ids.shape[-1]
+        else:
+            latest_start = first + speech.latest_start
         out = out | ((count == 0) & (~stamps | (ids > latest_start)))
         logits = jnp.where(out, -jnp.inf, logits)
         together = jax.nn.logsumexp(jnp.where(stamps, logits, -jnp.inf), axis=-1, keepdims=True)

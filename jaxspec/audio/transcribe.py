@@ -72,35 +72,38 @@ def transcribe(
     key: Any = None,
     **sampling: Unpack[SamplingOptions],
 ) -> list[Transcript]:
-    """Transcribes sound with a Whisper model, faster with a `drafter`; the text is the target's own.
+    """Transcribes sound with a Whisper model, faster with a `drafter`; the text is the target's
+    own.
 
-    Sound of more than 30 seconds is read in windows, one after the other: each begins where the last complete segment
-    of the one before it ends. Windows of several sounds are decoded together. The text is that of transformers'
-    `generate` on the same features, with the same task. There is no fallback to other temperatures, and no window reads
-    the text before it.
+    Sound of more than 30 seconds is read in windows, one after the other: each begins where the
+    last complete segment of the one before it ends. Windows of several sounds are decoded together.
+    The text is that of transformers' `generate` on the same features, with the same task. There is
+    no fallback to other temperatures, and no window reads the text before it.
 
     Args:
         target: a Whisper model.
         audio: a path or a waveform, or several.
-        drafter: a Model, which reads the target's encoder where their encoders are equal (distil-whisper), or any of
-            `jaxspec.drafters`. None for plain decoding.
-        language: a code such as "de", or a name such as "german". None: the one that the model's files name, or each
-            sound's own, as its first window tells.
-        task: "transcribe" or "translate" (to English). None: the one that the model's files name, or "transcribe".
-            English-only models have no language and no task.
-        timestamps: whether the text has timestamps, as longer sound needs. Without them a sound of at most 30 seconds
-            is one segment, if the model keeps to it.
+        drafter: a Model, which reads the target's encoder where their encoders are equal
+            (distil-whisper), or any of `jaxspec.drafters`. None for plain decoding.
+        language: a code such as "de", or a name such as "german". None: the one that the model's
+            files name, or each sound's own, as its first window tells.
+        task: "transcribe" or "translate" (to English). None: the one that the model's files name,
+            or "transcribe". English-only models have no language and no task.
+        timestamps: whether the text has timestamps, as longer sound needs. Without them a sound of
+            at most 30 seconds is one segment, if the model keeps to it.
         batch_size: windows decoded at a time.
-        gamma, rule, policy, key: options of `jaxspec.generate`. Each window of each sound has a key of its own.
+        gamma, rule, policy, key: options of `jaxspec.generate`. Each window of each sound has a key
+            of its own.
         max_new_tokens: most tokens of a window; None for as many as the model has positions.
-        **sampling: temperature and the other numbers of `sampling.SamplingOptions`, each for all sounds; logit_bias,
-            banned, logits_processors.
+        **sampling: temperature and the other numbers of `sampling.SamplingOptions`, each for all
+            sounds; logit_bias, banned, logits_processors.
 
     Returns:
         A transcript for each sound, in their order.
 
     Raises:
-        ValueError, TypeError: a target other than Whisper, or without timestamps; an unreadable sound; a wrong option.
+        ValueError, TypeError: a target other than Whisper, or without timestamps; an unreadable
+            sound; a wrong option.
         FloatingPointError: the target's logits are not finite.
 
     Example:
@@ -108,8 +111,14 @@ def transcribe(
         >>> from jaxspec.nets import whisper
         >>> options = dict(start_token=3, end_tokens=(19,), speech=whisper.Speech(no_timestamps=20))
         >>> config = whisper.WhisperConfig(32, 8, 8, 1, 1, 1, 4, 50, max_positions=6, **options)
-        >>> model = Model(whisper.language_model(config), whisper.init(config, jax.random.key(0)), config=config)
-        >>> (transcript,) = jaxspec.transcribe(model, np.zeros(16_000), drafter=jaxspec.drafters.prompt_lookup())
+        >>> model = Model(
+        ...     whisper.language_model(config),
+        ...     whisper.init(config, jax.random.key(0)),
+        ...     config=config,
+        ... )
+        >>> (transcript,) = jaxspec.transcribe(
+        ...     model, np.zeros(16_000), drafter=jaxspec.drafters.prompt_lookup()
+        ... )
         >>> transcript.seconds, transcript.language, len(transcript.segments) > 0
         (1.0, None, True)
 
@@ -118,11 +127,17 @@ def transcribe(
     (batch_size,) = integers(1, batch_size=batch_size)
     several = isinstance(audio, list | tuple) and not (audio and isinstance(audio[0], numbers.Real))
     if not (isinstance(audio, str | os.PathLike | list | tuple) or hasattr(audio, "__array__")):
-        raise TypeError(f"audio is of type {type(audio).__name__}: expected a path, a waveform, or a list of these")
+        raise TypeError(
+            f"audio is of type {type(audio).__name__}: expected a path, a waveform, or a list of "
+            "these"
+        )
     option_names.check_names(sampling, [*OPTIONS, "logits_processors"])
     inputs.check_shared(sampling, "expected one for all sounds")
-    inputs.check_type(language, str | None, "language", "a code such as 'de', the same for all sounds")
-    sounds = [Recording(number, sound) for number, sound in enumerate(audio if several else [audio])]  # type: ignore[arg-type]
+    inputs.check_type(
+        language, str | None, "language", "a code such as 'de', the same for all sounds"
+    )
+    all_sounds: Any = audio if several else [audio]
+    sounds = [Recording(number, sound) for number, sound in enumerate(all_sounds)]
     if not sounds:
         raise ValueError("got no sounds: expected at least one path or waveform")
     options = dict(drafter=drafter, gamma=gamma, rule=rule, policy=policy, key=key) | sampling
@@ -155,12 +170,22 @@ class Recording(NamedTuple):
 class _Sound:
     """A sound that is being transcribed."""
 
-    def __init__(self, number: int, waveform: Float[np.ndarray, " N"], config: WhisperConfig, language: str | None):
-        self.number, self.seconds, self.language = number, len(waveform) / features.RATE, language
+    def __init__(
+        self,
+        number: int,
+        waveform: Float[np.ndarray, " N"],
+        config: WhisperConfig,
+        language: str | None,
+    ):
+        self.number = number
+        self.seconds = len(waveform) / features.RATE
+        self.language = language
         self.width = 2 * config.source_positions  # frames of a window
         self.features = features.log_mel(waveform, config.mels, self.width)
         self.first = 0  # frame of the window that comes next
-        self.segments, self.windows, self.rounds = list[Segment](), 0, 0
+        self.segments = list[Segment]()
+        self.windows = 0
+        self.rounds = 0
 
     @property
     def left(self) -> int:
@@ -176,7 +201,8 @@ def iterate(
     options: Mapping[str, Any],
     advance: Callable[[float], Any] = lambda seconds: None,
 ) -> Iterator[tuple[int, Transcript | Exception]]:
-    """Yields the number of each sound and its transcript, as soon as it is done, while further ones are read.
+    """Yields the number of each sound and its transcript, as soon as it is done, while further ones
+    are read.
 
     A sound that cannot be read is yielded as what is wrong with it. See `transcribe`.
 
@@ -191,30 +217,51 @@ def iterate(
     config, speech, language, task = checked(target, shared)
     (end, *_) = token_ids.ends(target) or (config.vocab_size,)
     processor = rules.text_rules(speech, end, shared.timestamps)
-    shared_options = {name: value for name, value in options.items() if name not in ("logits_processors", "key")}
+    shared_options = {
+        name: value for name, value in options.items() if name not in ("logits_processors", "key")
+    }
     extra = options.get("logits_processors", ())
-    extra = extra if isinstance(extra, list | tuple) else (extra,)
+    if not isinstance(extra, list | tuple):
+        extra = (extra,)
     key = options.get("key")
-    # Ids that a tokenizer lacks are taken for padding of the vocabulary, and older tokenizers lack the timestamps.
-    has_all_ids = target.tokenizer is None or token_ids.size(target.tokenizer) >= target.lm.vocab_size
-    writer = target if has_all_ids else target._replace(tokenizer=None)
-    waiting, active = iter(recordings), list[_Sound]()
+    # Ids that a tokenizer lacks are taken for padding of the vocabulary, and older tokenizers lack
+    # the timestamps.
+    has_all_ids = (
+        target.tokenizer is None or token_ids.size(target.tokenizer) >= target.lm.vocab_size
+    )
+    if has_all_ids:
+        writer = target
+    else:
+        writer = target._replace(tokenizer=None)
+    waiting = iter(recordings)
+    active = list[_Sound]()
     while True:
         while len(active) < batch_size and (recording := next(waiting, None)) is not None:
             try:
-                spoken = language if recording.language is None else _language(target, speech, recording.language)
+                if recording.language is None:
+                    spoken = language
+                else:
+                    spoken = _language(target, speech, recording.language)
                 active.append(_opened(recording, config, spoken, shared.timestamps))
             except (ValueError, TypeError, OSError) as error:
                 yield recording.number, error
         if not active:
             return
-        # Rows beyond the sounds that are left repeat the first one's window, so that all batches are of one shape.
+        # Rows beyond the sounds that are left repeat the first one's window, so that all batches
+        # are of one shape.
         rows = [*active, *active[:1] * (batch_size - len(active))]
-        sound = jnp.asarray(np.stack([windows.window(row.features, row.first, row.width) for row in rows]))
+        sound = jnp.asarray(
+            np.stack([windows.window(row.features, row.first, row.width) for row in rows])
+        )
         if speech.languages and any(row.language is None for row in active):
             _detect(target, speech, rows, sound)
-        begin = jnp.asarray([_beginning(config, row.language, task, shared.timestamps) for row in rows], jnp.int32)
-        limit = config.max_positions - begin.shape[1] if shared.max_new_tokens is None else shared.max_new_tokens
+        begin = jnp.asarray(
+            [_beginning(config, row.language, task, shared.timestamps) for row in rows], jnp.int32
+        )
+        if shared.max_new_tokens is None:
+            limit = config.max_positions - begin.shape[1]
+        else:
+            limit = shared.max_new_tokens
         generation = generate(
             writer,
             Prompt(begin, jnp.full(len(rows), begin.shape[1], jnp.int32), sound),
@@ -233,16 +280,20 @@ def iterate(
         for row in [row for row in active if row.left <= 0]:
             active.remove(row)
             words = [token for segment in row.segments for token in segment.tokens if token < end]
-            segments = [segment for segment in row.segments if any(token < end for token in segment.tokens)]
+            segments = [
+                segment for segment in row.segments if any(token < end for token in segment.tokens)
+            ]
             text = _text(target.tokenizer, words)
             yield row.number, Transcript(text, row.language, segments, row.seconds, row.rounds)
 
 
-def checked(target: Model, shared: Transcribing) -> tuple[WhisperConfig, Speech, str | None, str | None]:
+def checked(
+    target: Model, shared: Transcribing
+) -> tuple[WhisperConfig, Speech, str | None, str | None]:
     """Refuses a target that does not read sound, and options that it cannot follow.
 
-    Returns its configuration and its tokens of speech, and the language and the task of all sounds; None for a language
-    that each sound tells, and for the task of an English-only model.
+    Returns its configuration and its tokens of speech, and the language and the task of all sounds;
+    None for a language that each sound tells, and for the task of an English-only model.
     """
     inputs.check_model(target, "target")
     speech = speech_of(target.config)
@@ -250,26 +301,38 @@ def checked(target: Model, shared: Transcribing) -> tuple[WhisperConfig, Speech,
         raise ValueError(f"{target.name or 'the target'} reads text: expected a Whisper model")
     if shared.timestamps and speech.no_timestamps is None:
         raise ValueError(
-            f"{target.name or 'the target'} has no timestamps, since its generation_config.json has no "
-            "no_timestamps_token_id: put the published file there, or pass timestamps=False"
+            f"{target.name or 'the target'} has no timestamps, since its generation_config.json "
+            "has no no_timestamps_token_id: put the published file there, or pass timestamps=False"
         )
     language = shared.language or (speech.language if speech.languages else None)
-    language = None if language is None else _language(target, speech, language)
+    if language is None:
+        language = None
+    else:
+        language = _language(target, speech, language)
     return target.config, speech, language, _task(target, speech, shared)
 
 
-def _opened(recording: Recording, config: WhisperConfig, language: str | None, timestamps: bool) -> _Sound:
+def _opened(
+    recording: Recording, config: WhisperConfig, language: str | None, timestamps: bool
+) -> _Sound:
     number, audio, _ = recording
-    name = str(audio) if isinstance(audio, str | os.PathLike) else f"sound {number}"
+    if isinstance(audio, str | os.PathLike):
+        name = str(audio)
+    else:
+        name = f"sound {number}"
     try:
-        waveform = files.read(Path(audio)) if isinstance(audio, str | os.PathLike) else audio
+        if isinstance(audio, str | os.PathLike):
+            waveform = files.read(Path(audio))
+        else:
+            waveform = audio
         sound = _Sound(number, features.checked(waveform), config, language)
     except (ValueError, TypeError) as error:
         raise type(error)(str(error) if name in str(error) else f"{name}: {error}") from error
     if not timestamps and sound.left > sound.width:
         longest = sound.width * features.HOP / features.RATE
         raise ValueError(
-            f"{name} has {sound.seconds:.1f} s: expected at most {longest:g} s where there are no timestamps"
+            f"{name} has {sound.seconds:.1f} s: expected at most {longest:g} s where there are no "
+            "timestamps"
         )
     return sound
 
@@ -277,7 +340,10 @@ def _opened(recording: Recording, config: WhisperConfig, language: str | None, t
 def _language(target: Model, speech: Speech, language: str) -> str:
     """Returns the code of a language, given so or by its English name."""
     if not speech.languages:
-        raise ValueError(f"language is {language!r}, and {target.name or 'the target'} is English-only: leave it out")
+        raise ValueError(
+            f"language is {language!r}, and {target.name or 'the target'} is English-only: leave "
+            "it out"
+        )
     code = language.lower().removeprefix("<|").removesuffix("|>")
     if code not in speech.languages:
         optional_imports.import_transformers()
@@ -294,13 +360,21 @@ def _task(target: Model, speech: Speech, shared: Transcribing) -> str | None:
         one_of(task, "task", speech.tasks)
         return task
     if shared.task is not None:
-        raise ValueError(f"task is {shared.task!r}, and {target.name or 'the target'} is English-only: leave it out")
+        raise ValueError(
+            f"task is {shared.task!r}, and {target.name or 'the target'} is English-only: leave it "
+            "out"
+        )
     return None
 
 
-def _beginning(config: WhisperConfig, language: str | None, task: str | None, timestamps: bool) -> list[int]:
-    """Returns the tokens that a window's row begins with: the start token, a language, a task, no timestamps."""
-    speech, tokens = config.speech, [config.start_token]
+def _beginning(
+    config: WhisperConfig, language: str | None, task: str | None, timestamps: bool
+) -> list[int]:
+    """Returns the tokens that a window's row begins with: the start token, a language, a task, no
+    timestamps.
+    """
+    speech = config.speech
+    tokens = [config.start_token]
     if language is not None:
         tokens.append(speech.language_tokens[speech.languages.index(language)])
     if task is not None:
@@ -310,17 +384,24 @@ def _beginning(config: WhisperConfig, language: str | None, task: str | None, ti
     return tokens
 
 
-def _detect(target: Model, speech: Speech, rows: list[_Sound], sound: Float[Array, "B C F"]) -> None:
+def _detect(
+    target: Model, speech: Speech, rows: list[_Sound], sound: Float[Array, "B C F"]
+) -> None:
     """Gives sounds without a language the most probable one after the start token."""
     ids = jnp.asarray(speech.language_tokens, jnp.int32)
     likely = np.asarray(_likely(target.lm, target.params, target.config.start_token, sound, ids))
     for row, index in zip(rows, likely, strict=True):
-        row.language = speech.languages[index] if row.language is None else row.language
+        if row.language is None:
+            row.language = speech.languages[index]
 
 
 @programs.jit(static_argnames=("lm", "start"))
 def _likely(
-    lm: LanguageModel, params: Params, start: int, sound: Float[Array, "B C F"], ids: Int[Array, " L"]
+    lm: LanguageModel,
+    params: Params,
+    start: int,
+    sound: Float[Array, "B C F"],
+    ids: Int[Array, " L"],
 ) -> Int[Array, " B"]:
     batch = sound.shape[0]
     prompt = Prompt(jnp.full((batch, 1), start, jnp.int32), jnp.ones((batch,), jnp.int32), sound)
@@ -330,14 +411,22 @@ def _likely(
 
 def _keys(key: Any, rows: list[_Sound]) -> Array:
     """Makes a key for each row, by the numbers of its sound and its window."""
-    key, numbers = inputs.key_of(key), jnp.asarray([[row.number, row.windows] for row in rows])
-    return jax.vmap(lambda pair: jax.random.fold_in(jax.random.fold_in(key, pair[0]), pair[1]))(numbers)
+    key = inputs.key_of(key)
+    numbers = jnp.asarray([[row.number, row.windows] for row in rows])
+    return jax.vmap(lambda pair: jax.random.fold_in(jax.random.fold_in(key, pair[0]), pair[1]))(
+        numbers
+    )
 
 
-def _take(row: _Sound, tokens: list[int], rounds: int, end: int, speech: Speech, tokenizer: Any) -> None:
+def _take(
+    row: _Sound, tokens: list[int], rounds: int, end: int, speech: Speech, tokenizer: Any
+) -> None:
     """Adds a window's text to its sound, and moves on."""
-    tokens = tokens[:-1] if tokens[-1:] == [end] else tokens
-    first = None if speech.no_timestamps is None else speech.no_timestamps + 1
+    if tokens[-1:] == [end]:
+        tokens = tokens[:-1]
+    first = None
+    if speech.no_timestamps is not None:
+        first = speech.no_timestamps + 1
     segments, moved = windows.split(tokens, first, row.first, min(row.left, row.width))
     for segment in segments:
         text = _text(tokenizer, [token for token in segment.tokens if token < end])
@@ -348,4 +437,6 @@ def _take(row: _Sound, tokens: list[int], rounds: int, end: int, speech: Speech,
 
 
 def _text(tokenizer: Any, words: list[int]) -> str:
-    return "" if tokenizer is None else tokenizer.decode(words)
+    if tokenizer is None:
+        return ""
+    return tokenizer.decode(words)

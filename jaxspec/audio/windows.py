@@ -1,7 +1,7 @@
 """Long sound in windows of 30 seconds: where each begins, and the segments of its text.
 
-A window's text has timestamps. The next window begins at its last complete segment, as in Radford et al., arXiv
-2212.04356, section 4.5, and in transformers' long-form `generate`.
+A window's text has timestamps. The next window begins at its last complete segment, as in Radford
+et al., arXiv 2212.04356, section 4.5, and in transformers' long-form `generate`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ class Segment(NamedTuple):
     tokens: list[int]  # ids, timestamps included
 
 
-def window(features: Float[np.ndarray, "C F"], first: int, frames: int) -> Float[np.ndarray, "C frames"]:
+def window(
+    features: Float[np.ndarray, "C F"], first: int, frames: int
+) -> Float[np.ndarray, "C frames"]:
     """Takes the window of features that begins at a frame; zeros follow the last frame.
 
     >>> window(np.ones((2, 400)), 390, 300).sum(axis=1).tolist()
@@ -38,11 +40,15 @@ def window(features: Float[np.ndarray, "C F"], first: int, frames: int) -> Float
     return np.pad(piece, ((0, 0), (0, frames - piece.shape[1])))
 
 
-def split(tokens: Sequence[int], first: int | None, begin: int, frames: int) -> tuple[list[Segment], int]:
-    """Splits a window's new tokens into segments, and says how many frames later the next window begins.
+def split(
+    tokens: Sequence[int], first: int | None, begin: int, frames: int
+) -> tuple[list[Segment], int]:
+    """Splits a window's new tokens into segments, and says how many frames later the next window
+    begins.
 
-    Two timestamps in a row end a segment and begin one. What follows the last such pair is left to the next window,
-    unless a single timestamp ends the text: then nothing was spoken after it. A text without pairs is one segment.
+    Two timestamps in a row end a segment and begin one. What follows the last such pair is left to
+    the next window, unless a single timestamp ends the text: then nothing was spoken after it. A
+    text without pairs is one segment.
 
     Args:
         tokens: the new tokens, without the end token.
@@ -50,11 +56,15 @@ def split(tokens: Sequence[int], first: int | None, begin: int, frames: int) -> 
         begin: the frame with which the window begins.
         frames: frames of the window that the sound has.
 
-    >>> segments, moved = split([100, 7, 8, 150, 150, 9, 160, 160, 5], first=100, begin=3000, frames=2000)
+    >>> segments, moved = split(
+    ...     [100, 7, 8, 150, 150, 9, 160, 160, 5], first=100, begin=3000, frames=2000
+    ... )
     >>> [(round(s.start, 2), round(s.end, 2), s.tokens) for s in segments], moved
     ([(30.0, 31.0, [100, 7, 8, 150]), (31.0, 31.2, [150, 9, 160, 160])], 120)
     """
-    offset, first = begin * HOP / RATE, max(tokens, default=0) + 1 if first is None else first
+    offset = begin * HOP / RATE
+    if first is None:
+        first = max(tokens, default=0) + 1
     stamps = [token >= first for token in tokens]
     ends_alone = stamps[-2:] == [False, True]
     cuts = [i + 1 for i in range(len(stamps) - 1) if stamps[i] and stamps[i + 1]]
@@ -63,17 +73,22 @@ def split(tokens: Sequence[int], first: int | None, begin: int, frames: int) -> 
         return Segment(offset + STEP * start, offset + STEP * end, "", list(ids))
 
     if not cuts:
-        later = [token - first for token, is_stamp in zip(tokens, stamps, strict=True) if is_stamp][-1:]
+        later = [token - first for token, is_stamp in zip(tokens, stamps, strict=True) if is_stamp][
+            -1:
+        ]
         return [segment(tokens, 0, later[0] if later and later[0] else frames // STRIDE)], frames
     if ends_alone:
         cuts.append(len(tokens))
     else:
-        cuts[-1] += 1  # the last segment keeps both timestamps of its end, as transformers' has them
-    segments, before = list[Segment](), 0
+        # the last segment keeps both timestamps of its end, as transformers' has them
+        cuts[-1] += 1
+    segments = list[Segment]()
+    before = 0
     for cut in cuts:
         piece = tokens[before:cut]
         ends_twice = cut == cuts[-1] and not ends_alone
         segments.append(segment(piece, piece[0] - first, piece[-2 if ends_twice else -1] - first))
         before = cut
-    # By the rules of timestamps the first pair is later than 0 s. A text that breaks them must not be read for ever.
+    # By the rules of timestamps the first pair is later than 0 s. A text that breaks them must not
+    # be read for ever.
     return segments, frames if ends_alone else STRIDE * (tokens[before - 2] - first) or frames

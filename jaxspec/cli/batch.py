@@ -31,13 +31,23 @@ from jaxspec.decode.request import Prepared, prepare
 from jaxspec.files import digests
 from jaxspec.jobs import Completion, Progress, generate_many, openai
 from jaxspec.jobs.chunks import Chunks
-from jaxspec.jobs.files import PROMPT, InputShard, Output, Source, Survey, check_paths, digests_of, manifest_of
+from jaxspec.jobs.files import (
+    PROMPT,
+    InputShard,
+    Output,
+    Source,
+    Survey,
+    check_paths,
+    digests_of,
+    manifest_of,
+)
 from jaxspec.jobs.many import WidePrompt
 from jaxspec.jobs.prompts import Line, PromptReader, limits_of
 from jaxspec.jobs.slots import Row, Slots
 
-# Options of `BatchSettings` that a job may go on with in another way: its results do not depend on them. A manifest has
-# every other option. A new one is therefore a part of the job, unless it is named here.
+# Options of `BatchSettings` that a job may go on with in another way: its results do not depend on
+# them. A manifest has every other option. A new one is therefore a part of the job, unless it is
+# named here.
 INDEPENDENT = ("output", "slots", "mesh")
 DESCRIBED_APART = (  # options that a manifest has under other names, or as digests of their files
     *("target", "draft", "adapter", "chat_template", "prefix"),
@@ -48,42 +58,58 @@ GO_ON = "give the same command with --resume to go on; the rows that are done ar
 
 
 class BatchSettings(NamedTuple):
-    """The options of `batch` that describe a job, but for those of sampling; `INDEPENDENT` names exceptions."""
+    """The options of `batch` that describe a job, but for those of sampling; `INDEPENDENT` names
+    exceptions.
+    """
 
-    input: Annotated[list[Path], text("FILE", "Prompts, one a line, or .jsonl; also .gz; repeatable.")]
+    input: Annotated[
+        list[Path], text("FILE", "Prompts, one a line, or .jsonl; also .gz; repeatable.")
+    ]
     output: Annotated[Path, text("FOLDER", "Where the results are written.")]
     pair: Pair = Pair()
     field: Annotated[str, text("NAME", "The field of a JSON line that has the prompt.")] = "prompt"
     chat: Annotated[bool, flag("Use the model's chat template.", "--chat")] = False
     prefix: Annotated[str | None, text("TEXT|FILE", PREFIX)] = None
     slots: Annotated[int, number("Rows decoded at a time.")] = 16
-    max_prompt_tokens: Annotated[int | None, number("Longest prompt; by default what models read.")] = None
-    too_long: Annotated[str, text("WHAT", "What becomes of longer prompts: error, truncate, skip.")] = "error"
+    max_prompt_tokens: Annotated[
+        int | None, number("Longest prompt; by default what models read.")
+    ] = None
+    too_long: Annotated[
+        str, text("WHAT", "What becomes of longer prompts: error, truncate, skip.")
+    ] = "error"
     chunk: Annotated[int, number("Lines of the input to a file of results.")] = 1024
     shard: Annotated[int, number("Which part of the input to decode.", least=0)] = 0
     num_shards: Annotated[int, number("Parts that the input is decoded in.")] = 1
     log_probs: Annotated[bool, flag("Write log probabilities of tokens.", "--log-probs")] = False
-    top_log_probs: Annotated[int | None, number("Also write the N best tokens at each place.", least=0)] = None
+    top_log_probs: Annotated[
+        int | None, number("Also write the N best tokens at each place.", least=0)
+    ] = None
     tokens: Annotated[bool, flag("Write ids of tokens.", "--tokens")] = False
     num_samples: Annotated[int, number("Texts of each prompt; they need a temperature.")] = 1
-    openai: Annotated[bool, flag("Write lines in the form of OpenAI's batches.", "--openai")] = False
+    openai: Annotated[bool, flag("Write lines in the form of OpenAI's batches.", "--openai")] = (
+        False
+    )
 
 
 @group_of("settings", BatchSettings)
 @sampling_options
 def batch(
     settings: BatchSettings,
-    resume: Annotated[bool, flag("Go on with the folder's job; what failed is not retried.", "--resume")] = False,
-    max_errors: Annotated[int | None, number("End the job when more than N texts are errors.", least=0)] = None,
+    resume: Annotated[
+        bool, flag("Go on with the folder's job; what failed is not retried.", "--resume")
+    ] = False,
+    max_errors: Annotated[
+        int | None, number("End the job when more than N texts are errors.", least=0)
+    ] = None,
     as_json: Annotated[bool, flag("Print what was done as JSON.", "--json")] = False,
     *,
     sampling: dict[str, Any],
 ) -> None:
     """Decode files of prompts, many prompts at a time.
 
-    Each prompt has a line in the output, with its text or its error; where some have errors the exit code is 3. A job
-    that was stopped, or killed, goes on with the same command and --resume, decodes no row again that was done, and
-    writes what it would have written.
+    Each prompt has a line in the output, with its text or its error; where some have errors the
+    exit code is 3. A job that was stopped, or killed, goes on with the same command and --resume,
+    decodes no row again that was done, and writes what it would have written.
 
     \b
         jaxspec batch --input prompts.jsonl --output results
@@ -99,7 +125,8 @@ def batch(
         with err.status("reading the rows that are there"):
             chunks = stack.enter_context(contextlib.closing(Chunks(job.output, job.total)))
             rows = itertools.chain.from_iterable(map(openai.rows_of, chunks.rows()))
-            before, totals = chunks.num_done, functools.reduce(Progress.plus, rows, Progress())
+            before = chunks.num_done
+            totals = functools.reduce(Progress.plus, rows, Progress())
         is_terminated = threading.Event()
         feed = _until(is_terminated, job.source.prompts(chunks))
         ending = signals.answered(signal.SIGTERM, is_terminated.set)
@@ -109,18 +136,25 @@ def batch(
             job.output.finish(totals.to_dict())
     if as_json:
         counts = {"lines": chunks.num_done, "complete": chunks.is_complete, "exact": job.is_exact}
-        console.print_measured(output=str(settings.output), whole=totals.to_dict() | counts, run=bar.report())
+        console.print_measured(
+            output=str(settings.output), whole=totals.to_dict() | counts, run=bar.report()
+        )
     is_over = max_errors is not None and totals.failed > max_errors and not chunks.is_complete
     for sentence in _sentences(job, totals, before, chunks.is_complete):
         err.print(Text(sentence), soft_wrap=True)
     if is_over:
-        err.print(f"ended, since more than {max_errors} texts are errors: raise --max-errors, and {GO_ON}")
+        err.print(
+            f"ended, since more than {max_errors} texts are errors: raise --max-errors, and {GO_ON}"
+        )
     err.print(Text(bar.sentence(settings.output, totals)), soft_wrap=True)
     if is_terminated.is_set() and not chunks.is_complete:
         err.print(f"terminated: {GO_ON}")
         raise typer.Exit(signals.TERMINATED)
     if not chunks.is_complete and not is_over:
-        raise ValueError(f"the input had {job.total:,} lines, and then {chunks.num_done:,}: put it back, and {GO_ON}")
+        raise ValueError(
+            f"the input had {job.total:,} lines, and then {chunks.num_done:,}: put it back, and "
+            f"{GO_ON}"
+        )
     if totals.failed:
         raise typer.Exit(ROWS_FAILED)
 
@@ -131,7 +165,8 @@ class _Job(NamedTuple):
     output: Output  # the folder of the results
     survey: Survey  # the input, looked through once
     target: Model  # the model
-    generation: dict[str, Any]  # the options of `generate_many` that `prepare` takes, and `num_samples`
+    # the options of `generate_many` that `prepare` takes, and `num_samples`
+    generation: dict[str, Any]
 
     @property
     def total(self) -> int:
@@ -144,15 +179,25 @@ class _Job(NamedTuple):
         return self.generation["rule"] is None or self.generation["rule"].exact
 
     def results(self, prompts: Iterable[Any], **calls: Callable[..., Any]) -> Iterator[Completion]:
-        """Decodes prompts; `calls` are callbacks: `progress`, and `skipped` for lines that are left out."""
+        """Decodes prompts; `calls` are callbacks: `progress`, and `skipped` for lines that are left
+        out.
+        """
         s = self.settings
-        fixed: dict[str, Any] = {"max_prompt_tokens": s.max_prompt_tokens, "too_long": s.too_long, "on_error": "yield"}
+        fixed: dict[str, Any] = {
+            "max_prompt_tokens": s.max_prompt_tokens,
+            "too_long": s.too_long,
+            "on_error": "yield",
+        }
         fixed |= {"slots": s.slots, "stop": s.pair.stop or (), "varying": self.survey.varying}
         return generate_many(self.target, prompts, **fixed, **calls, **self.generation)
 
     def prepared(self, rows: int, without: tuple[str, ...] = ()) -> Prepared:
         """Prepares a generation of some rows, without some of the options."""
-        fixed = {name: value for name, value in self.generation.items() if name not in ("num_samples", *without)}
+        fixed = {
+            name: value
+            for name, value in self.generation.items()
+            if name not in ("num_samples", *without)
+        }
         return prepare(self.target, [[0]] * rows, **fixed)
 
     def reader(self, prepared: Prepared, prompts: Iterator[Line]) -> PromptReader:
@@ -163,14 +208,25 @@ class _Job(NamedTuple):
 
 
 def _prepared(
-    settings: BatchSettings, sampling: dict[str, Any], resume: bool, err: Console, stack: contextlib.ExitStack
+    settings: BatchSettings,
+    sampling: dict[str, Any],
+    resume: bool,
+    err: Console,
+    stack: contextlib.ExitStack,
 ) -> _Job:
-    """Checks all that can be wrong with a job before its first row, and writes its manifest; `stack` holds its lock."""
+    """Checks all that can be wrong with a job before its first row, and writes its manifest;
+    `stack` holds its lock.
+    """
     pair = pairs.with_drafter(settings.pair)
     generation = pairs.checked_options(pair, sampling)
-    generation |= {name: getattr(settings, name) for name in ("log_probs", "top_log_probs", "num_samples")}
-    shared = None if settings.prefix is None else pairs.prefix_text(settings.prefix)
-    shard, system = InputShard(settings.shard, settings.num_shards), shared if settings.chat else None
+    generation |= {
+        name: getattr(settings, name) for name in ("log_probs", "top_log_probs", "num_samples")
+    }
+    shared = None
+    if settings.prefix is not None:
+        shared = pairs.prefix_text(settings.prefix)
+    shard = InputShard(settings.shard, settings.num_shards)
+    system = shared if settings.chat else None
     source = Source(settings.input, settings.field, settings.chat, shard, system)
     output = Output(settings.output, shard, settings.chunk)
     if output.manifest.exists():
@@ -186,10 +242,21 @@ def _prepared(
         target, drafter = pairs.load(pair)
         if settings.chat:
             encoding.check_template(target)
-        prefix = None if shared is None else pairs.read_prefix(target, drafter, shared, settings.chat)
-    job = _Job(settings, source, output, survey, target, generation | {"drafter": drafter, "prefix": prefix})
+        prefix = None
+        if shared is not None:
+            prefix = pairs.read_prefix(target, drafter, shared, settings.chat)
+    job = _Job(
+        settings,
+        source,
+        output,
+        survey,
+        target,
+        generation | {"drafter": drafter, "prefix": prefix},
+    )
     if not job.is_exact:
-        inexact = f"The rule {pair.rule} is inexact: the texts need not have the target's distribution."
+        inexact = (
+            f"The rule {pair.rule} is inexact: the texts need not have the target's distribution."
+        )
         err.print(Text(inexact, "yellow"), soft_wrap=True)
     job.results([])  # refuses what is wrong while there is no manifest yet
     if not output.manifest.exists():
@@ -203,9 +270,12 @@ def _prepared(
         from jaxspec.analysis.cost import agreement
 
         costs = output.costs(lambda: _costs(job, err))
-        together = agreement("slots", settings.slots, bool(sampling.get("temperature")), generation["rule"])
+        together = agreement(
+            "slots", settings.slots, bool(sampling.get("temperature")), generation["rule"]
+        )
         job = job._replace(
-            generation=job.generation | {"policy": names.policy(pair.policy, **costs, together=together)}
+            generation=job.generation
+            | {"policy": names.policy(pair.policy, **costs, together=together)}
         )
     return job
 
@@ -222,13 +292,22 @@ def _description(
     if pair.draft is not None:
         models["draft"] = [pair.draft, drafter_names.digests_of(pair.draft)]
     left_out = (*INDEPENDENT, *DESCRIBED_APART)
-    options_of_job = {name: value for name, value in options.flat(settings).items() if name not in left_out}
-    template = None if pair.chat_template is None else digests.of_file(Path(pair.chat_template))
+    options_of_job = {
+        name: value for name, value in options.flat(settings).items() if name not in left_out
+    }
+    template = None
+    if pair.chat_template is not None:
+        template = digests.of_file(Path(pair.chat_template))
     return models, options_of_job | sampling | {"prefix": shared, "chat_template": template}
 
 
 def _decode(
-    job: _Job, feed: Iterator[Line], chunks: Chunks, totals: Progress, bar: _Bar, max_errors: int | None
+    job: _Job,
+    feed: Iterator[Line],
+    chunks: Chunks,
+    totals: Progress,
+    bar: _Bar,
+    max_errors: int | None,
 ) -> Progress:
     """Decodes the prompts that are missing, and writes their rows; returns the counts of all."""
     for rows in _by_prompt(job.results(feed, progress=bar.update, skipped=chunks.skip)):
@@ -246,13 +325,18 @@ def _by_prompt(results: Iterable[Completion]) -> Iterator[list[dict[str, Any]]]:
         texts = waiting[completion.number]
         texts.append(completion)
         if len(texts) == completion.samples:
-            yield [text.to_dict() for text in sorted(waiting.pop(completion.number), key=lambda text: text.sample)]
+            yield [
+                text.to_dict()
+                for text in sorted(waiting.pop(completion.number), key=lambda text: text.sample)
+            ]
 
 
 def _lines(rows: list[dict[str, Any]], settings: BatchSettings) -> list[dict[str, Any]]:
     if not (settings.tokens or settings.log_probs or settings.top_log_probs is not None):
         rows = [{name: value for name, value in row.items() if name != "tokens"} for row in rows]
-    return [openai.response(rows, settings.pair.target)] if settings.openai else rows
+    if settings.openai:
+        return [openai.response(rows, settings.pair.target)]
+    return rows
 
 
 def _sentences(job: _Job, totals: Progress, before: int, is_complete: bool) -> Iterator[str]:
@@ -269,8 +353,11 @@ def _sentences(job: _Job, totals: Progress, before: int, is_complete: bool) -> I
 
 
 def _check_some_line(job: _Job) -> None:
-    """Refuses an input of which no line can be decoded, whatever the reason: a field, a template, a length."""
-    reader, first = job.reader(job.prepared(1), job.source._replace(shard=InputShard()).prompts()), None
+    """Refuses an input of which no line can be decoded, whatever the reason: a field, a template, a
+    length.
+    """
+    reader = job.reader(job.prepared(1), job.source._replace(shard=InputShard()).prompts())
+    first = None
     while requests := reader.peek(job.settings.slots):
         if any(request.error is None for request in requests):
             return
@@ -278,8 +365,13 @@ def _check_some_line(job: _Job) -> None:
         reader.take(requests)
     if reader.error is not None:
         raise reader.error
-    why = "All prompts are too long" if first is None else f"The first: {first}"
-    raise ValueError(f"none of the {job.survey.lines:,} lines can be decoded, and nothing was written. {why}")
+    if first is None:
+        why = "All prompts are too long"
+    else:
+        why = f"The first: {first}"
+    raise ValueError(
+        f"none of the {job.survey.lines:,} lines can be decoded, and nothing was written. {why}"
+    )
 
 
 def say_interrupted(err: Console) -> None:
@@ -289,18 +381,24 @@ def say_interrupted(err: Console) -> None:
 
 
 def _costs(job: _Job, err: Console) -> dict[str, Any]:
-    """Measures what rounds cost when the slots are full of the job's first prompts, but for unusually wide ones."""
+    """Measures what rounds cost when the slots are full of the job's first prompts, but for
+    unusually wide ones.
+    """
     from jaxspec.analysis.cost import policy_costs
 
-    slots, prefix = job.settings.slots, job.generation["prefix"]
+    slots = job.settings.slots
+    prefix = job.generation["prefix"]
     prepared = job.prepared(slots, without=("policy",))
     reader = job.reader(prepared, job.source.prompts())
     rows = [request.row for request in reader.peek(slots) if not request.error]
     rows = [row._replace(max_new_tokens=prepared.max_new_tokens) for row in rows]
     rows = rows or [Row(0, [*(prefix.tokens if prefix else ()), 0], prepared.max_new_tokens)]
     widths = [prepared.widths(len(row.tokens))[0] for row in rows]
-    widest = sorted(widths)[(len(rows) - 1) // 2]  # wider prompts may be errors of the job, for lack of memory
-    longest = reader.limits.prompt if job.settings.max_prompt_tokens else None
+    # wider prompts may be errors of the job, for lack of memory
+    widest = sorted(widths)[(len(rows) - 1) // 2]
+    longest = None
+    if job.settings.max_prompt_tokens:
+        longest = reader.limits.prompt
     if longest is not None:
         widest = prepared.widths(longest)[0]
     while True:
@@ -308,7 +406,9 @@ def _costs(job: _Job, err: Console) -> dict[str, Any]:
 
         def begin(prepared: Prepared, rows: list[Row] = narrow, width: int = widest) -> State:
             of_a_row = token_rows.take_rows(prepared.request, jnp.zeros(1, jnp.int32))
-            return Slots(prepared._replace(request=of_a_row), width, slots, group=1, rounds=1).fill(rows)
+            return Slots(prepared._replace(request=of_a_row), width, slots, group=1, rounds=1).fill(
+                rows
+            )
 
         try:
             with err.status("measuring what passes cost"):
@@ -330,15 +430,21 @@ def _until(is_terminated: threading.Event, prompts: Iterator[Line]) -> Iterator[
 
 class _Bar:
     def __init__(self, total: int, chunks: Chunks):
-        self._bar, self._warnings = bars.bar(remaining=True), warnings.catch_warnings()
-        self._total, self._chunks, self._began, self._progress = total, chunks, time.perf_counter(), Progress()
+        self._bar = bars.bar(remaining=True)
+        self._warnings = warnings.catch_warnings()
+        self._total = total
+        self._chunks = chunks
+        self._began = time.perf_counter()
+        self._progress = Progress()
 
     def __enter__(self) -> _Bar:
         self._warnings.__enter__()
         warnings.simplefilter("always")
         warnings.showwarning = lambda message, *_, **__: self._warn(message)
         self._bar.start()
-        self._task = self._bar.add_task("starting", total=self._total, completed=self._chunks.num_done)
+        self._task = self._bar.add_task(
+            "starting", total=self._total, completed=self._chunks.num_done
+        )
         return self
 
     def __exit__(self, *_: Any) -> None:
@@ -348,14 +454,23 @@ class _Bar:
 
     def _warn(self, warning: Any) -> None:
         """Prints a warning of the library's, with the option of the command where it names one."""
-        text = warning.advise("--max-prompt-tokens") if isinstance(warning, WidePrompt) else str(warning)
+        if isinstance(warning, WidePrompt):
+            text = warning.advise("--max-prompt-tokens")
+        else:
+            text = str(warning)
         self._bar.console.print(Text(text, "yellow"), soft_wrap=True)
 
     def update(self, progress: Progress) -> None:
         """Shows how far the job is."""
         self._progress = progress
-        failed = f", {progress.failed:,} failed" if progress.failed else ""
-        described = f"{self._rate:,.0f} tokens/s, {self._per_round:.2f} a round, {progress.live} live{failed}"
+        if progress.failed:
+            failed = f", {progress.failed:,} failed"
+        else:
+            failed = ""
+        described = (
+            f"{self._rate:,.0f} tokens/s, {self._per_round:.2f} a round, {progress.live} "
+            f"live{failed}"
+        )
         self._bar.update(self._task, completed=self._chunks.num_done, description=described)
 
     @property
@@ -379,7 +494,7 @@ class _Bar:
         p = self._progress
         idle = p.idle / max(1, p.idle + p.rounds)
         return (
-            f"{folder}: {p.done:,} text{'s' * (p.done != 1)}, {p.new_tokens:,} tokens ({self._rate:,.0f} a second, "
-            f"{self._per_round:.2f} a round); slots were idle in {idle:.0%} of their rounds; "
-            f"{totals.failed:,} of {totals.done:,} failed"
+            f"{folder}: {p.done:,} text{'s' * (p.done != 1)}, {p.new_tokens:,} tokens "
+            f"({self._rate:,.0f} a second, {self._per_round:.2f} a round); slots were idle in "
+            f"{idle:.0%} of their rounds; {totals.failed:,} of {totals.done:,} failed"
         )

@@ -1,4 +1,6 @@
-"""`jaxspec bench`: which drafter, gamma, policy, rule or dtype is fastest. `jaxspec measure`: α, c and v of a pair."""
+"""`jaxspec bench`: which drafter, gamma, policy, rule or dtype is fastest. `jaxspec measure`: α, c
+and v of a pair.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,18 @@ import typer
 from rich.text import Text
 
 from jaxspec.cli import console, drafter_names, names, options
-from jaxspec.cli.options import TARGET, Batches, Json, NewTokens, Prompts, Seed, flag, group_of, number, text
+from jaxspec.cli.options import (
+    TARGET,
+    Batches,
+    Json,
+    NewTokens,
+    Prompts,
+    Seed,
+    flag,
+    group_of,
+    number,
+    text,
+)
 from jaxspec.cli.prompts import by_task, heldout, references
 
 if TYPE_CHECKING:
@@ -21,7 +34,8 @@ if TYPE_CHECKING:
     from jaxspec.analysis.table import Groups
     from jaxspec.core import Model
 
-PLANNED, NONE = "plan", "none"
+PLANNED = "plan"
+NONE = "none"
 ALSO = ("latency", "memory", "compile")
 GAMMA = 3  # where no gamma can be planned
 RANDOM_PROMPT = 64  # tokens of a random prompt
@@ -31,25 +45,38 @@ class Workload(NamedTuple):
     """The shared options; lists are separated by commas, and every combination is measured."""
 
     target: Annotated[str, text("MODEL", "Model to decode from, or random:SHAPE.")] = TARGET
-    draft: Annotated[str, text("NAMES", "Drafters, as in generate; unigram to 4-gram; none.", "--draft", "-d")] = ""
+    draft: Annotated[
+        str, text("NAMES", "Drafters, as in generate; unigram to 4-gram; none.", "--draft", "-d")
+    ] = ""
     gamma: Annotated[str, text("N,N", "Draft tokens a round, or plan.", "--gamma", "-g")] = "3"
-    policy: Annotated[str, text("NAMES", "Draft-length policies to add, at the largest gamma.")] = ""
+    policy: Annotated[str, text("NAMES", "Draft-length policies to add, at the largest gamma.")] = (
+        ""
+    )
     rule: Annotated[str, text("NAMES", "Acceptance rules: block, lenient=0.3; all.")] = "rejection"
-    temperature: Annotated[str, text("T,T", "Sampling temperature; 0 is greedy.", "--temperature", "-t")] = "0"
+    temperature: Annotated[
+        str, text("T,T", "Sampling temperature; 0 is greedy.", "--temperature", "-t")
+    ] = "0"
     batch: Batches = "1"
-    dtype: Annotated[str, text("NAMES", "float32, bfloat16, int8, int4, int8/bfloat16.")] = "float32"
+    dtype: Annotated[str, text("NAMES", "float32, bfloat16, int8, int4, int8/bfloat16.")] = (
+        "float32"
+    )
     task: Annotated[str, text("NAMES", "Held-out translation, synopsis, edit, text.")] = ""
     prompts: Prompts = None
     count: Annotated[int, number("Prompts of a task to measure α on.")] = 8
     rows: Annotated[int, number("Prompts that a timed run decodes.")] = 8
     max_new_tokens: NewTokens = 64
-    full_length: Annotated[bool, flag("Ignore end tokens: all texts have --max-new-tokens.", "--full-length")] = False
+    full_length: Annotated[
+        bool, flag("Ignore end tokens: all texts have --max-new-tokens.", "--full-length")
+    ] = False
     repeats: Annotated[int, number("Timed runs, interleaved.")] = 5
     seed: Seed = 0
     mesh: Annotated[str | None, text("MESH", "Devices, as data=2,model=4.")] = None
-    resume: Annotated[Path | None, text("FILE", "Finished rows (JSONL): not measured again, new ones added.")] = None
+    resume: Annotated[
+        Path | None, text("FILE", "Finished rows (JSONL): not measured again, new ones added.")
+    ] = None
     minutes: Annotated[
-        float | None, typer.Option(metavar="M", help="Begin no new group of settings after M minutes.", min=0)
+        float | None,
+        typer.Option(metavar="M", help="Begin no new group of settings after M minutes.", min=0),
     ] = None
     csv: Annotated[Path | None, text("FILE", "Also write all rows there.")] = None
     markdown: Annotated[bool, flag("Print tables for a document.", "--markdown")] = False
@@ -67,7 +94,8 @@ def bench(
 ) -> None:
     """Compare the speed of settings, interleaved with plain decoding on the same prompts.
 
-    Lists (with commas) are axes: every combination has a row. "× plain" is over plain decoding by the same target.
+    Lists (with commas) are axes: every combination has a row. "× plain" is over plain decoding by
+    the same target.
 
     \b
         jaxspec bench --gamma 2,3 --temperature 0,1
@@ -85,9 +113,16 @@ def bench(
     target, settings = settings_of(work)
 
     def lines(results: list[BenchResult]) -> list[str]:
-        peaks = {"process": memory.process_bytes(), "before the models": before, "device": memory.device_bytes()}
-        peak = "Peak memory, MB: " + ", ".join(f"{name} {n / 1e6:,.0f}" for name, n in peaks.items() if n)
-        measured_now = "memory" in extra and work.resume is None  # not by the process that wrote the file
+        peaks = {
+            "process": memory.process_bytes(),
+            "before the models": before,
+            "device": memory.device_bytes(),
+        }
+        peak = "Peak memory, MB: " + ", ".join(
+            f"{name} {n / 1e6:,.0f}" for name, n in peaks.items() if n
+        )
+        # not by the process that wrote the file
+        measured_now = "memory" in extra and work.resume is None
         return [*table.of_policies(results), *([peak] if measured_now else [])]
 
     run(target, settings, work, ("speed", "alpha", "costs", *extra), table.BENCH, more=lines)
@@ -96,12 +131,16 @@ def bench(
 @group_of("work", Workload, **MEASURE._asdict())
 def measure(
     work: Workload,
-    no_speed: Annotated[bool, flag("Nothing is timed: α and tokens a round.", "--no-speed")] = False,
+    no_speed: Annotated[
+        bool, flag("Nothing is timed: α and tokens a round.", "--no-speed")
+    ] = False,
 ) -> None:
-    """Measure a pair: α, c, v, and the speed as predicted and as it is, by task, temperature, γ and rule.
+    """Measure a pair: α, c, v, and the speed as predicted and as it is, by task, temperature, γ and
+    rule.
 
-    α has 95% intervals over prompts. Predicted is Theorem 3.8 with c and v as measured, and what the rounds that were
-    run cost; speeds are after prefill. A table appears as soon as its task and temperature are measured.
+    α has 95% intervals over prompts. Predicted is Theorem 3.8 with c and v as measured, and what
+    the rounds that were run cost; speeds are after prefill. A table appears as soon as its task and
+    temperature are measured.
 
     \b
         jaxspec measure --draft debian-t5-draft,bigram --resume t5.jsonl
@@ -110,24 +149,35 @@ def measure(
     """
     from jaxspec.analysis import table
 
-    work = _untimed(work) if no_speed else work
+    if no_speed:
+        work = _untimed(work)
     check_files(work)
     target, settings = settings_of(work)
-    quantities = ("alpha",) if no_speed else ("speed", "alpha", "costs")
-    columns = (table.DRAFTS,) if no_speed else (table.THEORY, table.MEASURED)
+    if no_speed:
+        quantities = ("alpha",)
+    else:
+        quantities = ("speed", "alpha", "costs")
+    if no_speed:
+        columns = (table.DRAFTS,)
+    else:
+        columns = (table.THEORY, table.MEASURED)
     run(target, settings, work, quantities, columns, plain=False)
 
 
 def _untimed(work: Workload) -> Workload:
     """Leaves out what rests on costs: the plan's gamma, and the policy that takes them."""
     if any(name.strip() == "adaptive" for name in work.policy.split(",")):
-        raise ValueError("--policy adaptive goes by costs, and with --no-speed nothing is timed: leave one of them out")
+        raise ValueError(
+            "--policy adaptive goes by costs, and with --no-speed nothing is timed: leave one of "
+            "them out"
+        )
     numbers = [gamma for gamma in options.values(work.gamma, "--gamma") if gamma != PLANNED]
     return work._replace(gamma=",".join(numbers) or str(GAMMA))
 
 
 def settings_of(work: Workload) -> tuple[Model, list[Setting]]:
-    """Loads the target, and makes every combination of the options; the first dtype is what others are compared with.
+    """Loads the target, and makes every combination of the options; the first dtype is what others
+    are compared with.
 
     Combinations that cannot be are left out, and a line on standard error says so: see `fitting`.
     """
@@ -144,9 +194,15 @@ def settings_of(work: Workload) -> tuple[Model, list[Setting]]:
     }
     largest = max((gamma for gamma in gammas if gamma != PLANNED), default=0)
     if drafts and policies and not largest:
-        raise ValueError("--policy needs the most draft tokens of a round: give a number with --gamma, too")
-    rules = catalogue.RULES if work.rule == "all" else options.values(work.rule, "--rule")
-    dtypes, tasks = options.values(work.dtype, "--dtype"), _chosen_tasks(work)
+        raise ValueError(
+            "--policy needs the most draft tokens of a round: give a number with --gamma, too"
+        )
+    if work.rule == "all":
+        rules = catalogue.RULES
+    else:
+        rules = options.values(work.rule, "--rule")
+    dtypes = options.values(work.dtype, "--dtype")
+    tasks = _chosen_tasks(work)
     heats = options.temperatures(work.temperature, "--temperature")
     shared: dict[str, Any] = {
         "sampling": [{"temperature": temperature} for temperature in heats],
@@ -157,21 +213,27 @@ def settings_of(work: Workload) -> tuple[Model, list[Setting]]:
         names.check_model(work.target, dtype)
         for name in drafts:
             drafter_names.check(name, dtype)
-    targets = {dtype: names.model(work.target, dtype, work.mesh, seed=work.seed) for dtype in dtypes}
+    targets = {
+        dtype: names.model(work.target, dtype, work.mesh, seed=work.seed) for dtype in dtypes
+    }
     first = targets[dtypes[0]]
     shared["task"] = tasks or _tasks_for(first, work)
-    # Trees have a size of their own, and policies the largest gamma: neither is combined with all gammas.
+    # Trees have a size of their own, and policies the largest gamma: neither is combined with all
+    # gammas.
     settings: list[Setting] = []
     for dtype, target in targets.items():
         load = functools.partial(names.model, dtype=dtype, mesh=work.mesh, seed=work.seed + 1)
         counted_on = functools.partial(references, target, max(work.count, work.rows))
         drafters = {name: drafter_names.drafter(name, load, target, counted_on) for name in drafts}
         axes = shared | {"target": None if target is first else target}
-        trees = {name: drafter for name, drafter in drafters.items() if _drafts_trees(drafter)}  # of their own size
+        # of their own size
+        trees = {name: drafter for name, drafter in drafters.items() if _drafts_trees(drafter)}
         chains = {name: drafter for name, drafter in drafters.items() if name not in trees}
         # Of no drafters, or no policies, there is no combination.
         settings += product(**axes, drafter=chains, gamma=gammas)
-        settings += product(**axes, drafter=trees, gamma=next((g for g in gammas if g != PLANNED), 1))
+        settings += product(
+            **axes, drafter=trees, gamma=next((g for g in gammas if g != PLANNED), 1)
+        )
         settings += product(**axes, drafter=drafters, gamma=largest, policy=policies)
         if not drafters:
             settings += product(**axes, drafter=[None], gamma=0)
@@ -182,18 +244,28 @@ def settings_of(work: Workload) -> tuple[Model, list[Setting]]:
 def fitting(settings: list[Setting]) -> list[Setting]:
     """Returns the settings that can be, with a line on standard error for each kind that cannot.
 
-    Trees are refused by rules that judge chains, and by policies that stop a draft token by token. A plan needs an
-    acceptance rate, which is known beforehand of models: other drafters have the other gammas, or `GAMMA`.
+    Trees are refused by rules that judge chains, and by policies that stop a draft token by token.
+    A plan needs an acceptance rate, which is known beforehand of models: other drafters have the
+    other gammas, or `GAMMA`.
     """
     from jaxspec.analysis.bench import has_alpha
     from jaxspec.core import Model
 
     fit: list[Setting] = []
-    notes, numbered = dict[str, None](), {setting.drafter_name for setting in settings if setting.gamma != PLANNED}
+    notes = dict[str, None]()
+    numbered = {setting.drafter_name for setting in settings if setting.gamma != PLANNED}
     for setting in settings:
-        name, rule = setting.drafter_name, setting.rule
-        stops = getattr(getattr(setting.policy, "functions", setting.policy), "should_continue", None) is not None
-        if setting.drafter is not None and _drafts_trees(setting.drafter) and (stops or not rule.trees):
+        name = setting.drafter_name
+        rule = setting.rule
+        stops = (
+            getattr(getattr(setting.policy, "functions", setting.policy), "should_continue", None)
+            is not None
+        )
+        if (
+            setting.drafter is not None
+            and _drafts_trees(setting.drafter)
+            and (stops or not rule.trees)
+        ):
             reason = f"the rule {rule.name} takes chains of draft tokens only"
             if stops:
                 reason = f"the policy {setting.policy_label} stops a draft token by token"
@@ -201,8 +273,14 @@ def fitting(settings: list[Setting]) -> list[Setting]:
         elif setting.gamma != PLANNED or has_alpha(setting):
             fit.append(setting)
         else:
-            instead = "left out" if name in numbered else f"γ = {GAMMA} in its place"
-            why = f"the rule {rule.name} has no α" if isinstance(setting.drafter, Model) else "it is no model"
+            if name in numbered:
+                instead = "left out"
+            else:
+                instead = f"γ = {GAMMA} in its place"
+            if isinstance(setting.drafter, Model):
+                why = f"the rule {rule.name} has no α"
+            else:
+                why = "it is no model"
             notes[f"no γ can be planned for {name}, for {why}: {instead}"] = None
             fit += [] if name in numbered else [setting._replace(gamma=GAMMA)]
     if not fit and settings:
@@ -213,16 +291,25 @@ def fitting(settings: list[Setting]) -> list[Setting]:
 
 
 def check_files(work: Workload) -> None:
-    """Refuses files that could not be written, or gone on with, when all is measured, and options that are ignored."""
+    """Refuses files that could not be written, or gone on with, when all is measured, and options
+    that are ignored.
+    """
     from jaxspec import files
     from jaxspec.analysis.result import ResultStore
 
     if work.markdown and work.as_json:
         raise ValueError("got --markdown and --json: expected one of them")
     if work.target.startswith(names.RANDOM):
-        options.refuse([name for name in ("prompts", "task") if getattr(work, name)], "a target of random weights")
+        options.refuse(
+            [name for name in ("prompts", "task") if getattr(work, name)],
+            "a target of random weights",
+        )
     if {draft.strip() for draft in work.draft.split(",")} == {NONE}:
-        ignored = [name for name in ("policy", "rule") if getattr(work, name) not in (getattr(BENCH, name), NONE)]
+        ignored = [
+            name
+            for name in ("policy", "rule")
+            if getattr(work, name) not in (getattr(BENCH, name), NONE)
+        ]
         options.refuse(ignored, "plain decoding (--draft none)")
     if work.csv is not None and not work.csv.resolve().parent.is_dir():
         raise ValueError(f"--csv is {work.csv}: there is no folder {work.csv.parent}")
@@ -233,10 +320,13 @@ def check_files(work: Workload) -> None:
 
 
 def _chosen_tasks(work: Workload) -> list[Task]:
-    """Makes tasks of a file, or of the tasks that are named; none, if the target is to say which it is for."""
+    """Makes tasks of a file, or of the tasks that are named; none, if the target is to say which it
+    is for.
+    """
     from jaxspec.analysis.result import Task
 
-    count, ends = max(work.count, work.rows), not work.full_length
+    count = max(work.count, work.rows)
+    ends = not work.full_length
     if work.task and work.prompts is not None:
         raise ValueError("got --task and --prompts: expected one of them")
     if work.target.startswith(names.RANDOM):
@@ -244,13 +334,17 @@ def _chosen_tasks(work: Workload) -> list[Task]:
     if work.prompts is not None:
         prompts = by_task(work.prompts, count)
     else:
-        tasks = options.values(work.task, "--task") if work.task else ()
+        tasks = ()
+        if work.task:
+            tasks = options.values(work.task, "--task")
         prompts = {name: heldout(name, count) for name in tasks}
     return [Task(name, inputs, work.max_new_tokens, ends) for name, inputs in prompts.items()]
 
 
 def _tasks_for(target: Model, work: Workload) -> list[Task]:
-    """Makes tasks where none are named: held-out ones, or, for a published shape, random prompts."""
+    """Makes tasks where none are named: held-out ones, or, for a published shape, random
+    prompts.
+    """
     from jaxspec.analysis.random_model import random_prompt
     from jaxspec.analysis.result import Task
     from jaxspec.files import corpus
@@ -266,7 +360,9 @@ def _drafts_trees(drafter: Any) -> bool:
 
 
 def _gamma(written: str) -> int | str:
-    return PLANNED if written == PLANNED else options.positive(written)
+    if written == PLANNED:
+        return PLANNED
+    return options.positive(written)
 
 
 def run(
@@ -277,18 +373,29 @@ def run(
     columns: Groups,  # the tables' columns, in groups
     *,
     plain: bool = True,  # whether they show plain decoding, too
-    more: Callable[[list[BenchResult]], Sequence[str]] = lambda results: (),  # sentences about all results
+    # sentences about all results
+    more: Callable[[list[BenchResult]], Sequence[str]] = lambda results: (),
 ) -> list[BenchResult]:
-    """Measures settings and prints their results, group by group, as JSON and as CSV; exits with 1 if any failed."""
+    """Measures settings and prints their results, group by group, as JSON and as CSV; exits with 1
+    if any failed.
+    """
     from jaxspec.analysis import bench, environment, table
 
     config = bench.Config(work.rows, work.repeats, work.seed, tuple(quantities))
-    store = None if work.resume is None else bench.ResultStore(work.resume)
-    until = float("inf") if work.minutes is None else time.monotonic() + 60 * work.minutes
-    out, results = console.printer(work.markdown), []
+    store = None
+    if work.resume is not None:
+        store = bench.ResultStore(work.resume)
+    if work.minutes is None:
+        until = float("inf")
+    else:
+        until = time.monotonic() + 60 * work.minutes
+    out = console.printer(work.markdown)
+    results = []
 
     def heading(machine: environment.Environment) -> None:
-        out.print(Text(f"{environment.line(machine)}, load {machine.load}, {machine.date[:10]}", "bold"))
+        out.print(
+            Text(f"{environment.line(machine)}, load {machine.load}, {machine.date[:10]}", "bold")
+        )
 
     def show(group: list[BenchResult]) -> None:
         if work.markdown and group[0] is results[0] and group[0].environment:
@@ -301,14 +408,19 @@ def run(
         heading(environment.current())
     with console.sharing("starting") as (bar, advance):
         total = len(bench.groups(settings))
-        for number, group in enumerate(bench.run_groups(target, settings, store, config, doing=advance), start=1):
+        for number, group in enumerate(
+            bench.run_groups(target, settings, store, config, doing=advance), start=1
+        ):
             results += group
             if not work.as_json:
                 bar.stop()  # makes room for the tables
                 show(group)
                 bar.start()
             if time.monotonic() > until and number < total:
-                goes_on = "goes on where this ended" if store else "begins anew: --resume FILE keeps what is measured"
+                if store:
+                    goes_on = "goes on where this ended"
+                else:
+                    goes_on = "begins anew: --resume FILE keeps what is measured"
                 print(f"Time is over: the same command {goes_on}.", file=bar.console.file)
                 break
     if work.csv is not None:

@@ -31,10 +31,16 @@ from jaxspec.decode.chat import chat as begin
 from jaxspec.decode.output import Piece
 
 WITHOUT_SYSTEM = (
-    "{% if messages[0]['role'] == 'system' %}{{ raise_exception('it reads no system message') }}{% endif %}"
+    "{% if messages[0]['role'] == 'system' %}{{ raise_exception('it reads no system message') }}{% "
+    "endif %}"
 )
-TRANSLATING = WITHOUT_SYSTEM + "translate English to German: {{ messages[-1]['content'] | trim }}</s>"
-CONTINUING = "{% for message in messages %}{{ ' ' if not loop.first }}{{ message['content'] | trim }}{% endfor %}"
+TRANSLATING = (
+    WITHOUT_SYSTEM + "translate English to German: {{ messages[-1]['content'] | trim }}</s>"
+)
+CONTINUING = (
+    "{% for message in messages %}{{ ' ' if not loop.first }}{{ message['content'] | trim }}{% "
+    "endfor %}"
+)
 
 
 class MessageTask(NamedTuple):
@@ -49,8 +55,12 @@ TASKS = {  # by the name of a shipped model that brings no template
     "debian-t5-large": TRANSLATION,
     "debian-t5-base": TRANSLATION,
     "debian-t5-small": TRANSLATION,
-    "debian-gpt-base": MessageTask(CONTINUING, "it continues what you write, in the style of a package's description"),
-    "debian-gpt-small": MessageTask(CONTINUING, "it continues what you write, in the style of a package's description"),
+    "debian-gpt-base": MessageTask(
+        CONTINUING, "it continues what you write, in the style of a package's description"
+    ),
+    "debian-gpt-small": MessageTask(
+        CONTINUING, "it continues what you write, in the style of a package's description"
+    ),
 }
 
 
@@ -65,11 +75,13 @@ def chat(
 ) -> None:
     """Talk with a model: each line is a message, and its answer is printed as it comes.
 
-    The chat keeps what it has read of the conversation. A line after each answer says what the answer took. Ctrl-C ends
-    an answer; Ctrl-D, or Ctrl-C where nothing is typed, ends the chat. A message of several lines stands between two
-    \"\"\", or its lines end with a backslash. /help lists commands that save, load, retry and more.
+    The chat keeps what it has read of the conversation. A line after each answer says what the
+    answer took. Ctrl-C ends an answer; Ctrl-D, or Ctrl-C where nothing is typed, ends the chat. A
+    message of several lines stands between two \"\"\", or its lines end with a backslash. /help
+    lists commands that save, load, retry and more.
 
-    The shipped models are not tuned to chat: debian-t5-large, the default, translates each message to German.
+    The shipped models are not tuned to chat: debian-t5-large, the default, translates each message
+    to German.
 
     \b
         jaxspec chat
@@ -80,17 +92,26 @@ def chat(
     generation = pairs.checked_options(pair, sampling)
     if not typed(context, ("max_new_tokens",)):
         generation["max_new_tokens"] = None  # jaxspec.chat then fits it to the models
-    out, err = Console(highlight=False, soft_wrap=True), Console(stderr=True, highlight=False)
+    out = Console(highlight=False, soft_wrap=True)
+    err = Console(stderr=True, highlight=False)
     with err.status("loading the models"):
         target, drafter = pairs.load(pair)
         target, task = _with_task(target)
         talk = begin(target, drafter=drafter, system=system, stop=pair.stop or (), **generation)
     if task is not None:
-        err.print(Text(f"{target.name} is not tuned to chat: {task.description}.", "dim"), soft_wrap=True)
+        err.print(
+            Text(f"{target.name} is not tuned to chat: {task.description}.", "dim"), soft_wrap=True
+        )
     is_typed = sys.stdin.isatty()
     if is_typed:
         drafts = f" with {pair.draft}" if pair.draft else ""
-        err.print(Text(f"{pair.target}{drafts}. /help lists commands; Ctrl-C ends an answer, Ctrl-D the chat.", "dim"))
+        err.print(
+            Text(
+                f"{pair.target}{drafts}. /help lists commands; Ctrl-C ends an answer, Ctrl-D the "
+                "chat.",
+                "dim",
+            )
+        )
     is_greedy = not sampling.get("temperature")
     try:
         for entry in entries.typed() if is_typed else entries.piped(sys.stdin.buffer):
@@ -99,14 +120,21 @@ def chat(
             try:
                 entries.check(entry)
                 if entry.command in ("", "retry"):
-                    pieces = talk.retry() if entry.command else talk.send(entry.text)
+                    if entry.command:
+                        pieces = talk.retry()
+                    else:
+                        pieces = talk.send(entry.text)
                     console.say(out, _answer(talk, pieces, is_typed, out, err), "dim")
                     out.print()
                     if entry.command and is_greedy:
-                        console.say(err, "The answer is greedy, and so the same again: --temperature 1 samples.")
+                        console.say(
+                            err,
+                            "The answer is greedy, and so the same again: --temperature 1 samples.",
+                        )
                 else:
                     console.say(err, command(talk, entry))
-            except (ValueError, OSError, FloatingPointError) as error:  # such as a conversation that is too long
+            except (ValueError, OSError, FloatingPointError) as error:
+                # such as a conversation that is too long
                 console.say(err, f"error: {console.message(error)}", "red")
                 err.print()
     except ValueError as error:  # the end of a pipe is within a message
@@ -118,7 +146,11 @@ def _with_task(target: Model) -> tuple[Model, MessageTask | None]:
     from jaxspec.weights import tokenizers
 
     task = TASKS.get(target.name)
-    if task is None or target.tokenizer is None or getattr(target.tokenizer, "chat_template", None) is not None:
+    if (
+        task is None
+        or target.tokenizer is None
+        or getattr(target.tokenizer, "chat_template", None) is not None
+    ):
         return target, None
     tokenizer = tokenizers.with_template(copy.copy(target.tokenizer), task.template, target.name)
     return target._replace(tokenizer=tokenizer), task
@@ -136,7 +168,9 @@ def command(talk: Chat, entry: entries.Entry) -> str:
     if name == "system":
         systems = [message for message in talk.messages[:1] if message["role"] == "system"]
         if not argument:
-            return str(systems[0]["content"]) if systems else "There is no system's message."
+            if systems:
+                return str(systems[0]["content"])
+            return "There is no system's message."
         talk.messages[: len(systems)] = pairs.system_message(argument)
         return "The next answers follow this system's message."
     if name in ("save", "load") and not argument:
@@ -151,28 +185,42 @@ def command(talk: Chat, entry: entries.Entry) -> str:
         messages = load(Path(argument).expanduser())
         talk.messages[:] = messages
         return f"The conversation has {len(messages)} messages now."
-    raise ValueError(f"there is no /{name}: try {', '.join(usage.split()[0] for usage in entries.COMMANDS)}")
+    raise ValueError(
+        f"there is no /{name}: try {', '.join(usage.split()[0] for usage in entries.COMMANDS)}"
+    )
 
 
 def load(path: Path) -> list[dict[str, Any]]:
-    """Reads a conversation that /save wrote: a JSON list of messages, each with a role and its content."""
+    """Reads a conversation that /save wrote: a JSON list of messages, each with a role and its
+    content.
+    """
     try:
         messages = json.loads(files.read_text(path))
     except (json.JSONDecodeError, RecursionError) as error:
         raise ValueError(f"{path} is not a conversation, for it is not JSON ({error})") from None
-    if not isinstance(messages, list) or not all(isinstance(m, dict) and "role" in m for m in messages):
-        raise ValueError(f"{path} is not a conversation: expected a JSON list of messages, each with a role")
+    if not isinstance(messages, list) or not all(
+        isinstance(m, dict) and "role" in m for m in messages
+    ):
+        raise ValueError(
+            f"{path} is not a conversation: expected a JSON list of messages, each with a role"
+        )
     return messages
 
 
 def _answer(talk: Chat, pieces: Iterator[Piece], is_typed: bool, out: Console, err: Console) -> str:
     """Prints an answer as it comes; returns what it took, in words.
 
-    The time that programs take to be compiled is told apart: the program of a first round is compiled with the round.
+    The time that programs take to be compiled is told apart: the program of a first round is
+    compiled with the round.
     """
-    start, unread = time.perf_counter(), talk.prompt_tokens - talk.reused_tokens
-    doing = "compiling (stored for the next call)" if talk.is_new_shape else f"reading {unread:,} tokens"
-    writer, numbers = Writer(out), list[int]()
+    start = time.perf_counter()
+    unread = talk.prompt_tokens - talk.reused_tokens
+    if talk.is_new_shape:
+        doing = "compiling (stored for the next call)"
+    else:
+        doing = f"reading {unread:,} tokens"
+    writer = Writer(out)
+    numbers = list[int]()
     with _interruption(is_typed) as interruption:
         with err.status(doing) if talk.is_new_shape or unread > LONG else contextlib.nullcontext():
             begun = [next(pieces)]
@@ -190,7 +238,10 @@ def _answer(talk: Chat, pieces: Iterator[Piece], is_typed: bool, out: Console, e
     pieces.close()  # type: ignore[attr-defined]  # the conversation keeps what was read of the answer
     out.print()
     emitted = int(piece.stats.emitted[0])
-    parts = [f"{emitted} token{'s' * (emitted != 1)}", f"{float(piece.stats.tokens_per_round[0]):.2f} a round"]
+    parts = [
+        f"{emitted} token{'s' * (emitted != 1)}",
+        f"{float(piece.stats.tokens_per_round[0]):.2f} a round",
+    ]
     parts += [f"compiled in {first:.1f} s" if talk.is_new_shape else f"first after {first:.2f} s"]
     parts += [f"then {sum(numbers) / seconds:.1f} a second"] if numbers else []
     parts += [f"{talk.reused_tokens} of {talk.prompt_tokens} prompt tokens read before"]
@@ -199,7 +250,8 @@ def _answer(talk: Chat, pieces: Iterator[Piece], is_typed: bool, out: Console, e
 
 @contextlib.contextmanager
 def _interruption(is_typed: bool) -> Iterator[threading.Event]:
-    """Has the first Ctrl-C set an event, so that a round ends and the caches are whole; a second one is an exception.
+    """Has the first Ctrl-C set an event, so that a round ends and the caches are whole; a second
+    one is an exception.
 
     Of a pipe no message could be typed after that: each Ctrl-C is an exception there.
     """
@@ -218,28 +270,39 @@ class Writer:
     """Prints text as it comes; on a terminal, lines are broken between words."""
 
     def __init__(self, out: Console):
-        self._out, self._column, self._space = out, 0, ""
+        self._out = out
+        self._column = 0
+        self._space = ""
 
     def write(self, text: str) -> None:
-        """Prints a piece. The space after a word is printed with the next one, which may begin a line instead."""
+        """Prints a piece. The space after a word is printed with the next one, which may begin a
+        line instead.
+        """
         if not self._out.is_terminal:
             self._out.print(Text(text), end="")
         else:
-            self._out.print(Text("".join(map(self._placed, re.findall(r"\n|[^\S\n]+|\S+", text)))), end="")
+            self._out.print(
+                Text("".join(map(self._placed, re.findall(r"\n|[^\S\n]+|\S+", text)))), end=""
+            )
         self._out.file.flush()
 
     def _placed(self, piece: str) -> str:
         if piece == "\n":
-            self._column, self._space = 0, ""
+            self._column = 0
+            self._space = ""
             return piece
         if piece.isspace():
             self._space += piece
             return ""
-        size, space = cell_len(piece), self._space.expandtabs(8)
+        size = cell_len(piece)
+        space = self._space.expandtabs(8)
         if self._column and self._column + len(space) + size > self._out.width:
-            self._column, space, self._space = 0, "", "\n"
+            self._column = 0
+            space = ""
+            self._space = "\n"
         self._column += len(space) + size
         if self._column > self._out.width:  # the terminal breaks a long word
             self._column %= self._out.width
-        lead, self._space = self._space, ""
+        lead = self._space
+        self._space = ""
         return lead + piece

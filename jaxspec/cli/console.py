@@ -18,14 +18,20 @@ from jaxspec.progress import bar as progress
 
 
 def say(out: Console, sentence: str, style: str = "") -> None:
-    """Prints a sentence: lines are broken between words on a terminal, and nowhere in a pipe or a file."""
+    """Prints a sentence: lines are broken between words on a terminal, and nowhere in a pipe or a
+    file.
+    """
     out.print(Text(sentence, style), soft_wrap=not out.is_terminal)
 
 
 def message(error: Exception) -> str:
     """Says what is wrong: for an error of the system `file: what is wrong`, for others their text.
 
-    >>> message(FileNotFoundError(2, "No such file", "a.txt")), message(ValueError("γ is -1")), message(ValueError())
+    >>> (
+    ...     message(FileNotFoundError(2, "No such file", "a.txt")),
+    ...     message(ValueError("γ is -1")),
+    ...     message(ValueError()),
+    ... )
     ('a.txt: No such file', 'γ is -1', 'ValueError')
     """
     if isinstance(error, OSError) and error.strerror and error.filename is not None:
@@ -39,7 +45,9 @@ def printer(markdown: bool) -> Console:
 
 
 def table(heads: Sequence[str], *, first: str | None = None, title: str | None = None) -> Table:
-    """Makes an empty table of numbers with a column for each of `heads`, after one of names with the head `first`."""
+    """Makes an empty table of numbers with a column for each of `heads`, after one of names with
+    the head `first`.
+    """
     view = Table(title=title, title_justify="left", title_style="bold", box=box.ROUNDED)
     if first is not None:
         view.add_column(first, no_wrap=True)
@@ -50,7 +58,9 @@ def table(heads: Sequence[str], *, first: str | None = None, title: str | None =
 
 @contextlib.contextmanager
 def counting(title: str, total: int) -> Iterator[Callable[[str], None]]:
-    """Shows a bar of one task, as a function to call with what is being done, once for each of its steps."""
+    """Shows a bar of one task, as a function to call with what is being done, once for each of its
+    steps.
+    """
     with progress(remaining=True) as bar:
         task = bar.add_task(title, total=total)
         yield lambda doing: bar.update(task, advance=1, description=doing)
@@ -59,10 +69,15 @@ def counting(title: str, total: int) -> Iterator[Callable[[str], None]]:
 
 @contextlib.contextmanager
 def sharing(title: str) -> Iterator[tuple[Progress, Callable[[str, float], None]]]:
-    """Shows a bar in percent; yields it, and a function to call with what is being done and the share that is done."""
+    """Shows a bar in percent; yields it, and a function to call with what is being done and the
+    share that is done.
+    """
     with progress(remaining=True) as bar:
         task = bar.add_task(title, total=100)
-        yield bar, lambda doing, share: bar.update(task, description=doing, completed=round(100 * share))
+        yield (
+            bar,
+            lambda doing, share: bar.update(task, description=doing, completed=round(100 * share)),
+        )
         bar.update(task, completed=100)
 
 
@@ -72,9 +87,11 @@ def show(out: Console, view: Table, markdown: bool = False) -> None:
 
     if markdown:
         out.print(f"\n**{view.title}**\n" if view.title else "")
-        view.title, view.box = None, box.MARKDOWN
+        view.title = None
+        view.box = box.MARKDOWN
         for column in view.columns:  # a document's table has one line of heads, however wide
-            column.header, column.no_wrap = one_line(str(column.header)), True
+            column.header = one_line(str(column.header))
+            column.no_wrap = True
         out.print(view)
     else:
         out.print(*fitting(view, out.width), sep="\n")
@@ -90,7 +107,9 @@ def one_line(head: str) -> str:
 
 
 def print_json(report: Any) -> None:
-    """Prints one object in one line, which a reader has at once; escaped where the output is not UTF-8."""
+    """Prints one object in one line, which a reader has at once; escaped where the output is not
+    UTF-8.
+    """
     from jaxspec.analysis.result import to_json
 
     unicode = (sys.stdout.encoding or "").lower().startswith("utf")

@@ -1,4 +1,6 @@
-"""`jaxspec convert`: between Hugging Face folders and jaxspec's checkpoints, and from T5X's to either."""
+"""`jaxspec convert`: between Hugging Face folders and jaxspec's checkpoints, and from T5X's to
+either.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +21,20 @@ if TYPE_CHECKING:
 
 def convert(
     source: Annotated[
-        str, typer.Argument(metavar="FROM", help="A folder of any format, a shipped checkpoint, or a hub id.")
+        str,
+        typer.Argument(
+            metavar="FROM", help="A folder of any format, a shipped checkpoint, or a hub id."
+        ),
     ],
     to: Annotated[Path, typer.Argument(metavar="TO", help="The folder to write.")],
-    form: Annotated[str, options.text("NAME", "huggingface or jaxspec. Default: what FROM is not.", "--format")] = "",
+    form: Annotated[
+        str, options.text("NAME", "huggingface or jaxspec. Default: what FROM is not.", "--format")
+    ] = "",
     dtype: Annotated[
-        str, options.text("DTYPE", "Store float32, bfloat16, or (jaxspec) int8, int4. Default: as in FROM.")
+        str,
+        options.text(
+            "DTYPE", "Store float32, bfloat16, or (jaxspec) int8, int4. Default: as in FROM."
+        ),
     ] = "",
     adapter: options.Adapter = None,
     overwrite: options.Overwrite = False,
@@ -32,9 +42,9 @@ def convert(
 ) -> None:
     """Write a model in the other format, or in another dtype.
 
-    A Hugging Face folder is what transformers' from_pretrained reads; a jaxspec checkpoint loads faster, is checked
-    against its hashes, and can hold int8 and int4. A T5X checkpoint of a T5 is read, never written: by default it
-    becomes a Hugging Face folder.
+    A Hugging Face folder is what transformers' from_pretrained reads; a jaxspec checkpoint loads
+    faster, is checked against its hashes, and can hold int8 and int4. A T5X checkpoint of a T5 is
+    read, never written: by default it becomes a Hugging Face folder.
 
     \b
         jaxspec convert debian-t5-large debian-t5-large-hf
@@ -56,46 +66,69 @@ def convert(
     if adapter is not None:
         description |= {"adapter": adapter}
     form = form or (OURS if stored_form == HUGGING_FACE else HUGGING_FACE)
-    dtypes = orbax.DTYPES if form == OURS else ("float32", "bfloat16")
+    if form == OURS:
+        dtypes = orbax.DTYPES
+    else:
+        dtypes = ("float32", "bfloat16")
     stored_as = dtype or (stored_dtype if stored_dtype in dtypes else "float32")
     if form == HUGGING_FACE and stored_as in quantisation.DTYPES:
         holds = f"a Hugging Face folder holds {' or '.join(dtypes)}"
         raise ValueError(f"--dtype is {stored_as!r}, and {holds}: add --format jaxspec")
     one_of(stored_as, f"--dtype for {form}", dtypes)
     title, marker = (
-        ("Hugging Face model", huggingface.CONFIG) if form == HUGGING_FACE else ("checkpoint", orbax.MANIFEST)
+        ("Hugging Face model", huggingface.CONFIG)
+        if form == HUGGING_FACE
+        else ("checkpoint", orbax.MANIFEST)
     )
-    if complaint := folders.occupied(to.expanduser().resolve(), title, overwrite, marker=marker):
+    complaint = folders.occupied(to.expanduser().resolve(), title, overwrite, marker=marker)
+    if complaint:
         raise ValueError(complaint)
     files.check_writable(to)
     with Console(stderr=True).status(f"reading {source}"):
         loaded = front.load(source, dtype=stored_as, adapter=adapter)
-        model, drafted = trim.untrimmed(loaded), trim.draft_tokens(loaded)
+        model = trim.untrimmed(loaded)
+        drafted = trim.draft_tokens(loaded)
     with Console(stderr=True).status(f"writing {to}"):
         if form == HUGGING_FACE:
             huggingface.save(model, to, overwrite=overwrite)
         else:
             write(model, to, stored_as, description, overwrite, drafted)
-    count, size = quantisation.count(model.params), sum(file.stat().st_size for file in to.rglob("*") if file.is_file())
+    count = quantisation.count(model.params)
+    size = sum(file.stat().st_size for file in to.rglob("*") if file.is_file())
     if as_json:
-        report = {"folder": to, "format": form, "dtype": stored_as, "parameters": count, "bytes": size}
+        report = {
+            "folder": to,
+            "format": form,
+            "dtype": stored_as,
+            "parameters": count,
+            "bytes": size,
+        }
         return console.print_json(report)
     numbers = f"{console.count(count)} parameters, {stored_as}, {filesize.decimal(size)}"
     console.say(Console(highlight=False), f"{to}: {numbers}, {form}")
 
 
 def stored(folder: Path) -> tuple[str, str, dict[str, Any]]:
-    """Reads a folder's format, its matrices' dtype (float32 where it is none that we write), and its description."""
+    """Reads a folder's format, its matrices' dtype (float32 where it is none that we write), and
+    its description.
+    """
     from jaxspec.weights import orbax
     from jaxspec.weights.loading import OURS, format_of
 
     form = format_of(folder)
-    description = orbax.read_manifest(folder).about if form.name == OURS else {}
+    description = {}
+    if form.name == OURS:
+        description = orbax.read_manifest(folder).about
     return form.name, form.open(folder).stored_dtype(), description
 
 
 def write(
-    model: Model, to: Path, dtype: str, description: dict[str, Any], overwrite: bool, draft_tokens: Any = None
+    model: Model,
+    to: Path,
+    dtype: str,
+    description: dict[str, Any],
+    overwrite: bool,
+    draft_tokens: Any = None,
 ) -> None:
     """Writes a checkpoint of jaxspec's, as `weights.orbax.save`, with the model's own tokenizer."""
     from jaxspec.core import token_ids
@@ -103,14 +136,27 @@ def write(
     from jaxspec.weights import orbax, quantisation, vocabulary
 
     # The other format takes such a model, but not its dtype.
-    alternative = "--format huggingface" + (" without that --dtype" if dtype in quantisation.DTYPES else "")
+    alternative = "--format huggingface" + (
+        " without that --dtype" if dtype in quantisation.DTYPES else ""
+    )
     if model.tokenizer is None:
-        raise ValueError(f"{model.name} has no tokenizer: put its files into the folder, or give {alternative}")
+        raise ValueError(
+            f"{model.name} has no tokenizer: put its files into the folder, or give {alternative}"
+        )
     config = dataclasses.replace(model.config, dtype="float32")
-    if (ids := token_ids.size(model.tokenizer)) > config.vocab_size:
-        last = f"the tokenizer has ids up to {ids - 1}, the model only up to {config.vocab_size - 1}"
-        raise ValueError(f"{model.name}: {last}: take added tokens out of its files, or give {alternative}")
-    manifest: dict[str, Any] = {"name": to.resolve().name, "family": form_of(config)[0], "draft_tokens": draft_tokens}
+    ids = token_ids.size(model.tokenizer)
+    if ids > config.vocab_size:
+        last = (
+            f"the tokenizer has ids up to {ids - 1}, the model only up to {config.vocab_size - 1}"
+        )
+        raise ValueError(
+            f"{model.name}: {last}: take added tokens out of its files, or give {alternative}"
+        )
+    manifest: dict[str, Any] = {
+        "name": to.resolve().name,
+        "family": form_of(config)[0],
+        "draft_tokens": draft_tokens,
+    }
     manifest["description"] = description | {"converted_from": model.name}
     with vocabulary.written(model.tokenizer) as words:
         orbax.save(to, model.params, config, words, dtype=dtype, overwrite=overwrite, **manifest)

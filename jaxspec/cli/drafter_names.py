@@ -1,4 +1,6 @@
-"""Drafters by their names on a command line: NAME=NUMBERS:INNER, and several of these with + between them."""
+"""Drafters by their names on a command line: NAME=NUMBERS:INNER, and several of these with +
+between them.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +17,19 @@ from jaxspec.cli.options import DRAFT, TARGET
 if TYPE_CHECKING:
     from jaxspec.core import BoundDrafter, Model
 
-COUNTED = {"unigram": 1, "bigram": 2, "trigram": 3, "4-gram": 4}  # orders of tables of held-out references
-MODEL, DRAFTER, HEAD, STORE = "model", "drafter", "head", "store"  # what the names after a colon are
+# orders of tables of held-out references
+COUNTED = {"unigram": 1, "bigram": 2, "trigram": 3, "4-gram": 4}
+# what the names after a colon are
+MODEL = "model"
+DRAFTER = "drafter"
+HEAD = "head"
+STORE = "store"
 
 
 class Written(NamedTuple):
-    """A drafter's name in parts: its kind, numbers after the =, names after the colon (of `skip_layers` the layers on
-    either side of it), and, of a tree, how children are drawn."""
+    """A drafter's name in parts: its kind, numbers after the =, names after the colon (of
+    `skip_layers` the layers on either side of it), and, of a tree, how children are drawn.
+    """
 
     name: str
     kind: str
@@ -31,7 +39,8 @@ class Written(NamedTuple):
 
 
 def parse(name: str) -> Written | None:
-    """Takes a name apart; returns None if it is that of a model, and refuses what is nearly another and no path.
+    """Takes a name apart; returns None if it is that of a model, and refuses what is nearly another
+    and no path.
 
     >>> parse("tree=4x2-mixed:debian-t5-draft")[1:]
     ('tree', (4, 2), ('debian-t5-draft',), 'mixed')
@@ -45,25 +54,40 @@ def parse(name: str) -> Written | None:
     form_name, _, written = front.partition("=")
     if form_name not in KINDS:
         if not name:
-            raise ValueError("the drafter is '': expected the name of a model, or of another drafter")
+            raise ValueError(
+                "the drafter is '': expected the name of a model, or of another drafter"
+            )
         usages = {form_name: form.usage for form_name, form in KINDS.items()}
         closest = difflib.get_close_matches(form_name, usages, n=1, cutoff=0.75)
         if closest and not Path(name).expanduser().exists():
-            suggestion, usage = closest[0] + name.removeprefix(form_name), usages[closest[0]]
-            form = "" if usage == suggestion else f" It is written {usage}"
+            suggestion = closest[0] + name.removeprefix(form_name)
+            usage = usages[closest[0]]
+            form = ""
+            if usage != suggestion:
+                form = f" It is written {usage}"
             raise ValueError(f"there is no drafter {name!r}: did you mean {suggestion!r}?{form}")
         return None
     form = KINDS[form_name]
     wrong = ValueError(f"the drafter is {name!r}: expected {form.usage}")
     if form_name == "skip_layers":  # layers are counted from 0, and either side may be empty
         sides = tuple(f"{written}{colon}{inner_names}".split(":"))
-        if len(sides) > 2 or not any(sides) or not all(re.fullmatch(r"([0-9]+(x[0-9]+)*)?", side) for side in sides):
+        if (
+            len(sides) > 2
+            or not any(sides)
+            or not all(re.fullmatch(r"([0-9]+(x[0-9]+)*)?", side) for side in sides)
+        ):
             raise wrong
         return Written(name, form_name, inner=sides)
     written, _, draw = written.partition("-") if form_name in TREES else (written, "", "")
-    numbers = tuple(int(number) if number.isdecimal() else 0 for number in written.split("x")) if written else ()
-    inner = tuple(inner_names.split(":", len(form.inner) - 1)) if colon else ()
-    names_fit = len(inner) == len(form.inner) or (form_name == "retrieval" and not colon)  # of held-out texts
+    numbers = ()
+    if written:
+        numbers = tuple(int(number) if number.isdecimal() else 0 for number in written.split("x"))
+    if colon:
+        inner = tuple(inner_names.split(":", len(form.inner) - 1))
+    else:
+        inner = ()
+    # of held-out texts
+    names_fit = len(inner) == len(form.inner) or (form_name == "retrieval" and not colon)
     if 0 in numbers or not form.least <= len(numbers) <= form.most or not names_fit or "" in inner:
         raise wrong
     return Written(name, form_name, numbers, inner, draw)
@@ -72,7 +96,11 @@ def parse(name: str) -> Written | None:
 def is_model(name: str) -> bool:
     """Tells the name of a model from that of a drafter that is made of something.
 
-    >>> is_model("debian-t5-draft"), is_model("tree=4x2:debian-t5-draft"), is_model("prompt_lookup+debian-t5-draft")
+    >>> (
+    ...     is_model("debian-t5-draft"),
+    ...     is_model("tree=4x2:debian-t5-draft"),
+    ...     is_model("prompt_lookup+debian-t5-draft"),
+    ... )
     (True, False, False)
     """
     return len(parts(name)) == 1 and re.split("[=:]", name)[0] not in KINDS
@@ -84,10 +112,16 @@ def parts(name: str) -> list[str]:
     >>> parts("prompt_lookup+greedy:debian-t5-draft")
     ['prompt_lookup', 'greedy:debian-t5-draft']
     """
-    joined, pieces = [], name.split("+")
+    joined = []
+    pieces = name.split("+")
     while pieces:
-        path = pieces[0].rpartition(":")[2]  # or the beginning of one: the longest that exists counts
-        ends = (n for n in range(len(pieces), 1, -1) if Path("+".join([path, *pieces[1:n]])).expanduser().exists())
+        # or the beginning of one: the longest that exists counts
+        path = pieces[0].rpartition(":")[2]
+        ends = (
+            n
+            for n in range(len(pieces), 1, -1)
+            if Path("+".join([path, *pieces[1:n]])).expanduser().exists()
+        )
         end = next(ends, 1)
         joined.append("+".join(pieces[:end]))
         pieces = pieces[end:]
@@ -95,22 +129,31 @@ def parts(name: str) -> list[str]:
 
 
 def default(target: str) -> str:
-    """Names the drafter where none is chosen: the target's model, else a look-up, with a line on standard error."""
-    if (name := _sibling(target)) is not None:
+    """Names the drafter where none is chosen: the target's model, else a look-up, with a line on
+    standard error.
+    """
+    name = _sibling(target)
+    if name is not None:
         return name
     print(
-        f"No model is known that drafts for {target}: prompt_lookup drafts, which copies from the prompt and the text "
-        "so far (--draft NAME names another, --draft none decodes plainly).",
+        f"No model is known that drafts for {target}: prompt_lookup drafts, which copies from the "
+        "prompt and the text so far (--draft NAME names another, --draft none decodes plainly).",
         file=sys.stderr,
     )
     return "prompt_lookup"
 
 
 def default_model(target: str) -> str:
-    """Names the drafter where none is chosen and only a model will do; refuses a target that has none."""
-    if (name := _sibling(target)) is not None:
+    """Names the drafter where none is chosen and only a model will do; refuses a target that has
+    none.
+    """
+    name = _sibling(target)
+    if name is not None:
         return name
-    raise ValueError(f"--target {target} needs a --draft here, a smaller model; `jaxspec bench` measures others, too")
+    raise ValueError(
+        f"--target {target} needs a --draft here, a smaller model; `jaxspec bench` measures "
+        "others, too"
+    )
 
 
 def _sibling(target: str) -> str | None:
@@ -119,11 +162,15 @@ def _sibling(target: str) -> str | None:
     if target == TARGET:
         return DRAFT
     name = Path(target).name.removesuffix("-base") + "-small"
-    return name if target.endswith("-base") and name in loading.shipped() else None
+    if target.endswith("-base") and name in loading.shipped():
+        return name
+    return None
 
 
 def check(name: str, dtype: str = "float32") -> None:
-    """Refuses a name, or a model or folder in it, that is not there, before any is loaded; the hub is not asked."""
+    """Refuses a name, or a model or folder in it, that is not there, before any is loaded; the hub
+    is not asked.
+    """
     from jaxspec.draft_heads import load
     from jaxspec.drafters.lookups import datastore
     from jaxspec.weights import loading
@@ -158,7 +205,8 @@ def _leaves(name: str) -> Iterator[tuple[str, str]]:
     [('model', 'debian-t5-draft'), ('model', 'debian-t5-small'), ('head', 'a')]
     """
     for drafter_name in parts(name):
-        if (written := parse(drafter_name)) is None:
+        written = parse(drafter_name)
+        if written is None:
             yield MODEL, drafter_name
             continue
         for role, inner in zip(KINDS[written.kind].inner, written.inner, strict=False):
@@ -171,7 +219,9 @@ def drafter(
     target: Model | None = None,
     references: Callable[[], Sequence[str]] | None = None,
 ) -> Model | BoundDrafter:
-    """Makes a drafter by its name, which `KINDS` has; of several with + between them, the first that has a draft."""
+    """Makes a drafter by its name, which `KINDS` has; of several with + between them, the first
+    that has a draft.
+    """
     return Maker(load, target, references).drafter(name)
 
 
@@ -179,8 +229,10 @@ class Maker(NamedTuple):
     """Makes drafters by their names."""
 
     load: Callable[[str], Model]  # loads the models among them
-    target: Model | None  # drafted for; if there is one, a datastore must have been built with its vocabulary
-    references: Callable[[], Sequence[str]] | None  # texts that n-grams are counted on; None: these are refused
+    # drafted for; if there is one, a datastore must have been built with its vocabulary
+    target: Model | None
+    # texts that n-grams are counted on; None: these are refused
+    references: Callable[[], Sequence[str]] | None
     head: Any = None  # the target's, where it is trimmed
 
     def drafter(self, name: str) -> Model | BoundDrafter:
@@ -188,12 +240,18 @@ class Maker(NamedTuple):
         from jaxspec import drafters
         from jaxspec.drafters.share_encoder import with_shared_encoder
 
-        if len(several := parts(name)) > 1:
+        several = parts(name)
+        if len(several) > 1:
             return drafters.fallback(*map(self.drafter, several))
-        if (written := parse(name)) is None:
-            return self.load(name) if self.target is None else with_shared_encoder(self.load(name), self.target)
+        written = parse(name)
+        if written is None:
+            if self.target is None:
+                return self.load(name)
+            return with_shared_encoder(self.load(name), self.target)
         if KINDS[written.kind].of_target and self.target is None:
-            raise ValueError(f"the drafter is {name!r}, which is made of the target: expected a target")
+            raise ValueError(
+                f"the drafter is {name!r}, which is made of the target: expected a target"
+            )
         return KINDS[written.kind].make(drafters, self, written)
 
     def inner(self, written: Written, index: int = 0) -> Any:
@@ -207,12 +265,16 @@ class Maker(NamedTuple):
 
 
 def _usual(d: Any, m: Maker, w: Written) -> BoundDrafter:
-    """Calls the factory of the name with the inner drafters and the numbers; `d` is `jaxspec.drafters`."""
+    """Calls the factory of the name with the inner drafters and the numbers; `d` is
+    `jaxspec.drafters`.
+    """
     return getattr(d, w.kind)(*(m.inner(w, index) for index in range(len(w.inner))), *w.numbers)
 
 
 def _prompt_lookup(d: Any, m: Maker, w: Written) -> BoundDrafter:
-    return d.prompt_lookup(max(3, *w.numbers), *w.numbers) if w.numbers else d.prompt_lookup()
+    if w.numbers:
+        return d.prompt_lookup(max(3, *w.numbers), *w.numbers)
+    return d.prompt_lookup()
 
 
 def _head(d: Any, m: Maker, w: Written) -> BoundDrafter:
@@ -223,13 +285,17 @@ def _head(d: Any, m: Maker, w: Written) -> BoundDrafter:
 
 
 def _retrieval(d: Any, m: Maker, w: Written) -> BoundDrafter | Model:
-    return d.retrieval(w.inner[0], m.target) if w.inner else _counted(d, m, w)
+    if w.inner:
+        return d.retrieval(w.inner[0], m.target)
+    return _counted(d, m, w)
 
 
 def _share(d: Any, m: Maker, w: Written) -> Model:
     from jaxspec.vocab import cross_tokenizer
 
-    return m.inner(w) if m.target is None else cross_tokenizer.share_vocabulary(m.inner(w), m.target)
+    if m.target is None:
+        return m.inner(w)
+    return cross_tokenizer.share_vocabulary(m.inner(w), m.target)
 
 
 def _trim(d: Any, m: Maker, w: Written) -> Model | BoundDrafter:
@@ -237,7 +303,9 @@ def _trim(d: Any, m: Maker, w: Written) -> Model | BoundDrafter:
 
     form = parse(w.inner[0])
     if form is not None and form.kind in WITH_HEAD and m.target is not None:
-        return m._replace(head=trim.trim_vocabulary(m.target, size=w.numbers[0])).drafter(w.inner[0])
+        return m._replace(head=trim.trim_vocabulary(m.target, size=w.numbers[0])).drafter(
+            w.inner[0]
+        )
     model = m.inner(w)
     try:
         return trim.trim_vocabulary(model, size=w.numbers[0])
@@ -285,19 +353,27 @@ def _counted(d: Any, m: Maker, w: Written) -> BoundDrafter | Model:
     from jaxspec.drafters.lookups import datastore
     from jaxspec.files import corpus
 
-    name, target = w.kind, m.target
+    name = w.kind
+    target = m.target
     if m.references is None or target is None:
         folder = "the folder of a table, such as `jaxspec train debian-t5-bigram` writes"
-        folder = folder if name in COUNTED else "retrieval:FOLDER, a folder that `jaxspec datastore` wrote"
-        raise ValueError(f"the drafter is {name!r}, made of held-out texts in bench and measure: expected {folder}")
-    if not (texts := m.references()):
+        if name not in COUNTED:
+            folder = "retrieval:FOLDER, a folder that `jaxspec datastore` wrote"
+        raise ValueError(
+            f"the drafter is {name!r}, made of held-out texts in bench and measure: expected "
+            f"{folder}"
+        )
+    texts = m.references()
+    if not texts:
         raise ValueError(f"no held-out texts are left to make a {name} of: take fewer prompts")
     if name in COUNTED:
         return d.ngram(texts, target, order=COUNTED[name])._replace(name=name)
     vocabulary = datastore.vocabulary_of(target.tokenizer)
     begin = target.lm.limits.first_tokens
     rows = corpus.token_rows(texts, target.tokenizer, encoder=bool(begin))
-    store = datastore.build(rows, vocab_size=target.lm.vocab_size, begin=begin, vocabulary=vocabulary)
+    store = datastore.build(
+        rows, vocab_size=target.lm.vocab_size, begin=begin, vocabulary=vocabulary
+    )
     return d.retrieval(store, target)
 
 
@@ -308,15 +384,21 @@ class DrafterSpelling(NamedTuple):
     inner: tuple[str, ...] = ()  # the role of each name after the colon
     least: int = 0  # how many numbers may follow the =
     most: int = 0
-    make: Callable[[Any, Maker, Written], Any] = _usual  # by `jaxspec.drafters`, a maker and the name in parts
+    # by `jaxspec.drafters`, a maker and the name in parts
+    make: Callable[[Any, Maker, Written], Any] = _usual
     of_target: bool = False  # whether it is made of the target
 
 
 _TRIM = "trim=NUMBER:NAME, the number of tokens to draft; NAME may be early_exit=4 or head:FOLDER"
 _TREE = "tree:NAME or tree=4x2x1:NAME, with how children are drawn tree=4x2x1-mixed:NAME"
-_TREE_OF_TWO = "tree_of_two:NAME:NAME or tree_of_two=4x2x1:NAME:NAME, with how children are drawn as in tree"
+_TREE_OF_TWO = (
+    "tree_of_two:NAME:NAME or tree_of_two=4x2x1:NAME:NAME, with how children are drawn as in tree"
+)
 TREES = ("tree", "tree_of_two")  # kinds whose children are drawn as the name says
-_SATURATED = "saturated_exit, saturated_exit=2 (layers before the first head) or saturated_exit=2x5 (and the last)"
+_SATURATED = (
+    "saturated_exit, saturated_exit=2 (layers before the first head) or saturated_exit=2x5 (and "
+    "the last)"
+)
 _HORIZONTAL = "horizontal_cascade:NAME:NAME or horizontal_cascade=2:NAME:NAME"
 _WINDOWED = "windowed, windowed=512 (the last tokens) or windowed=512x4 (and the first)"
 BARE = (
@@ -328,9 +410,12 @@ BARE = (
     "jacobi",
     "uniform",
 )  # kinds that are made of nothing
-WITH_HEAD = ("head", "early_exit", "saturated_exit", "skip_layers")  # whose head is the target's, and may be trimmed
+# whose head is the target's, and may be trimmed
+WITH_HEAD = ("head", "early_exit", "saturated_exit", "skip_layers")
 KINDS = {
-    "prompt_lookup": DrafterSpelling("prompt_lookup=NUMBER, the fewest tokens to match", most=1, make=_prompt_lookup),
+    "prompt_lookup": DrafterSpelling(
+        "prompt_lookup=NUMBER, the fewest tokens to match", most=1, make=_prompt_lookup
+    ),
     **{name: DrafterSpelling(name) for name in BARE},
     **{name: DrafterSpelling(name, make=_counted, of_target=True) for name in COUNTED},
     "retrieval": DrafterSpelling("retrieval:FOLDER", (STORE,), make=_retrieval),
@@ -338,17 +423,31 @@ KINDS = {
     "greedy": DrafterSpelling("greedy:NAME", (DRAFTER,)),
     "share": DrafterSpelling("share:NAME", (MODEL,), make=_share),
     "trim": DrafterSpelling(_TRIM, (MODEL,), least=1, most=1, make=_trim),
-    "without_backoff": DrafterSpelling("without_backoff:NAME or without_backoff=NUMBER:NAME", (MODEL,), most=1),
+    "without_backoff": DrafterSpelling(
+        "without_backoff:NAME or without_backoff=NUMBER:NAME", (MODEL,), most=1
+    ),
     "tree": DrafterSpelling(_TREE, (DRAFTER,), most=9, make=_tree),
     "tree_of_two": DrafterSpelling(_TREE_OF_TWO, (DRAFTER, DRAFTER), most=9, make=_tree_of_two),
-    "dynamic_tree": DrafterSpelling("dynamic_tree:NAME or dynamic_tree=32:NAME", (DRAFTER,), most=1),
+    "dynamic_tree": DrafterSpelling(
+        "dynamic_tree:NAME or dynamic_tree=32:NAME", (DRAFTER,), most=1
+    ),
     "sequences": DrafterSpelling("sequences:NAME or sequences=4:NAME", (DRAFTER,), most=1),
-    "cascade": DrafterSpelling("cascade:NAME:INNER or cascade=3:NAME:INNER", (MODEL, DRAFTER), most=1, make=_cascade),
+    "cascade": DrafterSpelling(
+        "cascade:NAME:INNER or cascade=3:NAME:INNER", (MODEL, DRAFTER), most=1, make=_cascade
+    ),
     "horizontal_cascade": DrafterSpelling(_HORIZONTAL, (DRAFTER, DRAFTER), most=1),
-    "parallel": DrafterSpelling("parallel=MASK_ID:NAME or parallel=MASK_IDxMOST:NAME", (MODEL,), least=1, most=2),
-    "early_exit": DrafterSpelling("early_exit=4", least=1, most=1, make=_early_exit, of_target=True),
+    "parallel": DrafterSpelling(
+        "parallel=MASK_ID:NAME or parallel=MASK_IDxMOST:NAME", (MODEL,), least=1, most=2
+    ),
+    "early_exit": DrafterSpelling(
+        "early_exit=4", least=1, most=1, make=_early_exit, of_target=True
+    ),
     "saturated_exit": DrafterSpelling(_SATURATED, most=2, make=_saturated_exit, of_target=True),
-    "quantised": DrafterSpelling("quantised or quantised=4 (bits)", most=1, make=_quantised, of_target=True),
-    "skip_layers": DrafterSpelling("skip_layers=5x7:6 (attention:mlp)", make=_skip_layers, of_target=True),
+    "quantised": DrafterSpelling(
+        "quantised or quantised=4 (bits)", most=1, make=_quantised, of_target=True
+    ),
+    "skip_layers": DrafterSpelling(
+        "skip_layers=5x7:6 (attention:mlp)", make=_skip_layers, of_target=True
+    ),
     "windowed": DrafterSpelling(_WINDOWED, most=2, make=_windowed, of_target=True),
 }

@@ -29,7 +29,8 @@ class Entry(NamedTuple):
 
 
 def entry_of(written: str) -> Entry:
-    r"""Reads an entry: a message, whose lines may be joined by quotes or backslashes, or a command in one line.
+    r"""Reads an entry: a message, whose lines may be joined by quotes or backslashes, or a command
+    in one line.
 
     A path is no command, for its first word has a second slash. Capitals do not matter.
 
@@ -41,7 +42,8 @@ def entry_of(written: str) -> Entry:
     ('/help\nis a command', 'one\ntwo')
     """
     written = written.strip()
-    if command := re.fullmatch(r"/([A-Za-z?][^\s/]*)(?:[ \t]+(.*))?", written):
+    command = re.fullmatch(r"/([A-Za-z?][^\s/]*)(?:[ \t]+(.*))?", written)
+    if command:
         return Entry(command[1].lower(), (command[2] or "").strip())
     if written.startswith(QUOTES):
         written = written.removeprefix(QUOTES).removesuffix(QUOTES)
@@ -51,9 +53,13 @@ def entry_of(written: str) -> Entry:
 
 
 def is_unfinished(written: str) -> bool:
-    r"""Says whether an entry goes on in the next line: quotes are open, or the last line ends with a backslash.
+    r"""Says whether an entry goes on in the next line: quotes are open, or the last line ends with
+    a backslash.
 
-    >>> [is_unfinished(text) for text in (QUOTES + "one", QUOTES + "one\n" + QUOTES, "one\\", "one\ntwo")]
+    >>> [
+    ...     is_unfinished(text)
+    ...     for text in (QUOTES + "one", QUOTES + "one\n" + QUOTES, "one\\", "one\ntwo")
+    ... ]
     [True, False, True, False]
     """
     written = written.strip()
@@ -63,7 +69,9 @@ def is_unfinished(written: str) -> bool:
 
 
 def check(entry: Entry) -> None:
-    """Refuses an entry whose bytes were not UTF-8, which its reader has turned into halves of characters."""
+    """Refuses an entry whose bytes were not UTF-8, which its reader has turned into halves of
+    characters.
+    """
     try:
         entry.text.encode()
     except UnicodeEncodeError as error:
@@ -73,7 +81,9 @@ def check(entry: Entry) -> None:
 
 
 def piped(lines: Iterable[bytes]) -> Iterator[Entry]:
-    """Yields the entries of a pipe or a file: a line each, unless it goes on in the next. Blank ones are skipped."""
+    """Yields the entries of a pipe or a file: a line each, unless it goes on in the next. Blank
+    ones are skipped.
+    """
     written = ""
     for line in lines:
         written += line.decode(files.ENCODING, "surrogateescape").rstrip("\r\n")
@@ -84,7 +94,10 @@ def piped(lines: Iterable[bytes]) -> Iterator[Entry]:
                 yield entry_of(written)
             written = ""
     if written.strip().startswith(QUOTES):
-        raise ValueError(f"the last message begins with {QUOTES} and has no other {QUOTES} at its end: it was left out")
+        raise ValueError(
+            f"the last message begins with {QUOTES} and has no other {QUOTES} at its end: it was "
+            "left out"
+        )
     if written.strip():
         yield entry_of(written.rstrip().removesuffix("\\"))
 
@@ -92,7 +105,8 @@ def piped(lines: Iterable[bytes]) -> Iterator[Entry]:
 def typed() -> Iterator[Entry]:
     """Yields what is typed at a terminal, in a line editor with a history.
 
-    A paste of several lines is one entry. Ctrl-C clears what was typed, and is a KeyboardInterrupt where nothing was.
+    A paste of several lines is one entry. Ctrl-C clears what was typed, and is a KeyboardInterrupt
+    where nothing was.
     """
     from prompt_toolkit import PromptSession
     from prompt_toolkit.formatted_text import FormattedText

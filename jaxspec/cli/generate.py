@@ -40,9 +40,15 @@ class GenerateSettings(NamedTuple):
     num_samples: Annotated[int, number("Texts of each prompt; they need a temperature.")] = 1
     batch: Annotated[int, number("Prompts decoded at a time.")] = 1
     prefix: Annotated[str | None, text("TEXT|FILE", PREFIX)] = None
-    ban: Annotated[list[int] | None, text("ID", "A token id that is never generated; repeatable.")] = None
-    log_probs: Annotated[bool, flag("With --json: log probabilities of the tokens.", "--log-probs")] = False
-    top_log_probs: Annotated[int | None, number("With --json: also the N best tokens at each place.", least=0)] = None
+    ban: Annotated[
+        list[int] | None, text("ID", "A token id that is never generated; repeatable.")
+    ] = None
+    log_probs: Annotated[
+        bool, flag("With --json: log probabilities of the tokens.", "--log-probs")
+    ] = False
+    top_log_probs: Annotated[
+        int | None, number("With --json: also the N best tokens at each place.", least=0)
+    ] = None
     chat: Annotated[bool, flag("Use the model's chat template.", "--chat")] = False
 
 
@@ -50,7 +56,9 @@ class BeamOptions(NamedTuple):
     """Options of a beam search, with the command line's spelling of `jaxspec.beam_search`'s."""
 
     beams: Annotated[int | None, number("Search for the N best texts.")] = None
-    length_penalty: Annotated[float, text("P", "With --beams: the score is divided by length ** P.")] = 1.0
+    length_penalty: Annotated[
+        float, text("P", "With --beams: the score is divided by length ** P.")
+    ] = 1.0
     early_stopping: Annotated[str, text("WHEN", "With --beams: no, yes or never.")] = "no"
 
 
@@ -58,8 +66,12 @@ class Shown(NamedTuple):
     """Options of what is printed."""
 
     trace: Annotated[bool, flag("Show each round and its draft tokens.", "--trace")] = False
-    numbers: Annotated[bool, flag("With --trace: q, p, r of each draft token.", "--numbers")] = False
-    compare: Annotated[bool, flag("Decode plainly, too; compare texts and speeds.", "--compare")] = False
+    numbers: Annotated[bool, flag("With --trace: q, p, r of each draft token.", "--numbers")] = (
+        False
+    )
+    compare: Annotated[
+        bool, flag("Decode plainly, too; compare texts and speeds.", "--compare")
+    ] = False
     stats: Annotated[bool, flag("Show prefill and decode apart.", "--stats")] = False
     as_json: Annotated[bool, flag("Print JSON; of a file, a line a prompt.", "--json")] = False
 
@@ -72,18 +84,27 @@ def generate(
     settings: GenerateSettings,
     search: BeamOptions,
     shown: Shown,
-    prompt: Annotated[str | None, typer.Argument(help="What to generate from; - reads standard input.")] = None,
-    prompts: Annotated[str | None, text("FILE", "Prompts, one a line, or .jsonl with prompts.")] = None,
-    count: Annotated[int | None, number("Only the first N prompts of a file or held-out ones.")] = None,
-    check: Annotated[bool, flag("First measure how often a draft head is right.", "--check")] = False,
+    prompt: Annotated[
+        str | None, typer.Argument(help="What to generate from; - reads standard input.")
+    ] = None,
+    prompts: Annotated[
+        str | None, text("FILE", "Prompts, one a line, or .jsonl with prompts.")
+    ] = None,
+    count: Annotated[
+        int | None, number("Only the first N prompts of a file or held-out ones.")
+    ] = None,
+    check: Annotated[
+        bool, flag("First measure how often a draft head is right.", "--check")
+    ] = False,
     *,
     sampling: dict[str, Any],
     context: typer.Context,
 ) -> None:
     """Generate text with speculative decoding, and show what it took.
 
-    Without a prompt it decodes held-out ones, and times plain decoding beside it. A T5's task prefix is part of a
-    prompt. As JSON each prompt of a file has a line as soon as its batch ends, and all together the last one.
+    Without a prompt it decodes held-out ones, and times plain decoding beside it. A T5's task
+    prefix is part of a prompt. As JSON each prompt of a file has a line as soon as its batch ends,
+    and all together the last one.
 
     \b
         jaxspec generate "translate English to German: A fast editor."
@@ -92,18 +113,25 @@ def generate(
     """
     # A pass over the drafted beams pays on accelerators only.
     pair = pairs.with_drafter(settings.pair, default=pairs.NONE if search.beams else None)
-    prefix = None if settings.prefix is None else pairs.prefix_text(settings.prefix)
+    if settings.prefix is None:
+        prefix = None
+    else:
+        prefix = pairs.prefix_text(settings.prefix)
     settings = settings._replace(pair=pair, prefix=prefix)
     _refuse(settings, search, shown, sampling, context)
-    texts, as_json = prompting.from_arguments(prompt, prompts, count), shown.as_json
+    texts = prompting.from_arguments(prompt, prompts, count)
+    as_json = shown.as_json
     as_lines = as_json and (prompts is not None or prompt == "-")
     is_example = not (texts or shown.compare or pair.stop)
     generation = pairs.checked_options(pair, sampling)
     if not options.typed(context, ("max_new_tokens",)):
         generation["max_new_tokens"] = None  # jaxspec.generate then fits it to the models
-    out, err = Console(highlight=False), Console(stderr=True, highlight=False)
+    out = Console(highlight=False)
+    err = Console(stderr=True, highlight=False)
     with err.status("loading the models"):
-        texts, prepared = _load(settings, generation | {"trace_numbers": shown.numbers}, texts, count)
+        texts, prepared = _load(
+            settings, generation | {"trace_numbers": shown.numbers}, texts, count
+        )
     if check:
         _check_head(prepared, pair, err)
     if search.beams:
@@ -112,7 +140,9 @@ def generate(
         prepared = _with_costs(prepared, settings)
     # What is timed afterwards is decoded by the same program: streaming would compile two more.
     is_timed = shown.compare or (is_example and prepared.drafter is not None)
-    decoded = _decoded(prepared, settings, shown.stats, settings.batch == 1 and not as_json and not is_timed, err)
+    decoded = _decoded(
+        prepared, settings, shown.stats, settings.batch == 1 and not as_json and not is_timed, err
+    )
     if as_json:
         reports, records = _reported(texts, decoded, shown.trace, as_lines)
     else:
@@ -134,26 +164,43 @@ def generate(
 
 
 def _refuse(
-    settings: GenerateSettings, search: BeamOptions, shown: Shown, sampling: dict[str, Any], context: typer.Context
+    settings: GenerateSettings,
+    search: BeamOptions,
+    shown: Shown,
+    sampling: dict[str, Any],
+    context: typer.Context,
 ) -> None:
     """Refuses options that would be ignored, or contradict each other."""
     pair = settings.pair
     if shown.compare and (pair.draft is None or pair.gamma == 0):
-        raise ValueError("--compare compares drafted with plain decoding: it needs a --draft, and a --gamma above 0")
+        raise ValueError(
+            "--compare compares drafted with plain decoding: it needs a --draft, and a --gamma "
+            "above 0"
+        )
     if shown.compare and pair.stop:
-        raise ValueError("--compare times texts to their end tokens, and a --stop would not end them: leave one out")
+        raise ValueError(
+            "--compare times texts to their end tokens, and a --stop would not end them: leave one "
+            "out"
+        )
     if shown.numbers and not shown.trace:
         raise ValueError("--numbers are shown with the rounds of a trace: add --trace")
     if shown.numbers and (pair.draft is None or pair.gamma == 0):
-        raise ValueError("--numbers are those of draft tokens: it needs a --draft, and a --gamma above 0")
+        raise ValueError(
+            "--numbers are those of draft tokens: it needs a --draft, and a --gamma above 0"
+        )
     if (settings.log_probs or settings.top_log_probs is not None) and not shown.as_json:
         raise ValueError("--log-probs and --top-log-probs are reported as JSON only: add --json")
     if settings.num_samples > 1 and not sampling.get("temperature") and not search.beams:
-        raise ValueError(f"--num-samples is {settings.num_samples} at temperature 0, where all texts are one: set -t")
+        raise ValueError(
+            f"--num-samples is {settings.num_samples} at temperature 0, where all texts are one: "
+            "set -t"
+        )
     if pair.chat_template is not None and not settings.chat:
         raise ValueError("--chat-template is for prompts that are messages: add --chat")
     if not search.beams:
-        return options.refuse(options.typed(context, BeamOptions._fields), "generate without --beams")
+        return options.refuse(
+            options.typed(context, BeamOptions._fields), "generate without --beams"
+        )
     others = (
         "policy",
         "rule",
@@ -167,21 +214,26 @@ def _refuse(
         "stats",
         *sampling,
     )
-    options.refuse(options.typed(context, others), "--beams, which does not sample, and shows no rounds,")
+    options.refuse(
+        options.typed(context, others), "--beams, which does not sample, and shows no rounds,"
+    )
     one_of(search.early_stopping, "--early-stopping", STOPS)
 
 
 def _decoded(
     prepared: Prepared, settings: GenerateSettings, stats: bool, streamed: bool, err: Console
 ) -> Iterator[Iterable[dict[str, Any]]]:
-    """Compiles what decoding runs, and decodes a batch of prompts at a time, or one prompt round by round (`streamed`).
+    """Compiles what decoding runs, and decodes a batch of prompts at a time, or one prompt round by
+    round (`streamed`).
 
     Yields:
-        For each prompt its record: `Generation.records`' entry, with "seconds" and "trace", the rounds. Where reading
-        is timed apart, also "prefill_seconds", which are some of these, and "read_tokens". Of a prompt that is decoded
-        round by round there is a record after each round, of others the last one alone.
+        For each prompt its record: `Generation.records`' entry, with "seconds" and "trace", the
+        rounds. Where reading is timed apart, also "prefill_seconds", which are some of these, and
+        "read_tokens". Of a prompt that is decoded round by round there is a record after each
+        round, of others the last one alone.
     """
-    stop, prefill = settings.pair.stop or (), WatchedPrefill(prepared, err)
+    stop = settings.pair.stop or ()
+    prefill = WatchedPrefill(prepared, err)
     begin = prefill if stats or prefill.is_watched else None
     with err.status("compiling (stored for the next call)"):
         _warm_up(prepared, settings, streamed, begin and begin.quietly)
@@ -195,8 +247,11 @@ def _decoded(
 def _reported(
     texts: Sequence[str], decoded: Iterable[Iterable[dict[str, Any]]], trace: bool, as_lines: bool
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Returns the reports and the records of all prompts; prints each report as soon as it is there, if asked to."""
-    reports, records = list[dict[str, Any]](), list[dict[str, Any]]()
+    """Returns the reports and the records of all prompts; prints each report as soon as it is
+    there, if asked to.
+    """
+    reports = list[dict[str, Any]]()
+    records = list[dict[str, Any]]()
     for prompt, (record,) in zip(texts, decoded, strict=True):
         records.append(record)
         reports.append(show.row_report(prompt, record, trace))
@@ -220,7 +275,10 @@ def _printed(
     else:
         records = show.show_text(texts, decoded, prepared.target, out)
     totals = show.total(records)
-    drafter = pair.draft if prepared.drafter is not None else None
+    if prepared.drafter is not None:
+        drafter = pair.draft
+    else:
+        drafter = None
     out.print(Text(show.totals_sentence(totals, prepared.target.name, drafter)))
     if shown.stats:
         out.print(Text(show.halves_sentence(totals)))
@@ -230,17 +288,28 @@ def _printed(
 def _load(
     settings: GenerateSettings, generation: dict[str, Any], texts: list[str], count: int | None
 ) -> tuple[list[str], Prepared]:
-    """Loads the models; returns the prompts, held-out ones if there are none, and their generation."""
+    """Loads the models; returns the prompts, held-out ones if there are none, and their
+    generation.
+    """
     target, drafter = pairs.load(settings.pair)
     if not texts:
-        texts = prompting.examples_for(target) if count is None else prompting.heldout_for(target, count)
-    texts = [text for text in texts for _ in range(settings.num_samples)]  # each is a row of its own
-    generation = generation | {name: getattr(settings, name) for name in ("log_probs", "top_log_probs")}
+        if count is None:
+            texts = prompting.examples_for(target)
+        else:
+            texts = prompting.heldout_for(target, count)
+    # each is a row of its own
+    texts = [text for text in texts for _ in range(settings.num_samples)]
+    generation = generation | {
+        name: getattr(settings, name) for name in ("log_probs", "top_log_probs")
+    }
     if settings.ban:
         generation["banned"] = tuple(settings.ban)
     prompts: Any = texts
     if settings.chat:
-        prompts = [[*pairs.system_message(settings.prefix), {"role": "user", "content": text}] for text in texts]
+        prompts = [
+            [*pairs.system_message(settings.prefix), {"role": "user", "content": text}]
+            for text in texts
+        ]
     if settings.prefix is not None:
         generation["prefix"] = pairs.read_prefix(target, drafter, settings.prefix, settings.chat)
     return texts, prepare(target, prompts, drafter=drafter, **generation)
@@ -251,19 +320,25 @@ def _check_head(prepared: Prepared, pair: Pair, err: Console) -> None:
     from jaxspec.draft_heads import load
     from jaxspec.draft_heads.check import check_acceptance
 
-    drafter, name = prepared.options["drafter"], pair.draft
+    drafter = prepared.options["drafter"]
+    name = pair.draft
     if drafter is None or isinstance(drafter, Model) or drafter.target is None:
-        raise ValueError(f"--check is of drafters that read hidden states, as head:DIR: --draft is {name}")
+        raise ValueError(
+            f"--check is of drafters that read hidden states, as head:DIR: --draft is {name}"
+        )
     with err.status("checking the head"):
         # Only the folder of a head by itself says what its network is.
-        target, folder = drafter.target, str(name).removeprefix("head:")
+        target = drafter.target
+        folder = str(name).removeprefix("head:")
         network = None if folder == name else lambda: load.read_head(folder, target=target)
         rate = check_acceptance(drafter, name=str(name), network=network)
     err.print(Text(f"{name}: {rate:.0%} of first draft tokens accepted at temperature 0", "dim"))
 
 
 def _with_costs(prepared: Prepared, settings: GenerateSettings) -> Prepared:
-    """Gives the policy `adaptive` the measured costs of passes over a batch of prompts; others need none."""
+    """Gives the policy `adaptive` the measured costs of passes over a batch of prompts; others need
+    none.
+    """
     from jaxspec.analysis.cost import agreement, policy_costs
 
     if settings.pair.policy.partition("=")[0] != "adaptive" or prepared.drafter is None:
@@ -272,11 +347,17 @@ def _with_costs(prepared: Prepared, settings: GenerateSettings) -> Prepared:
     costs = policy_costs(batch, repeats=COST_REPEATS)
     rows = len(batch.request.max_new_tokens)
     together = agreement("batch", rows, prepared.is_sampled, prepared.options["rule"])
-    return prepared.replace(policy=names.policy(settings.pair.policy, **costs._asdict(), together=together))
+    return prepared.replace(
+        policy=names.policy(settings.pair.policy, **costs._asdict(), together=together)
+    )
 
 
-def _warm_up(prepared: Prepared, settings: GenerateSettings, streamed: bool, begin: loop.Begin | None = None) -> None:
-    """Compiles what decoding will run, by two rounds of the first batch: speeds are those of compiled programs."""
+def _warm_up(
+    prepared: Prepared, settings: GenerateSettings, streamed: bool, begin: loop.Begin | None = None
+) -> None:
+    """Compiles what decoding will run, by two rounds of the first batch: speeds are those of
+    compiled programs.
+    """
     first = cut(next(in_batches(prepared, settings.batch)).prepared)
     limit = jnp.minimum(first.request.max_new_tokens, 2 + first.decoder.gamma)
     first = first._replace(request=first.request._replace(max_new_tokens=limit))
@@ -286,8 +367,12 @@ def _warm_up(prepared: Prepared, settings: GenerateSettings, streamed: bool, beg
         complete(first, settings.pair.stop or (), begin)
 
 
-def _complete(group: Batch, stop: Sequence[str], begin: WatchedPrefill | None) -> list[dict[str, Any]]:
-    """Decodes a batch at once, and divides its seconds among its tokens: prefill's among those that it has read."""
+def _complete(
+    group: Batch, stop: Sequence[str], begin: WatchedPrefill | None
+) -> list[dict[str, Any]]:
+    """Decodes a batch at once, and divides its seconds among its tokens: prefill's among those that
+    it has read.
+    """
     start = time.perf_counter()
     generation = complete(group.prepared, stop, begin)
     seconds = time.perf_counter() - start
@@ -298,13 +383,20 @@ def _complete(group: Batch, stop: Sequence[str], begin: WatchedPrefill | None) -
     for row, record in enumerate(records):
         record["seconds"] = share * len(record["tokens"]) + prefill * read[row] / read.sum()
         if begin is not None:
-            record |= {"read_tokens": int(read[row]), "prefill_seconds": float(prefill * read[row] / read.sum())}
+            record |= {
+                "read_tokens": int(read[row]),
+                "prefill_seconds": float(prefill * read[row] / read.sum()),
+            }
         record["trace"] = tracing.of_row(record["tokens"], generation.trace, row)
     return records
 
 
-def _stream(prepared: Prepared, stop: Sequence[str], begin: WatchedPrefill | None) -> Iterator[dict[str, Any]]:
-    """Decodes one prompt round by round, yielding the record so far; the reader's time is not counted."""
+def _stream(
+    prepared: Prepared, stop: Sequence[str], begin: WatchedPrefill | None
+) -> Iterator[dict[str, Any]]:
+    """Decodes one prompt round by round, yielding the record so far; the reader's time is not
+    counted.
+    """
     running = pieces(prepared, stop, begin=begin or loop.prefill)
     record: dict[str, Any] = {"text": "", "tokens": [], "seconds": 0.0, "trace": []}
     while True:
@@ -314,14 +406,22 @@ def _stream(prepared: Prepared, stop: Sequence[str], begin: WatchedPrefill | Non
         if piece is None:
             return
         before = TokensView(record["tokens"], len(record["tokens"]))
-        numbers = None if piece.numbers is None else tracing.numbers_of(piece.numbers)
-        step = TracedRound(before, piece.tokens, piece.draft, piece.num_accepted, piece.parent, piece.path, numbers)
+        if piece.numbers is None:
+            numbers = None
+        else:
+            numbers = tracing.numbers_of(piece.numbers)
+        step = TracedRound(
+            before, piece.tokens, piece.draft, piece.num_accepted, piece.parent, piece.path, numbers
+        )
         record["trace"].append(step)
         record["tokens"] += piece.tokens
         record["text"] += piece.text
         record |= {name: int(count[0]) for name, count in piece.stats._asdict().items()}
         if begin is not None:
-            record |= {"read_tokens": int(read_tokens(prepared)[0]), "prefill_seconds": begin.seconds}
+            record |= {
+                "read_tokens": int(read_tokens(prepared)[0]),
+                "prefill_seconds": begin.seconds,
+            }
         yield record
 
 
@@ -334,13 +434,21 @@ def _search(
     as_lines: bool,
     out: Console,
 ) -> None:
-    """Searches a batch of prompts at a time, and prints hypotheses and counts; as JSON, or as a line a prompt."""
+    """Searches a batch of prompts at a time, and prints hypotheses and counts; as JSON, or as a
+    line a prompt.
+    """
     drafter = prepared.options["drafter"]
     if drafter is not None and not isinstance(drafter, Model):
-        raise ValueError(f"--beams takes a model that drafts, not {settings.pair.draft}: or --draft none")
+        raise ValueError(
+            f"--beams takes a model that drafts, not {settings.pair.draft}: or --draft none"
+        )
     stopping: Any = STOPS[search.early_stopping]
     assert search.beams is not None
-    shared = {"beams": search.beams, "length_penalty": search.length_penalty, "early_stopping": stopping}
+    shared = {
+        "beams": search.beams,
+        "length_penalty": search.length_penalty,
+        "early_stopping": stopping,
+    }
     kept = ("drafter", "gamma", "eos_ids", "log_probs", "top_log_probs")
     shared |= {name: prepared.options[name] for name in kept}
     parts = list(in_batches(prepared, settings.batch))
@@ -348,7 +456,9 @@ def _search(
     if not as_json:
         out.print(show.headline(prepared, settings.pair), "", sep="\n")
     hypotheses: list[list[dict[str, Any]]] = []
-    steps, passes, seconds = 0, 0, 0.0
+    steps = 0
+    passes = 0
+    seconds = 0.0
     for group in parts:
         start = time.perf_counter()
         result = _beams_of(group.prepared, shared)
@@ -357,7 +467,9 @@ def _search(
         passes += int(result.passes[: group.real].sum())
         for row in range(group.real):
             number = len(hypotheses)
-            hypotheses.append([record | {"row": number} for record in result.records() if record["row"] == row])
+            hypotheses.append(
+                [record | {"row": number} for record in result.records() if record["row"] == row]
+            )
             if as_lines:
                 console.print_json({"prompt": texts[number], "hypotheses": hypotheses[-1]})
             elif not as_json:
@@ -366,12 +478,20 @@ def _search(
     if as_lines:
         console.print_json(totals)
     elif as_json:
-        console.print_json({"prompts": texts, "hypotheses": [record for row in hypotheses for record in row]} | totals)
+        console.print_json(
+            {"prompts": texts, "hypotheses": [record for row in hypotheses for record in row]}
+            | totals
+        )
     else:
         per_pass = steps / max(passes, 1)
-        out.print(f"{steps} steps after prefill's in {passes} passes ({per_pass:.2f} each), {seconds:.2f} s")
+        out.print(
+            f"{steps} steps after prefill's in {passes} passes ({per_pass:.2f} each), "
+            f"{seconds:.2f} s"
+        )
 
 
 def _beams_of(batch: Prepared, shared: dict[str, Any]) -> BeamSearch:
     """Searches with the prompts of a batch, each to its limit."""
-    return beam_search(batch.target, batch.prompt, max_new_tokens=batch.options["max_new_tokens"], **shared)
+    return beam_search(
+        batch.target, batch.prompt, max_new_tokens=batch.options["max_new_tokens"], **shared
+    )

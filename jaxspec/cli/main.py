@@ -1,4 +1,6 @@
-"""The `jaxspec` command: its commands, and what they share (errors, --version, signals, stored programs)."""
+"""The `jaxspec` command: its commands, and what they share (errors, --version, signals, stored
+programs).
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ from jaxspec.cli import console, options, signals
 from jaxspec.cli.console import Console
 from jaxspec.cli.signals import INTERRUPTED, READER_GONE, TERMINATED
 
-COMMANDS = {  # each in a file of its name, imported when it is called: `jaxspec --help` needs neither them nor jax
+# each in a file of its name, imported when it is called: `jaxspec --help` needs neither them nor
+# jax
+COMMANDS = {
     "generate": "Generate text with speculative decoding, and show what it took.",
     "chat": "Talk with a model that keeps what it has read.",
     "batch": "Decode a file of prompts; a stopped job goes on where it was.",
@@ -38,12 +42,15 @@ COMMANDS = {  # each in a file of its name, imported when it is called: `jaxspec
 HELP_COLUMN = 28  # characters of an option before its help begins
 COMPILES_NOTHING = {"models"}  # commands that work without jax
 ELSEWHERE = {"measure": "bench"}  # commands that lie in another's file
-PATHS = {"FILE", "FOLDER", "FROM", "TO", "TEXTS"}  # what options and arguments that are paths show as their values
+# what options and arguments that are paths show as their values
+PATHS = {"FILE", "FOLDER", "FROM", "TO", "TEXTS"}
 REFUSED = 2  # exit code: unusable input
 
 
 class Command(TyperCommand):
-    """A command whose errors are one line and whose compiled programs are stored for the next call."""
+    """A command whose errors are one line and whose compiled programs are stored for the next
+    call.
+    """
 
     def invoke(self, ctx: typer.Context) -> Any:
         """Runs the command. --help ends before this, so it works without jax."""
@@ -57,40 +64,67 @@ class Command(TyperCommand):
         except BrokenPipeError:  # the reader of our output has gone
             raise typer.Exit(READER_GONE) from None
         except (ValueError, OSError, FloatingPointError, ImportError) as error:
-            extra = not isinstance(error, ImportError) or "pip install" in str(error)  # other imports are bugs of ours
-            is_debugging = ctx.find_root().params.get("debug") or os.environ.get("JAXSPEC_DEBUG", "") not in ("", "0")
+            # other imports are bugs of ours
+            extra = not isinstance(error, ImportError) or "pip install" in str(error)
+            is_debugging = ctx.find_root().params.get("debug") or os.environ.get(
+                "JAXSPEC_DEBUG", ""
+            ) not in ("", "0")
             if is_debugging or not extra:
                 raise
-            console.say(Console(stderr=True, highlight=False), f"error: {_message(error, ctx.command)}", "red")
+            console.say(
+                Console(stderr=True, highlight=False),
+                f"error: {_message(error, ctx.command)}",
+                "red",
+            )
             raise typer.Exit(REFUSED) from None
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Reads the arguments. An empty path, such as that of a shell's unset variable, would be this folder's."""
+        """Reads the arguments. An empty path, such as that of a shell's unset variable, would be
+        this folder's.
+        """
         written, *_ = self.make_parser(ctx).parse_args(args=list(args))
         for param in self.get_params(ctx):
             value = written.get(str(param.name))
-            if param.metavar in PATHS and "" in (value if isinstance(value, list | tuple) else [value]):
-                name = max(param.opts, key=len) if param.param_type_name == "option" else param.metavar
+            if param.metavar in PATHS and "" in (
+                value if isinstance(value, list | tuple) else [value]
+            ):
+                if param.param_type_name == "option":
+                    name = max(param.opts, key=len)
+                else:
+                    name = param.metavar
                 ctx.fail(f"{name} is empty: expected a path")
         return super().parse_args(ctx, args)
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Writes the help of the options, of many of them in groups."""
-        params, sections = self.get_params(ctx), dict[str, list[tuple[str, str]]]()
+        params = self.get_params(ctx)
+        sections = dict[str, list[tuple[str, str]]]()
         is_many = len(params) > options.MANY
-        for param in sorted(params, key=lambda param: options.place(str(param.name))[1] if is_many else 0):
-            if (record := param.get_help_record(ctx)) is not None:
-                title = options.place(str(param.name))[0] if is_many else "Options"
-                sections.setdefault("Arguments" if param.param_type_name == "argument" else title, []).append(record)
+        for param in sorted(
+            params, key=lambda param: options.place(str(param.name))[1] if is_many else 0
+        ):
+            record = param.get_help_record(ctx)
+            if record is not None:
+                if is_many:
+                    title = options.place(str(param.name))[0]
+                else:
+                    title = "Options"
+                sections.setdefault(
+                    "Arguments" if param.param_type_name == "argument" else title, []
+                ).append(record)
         width = min(HELP_COLUMN, max(len(name) for rows in sections.values() for name, _ in rows))
         for title in ("Arguments", "Options", *options.GROUPS, "Other"):
             if title in sections:
                 with formatter.section(title):
-                    formatter.write_dl([(f"{name:{width}}", text) for name, text in sections[title]], width)
+                    formatter.write_dl(
+                        [(f"{name:{width}}", text) for name, text in sections[title]], width
+                    )
 
 
 class Commands(TyperGroup):
-    """The commands. What lists them sees their names and first lines; a file is imported when its command is called."""
+    """The commands. What lists them sees their names and first lines; a file is imported when its
+    command is called.
+    """
 
     def __init__(self, **options: Any):
         stubs = {name: TyperCommand(name, help=line) for name, line in COMMANDS.items()}
@@ -98,7 +132,8 @@ class Commands(TyperGroup):
         self.commands = stubs
 
     def main(self, *arguments: Any, **options: Any) -> Any:
-        for stream in (sys.stdout, sys.stderr):  # what a terminal cannot show is an escape: \u03b3 for γ in ASCII
+        # what a terminal cannot show is an escape: \u03b3 for γ in ASCII
+        for stream in (sys.stdout, sys.stderr):
             if isinstance(stream, io.TextIOWrapper):
                 stream.reconfigure(errors="backslashreplace")
         return super().main(*arguments, **options)
@@ -130,8 +165,9 @@ class App(typer.Typer):
     def __call__(self, *arguments: Any, **options: Any) -> Any:
         """Runs a command and ends the process.
 
-        jax may crash while the interpreter ends, if a program was being compiled when Ctrl-C came. So the process
-        leaves without that: all blocks have been left by then, and have cleared away what was half written.
+        jax may crash while the interpreter ends, if a program was being compiled when Ctrl-C came.
+        So the process leaves without that: all blocks have been left by then, and have cleared away
+        what was half written.
         """
         try:
             return super().__call__(*arguments, **options)
@@ -170,39 +206,56 @@ def _print_version(shows: bool) -> None:
 def common(
     version: Annotated[
         bool,
-        typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit."),
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version and exit."
+        ),
     ] = False,
     debug: Annotated[
-        bool, typer.Option("--debug", help="Show the traceback of an error (also: JAXSPEC_DEBUG=1).")
+        bool,
+        typer.Option("--debug", help="Show the traceback of an error (also: JAXSPEC_DEBUG=1)."),
     ] = False,
 ) -> None:
     """Options of all commands; their values are read from the context."""
 
 
 def _message(error: Exception, command: Any) -> str:
-    """Writes an error; one that begins with the name of an argument of the library begins with the option's."""
-    flags = {p.name: next((flag for flag in p.opts if flag.startswith("--")), p.name) for p in command.params}
+    """Writes an error; one that begins with the name of an argument of the library begins with the
+    option's.
+    """
+    flags = {
+        p.name: next((flag for flag in p.opts if flag.startswith("--")), p.name)
+        for p in command.params
+    }
     flags |= {"banned": "--ban"} if "ban" in flags else {}
     from jaxspec.files import folders  # here, since it imports NumPy, which --help does without
 
-    text = console.message(error).replace(folders.REPLACING, folders.REPLACING.replace("overwrite", "--overwrite"))
+    text = console.message(error).replace(
+        folders.REPLACING, folders.REPLACING.replace("overwrite", "--overwrite")
+    )
     argument, _, fault = text.partition(" ")
-    return f"{flags[argument]} {fault}" if argument in flags and fault.startswith(("is ", "are ", "has ")) else text
+    if argument in flags and fault.startswith(("is ", "are ", "has ")):
+        return f"{flags[argument]} {fault}"
+    return text
 
 
 def prepare(environment: Mapping[str, str]) -> None:
-    """Sets up libraries that would print, and the cache of compiled programs; --help needs none of it."""
-    # transformers, imported for its tokenizers only, would otherwise recommend PyTorch on every call.
+    """Sets up libraries that would print, and the cache of compiled programs; --help needs none of
+    it.
+    """
+    # transformers, imported for its tokenizers only, would otherwise recommend PyTorch on every
+    # call.
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     from absl import logging as absl
 
     from jaxspec.core import programs
 
-    absl.set_verbosity(absl.FATAL)  # of checkpoints that are written and read: what fails is raised, too
+    # of checkpoints that are written and read: what fails is raised, too
+    absl.set_verbosity(absl.FATAL)
     logging.getLogger("asyncio").setLevel(logging.CRITICAL)  # whose loop Ctrl-C leaves unfinished
     warnings.formatwarning = _warning
-    if why := programs.keep(environment):
+    why = programs.keep(environment)
+    if why:
         console.say(Console(stderr=True, highlight=False), why, "yellow")
 
 

@@ -1,4 +1,6 @@
-"""`jaxspec models`: the shipped checkpoints, the models of this folder, and what each size of the networks takes."""
+"""`jaxspec models`: the shipped checkpoints, the models of this folder, and what each size of the
+networks takes.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +18,14 @@ from jaxspec.cli import console
 from jaxspec.cli.console import Console
 from jaxspec.cli.options import Json, flag
 
-SHIPPED = (  # where a wheel has its checkpoints, and where a checkout has them; `loading.SHIPPED`, without jax
+# where a wheel has its checkpoints, and where a checkout has them; `loading.SHIPPED`, without jax
+SHIPPED = (
     Path(__file__).resolve().parents[1] / "data" / "checkpoints",
     Path(__file__).resolve().parents[2] / "checkpoints",
 )
-MANIFEST, CONFIG, WEIGHTS = "manifest.toml", "config.json", (".safetensors", ".bin")
+MANIFEST = "manifest.toml"
+CONFIG = "config.json"
+WEIGHTS = (".safetensors", ".bin")
 LOOKED_AT = 1_000  # entries of this folder, at most
 NAMED = 12  # sizes: a family that has more is shown with the first ones
 
@@ -37,16 +42,21 @@ class StoredModel(NamedTuple):
 
 def models(
     name: Annotated[
-        str, typer.Argument(metavar="NAME", help="Sizes of a family or of models whose name has this: llama, qwen3-8b.")
+        str,
+        typer.Argument(
+            metavar="NAME",
+            help="Sizes of a family or of models whose name has this: llama, qwen3-8b.",
+        ),
     ] = "",
     all_sizes: Annotated[bool, flag("All sizes of all families.", "--all")] = False,
     as_json: Json = False,
 ) -> None:
     """List the shipped models, those in this folder, and the sizes of networks with their memory.
 
-    A size is a network without weights: `jaxspec bench --target random:SIZE` builds it, `jaxspec.load` and `jaxspec
-    convert` read published weights of it. The cache per token is what decoding keeps for each token of a row; an
-    encoder-decoder keeps as much again for each token of its prompt (cross-attention), and bfloat16 takes half of it.
+    A size is a network without weights: `jaxspec bench --target random:SIZE` builds it,
+    `jaxspec.load` and `jaxspec convert` read published weights of it. The cache per token is what
+    decoding keeps for each token of a row; an encoder-decoder keeps as much again for each token of
+    its prompt (cross-attention), and bfloat16 takes half of it.
 
     \b
         jaxspec models
@@ -55,7 +65,10 @@ def models(
     """
     if as_json:
         return console.print_json(report(name))
-    chosen = matching(sizes.read(), name) if name else sizes.read()
+    if name:
+        chosen = matching(sizes.read(), name)
+    else:
+        chosen = sizes.read()
     out = Console(highlight=False)
     if name or all_sizes:
         show_sizes(out, chosen)
@@ -66,7 +79,8 @@ def models(
 
 
 def matching(size_table: sizes.SizeTable, name: str) -> sizes.SizeTable:
-    """Returns the sizes of families whose title has a name in it, and those that have it in their names.
+    """Returns the sizes of families whose title has a name in it, and those that have it in their
+    names.
 
     Args:
         size_table: the sizes of all families.
@@ -83,20 +97,27 @@ def matching(size_table: sizes.SizeTable, name: str) -> sizes.SizeTable:
     families = {title: rows for title, rows in families.items() if rows}
     heads = {head: parameters for head, parameters in size_table.heads.items() if sought in head}
     if not (families or heads):
-        raise ValueError(f"no family and no size has {name!r} in its name: `jaxspec models` lists the families")
+        raise ValueError(
+            f"no family and no size has {name!r} in its name: `jaxspec models` lists the families"
+        )
     return sizes.SizeTable(families, heads)
 
 
 def show_stored(out: Console) -> None:
     """Prints the shipped models and drafters, and those of this folder."""
-    checkpoints, heads = shipped(MANIFEST), shipped(CONFIG)
+    checkpoints = shipped(MANIFEST)
+    heads = shipped(CONFIG)
     if checkpoints:
         console.show(out, table_of(map(stored_of, checkpoints.values()), "Shipped models"))
     else:
         out.print("no checkpoints come with this installation")
     if heads:
-        named = ", ".join(f"{name} ({filesize.decimal(bytes_of(folder))})" for name, folder in heads.items())
-        out.print(f"\nDrafters that read the hidden states of one of these (--draft head:NAME): {named}")
+        named = ", ".join(
+            f"{name} ({filesize.decimal(bytes_of(folder))})" for name, folder in heads.items()
+        )
+        out.print(
+            f"\nDrafters that read the hidden states of one of these (--draft head:NAME): {named}"
+        )
     out.print()
     local_models = list(models_in(Path()))
     if local_models:
@@ -107,10 +128,17 @@ def show_stored(out: Console) -> None:
 
 def table_of(models: Any, title: str) -> Any:
     """Makes a table of models on disk."""
-    table = console.table(("family", "parameters", "stored as", "on disk"), first="name", title=title)
+    table = console.table(
+        ("family", "parameters", "stored as", "on disk"), first="name", title=title
+    )
     for model in models:
-        count = "" if model.parameters is None else console.count(model.parameters)
-        table.add_row(model.name, model.family, count, model.stored_as, filesize.decimal(model.size))
+        if model.parameters is None:
+            count = ""
+        else:
+            count = console.count(model.parameters)
+        table.add_row(
+            model.name, model.family, count, model.stored_as, filesize.decimal(model.size)
+        )
     return table
 
 
@@ -119,7 +147,10 @@ def show_families(out: Console, size_table: sizes.SizeTable) -> None:
     titles = "; ".join(title for title, rows in size_table.families.items() if rows)
     total = sum(map(len, size_table.families.values()))
     out.print(f"\nPublished families, {total} sizes: {titles}.", highlight=False)
-    out.print("`jaxspec models NAME` shows the sizes of a family, or those with NAME in their names; --all shows all.")
+    out.print(
+        "`jaxspec models NAME` shows the sizes of a family, or those with NAME in their names; "
+        "--all shows all."
+    )
 
 
 def show_sizes(out: Console, chosen: sizes.SizeTable) -> None:
@@ -145,10 +176,15 @@ def show_sizes(out: Console, chosen: sizes.SizeTable) -> None:
 
 
 def report(name: str) -> dict[str, Any]:
-    """Returns all that is known, with the configurations: of sizes that have a name in theirs, or of all."""
+    """Returns all that is known, with the configurations: of sizes that have a name in theirs, or
+    of all.
+    """
     from jaxspec.weights.hf_families import FAMILIES
 
-    size_table = matching(sizes.read(), name) if name else sizes.read()
+    if name:
+        size_table = matching(sizes.read(), name)
+    else:
+        size_table = sizes.read()
     configs = {size: config for family in FAMILIES for size, config in family.sizes.items()}
     families = {
         title: [row._asdict() | {"config": configs[row.name]} for row in rows]
@@ -167,11 +203,15 @@ def short(size: int) -> str:
     ('448 bytes', '24.6 kB', '308 MB', '1000 MB')
     """
     number, unit = filesize.decimal(size, precision=2).split()
-    return f"{float(number):.3g} {unit}" if float(number) < 999.5 else f"{float(number):.0f} {unit}"
+    if float(number) < 999.5:
+        return f"{float(number):.3g} {unit}"
+    return f"{float(number):.0f} {unit}"
 
 
 def shipped(marker: str) -> dict[str, Path]:
-    """Lists the folders that come with jaxspec and have a file of some name, as `loading.shipped` does without jax."""
+    """Lists the folders that come with jaxspec and have a file of some name, as `loading.shipped`
+    does without jax.
+    """
     by_name: dict[str, Path] = {}
     for folder in SHIPPED:
         for file in sorted(folder.glob(f"*/{marker}")):
@@ -188,14 +228,21 @@ def described() -> list[dict[str, Any]]:
     for name, folder in shipped(MANIFEST).items():
         manifest = orbax.read_manifest(folder)
         size = memory.of_config(name, manifest.model)
-        files = {"stored_as": manifest.dtype, "bytes": sum(entry[0] for entry in manifest.files.values())}
+        files = {
+            "stored_as": manifest.dtype,
+            "bytes": sum(entry[0] for entry in manifest.files.values()),
+        }
         checkpoints.append(size._asdict() | files | {"about": manifest.about, "folder": folder})
     return checkpoints
 
 
 def models_in(folder: Path) -> Iterator[StoredModel]:
-    """Yields the models in a folder and in the folders of it, but for the shipped ones. Only small files are read."""
-    shipped_folders = {path.resolve() for marker in (MANIFEST, CONFIG) for path in shipped(marker).values()}
+    """Yields the models in a folder and in the folders of it, but for the shipped ones. Only small
+    files are read.
+    """
+    shipped_folders = {
+        path.resolve() for marker in (MANIFEST, CONFIG) for path in shipped(marker).values()
+    }
     number = 0
     for pattern in ("*", "*/*"):
         for path in sorted(folder.glob(pattern)):
@@ -211,7 +258,9 @@ def models_in(folder: Path) -> Iterator[StoredModel]:
 
 
 def stored_of(path: Path) -> StoredModel | None:
-    """Describes the model at a path by its small files; None if there is none that `jaxspec.load` would open."""
+    """Describes the model at a path by its small files; None if there is none that `jaxspec.load`
+    would open.
+    """
     try:
         if path.suffix == ".gguf" and path.is_file():
             return StoredModel(path.name, "gguf", None, "", path.stat().st_size)
@@ -219,13 +268,16 @@ def stored_of(path: Path) -> StoredModel | None:
             table = tomllib.loads((path / MANIFEST).read_text("utf-8"))
             if "family" not in table:  # a datastore's
                 return None
-            return StoredModel(path.name, table["family"], table["parameters"], table["dtype"], bytes_of(path))
+            return StoredModel(
+                path.name, table["family"], table["parameters"], table["dtype"], bytes_of(path)
+            )
         if (path / CONFIG).is_file() and any(file.suffix in WEIGHTS for file in path.iterdir()):
             table = json.loads((path / CONFIG).read_text("utf-8"))
             family = table.get("model_type") or table.get("speculators_model_type") or ""
             dtype = table.get("dtype") or table.get("torch_dtype") or ""
             return StoredModel(path.name, family, None, dtype, bytes_of(path))
-    except (OSError, ValueError, KeyError, AttributeError):  # unreadable, damaged, or something else of this name
+    except (OSError, ValueError, KeyError, AttributeError):
+        # unreadable, damaged, or something else of this name
         pass
     return None
 

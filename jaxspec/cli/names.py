@@ -1,4 +1,6 @@
-"""Models, policies and acceptance rules by their names on a command line; options checked before models are loaded."""
+"""Models, policies and acceptance rules by their names on a command line; options checked before
+models are loaded.
+"""
 
 from __future__ import annotations
 
@@ -31,8 +33,8 @@ def model(
 ) -> Model:
     """Loads a model by its name; "random:SHAPE" is one of random weights at a published shape.
 
-    A dtype such as "int8/bfloat16" also says what quantised matrices are computed with. `others` are further options of
-    `jaxspec.load`, of what only files have.
+    A dtype such as "int8/bfloat16" also says what quantised matrices are computed with. `others`
+    are further options of `jaxspec.load`, of what only files have.
     """
     from jaxspec.analysis.random_model import random_model
     from jaxspec.weights import loading
@@ -42,14 +44,23 @@ def model(
         for option, value in others.items():
             if value is not None:
                 spelt = f"--{option.replace('_', '-')}"
-                raise ValueError(f"{spelt} is {value}, and {name} has random weights: expected a folder or a hub id")
+                raise ValueError(
+                    f"{spelt} is {value}, and {name} has random weights: expected a folder or a "
+                    "hub id"
+                )
         return random_model(name.removeprefix(RANDOM), matrices, seed, computed)
-    template = None if chat_template is None else Path(chat_template)
-    return loading.load(name, dtype=matrices, compute=computed, mesh=mesh, chat_template=template, **others)
+    template = None
+    if chat_template is not None:
+        template = Path(chat_template)
+    return loading.load(
+        name, dtype=matrices, compute=computed, mesh=mesh, chat_template=template, **others
+    )
 
 
 def check_model(name: str, dtype: str = "float32") -> None:
-    """Refuses the name of a model that is not there, or its dtype, before anything is loaded; the hub is not asked."""
+    """Refuses the name of a model that is not there, or its dtype, before anything is loaded; the
+    hub is not asked.
+    """
     from jaxspec.analysis import random_model
     from jaxspec.weights import loading
 
@@ -68,7 +79,8 @@ def check_dtype(written: str, option: str) -> None:
 
 
 def _dtypes(written: str) -> tuple[str, str | None]:
-    """Splits "int8/bfloat16" into the dtypes of matrices and of the computation; None if the latter is not given.
+    """Splits "int8/bfloat16" into the dtypes of matrices and of the computation; None if the latter
+    is not given.
 
     >>> _dtypes("int8/bfloat16"), _dtypes("int8")
     (('int8', 'bfloat16'), ('int8', None))
@@ -78,9 +90,11 @@ def _dtypes(written: str) -> tuple[str, str | None]:
 
 
 def check_options(drafter: bool, **options: Any) -> None:
-    """Refuses options of `jaxspec.generate` that are wrong whatever the models are, before these are loaded.
+    """Refuses options of `jaxspec.generate` that are wrong whatever the models are, before these
+    are loaded.
 
-    Options are all but token ids and the drafter, of which it is only said whether there will be one.
+    Options are all but token ids and the drafter, of which it is only said whether there will be
+    one.
 
     >>> check_options(True, gamma=-1)
     Traceback (most recent call last):
@@ -101,7 +115,8 @@ def check_options(drafter: bool, **options: Any) -> None:
 
 
 def policy(text: str, **costs: Any) -> BoundPolicy:
-    """Makes a policy by its name, or by its name and its first number; `costs` are options of `adaptive`.
+    """Makes a policy by its name, or by its name and its first number; `costs` are options of
+    `adaptive`.
 
     >>> float(policy("confidence=0.5").params)
     0.5
@@ -112,14 +127,17 @@ def policy(text: str, **costs: Any) -> BoundPolicy:
         if name == "constant" and not number:
             raise ValueError("expected a number of draft tokens, such as constant=3")
         is_count = name == "constant" and number[0].is_integer()
-        first = {POLICIES[name]: int(number[0]) if is_count else number[0]} if number else {}
+        first = {}
+        if number:
+            first = {POLICIES[name]: int(number[0]) if is_count else number[0]}
         return getattr(policies, name)(**(costs if name == "adaptive" else {}) | first)
 
     return _made("--policy", text, POLICIES, make)
 
 
 def rule(text: str) -> Rule:
-    """Makes an acceptance rule by its name, or by its name and first number: "block", "lenient=0.3".
+    """Makes an acceptance rule by its name, or by its name and first number: "block",
+    "lenient=0.3".
 
     >>> rule("lenient=0.3").name, rule("lenient=1").name
     ('lenient(0.3)', 'rejection')
@@ -128,7 +146,9 @@ def rule(text: str) -> Rule:
     from jaxspec.rules import catalogue
 
     def make(name: str, *number: float) -> Rule:
-        return getattr(rules, name)(*number) if number else catalogue.RULES[name].rule
+        if number:
+            return getattr(rules, name)(*number)
+        return catalogue.RULES[name].rule
 
     return _made("--rule", text, catalogue.RULES, make)
 
@@ -137,7 +157,9 @@ def _made(option: str, text: str, expected: Iterable[str], make: Callable[..., A
     """Makes what NAME or NAME=NUMBER says; `make` gets the name, and the number if there is one."""
     name, _, written = text.partition("=")
     if name not in expected:
-        raise ValueError(f"{option} is {text!r}: expected one of {', '.join(expected)}, as NAME or NAME=NUMBER")
+        raise ValueError(
+            f"{option} is {text!r}: expected one of {', '.join(expected)}, as NAME or NAME=NUMBER"
+        )
     try:
         numbers = [float(written)] if written else []
     except ValueError:

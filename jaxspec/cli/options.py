@@ -1,4 +1,6 @@
-"""Options that commands share, each declared once: one spelling everywhere, and groups that arrive as one argument."""
+"""Options that commands share, each declared once: one spelling everywhere, and groups that arrive
+as one argument.
+"""
 
 from __future__ import annotations
 
@@ -12,21 +14,27 @@ from typing import Annotated, Any, NamedTuple
 
 import typer
 
-TARGET, DRAFT = "debian-t5-large", "debian-t5-draft"  # the default pair
+# the default pair
+TARGET = "debian-t5-large"
+DRAFT = "debian-t5-draft"
 PREFIX = "What all prompts begin with, read once."
 NEW_TOKENS = "Most new tokens of each prompt; fewer than elsewhere (128), as runs are repeated."
-GROUPS = {  # of a command with many options, by the names of their values, in the order in which help shows them
-    "Prompts": "input sounds field prompts count task language no_timestamps prefix system chat chat_template prompt "
-    "start end",
+# of a command with many options, by the names of their values, in the order in which help shows
+# them
+GROUPS = {
+    "Prompts": "input sounds field prompts count task language no_timestamps prefix system chat "
+    "chat_template prompt start end",
     "Model": "target adapter source_language target_language dtype mesh topology device",
-    "Drafting": "draft draft_dtype draft_temperature draft_top_k draft_top_p gamma policy rule tree nodes check",
-    "Sampling": "temperature top_k top_p min_p repetition_penalty presence_penalty frequency_penalty ban choices regex "
+    "Drafting": "draft draft_dtype draft_temperature draft_top_k draft_top_p gamma policy rule "
+    "tree nodes check",
+    "Sampling": "temperature top_k top_p min_p repetition_penalty presence_penalty "
+    "frequency_penalty ban choices regex "
     "json_schema seed num_samples max_new_tokens stop beams length_penalty early_stopping",
     "Costs": "alpha c v c_hat row_tokens",
-    "Running": "batch slots max_prompt_tokens too_long max_errors chunk shard num_shards rows full_length repeats "
-    "timed no_speed also minutes resume",
-    "Output": "output openai trace numbers compare stats log_probs top_log_probs tokens csv markdown save overwrite "
-    "as_json help",
+    "Running": "batch slots max_prompt_tokens too_long max_errors chunk shard num_shards rows "
+    "full_length repeats timed no_speed also minutes resume",
+    "Output": "output openai trace numbers compare stats log_probs top_log_probs tokens csv "
+    "markdown save overwrite as_json help",
 }
 METAVARS = {float: "X", int: "N"}
 MANY = 12  # options: more are shown in groups
@@ -38,7 +46,9 @@ def number(help: str, *names: str, least: int = 1, limit: int | None = None) -> 
 
 
 def seed_number(help: str) -> Any:
-    """Describes a seed to typer: `jax.random.key` reads 32 bits of it, and would take others for these."""
+    """Describes a seed to typer: `jax.random.key` reads 32 bits of it, and would take others for
+    these.
+    """
     return number(help, least=0, limit=2**32 - 1)
 
 
@@ -54,7 +64,9 @@ def flag(help: str, *names: str) -> Any:
 
 NewTokens = Annotated[int, number(NEW_TOKENS, "--max-new-tokens", "-n", least=2)]
 Batches = Annotated[str, text("N,N", "Prompts decoded at a time.")]
-Prompts = Annotated[Path | None, text("FILE", "Prompts, one a line, or .jsonl with prompts; else held-out ones.")]
+Prompts = Annotated[
+    Path | None, text("FILE", "Prompts, one a line, or .jsonl with prompts; else held-out ones.")
+]
 Seed = Annotated[int, seed_number("Of the random numbers.")]
 Overwrite = Annotated[bool, flag("Replace what is there.", "--overwrite")]
 ChatTemplate = Annotated[str | None, text("FILE", "A Jinja template in place of the model's own.")]
@@ -65,13 +77,19 @@ Json = Annotated[bool, flag("Print one JSON object and nothing else.", "--json")
 class Languages(NamedTuple):
     """Options of models that translate, as `jaxspec.load` takes them."""
 
-    source_language: Annotated[str | None, text("NAME", "The prompts' language, of a model that translates.")] = None
-    target_language: Annotated[str | None, text("NAME", "The language to write, such as deu_Latn.")] = None
+    source_language: Annotated[
+        str | None, text("NAME", "The prompts' language, of a model that translates.")
+    ] = None
+    target_language: Annotated[
+        str | None, text("NAME", "The language to write, such as deu_Latn.")
+    ] = None
 
 
 def spelling(name: str) -> str:
     """Spells an option by the name of its value."""
-    return "--json" if name == "as_json" else f"--{name.replace('_', '-')}"
+    if name == "as_json":
+        return "--json"
+    return f"--{name.replace('_', '-')}"
 
 
 def place(name: str) -> tuple[str, int]:
@@ -81,24 +99,35 @@ def place(name: str) -> tuple[str, int]:
     (('Drafting', 0), ('Drafting', 5), ('Other', 0))
     """
     groups = {title: names.split() for title, names in GROUPS.items()}
-    return next(((title, names.index(name)) for title, names in groups.items() if name in names), ("Other", 0))
+    return next(
+        ((title, names.index(name)) for title, names in groups.items() if name in names),
+        ("Other", 0),
+    )
 
 
 def typed(context: typer.Context, names: Iterable[str]) -> list[str]:
     """Lists the options among some, by the names of their values, that the user typed."""
     sources = {name: context.get_parameter_source(name) for name in names}
-    return [name for name, source in sources.items() if source is not None and source.name != "DEFAULT"]
+    return [
+        name for name, source in sources.items() if source is not None and source.name != "DEFAULT"
+    ]
 
 
 def refuse(names: Sequence[str], mode: str) -> None:
-    """Refuses options, by the names of their values, that would be ignored in a mode of a command."""
+    """Refuses options, by the names of their values, that would be ignored in a mode of a
+    command.
+    """
     if names:
         spelt = ", ".join(map(spelling, names))
-        raise ValueError(f"{mode} does not read {spelt}: leave {'it' if len(names) == 1 else 'them'} out")
+        raise ValueError(
+            f"{mode} does not read {spelt}: leave {'it' if len(names) == 1 else 'them'} out"
+        )
 
 
 def check_json_lines(paths: Iterable[Path], **option_values: tuple[Any, Any]) -> None:
-    """Refuses options that only JSON lines obey, each given as its value and its default, where no file has these."""
+    """Refuses options that only JSON lines obey, each given as its value and its default, where no
+    file has these.
+    """
     from jaxspec import files  # here, since it imports NumPy, which --help does without
 
     if not any(files.is_json_lines(path.name) for path in paths):
@@ -106,10 +135,16 @@ def check_json_lines(paths: Iterable[Path], **option_values: tuple[Any, Any]) ->
         refuse(names, "input without JSON lines (.jsonl, .ndjson)")
 
 
-def values(text: str, option: str, read: Callable[[str], Any] = str, expected: str = "values") -> tuple[Any, ...]:
+def values(
+    text: str, option: str, read: Callable[[str], Any] = str, expected: str = "values"
+) -> tuple[Any, ...]:
     """Splits values at commas, each once; `read` makes one of its text, or raises ValueError.
 
-    >>> values("a, b,a", "--draft"), integers("1,4, 7,4", "--gamma"), temperatures("0,0.7", "--temperature")
+    >>> (
+    ...     values("a, b,a", "--draft"),
+    ...     integers("1,4, 7,4", "--gamma"),
+    ...     temperatures("0,0.7", "--temperature"),
+    ... )
     (('a', 'b'), (1, 4, 7), (0.0, 0.7))
     """
     try:
@@ -121,27 +156,41 @@ def values(text: str, option: str, read: Callable[[str], Any] = str, expected: s
 
 def positive(written: str) -> int:
     """Reads a positive integer."""
-    return int(written) if written.isdecimal() and int(written) else int("")
+    if written.isdecimal() and int(written):
+        return int(written)
+    return int("")
 
 
 def _temperature(written: str) -> float:
     temperature = float(written)
-    return temperature if 0 <= temperature < math.inf else float("")
+    if 0 <= temperature < math.inf:
+        return temperature
+    return float("")
 
 
 integers = functools.partial(values, read=positive, expected="positive integers")
 temperatures = functools.partial(values, read=_temperature, expected="numbers 0 or more,")
 
 
-def group(name: str, members: Sequence[inspect.Parameter], join: Callable[[dict[str, Any]], Any]) -> Callable[..., Any]:
-    """Adds options to a command, which reach it as one argument: what `join` makes of their values."""
+def group(
+    name: str, members: Sequence[inspect.Parameter], join: Callable[[dict[str, Any]], Any]
+) -> Callable[..., Any]:
+    """Adds options to a command, which reach it as one argument: what `join` makes of their
+    values.
+    """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
-        others = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.name != name]
+        others = [
+            p
+            for p in inspect.signature(command, eval_str=True).parameters.values()
+            if p.name != name
+        ]
 
         @functools.wraps(command)
         def wrapper(**options: Any) -> None:
-            group_values = {member.name: options.pop(member.name, member.default) for member in members}
+            group_values = {
+                member.name: options.pop(member.name, member.default) for member in members
+            }
             command(**options, **{name: join(group_values)})
 
         del wrapper.__wrapped__  # typer reads what this one takes
@@ -154,15 +203,21 @@ def group(name: str, members: Sequence[inspect.Parameter], join: Callable[[dict[
 
 
 def group_of(name: str, options_type: Any, **defaults: Any) -> Callable[..., Any]:
-    """Adds an option for each field of a NamedTuple, as `group`; its annotations say what typer should know.
+    """Adds an option for each field of a NamedTuple, as `group`; its annotations say what typer
+    should know.
 
-    A field that is a NamedTuple itself adds its own fields. A field without a default is an option that must be given.
+    A field that is a NamedTuple itself adds its own fields. A field without a default is an option
+    that must be given.
     """
-    return group(name, _options_of(options_type, defaults), functools.partial(_joined, options_type))
+    return group(
+        name, _options_of(options_type, defaults), functools.partial(_joined, options_type)
+    )
 
 
 def _options_of(options_type: Any, defaults: Mapping[str, Any]) -> list[inspect.Parameter]:
-    hints, usual, members = _hints(options_type), options_type._field_defaults | defaults, list[inspect.Parameter]()
+    hints = _hints(options_type)
+    usual = options_type._field_defaults | defaults
+    members = list[inspect.Parameter]()
     for field, hint in hints.items():
         if hasattr(hint, "_fields"):
             members += _options_of(hint, defaults)
@@ -172,8 +227,14 @@ def _options_of(options_type: Any, defaults: Mapping[str, Any]) -> list[inspect.
 
 
 def _joined(options_type: Any, values: Mapping[str, Any]) -> Any:
-    parts = {field: _joined(hint, values) for field, hint in _hints(options_type).items() if hasattr(hint, "_fields")}
-    return options_type(**{field: values[field] for field in options_type._fields if field not in parts}, **parts)
+    parts = {
+        field: _joined(hint, values)
+        for field, hint in _hints(options_type).items()
+        if hasattr(hint, "_fields")
+    }
+    return options_type(
+        **{field: values[field] for field in options_type._fields if field not in parts}, **parts
+    )
 
 
 def _hints(options_type: Any) -> dict[str, Any]:
@@ -189,9 +250,11 @@ def flat(settings: Any) -> dict[str, Any]:
 
 
 def sampling_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Adds an option to a command for each entry of `sampling.params.OPTIONS` that has a place on the command line.
+    """Adds an option to a command for each entry of `sampling.params.OPTIONS` that has a place on
+    the command line.
 
-    Those that are set reach the command as one argument, `sampling`: a dict of arguments for `jaxspec.generate`.
+    Those that are set reach the command as one argument, `sampling`: a dict of arguments for
+    `jaxspec.generate`.
 
     >>> @sampling_options
     ... def command(prompt: str, sampling: dict) -> None:
@@ -201,7 +264,11 @@ def sampling_options(command: Callable[..., None]) -> Callable[..., None]:
     """
     from jaxspec.sampling.params import OPTIONS
 
-    described = {name: (x.kind, METAVARS[x.kind], x.help) for name, x in OPTIONS.items() if x.kind is not None}
+    described = {
+        name: (x.kind, METAVARS[x.kind], x.help)
+        for name, x in OPTIONS.items()
+        if x.kind is not None
+    }
     described |= {name: (str, metavar, help) for name, (metavar, help, _) in PATTERNS.items()}
     flags = {"temperature": ("--temperature", "-t")}
     members = [
@@ -214,7 +281,9 @@ def sampling_options(command: Callable[..., None]) -> Callable[..., None]:
 def _sampling(values: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the options of sampling that are set, patterns as `generate` takes them."""
     options = {name: value for name, value in values.items() if value is not None}
-    return options | {name: read(options[name]) for name, (_, _, read) in PATTERNS.items() if name in options}
+    return options | {
+        name: read(options[name]) for name, (_, _, read) in PATTERNS.items() if name in options
+    }
 
 
 def _schema(written: str) -> str:
@@ -225,13 +294,24 @@ def _schema(written: str) -> str:
     """
     from jaxspec import files
 
-    return written if written.lstrip().startswith("{") else files.read_text(written)
+    if written.lstrip().startswith("{"):
+        return written
+    return files.read_text(written)
 
 
-PATTERNS: dict[str, tuple[str, str, Callable[[str], Any]]] = {  # option: its value, its help, its reader
-    "choices": ("A,B", "The text is one of these.", lambda written: list(values(written, "--choices"))),
+# option: its value, its help, its reader
+PATTERNS: dict[str, tuple[str, str, Callable[[str], Any]]] = {
+    "choices": (
+        "A,B",
+        "The text is one of these.",
+        lambda written: list(values(written, "--choices")),
+    ),
     "regex": ("REGEX", "The whole text matches it.", str),
-    "json_schema": ("FILE", "A JSON schema that the text is valid for, or the schema itself.", _schema),
+    "json_schema": (
+        "FILE",
+        "A JSON schema that the text is valid for, or the schema itself.",
+        _schema,
+    ),
 }
 
 

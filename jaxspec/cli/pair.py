@@ -1,4 +1,6 @@
-"""A target and its drafter by a command's options: checked before anything is loaded, then loaded."""
+"""A target and its drafter by a command's options: checked before anything is loaded, then
+loaded.
+"""
 
 from __future__ import annotations
 
@@ -19,44 +21,67 @@ from jaxspec.decode.shared_prefix import SharedPrefix
 COST_REPEATS = 9  # timings of each pass, for a policy: they are waited for
 NONE = "none"  # as the name of a drafter: plain decoding
 DRAFTS = "What drafts: a model, prompt_lookup, head:DIR, tree:MODEL, ...; none."
-GAMMA = "Draft tokens a round (at most, with --policy). 3 suits the shipped pair; Python's default is 5."
+GAMMA = (
+    "Draft tokens a round (at most, with --policy). 3 suits the shipped pair; Python's default is "
+    "5."
+)
 
 
 class Pair(NamedTuple):
     """The options of the commands that generate: models, drafting, and where a text ends."""
 
-    target: Annotated[str, text("MODEL", "A shipped model, a folder, a hub id or a .gguf file.")] = TARGET
+    target: Annotated[
+        str, text("MODEL", "A shipped model, a folder, a hub id or a .gguf file.")
+    ] = TARGET
     draft: Annotated[str | None, text("NAME", DRAFTS, "--draft", "-d")] = None
     gamma: Annotated[int, text("N", GAMMA, "--gamma", "-g")] = 3
-    policy: Annotated[str, text("NAME", "How many to draft: adaptive, heuristic, confidence=0.4, ...")] = ""
-    rule: Annotated[str, text("NAME", "Which drafts are accepted: rejection, block, lenient=0.3, ...")] = ""
-    max_new_tokens: Annotated[int, text("N", "Most new tokens of each text.", "--max-new-tokens", "-n")] = 128
+    policy: Annotated[
+        str, text("NAME", "How many to draft: adaptive, heuristic, confidence=0.4, ...")
+    ] = ""
+    rule: Annotated[
+        str, text("NAME", "Which drafts are accepted: rejection, block, lenient=0.3, ...")
+    ] = ""
+    max_new_tokens: Annotated[
+        int, text("N", "Most new tokens of each text.", "--max-new-tokens", "-n")
+    ] = 128
     stop: Annotated[list[str] | None, text("TEXT", "Ends the text; may be repeated.")] = None
     seed: Annotated[int, seed_number("Seed of sampling; the same seed gives the same text.")] = 0
-    dtype: Annotated[str, text("DTYPE", "float32, bfloat16, int8, int4, or int8/bfloat16.")] = "float32"
+    dtype: Annotated[str, text("DTYPE", "float32, bfloat16, int8, int4, or int8/bfloat16.")] = (
+        "float32"
+    )
     draft_dtype: Annotated[str, text("DTYPE", "The drafter's dtype, if it is another.")] = ""
-    mesh: Annotated[str | None, text("MESH", "Devices to split the models over: data=2,model=4.")] = None
+    mesh: Annotated[
+        str | None, text("MESH", "Devices to split the models over: data=2,model=4.")
+    ] = None
     chat_template: ChatTemplate = None
     adapter: Adapter = None
     languages: Languages = Languages()
 
 
 def with_drafter(pair: Pair, default: str | None = None) -> Pair:
-    """Returns the options with the name of the drafter, by default the target's usual one; None for plain decoding."""
+    """Returns the options with the name of the drafter, by default the target's usual one; None for
+    plain decoding.
+    """
     names.check_model(pair.target, pair.dtype)
     draft = default if pair.draft is None else pair.draft
-    draft = drafter_names.default(pair.target) if draft is None else draft
+    if draft is None:
+        draft = drafter_names.default(pair.target)
     return pair._replace(draft=None if draft == NONE else draft)
 
 
 def checked_options(pair: Pair, sampling: dict[str, Any]) -> dict[str, Any]:
-    """Checks the drafter's name and all options; returns those of `jaxspec.generate`, but for drafter and token ids."""
+    """Checks the drafter's name and all options; returns those of `jaxspec.generate`, but for
+    drafter and token ids.
+    """
     if pair.draft is not None:
         if pair.draft_dtype:
             names.check_dtype(pair.draft_dtype, "draft_dtype")
         drafter_names.check(pair.draft, pair.draft_dtype or pair.dtype)
     else:
-        refuse([name for name in ("rule", "draft_dtype") if getattr(pair, name)], "plain decoding (no --draft)")
+        refuse(
+            [name for name in ("rule", "draft_dtype") if getattr(pair, name)],
+            "plain decoding (no --draft)",
+        )
     generation = {
         "gamma": pair.gamma,
         "rule": names.rule(pair.rule) if pair.rule else None,
@@ -71,8 +96,15 @@ def checked_options(pair: Pair, sampling: dict[str, Any]) -> dict[str, Any]:
 
 def load(pair: Pair) -> tuple[Model, Model | BoundDrafter | None]:
     """Loads the target, and the drafter if there is one."""
-    mesh = None if pair.mesh is None else sharding.mesh(pair.mesh)
-    options: dict[str, Any] = {"chat_template": pair.chat_template, "adapter": pair.adapter, **pair.languages._asdict()}
+    if pair.mesh is None:
+        mesh = None
+    else:
+        mesh = sharding.mesh(pair.mesh)
+    options: dict[str, Any] = {
+        "chat_template": pair.chat_template,
+        "adapter": pair.adapter,
+        **pair.languages._asdict(),
+    }
     target = names.model(pair.target, pair.dtype, mesh, **options)
     if pair.draft is None:
         return target, None
@@ -89,13 +121,20 @@ def prefix_text(option: str) -> str:
         is_file = Path(option).is_file()
     except OSError:  # a name that is too long is none
         is_file = False
-    text = files.read_text(option).removesuffix("\n").removesuffix("\r") if is_file else option
+    if is_file:
+        text = files.read_text(option).removesuffix("\n").removesuffix("\r")
+    else:
+        text = option
     if not text:
-        raise ValueError(f"--prefix {option} is empty: expected a text that the prompts follow, or a file of one")
+        raise ValueError(
+            f"--prefix {option} is empty: expected a text that the prompts follow, or a file of one"
+        )
     return text
 
 
-def read_prefix(target: Model, drafter: Model | BoundDrafter | None, text: str, chat: bool) -> SharedPrefix:
+def read_prefix(
+    target: Model, drafter: Model | BoundDrafter | None, text: str, chat: bool
+) -> SharedPrefix:
     """Reads what all prompts follow: a text, or, of a `chat`, the system's message."""
     shared: Any = system_message(text) if chat else text
     return prefix(target, shared, drafter=drafter)
@@ -103,4 +142,6 @@ def read_prefix(target: Model, drafter: Model | BoundDrafter | None, text: str, 
 
 def system_message(text: str | None) -> Sequence[dict[str, str]]:
     """Returns the messages with which a chat begins: the system's, if there is one."""
-    return [] if text is None else [{"role": "system", "content": text}]
+    if text is None:
+        return []
+    return [{"role": "system", "content": text}]

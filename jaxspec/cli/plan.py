@@ -1,4 +1,6 @@
-"""`jaxspec plan`: whether to speculate, with which gamma or tree, and how much faster that will be."""
+"""`jaxspec plan`: whether to speculate, with which gamma or tree, and how much faster that will
+be.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,18 @@ if TYPE_CHECKING:
     from jaxspec.decode.request import Prepared
 
 _COSTS = ("alpha", "c", "c_hat", "gamma", "as_json")
-_PAIR = ("target", "draft", "temperature", "prompts", "count", "max_new_tokens", "repeats", "seed", "dtype", "as_json")
+_PAIR = (
+    "target",
+    "draft",
+    "temperature",
+    "prompts",
+    "count",
+    "max_new_tokens",
+    "repeats",
+    "seed",
+    "dtype",
+    "as_json",
+)
 TIMED = 5  # draft tokens whose time, divided by their number, is that of one
 READ = {  # options, by the kind of plan
     "a plan for --alpha and --c": (*_COSTS, "v"),
@@ -31,28 +44,40 @@ READ = {  # options, by the kind of plan
 
 
 class Inputs(NamedTuple):
-    """The options of `plan`, for a pair on this machine, for costs that are known, or for sizes on another machine."""
+    """The options of `plan`, for a pair on this machine, for costs that are known, or for sizes on
+    another machine.
+    """
 
-    target: Annotated[str, text("MODEL", "The target; with --device a size (11B, 76M:4 layers), shape, hub id.")] = (
-        TARGET
-    )
+    target: Annotated[
+        str, text("MODEL", "The target; with --device a size (11B, 76M:4 layers), shape, hub id.")
+    ] = TARGET
     draft: Annotated[str, text("MODEL", "The drafter, likewise.", "--draft", "-d")] = ""
     gamma: Annotated[int, number("The largest γ to consider.", "--gamma", "-g")] = 16
-    temperature: Annotated[float, text("T", "Sampling temperature; 0 is greedy.", "--temperature", "-t")] = 0.0
+    temperature: Annotated[
+        float, text("T", "Sampling temperature; 0 is greedy.", "--temperature", "-t")
+    ] = 0.0
     batch: Batches = "1"
     prompts: Prompts = None
     count: Annotated[int, number("Prompts to measure on.")] = 32
     max_new_tokens: NewTokens = 64
     repeats: Annotated[int, number("Timings of each pass.")] = 25
     seed: Seed = 0
-    dtype: Annotated[str, text("DTYPE", "Default: float32 of a pair that is measured, else bfloat16.")] = ""
+    dtype: Annotated[
+        str, text("DTYPE", "Default: float32 of a pair that is measured, else bfloat16.")
+    ] = ""
     tree: Annotated[bool, flag("The token tree that a pair should draft here.", "--tree")] = False
     nodes: Annotated[int, number("With --tree: most draft tokens.")] = 32
     timed: Annotated[bool, flag("With --tree: time it, and the best chain.", "--timed")] = False
     alpha: Annotated[float | None, text("RATE", "Acceptance rate, if it is known.")] = None
-    c: Annotated[float | None, text("COST", "A pass of the drafter, in passes of the target.", "--c")] = None
-    v: Annotated[float, text("COST", "What each further token adds to a pass of the target.", "--v")] = 0.0
-    c_hat: Annotated[float | None, text("RATIO", "Operations of the drafter over the target's.")] = None
+    c: Annotated[
+        float | None, text("COST", "A pass of the drafter, in passes of the target.", "--c")
+    ] = None
+    v: Annotated[
+        float, text("COST", "What each further token adds to a pass of the target.", "--v")
+    ] = 0.0
+    c_hat: Annotated[
+        float | None, text("RATIO", "Operations of the drafter over the target's.")
+    ] = None
     device: Annotated[str, text("NAME", "Compute it for a machine: h200, a100, tpu-v5e, ...")] = ""
     row_tokens: Annotated[int, number("With shapes: tokens in the cache.", least=0)] = 256
     as_json: Json = False
@@ -60,11 +85,12 @@ class Inputs(NamedTuple):
 
 @options.group_of("inputs", Inputs)
 def plan(inputs: Inputs, context: typer.Context) -> None:
-    """Tell whether to speculate, with which γ at each batch size, and how much faster that will be at most.
+    """Tell whether to speculate, with which γ at each batch size, and how much faster that will be
+    at most.
 
-    For a pair, measured on prompts on this machine; for an acceptance rate and costs that are known; or for sizes on a
-    machine that is not here, by its memory, bandwidth and peak. There a drafter's published acceptance stands in for
-    --alpha:
+    For a pair, measured on prompts on this machine; for an acceptance rate and costs that are
+    known; or for sizes on a machine that is not here, by its memory, bandwidth and peak. There a
+    drafter's published acceptance stands in for --alpha:
 
     \b
         jaxspec plan --batch 1,8
@@ -76,47 +102,92 @@ def plan(inputs: Inputs, context: typer.Context) -> None:
     from jaxspec.analysis import environment, published, roofline
     from jaxspec.analysis import plan as planning
 
-    alpha, c, v, target, largest = inputs.alpha, inputs.c, inputs.v, inputs.target, inputs.gamma
-    batches, note, speeds = options.integers(inputs.batch, "--batch"), "", []
+    alpha = inputs.alpha
+    c = inputs.c
+    v = inputs.v
+    target = inputs.target
+    largest = inputs.gamma
+    batches = options.integers(inputs.batch, "--batch")
+    note = ""
+    speeds = []
     _check(inputs, context)
     if inputs.device and not inputs.draft and (alpha is None or target != TARGET):
         raise ValueError(published.needed(target))
-    draft = inputs.draft or (drafter_names.default_model(target) if inputs.device or alpha is None else "")
+    draft = inputs.draft or (
+        drafter_names.default_model(target) if inputs.device or alpha is None else ""
+    )
     if inputs.device:
-        sizes = {"dtype": inputs.dtype or "bfloat16", "row_tokens": inputs.row_tokens, "most": largest}
+        sizes = {
+            "dtype": inputs.dtype or "bfloat16",
+            "row_tokens": inputs.row_tokens,
+            "most": largest,
+        }
         sizes |= {"c": c, "c_hat": inputs.c_hat}
         is_hub_id = "/" in draft and roofline.shape_of(draft) is None
         if alpha is None or is_hub_id or published.is_of(draft, target):
             row = published.of(draft, target)
             draft, sizes["at_once"] = row.reads, row.at_once
-            sizes["most"] = min(largest, row.draft) if row.at_once else largest  # a block drafts no more
+            # a block drafts no more
+            if row.at_once:
+                sizes["most"] = min(largest, row.draft)
+            else:
+                sizes["most"] = largest
         if alpha is None:
             alpha = row.alpha
-            note = f"α is that of {row.figure}, drafting {row.draft}, with {row.drafter}: {row.source}, {row.url}"
-        plans = [planning.of_sizes(alpha, target, draft, inputs.device, batch=batch, **sizes) for batch in batches]
-        device, basis = roofline.machine(inputs.device), "by memory, bandwidth and peak; real passes are slower"
+            note = (
+                f"α is that of {row.figure}, drafting {row.draft}, with {row.drafter}: "
+                f"{row.source}, {row.url}"
+            )
+        plans = [
+            planning.of_sizes(alpha, target, draft, inputs.device, batch=batch, **sizes)
+            for batch in batches
+        ]
+        device = roofline.machine(inputs.device)
+        basis = "by memory, bandwidth and peak; real passes are slower"
         if device.kernel:
             basis = "estimates from bytes and kernels, as measured on an H100"
         heading = f"{target} with {inputs.draft or draft} on {inputs.device}, {basis}"
         notes = [note, planning.check_pair(target, draft)]
-        note = "\n".join([*filter(None, notes), *(_times(plan, device) for plan in plans if plan.fits)])
+        note = "\n".join(
+            [*filter(None, notes), *(_times(plan, device) for plan in plans if plan.fits)]
+        )
     elif alpha is not None and c is not None:
-        plans = [planning.plan(alpha, c, [1 + v * gamma for gamma in range(largest + 1)], c_hat=inputs.c_hat)]
-        heading = f"α = {alpha:g}, c = {c:g}, a pass over γ + 1 tokens taking {'1' if not v else f'1 + {v:g} γ'}"
+        plans = [
+            planning.plan(
+                alpha, c, [1 + v * gamma for gamma in range(largest + 1)], c_hat=inputs.c_hat
+            )
+        ]
+        heading = (
+            f"α = {alpha:g}, c = {c:g}, a pass over γ + 1 tokens taking "
+            f"{'1' if not v else f'1 + {v:g} γ'}"
+        )
         note = _bound(plans[0], v)
     else:
-        generation = {name: getattr(inputs, name) for name in ("temperature", "seed", "max_new_tokens")}
+        generation = {
+            name: getattr(inputs, name) for name in ("temperature", "seed", "max_new_tokens")
+        }
         dtype = inputs.dtype or "float32"
-        prepared = prepared_pair(target, draft, dtype, inputs.prompts, inputs.count, gamma=TIMED, **generation)
-        largest = inputs.nodes if inputs.tree else largest
-        measuring = {"batches": batches, "most": largest, "trees": inputs.tree, "repeats": inputs.repeats}
+        prepared = prepared_pair(
+            target, draft, dtype, inputs.prompts, inputs.count, gamma=TIMED, **generation
+        )
+        if inputs.tree:
+            largest = inputs.nodes
+        measuring = {
+            "batches": batches,
+            "most": largest,
+            "trees": inputs.tree,
+            "repeats": inputs.repeats,
+        }
         with console.counting("plan", planning.steps(batches, largest, inputs.tree)) as advance:
             plans = list(planning.of_pair(prepared, advance=advance, **measuring))
         speeds = _time(plans, prepared) if inputs.timed else []
         machine = environment.current()
         heading = f"{target} with {draft}, temperature {inputs.temperature:g}, measured here"
         note = f"{environment.line(machine)}, load {machine.load}\n"
-        note += "Passes are timed one after the other; in a round they share caches: `jaxspec bench` times whole texts."
+        note += (
+            "Passes are timed one after the other; in a round they share caches: `jaxspec bench` "
+            "times whole texts."
+        )
     if inputs.as_json:
         return console.print_measured(
             about=heading, note=note, plans=[planning.to_dict(plan) for plan in plans], timed=speeds
@@ -126,14 +197,23 @@ def plan(inputs: Inputs, context: typer.Context) -> None:
 
 def _check(inputs: Inputs, context: typer.Context) -> None:
     """Refuses options that the kind of plan does not read, and a lack of those that it needs."""
-    alpha, c, device = inputs.alpha, inputs.c, inputs.device
+    alpha = inputs.alpha
+    c = inputs.c
+    device = inputs.device
     if not device and (alpha is None) != (c is None):
         present, absent = ("--alpha", "--c") if c is None else ("--c", "--alpha")
-        raise ValueError(f"{present} needs {absent}, too, or sizes as --target and --draft, and a --device")
+        raise ValueError(
+            f"{present} needs {absent}, too, or sizes as --target and --draft, and a --device"
+        )
     mode = "--tree" if inputs.tree else "a plan for a pair"
     if device or alpha is not None:
-        mode = "a plan for a --device" if device else "a plan for --alpha and --c"
-    options.refuse(options.typed(context, [name for name in Inputs._fields if name not in READ[mode]]), mode)
+        if device:
+            mode = "a plan for a --device"
+        else:
+            mode = "a plan for --alpha and --c"
+    options.refuse(
+        options.typed(context, [name for name in Inputs._fields if name not in READ[mode]]), mode
+    )
     from jaxspec.core.checks import at_least
 
     costs = {"--c": c, "--v": inputs.v, "--c-hat": inputs.c_hat}
@@ -145,7 +225,9 @@ def _times(plan: Plan, device: Machine) -> str:
     assert plan.plain_seconds is not None
     plain, draft, verify = (1e3 * plan.plain_seconds * passes for passes in (1, plan.c, plan.v))
     least = "" if device.kernel else "at least "
-    drafts = f"with γ = {plan.chain.gamma} a draft token takes {draft:.2f}, the verify pass {verify:.2f}"
+    drafts = (
+        f"with γ = {plan.chain.gamma} a draft token takes {draft:.2f}, the verify pass {verify:.2f}"
+    )
     return f"Batch {plan.batch}: a plain step takes {least}{plain:.2f} ms; {drafts}."
 
 
@@ -153,15 +235,18 @@ def _bound(plan: Plan, v: float) -> str:
     """Says how much faster an oracle for γ would be, the bound of all draft-length policies."""
     from jaxspec.analysis import formulas
 
-    oracle = float(formulas.oracle_improvement(plan.alpha, plan.c + v))  # a draft token costs c and v
+    # a draft token costs c and v
+    oracle = float(formulas.oracle_improvement(plan.alpha, plan.c + v))
     gain = oracle / plan.improvement - 1
     return (
-        f"A policy that varies γ has at most {oracle:.2f} times the speed of plain decoding (an oracle that knows how "
-        f"many draft tokens will be accepted): {gain:+.0%} over this."
+        f"A policy that varies γ has at most {oracle:.2f} times the speed of plain decoding (an "
+        f"oracle that knows how many draft tokens will be accepted): {gain:+.0%} over this."
     )
 
 
-def _show(heading: str, plans: Sequence[Plan], note: str, speeds: Sequence[BenchResult], largest: int) -> None:
+def _show(
+    heading: str, plans: Sequence[Plan], note: str, speeds: Sequence[BenchResult], largest: int
+) -> None:
     """Prints plans as a table and sentences, and the speeds of drafts that were timed.
 
     Args:
@@ -170,20 +255,49 @@ def _show(heading: str, plans: Sequence[Plan], note: str, speeds: Sequence[Bench
     from jaxspec.analysis import plan as planning
     from jaxspec.analysis import table as tables
 
-    heads = ["batch", "α", "c", "v", "γ", "tokens\na round", "speed,\nat most", "opera-\ntions", "bytes"]
-    out, table = Console(highlight=False), console.table(heads)
+    heads = [
+        "batch",
+        "α",
+        "c",
+        "v",
+        "γ",
+        "tokens\na round",
+        "speed,\nat most",
+        "opera-\ntions",
+        "bytes",
+    ]
+    out = Console(highlight=False)
+    table = console.table(heads)
     for plan in plans:
-        rows = [(plan.v, plan.best)] if plan.tree is None else [(row.verifying, row) for row in (plan.chain, plan.tree)]
+        if plan.tree is None:
+            rows = [(plan.v, plan.best)]
+        else:
+            rows = [(row.verifying, row) for row in (plan.chain, plan.tree)]
         for v, draft in rows:
-            name = f"tree\nof {len(draft.shape)}" if draft.is_tree else f"{draft.gamma or 'plain'}"
+            if draft.is_tree:
+                name = f"tree\nof {len(draft.shape)}"
+            else:
+                name = f"{draft.gamma or 'plain'}"
             gains = f"{draft.tokens_per_round:.2f}", f"{draft.improvement:.2f}×"
             work = f"{draft.operations:.2f}×", f"{draft.accesses:.2f}×"
-            table.add_row(f"{plan.batch}", f"{plan.alpha:.3f}", f"{plan.c:.3f}", f"{v:.2f}", name, *gains, *work)
+            table.add_row(
+                f"{plan.batch}",
+                f"{plan.alpha:.3f}",
+                f"{plan.c:.3f}",
+                f"{v:.2f}",
+                name,
+                *gains,
+                *work,
+            )
     out.print(Text(heading, "bold"))
     console.show(out, table)
     for plan in plans:
         line = (f"Batch {plan.batch}: " if len(plans) > 1 else "") + planning.sentence(plan)
-        line += f" --gamma {2 * largest} tries γ up to {2 * largest}." if plan.gamma == largest and plan.at_cap else ""
+        line += (
+            f" --gamma {2 * largest} tries γ up to {2 * largest}."
+            if plan.gamma == largest and plan.at_cap
+            else ""
+        )
         out.print(Text(line), soft_wrap=plan.best.is_tree)  # with a line of code, to be copied
     if note:
         out.print(Text(note))
@@ -197,12 +311,18 @@ def _time(plans: Sequence[Plan], prepared: Prepared) -> list[BenchResult]:
     from jaxspec.analysis import acceptance, bench
     from jaxspec.analysis.result import setting_of
 
-    draft, settings = acceptance.drafting_model(prepared), []
+    draft = acceptance.drafting_model(prepared)
+    settings = []
     for plan in plans:
-        setting, chain, tree = setting_of(prepared, "prompts", plan.batch), plan.chain, plan.tree
-        settings.append(setting._replace(drafter=draft, gamma=chain.gamma, name=f"chain of {chain.gamma}"))
+        setting = setting_of(prepared, "prompts", plan.batch)
+        chain = plan.chain
+        tree = plan.tree
+        settings.append(
+            setting._replace(drafter=draft, gamma=chain.gamma, name=f"chain of {chain.gamma}")
+        )
         if tree is not None:
-            drafter, name = drafters.tree(draft, shape=tree.shape, draw=tree.draw), f"tree of {len(tree.shape)}"
+            drafter = drafters.tree(draft, shape=tree.shape, draw=tree.draw)
+            name = f"tree of {len(tree.shape)}"
             settings.append(setting._replace(drafter=drafter, gamma=tree.gamma, name=name))
     config = bench.Config(len(prepared.prompt.length), repeats=3, quantities=("speed", "costs"))
     with console.sharing("timing") as (_, doing):

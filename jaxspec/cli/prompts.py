@@ -1,4 +1,6 @@
-"""Prompts: from the command line, a file, standard input, or the held-out ones that come with jaxspec."""
+"""Prompts: from the command line, a file, standard input, or the held-out ones that come with
+jaxspec.
+"""
 
 from __future__ import annotations
 
@@ -21,26 +23,38 @@ if TYPE_CHECKING:
 
 
 def from_arguments(prompt: str | None, file: str | None, count: int | None = None) -> list[str]:
-    """Returns the prompts of the command line, or the first of a file; `-` is standard input. None are none."""
+    """Returns the prompts of the command line, or the first of a file; `-` is standard input. None
+    are none.
+    """
     if prompt is not None and file is not None:
         raise ValueError("got a PROMPT and --prompts: expected one of them")
     if prompt == "":  # an unset variable of a shell, most likely
         raise ValueError("the PROMPT is empty: expected text, or leave it out for held-out prompts")
     if prompt is not None and prompt != "-":
         if count is not None:
-            raise ValueError(f"--count is {count}, and the PROMPT is one: give prompts as a file, or leave --count out")
+            raise ValueError(
+                f"--count is {count}, and the PROMPT is one: give prompts as a file, or leave "
+                "--count out"
+            )
         return [prompt]
-    file = prompt if file is None else file
-    return [] if file is None else from_file(file, count)
+    if file is None:
+        file = prompt
+    if file is None:
+        return []
+    return from_file(file, count)
 
 
 def from_file(file: str | Path, count: int | None = None) -> list[str]:
-    """Reads the first prompts of a file (`-` is standard input): one a line, or the inputs of JSON lines."""
+    """Reads the first prompts of a file (`-` is standard input): one a line, or the inputs of JSON
+    lines.
+    """
     return [row["input"] for row in _rows(file, count)]
 
 
 def by_task(file: Path, count: int) -> dict[str, list[str]]:
-    """Reads the first prompts of each task: "task" in the lines of a .jsonl file; without it the file's name."""
+    """Reads the first prompts of each task: "task" in the lines of a .jsonl file; without it the
+    file's name.
+    """
     prompts = dict[str, list[str]]()
     for row in _rows(file):
         prompts.setdefault(row.get("task", file.stem), []).append(row["input"])
@@ -48,16 +62,23 @@ def by_task(file: Path, count: int) -> dict[str, list[str]]:
 
 
 def _rows(file: str | Path, count: int | None = None) -> list[dict[str, str]]:
-    """Reads the first lines of a file that are not blank, each as an "input", and a "task" if it has one."""
+    """Reads the first lines of a file that are not blank, each as an "input", and a "task" if it
+    has one.
+    """
     if str(file) == "-":
-        if isinstance(sys.stdin, io.TextIOWrapper):  # in the file's encoding, not in that of the terminal
+        # in the file's encoding, not in that of the terminal
+        if isinstance(sys.stdin, io.TextIOWrapper):
             sys.stdin.reconfigure(encoding=files.ENCODING, errors="strict")
-        where, lines = "standard input", files.numbered(sys.stdin, "standard input")
+        where = "standard input"
+        lines = files.numbered(sys.stdin, "standard input")
     else:
         files.check_lines(Path(file))
-        where, lines = str(file), files.read_lines(file)
+        where = str(file)
+        lines = files.read_lines(file)
     is_json = files.is_json_lines(where)
-    first = itertools.islice((line for line in lines if line[1].strip()) if is_json else lines, count)
+    first = itertools.islice(
+        (line for line in lines if line[1].strip()) if is_json else lines, count
+    )
     rows = [_object(line, line_place) if is_json else {"input": line} for line_place, line in first]
     if not rows:
         raise ValueError(f"{where} holds no prompt: expected one a line")
@@ -70,7 +91,10 @@ def _object(line: str, where: str) -> dict[str, str]:
         names = set(json.loads(line))
     except (ValueError, RecursionError, TypeError):  # which is told below
         names = set()
-    name = "prompt" if "prompt" in names and "input" not in names else "input"
+    if "prompt" in names and "input" not in names:
+        name = "prompt"
+    else:
+        name = "input"
     row = files.json_object(line, where, [name], ["task"])
     return {"input": row[name], **row}
 
@@ -83,10 +107,12 @@ def heldout_for(target: Model, count: int) -> list[str]:
 
 
 def examples_for(target: Model) -> list[str]:
-    """Returns the held-out prompts of the first screen: three, of a kind that can be read at a glance.
+    """Returns the held-out prompts of the first screen: three, of a kind that can be read at a
+    glance.
 
-    For translation they are the first sentences of the file that begin with "This package" and have at most 100
-    characters: a rule that was made before any output of them was seen. Other tasks have their first prompts.
+    For translation they are the first sentences of the file that begin with "This package" and have
+    at most 100 characters: a rule that was made before any output of them was seen. Other tasks
+    have their first prompts.
     """
     from jaxspec.files import corpus
 
@@ -94,7 +120,11 @@ def examples_for(target: Model) -> list[str]:
     rows = [row["input"] for row in corpus.heldout(task)]
     if task == "translation":
         sentences = [(text, text.partition(": ")[2]) for text in rows]
-        rows = [text for text, source in sentences if source.startswith("This package") and len(source) <= LONGEST]
+        rows = [
+            text
+            for text, source in sentences
+            if source.startswith("This package") and len(source) <= LONGEST
+        ]
     return rows[:EXAMPLES]
 
 
@@ -108,22 +138,38 @@ def heldout(task: str, count: int) -> list[str]:
 
 
 def references(target: Model, skip: int) -> list[str]:
-    """Returns the references of the held-out prompts for a model, without the first of each task."""
+    """Returns the references of the held-out prompts for a model, without the first of each
+    task.
+    """
     from jaxspec.files import corpus
 
-    return [row["reference"] for task in corpus.tasks_of(target) for row in corpus.heldout(task)[skip:]]
+    return [
+        row["reference"] for task in corpus.tasks_of(target) for row in corpus.heldout(task)[skip:]
+    ]
 
 
 def prepared_pair(
-    target: str, draft: str, dtype: str, prompts: Path | None, count: int, seed: int = 0, **options: Any
+    target: str,
+    draft: str,
+    dtype: str,
+    prompts: Path | None,
+    count: int,
+    seed: int = 0,
+    **options: Any,
 ) -> Prepared:
-    """Prepares two models on the first prompts of a file, or on held-out ones; `options` are those of `generate`."""
+    """Prepares two models on the first prompts of a file, or on held-out ones; `options` are those
+    of `generate`.
+    """
     from jaxspec.cli import pair as pairs
     from jaxspec.decode.request import prepare
 
     if draft == "none" or not drafter_names.is_model(draft):
-        raise ValueError(f"--draft is {draft!r}: expected a model here; `jaxspec bench` measures other drafters")
-    texts = None if prompts is None else from_file(prompts, count)
+        raise ValueError(
+            f"--draft is {draft!r}: expected a model here; `jaxspec bench` measures other drafters"
+        )
+    texts = None
+    if prompts is not None:
+        texts = from_file(prompts, count)
     pair = pairs.with_drafter(pairs.Pair(target, draft, dtype=dtype, seed=seed))
     generation = pairs.checked_options(pair, options)
     big, small = pairs.load(pair)

@@ -16,7 +16,16 @@ from jaxspec import files, sharding
 from jaxspec.cli import console, names
 from jaxspec.cli.batch import ROWS_FAILED
 from jaxspec.cli.console import Console
-from jaxspec.cli.options import TARGET, ChatTemplate, Languages, Overwrite, flag, group_of, number, text
+from jaxspec.cli.options import (
+    TARGET,
+    ChatTemplate,
+    Languages,
+    Overwrite,
+    flag,
+    group_of,
+    number,
+    text,
+)
 from jaxspec.core import Model
 from jaxspec.decode.scoring import Score, outcomes
 from jaxspec.jobs.files import check_paths
@@ -28,14 +37,22 @@ FIELDS = {"text", "prompt", "messages", "completion", "id"}
 class ScoreSettings(NamedTuple):
     """The options of `score`."""
 
-    input: Annotated[list[Path], text("FILE", "Texts, one a line, or .jsonl; also .gz; repeatable.")]
+    input: Annotated[
+        list[Path], text("FILE", "Texts, one a line, or .jsonl; also .gz; repeatable.")
+    ]
     target: Annotated[str, text("MODEL", "A shipped model, a folder or a hub id.")] = TARGET
-    output: Annotated[Path | None, text("FILE", "Where the scores are written; by default printed.")] = None
+    output: Annotated[
+        Path | None, text("FILE", "Where the scores are written; by default printed.")
+    ] = None
     batch: Annotated[int, number("Texts read at a time.")] = 16
     start: Annotated[str | None, text("TOKEN", "Is put before texts and empty prompts.")] = None
-    end: Annotated[bool, flag("Score the end-of-sequence token after each text, too.", "--end")] = False
+    end: Annotated[bool, flag("Score the end-of-sequence token after each text, too.", "--end")] = (
+        False
+    )
     tokens: Annotated[bool, flag("Write each token's id and log probability.", "--tokens")] = False
-    dtype: Annotated[str, text("DTYPE", "float32, bfloat16, int8, int4, int8/bfloat16.")] = "float32"
+    dtype: Annotated[str, text("DTYPE", "float32, bfloat16, int8, int4, int8/bfloat16.")] = (
+        "float32"
+    )
     mesh: Annotated[str | None, text("MESH", "Devices to split over: data=2,model=4.")] = None
     chat_template: ChatTemplate = None
     languages: Languages = Languages()
@@ -47,23 +64,30 @@ class ScoreSettings(NamedTuple):
 def score(settings: ScoreSettings) -> None:
     """Compute the log probabilities that a model gives to texts, and its perplexity.
 
-    A line is a text, or {"prompt": ..., "completion": ...}: the completion is scored, after the prompt. A prompt may be
-    a list of messages. Each line has a line in the output, with its score or its error; where some have errors the exit
-    code is 3.
+    A line is a text, or {"prompt": ..., "completion": ...}: the completion is scored, after the
+    prompt. A prompt may be a list of messages. Each line has a line in the output, with its score
+    or its error; where some have errors the exit code is 3.
 
     \b
         jaxspec score --input answers.jsonl --output scores.jsonl
     """
-    s, output, totals = settings, settings.output, Totals()
+    s = settings
+    output = settings.output
+    totals = Totals()
     check_paths(s.input)
     if output is not None:
         files.check_file(output, "--output")
         if output.exists() and not s.overwrite:
-            raise ValueError(f"{output} exists: give --overwrite to replace it, or choose another name")
+            raise ValueError(
+                f"{output} exists: give --overwrite to replace it, or choose another name"
+            )
     if s.as_json and output is None:
-        raise ValueError("--json prints the totals, where the scores would be printed: give --output")
+        raise ValueError(
+            "--json prints the totals, where the scores would be printed: give --output"
+        )
     names.check_model(s.target, s.dtype)
-    total, wrong = 0, list[Exception]()
+    total = 0
+    wrong = list[Exception]()
     for _, _, read_text in read(s.input):
         total += 1
         wrong += [read_text] if isinstance(read_text, Exception) else []
@@ -71,8 +95,12 @@ def score(settings: ScoreSettings) -> None:
         raise ValueError(f"{', '.join(map(str, s.input))} holds no text: expected one a line")
     if len(wrong) == total:  # said before a model is loaded
         raise wrong[0]
-    devices = None if s.mesh is None else sharding.mesh(s.mesh)
-    model = names.model(s.target, s.dtype, devices, chat_template=s.chat_template, **s.languages._asdict())
+    devices = None
+    if s.mesh is not None:
+        devices = sharding.mesh(s.mesh)
+    model = names.model(
+        s.target, s.dtype, devices, chat_template=s.chat_template, **s.languages._asdict()
+    )
     lines = _scored(s, model, total, totals)
     if output is None:
         for line in lines:
@@ -94,8 +122,12 @@ def score(settings: ScoreSettings) -> None:
 def _scored(settings: ScoreSettings, model: Model, total: int, totals: Totals) -> Iterator[str]:
     """Yields a line for each text, and adds its score to the totals."""
     start = settings.start
-    token = int(start) if start is not None and start.isdecimal() else start
-    lines = collections.deque[tuple[str, Any]]()  # the places and ids of those that have no result yet
+    if start is not None and start.isdecimal():
+        token = int(start)
+    else:
+        token = start
+    # the places and ids of those that have no result yet
+    lines = collections.deque[tuple[str, Any]]()
 
     def texts() -> Generator[Any, None, None]:
         for where, line_id, scored in read(settings.input):
@@ -108,7 +140,10 @@ def _scored(settings: ScoreSettings, model: Model, total: int, totals: Totals) -
             step("scoring")
             row = {} if line_id is None else {"id": line_id}
             if isinstance(outcome, Exception):
-                error = str(outcome) if str(outcome).startswith(where) else f"{where}: {outcome}"
+                if str(outcome).startswith(where):
+                    error = str(outcome)
+                else:
+                    error = f"{where}: {outcome}"
                 totals.add_error(error)
                 row |= {"error": error}
             else:
@@ -118,13 +153,15 @@ def _scored(settings: ScoreSettings, model: Model, total: int, totals: Totals) -
 
 
 def read(paths: Sequence[Path]) -> Generator[tuple[str, Any, Any], None, None]:
-    """Yields the place of each line, its id, None if it has none, and its text as `jaxspec.score` takes it.
+    """Yields the place of each line, its id, None if it has none, and its text as `jaxspec.score`
+    takes it.
 
     In place of the text of a line that cannot be read stands what is wrong with it.
     """
     for path in paths:
         for where, line in files.read_lines(path):
-            line_id, scored = None, line
+            line_id = None
+            scored = line
             if files.is_json_lines(path.name):
                 try:
                     row = files.json_object(line, where)
@@ -138,7 +175,8 @@ def read(paths: Sequence[Path]) -> Generator[tuple[str, Any, Any], None, None]:
 def _of_row(where: str, row: dict[str, Any]) -> Any:
     """Returns the text of a line, or its prompt and completion."""
     fields = set(row)
-    if unknown := sorted(fields - FIELDS):
+    unknown = sorted(fields - FIELDS)
+    if unknown:
         raise ValueError(f"{where} has {unknown[0]!r}, which is not read: {EXPECTED}")
     prompt = row.get("messages", row.get("prompt"))
     if "text" in row and prompt is None and "completion" not in row:
@@ -159,11 +197,15 @@ class Totals:
     def __init__(self) -> None:
         self.failed = 0
         self.first_error: str | None = None
-        self._sums = np.zeros(5)  # texts, tokens, greedy ones, log probability, bytes (NaN where they are not known)
+        # texts, tokens, greedy ones, log probability, bytes (NaN where they are not known)
+        self._sums = np.zeros(5)
 
     def add(self, scored: Score) -> None:
         """Counts the score of a text."""
-        num_bytes = math.nan if scored.num_bytes is None else scored.num_bytes
+        if scored.num_bytes is None:
+            num_bytes = math.nan
+        else:
+            num_bytes = scored.num_bytes
         self._sums += [1, len(scored.tokens), scored.is_greedy, scored.log_prob, num_bytes]
 
     def add_error(self, error: str) -> None:
@@ -172,7 +214,9 @@ class Totals:
         self.first_error = self.first_error or error
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the totals as plain values: perplexity is per token, bits are per byte of all texts."""
+        """Returns the totals as plain values: perplexity is per token, bits are per byte of all
+        texts.
+        """
         texts, num_tokens, greedy, log_prob, num_bytes = self._sums.tolist()
         return {
             "texts": int(texts),
@@ -186,8 +230,12 @@ class Totals:
 
     def __str__(self) -> str:
         t = self.to_dict()
-        bits = "" if t["bits_per_byte"] is None else f", {t['bits_per_byte']:.3f} bits a byte"
+        if t["bits_per_byte"] is None:
+            bits = ""
+        else:
+            bits = f", {t['bits_per_byte']:.3f} bits a byte"
         return (
-            f"{t['texts']:,} texts, {t['tokens']:,} tokens: log probability {t['log_prob']:.2f}, perplexity "
-            f"{t['perplexity']:.3f}{bits}; greedy decoding would write {t['greedy']:,} of them"
+            f"{t['texts']:,} texts, {t['tokens']:,} tokens: log probability {t['log_prob']:.2f}, "
+            f"perplexity {t['perplexity']:.3f}{bits}; greedy decoding would write {t['greedy']:,} "
+            "of them"
         )

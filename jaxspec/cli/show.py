@@ -1,4 +1,6 @@
-"""The output of `generate`: texts that grow round by round, or traces; counts and comparisons in words and as JSON."""
+"""The output of `generate`: texts that grow round by round, or traces; counts and comparisons in
+words and as JSON.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,15 @@ if TYPE_CHECKING:
 REPEATS = 5  # of each side of a comparison, interleaved
 CPU_CACHE = 100e6  # bytes of parameters that some cache of a CPU may hold
 IDLE = 1.25  # a check that costs less than so many one-token passes runs on compute that was idle
-REPORTED = ("text", "tokens", "finish", "raw_log_probs", "sampled_log_probs", "top_tokens", "top_log_probs")
+REPORTED = (
+    "text",
+    "tokens",
+    "finish",
+    "raw_log_probs",
+    "sampled_log_probs",
+    "top_tokens",
+    "top_log_probs",
+)
 Records = Iterable[Iterable[dict[str, Any]]]  # of each prompt: see `generate._decoded`
 
 
@@ -38,38 +48,64 @@ def headline(prepared: Prepared, pair: Pair) -> Text:
     def name(model: Model) -> str:
         return f"{model.name} ({console.count(quantisation.count(trim.untrimmed(model).params))})"
 
-    s, target, drafter, drafted = pair, prepared.target, prepared.options["drafter"], "plain decoding"
+    s = pair
+    target = prepared.target
+    drafter = prepared.options["drafter"]
+    drafted = "plain decoding"
     if drafter is not None:
-        tree = drafter.functions.tree if isinstance(drafter, BoundDrafter) else None
+        if isinstance(drafter, BoundDrafter):
+            tree = drafter.functions.tree
+        else:
+            tree = None
         limit = tree.nodes if tree else s.gamma
         drafted = f"{'up to ' if s.policy else ''}{limit} draft tokens a round from "
         drafted += name(drafter) if isinstance(drafter, Model) else str(s.draft)
         drafted += f", {s.policy}" if s.policy else ""
         drafted += f", in {s.draft_dtype}" if s.draft_dtype not in ("", s.dtype) else ""
     temperature = prepared.options.get("temperature") or 0
-    distribution = "greedy" if temperature == 0 else f"temperature {temperature:g}, seed {s.seed}"
+    if temperature == 0:
+        distribution = "greedy"
+    else:
+        distribution = f"temperature {temperature:g}, seed {s.seed}"
     device = jax.devices()[0].device_kind + (f" ({s.mesh})" if s.mesh else "")
     lines = [Text(f"{name(target)} · {drafted} · {distribution} · {s.dtype} on {device}", "bold")]
     mesh = sharding.mesh_of(target.params)
     for model in (target, drafter):
         if mesh is None or not isinstance(model, Model) or model.config is None:
             continue
-        if axes := sharding.kept_whole(nets.axes_of(model.config), mesh):
+        axes = sharding.kept_whole(nets.axes_of(model.config), mesh)
+        if axes:
             lines.append(Text(f"{model.name}: whole on every device: {', '.join(axes)}"))
     if not prepared.decoder.exact:
-        lines.append(Text(f"The rule {s.rule} is inexact: the text need not have the target's distribution.", "yellow"))
+        lines.append(
+            Text(
+                f"The rule {s.rule} is inexact: the text need not have the target's distribution.",
+                "yellow",
+            )
+        )
     return Text("\n").join([*lines, Text()])
 
 
-def show_text(prompts: Sequence[str], decoded: Records, target: Model, out: Console) -> list[dict[str, Any]]:
-    """Prints each prompt with its text, which grows where records are streamed; returns the last record of each."""
-    continues, lasts = target.lm.limits.start_token is None, []
+def show_text(
+    prompts: Sequence[str], decoded: Records, target: Model, out: Console
+) -> list[dict[str, Any]]:
+    """Prints each prompt with its text, which grows where records are streamed; returns the last
+    record of each.
+    """
+    continues = target.lm.limits.start_token is None
+    lasts = []
     for prompt, records in zip(prompts, decoded, strict=True):
-        shown, record = "", {}
-        with Live(console=out, auto_refresh=False, transient=True, vertical_overflow="visible") as live:
+        shown = ""
+        record = {}
+        with Live(
+            console=out, auto_refresh=False, transient=True, vertical_overflow="visible"
+        ) as live:
             for record in records:
                 if out.is_terminal:
-                    live.update(exchange(prompt, shown, record["text"][len(shown) :], continues), refresh=True)
+                    live.update(
+                        exchange(prompt, shown, record["text"][len(shown) :], continues),
+                        refresh=True,
+                    )
                 shown = record["text"]
         out.print(exchange(prompt, shown, "", continues, note(record)), "")
         lasts.append(record)
@@ -77,17 +113,28 @@ def show_text(prompts: Sequence[str], decoded: Records, target: Model, out: Cons
 
 
 def show_trace(
-    prompts: Sequence[str], decoded: Records, target: Model, out: Console, *, with_numbers: bool = False
+    prompts: Sequence[str],
+    decoded: Records,
+    target: Model,
+    out: Console,
+    *,
+    with_numbers: bool = False,
 ) -> list[dict[str, Any]]:
-    """Prints a line for each round, as it ends where records are streamed; returns the last record of each prompt."""
-    colour, lasts = out.is_terminal and not out.no_color, []
+    """Prints a line for each round, as it ends where records are streamed; returns the last record
+    of each prompt.
+    """
+    colour = out.is_terminal and not out.no_color
+    lasts = []
     out.print(terminal.legend(colour, with_numbers=with_numbers), "\n")
     for prompt, records in zip(prompts, decoded, strict=True):
         out.print(Text(prompt, "dim"))
-        printed, record = 0, {}
+        printed = 0
+        record = {}
         for record in records:
             for step in record["trace"][printed:]:
-                out.print(terminal.trace(target.tokenizer, printed, step, width=out.width, colour=colour))
+                out.print(
+                    terminal.trace(target.tokenizer, printed, step, width=out.width, colour=colour)
+                )
                 printed += 1
         out.print()
         lasts.append(record)
@@ -95,7 +142,8 @@ def show_trace(
 
 
 def labels(prompt: str) -> tuple[str, str, str]:
-    """Names a prompt and its answer; returns the prompt, too, without its task prefix, if that is one of T5's.
+    """Names a prompt and its answer; returns the prompt, too, without its task prefix, if that is
+    one of T5's.
 
     >>> labels("translate English to German: A new cat."), labels("summarize: A long story.")[:2]
     (('English', 'German', 'A new cat.'), ('text', 'summary'))
@@ -108,12 +156,15 @@ def labels(prompt: str) -> tuple[str, str, str]:
     return "prompt", "answer", prompt
 
 
-def exchange(prompt: str, settled: str, fresh: str, continues: bool, last: Text | None = None) -> RenderableType:
+def exchange(
+    prompt: str, settled: str, fresh: str, continues: bool, last: Text | None = None
+) -> RenderableType:
     """Lays out a prompt, what is generated of it (`fresh` by the last round), and a last line.
 
     Text goes on where the prompt ends, if it `continues` (a decoder-only model), or answers it.
     """
-    text, grid = Text.assemble(settled, (fresh, "bold cyan")), _grid("left")
+    text = Text.assemble(settled, (fresh, "bold cyan"))
+    grid = _grid("left")
     if continues:
         grid.add_row("text", Text.assemble((prompt, "dim"), text))
     else:
@@ -143,14 +194,21 @@ def _grid(justify: Any) -> Table:
 
 
 def total(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Adds up the counts and seconds of prompts, and divides: each prompt's first token is of no round.
+    """Adds up the counts and seconds of prompts, and divides: each prompt's first token is of no
+    round.
 
-    >>> total([{"rounds": 4, "drafted": 20, "accepted": 12, "emitted": 17, "seconds": 0.5}])["tokens_per_round"]
+    >>> total([{"rounds": 4, "drafted": 20, "accepted": 12, "emitted": 17, "seconds": 0.5}])[
+    ...     "tokens_per_round"
+    ... ]
     4.0
     """
     measured = [name for name in prefill.BY_ROW if name in records[0]]
-    sums = {name: sum(record[name] for record in records) for name in (*Stats._fields, "seconds", *measured)}
-    later, seconds = sums["emitted"] - len(records), sums["seconds"]
+    sums = {
+        name: sum(record[name] for record in records)
+        for name in (*Stats._fields, "seconds", *measured)
+    }
+    later = sums["emitted"] - len(records)
+    seconds = sums["seconds"]
     counts = {"prompts": len(records)} | sums | {
         "acceptance_rate": sums["accepted"] / max(1, sums["drafted"]),
         "tokens_per_round": later / max(1, sums["rounds"]),
@@ -167,7 +225,9 @@ def total(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _per_second(tokens: int, seconds: float) -> float:
-    return tokens / seconds if seconds > 0 else 0.0
+    if seconds > 0:
+        return tokens / seconds
+    return 0.0
 
 
 def note(record: dict[str, Any]) -> Text:
@@ -175,7 +235,10 @@ def note(record: dict[str, Any]) -> Text:
     counts = total([record])
     parts = [f"{counts['emitted']} tokens", f"{counts['rounds']} rounds"]
     if counts["drafted"]:
-        parts += [f"{counts['tokens_per_round']:.1f} tokens a round", f"{counts['acceptance_rate']:.0%} accepted"]
+        parts += [
+            f"{counts['tokens_per_round']:.1f} tokens a round",
+            f"{counts['acceptance_rate']:.0%} accepted",
+        ]
     if "read_tokens" in counts:
         parts.append(f"{counts['read_tokens']} tokens read in {counts['prefill_seconds']:.2f} s")
         parts.append(f"then {counts['decode_tokens_per_second']:.0f} tokens/s")
@@ -186,7 +249,8 @@ def note(record: dict[str, Any]) -> Text:
 
 def totals_sentence(counts: dict[str, Any], target: str, draft: str | None) -> str:
     """Says what all prompts took: where the tokens come from, and how fast."""
-    prompts, later = counts["prompts"], counts["emitted"] - counts["prompts"]
+    later = counts["emitted"] - counts["prompts"]
+    prompts = counts["prompts"]
     first = "the first of them by reading the prompt"
     if prompts > 1:
         first = f"{prompts} of them, each prompt's first, by reading the prompts"
@@ -194,14 +258,16 @@ def totals_sentence(counts: dict[str, Any], target: str, draft: str | None) -> s
     if draft is None:
         return f"{speed} the other {later} by one pass of {target} each (plain decoding)."
     return (
-        f"{speed} the other {later} in {counts['rounds']} rounds, {counts['tokens_per_round']:.2f} tokens a round. A "
-        f"round is one pass of {target} over {draft}'s draft tokens: of {counts['drafted']} drafted, "
-        f"{counts['accepted']} were accepted ({counts['acceptance_rate']:.1%})."
+        f"{speed} the other {later} in {counts['rounds']} rounds, {counts['tokens_per_round']:.2f} "
+        f"tokens a round. A round is one pass of {target} over {draft}'s draft tokens: of "
+        f"{counts['drafted']} drafted, {counts['accepted']} were accepted "
+        f"({counts['acceptance_rate']:.1%})."
     )
 
 
 def halves_sentence(counts: dict[str, Any]) -> str:
-    """Says what reading the prompts took, and what decoding did; the first token of each comes with reading.
+    """Says what reading the prompts took, and what decoding did; the first token of each comes with
+    reading.
 
     >>> counts = {"rounds": 4, "drafted": 20, "accepted": 12, "emitted": 17, "seconds": 0.75}
     >>> print(halves_sentence(total([counts | {"read_tokens": 100, "prefill_seconds": 0.25}])))
@@ -210,7 +276,8 @@ def halves_sentence(counts: dict[str, Any]) -> str:
     return (
         f"Prefill: {counts['read_tokens']:,} tokens in {counts['prefill_seconds']:.2f} s "
         f"({counts['prefill_tokens_per_second']:,.1f} tokens/s). "
-        f"Decode: {counts['emitted'] - counts['prompts']:,} tokens in {counts['decode_seconds']:.2f} s "
+        f"Decode: {counts['emitted'] - counts['prompts']:,} tokens in "
+        f"{counts['decode_seconds']:.2f} s "
         f"({counts['decode_tokens_per_second']:,.1f} tokens/s)."
     )
 
@@ -218,7 +285,9 @@ def halves_sentence(counts: dict[str, Any]) -> str:
 def row_report(prompt: str, record: dict[str, Any], trace: bool) -> dict[str, Any]:
     """Reports one prompt for JSON; `trace` adds the rounds."""
     report = {"prompt": prompt} | {name: record[name] for name in REPORTED if name in record}
-    report["stats"] = {name: record[name] for name in (*Stats._fields, *prefill.BY_ROW) if name in record}
+    report["stats"] = {
+        name: record[name] for name in (*Stats._fields, *prefill.BY_ROW) if name in record
+    }
     if trace:
         report["rounds"] = [
             {"tokens": step.new, "draft": step.draft, "accepted": step.num_accepted}
@@ -243,8 +312,13 @@ def totals_report(
         "exact": prepared.decoder.exact,
         "stats": {"total": total(records)},
         "settings": settings,
-        "versions": {name: getattr(machine, name) for name in ("jaxspec", "jax", "jaxlib", "python")},
-        "device": {name: getattr(machine, name) for name in ("device", "devices", "cpu", "cpus", "platform")},
+        "versions": {
+            name: getattr(machine, name) for name in ("jaxspec", "jax", "jaxlib", "python")
+        },
+        "device": {
+            name: getattr(machine, name)
+            for name in ("device", "devices", "cpu", "cpus", "platform")
+        },
     }
     if results is not None:
         report["compare"] = dict(zip(("plain", "speculative"), results, strict=True))
@@ -261,14 +335,18 @@ def whole_report(rows: Sequence[dict[str, Any]], totals: dict[str, Any]) -> dict
 
 
 def compare(
-    prepared: Prepared, pair: Pair, batch: int, quantities: Sequence[str] = ("speed", "alpha", "costs")
+    prepared: Prepared,
+    pair: Pair,
+    batch: int,
+    quantities: Sequence[str] = ("speed", "alpha", "costs"),
 ) -> tuple[BenchResult, BenchResult]:
     """Times plain and speculative decoding of prompts, a batch at a time."""
     from jaxspec.analysis import bench
     from jaxspec.analysis.result import setting_of
 
     texts = len(prepared.prompt.length)
-    setting = setting_of(prepared.replace(prefix=None), "prompts", min(batch, texts))  # of whole prompts
+    # of whole prompts
+    setting = setting_of(prepared.replace(prefix=None), "prompts", min(batch, texts))
     setting = setting._replace(name=pair.draft or "", policy_name=pair.policy)
     config = bench.Config(texts, REPEATS, pair.seed, tuple(quantities))
     plain, speculative = bench.run(prepared.target, [setting], config=config)
@@ -282,14 +360,21 @@ def in_a_sentence(prepared: Prepared, pair: Pair, batch: int) -> str:
     _, result = compare(prepared, pair, batch, ["speed"])
     ratio = result.speed
     assert ratio is not None
-    speed = f"{ratio.median:.2f} times the speed of plain decoding, interleaved ({ratio.min:.2f} to {ratio.max:.2f})"
+    speed = (
+        f"{ratio.median:.2f} times the speed of plain decoding, interleaved ({ratio.min:.2f} to "
+        f"{ratio.max:.2f})"
+    )
     if result.same_text is None:
-        return f"{speed}; the texts are samples of the same distribution." if result.setting.exact else f"{speed}."
+        if result.setting.exact:
+            return f"{speed}; the texts are samples of the same distribution."
+        return f"{speed}."
     same = f"{result.same_text} of {result.texts} texts are the same"
     return f"{speed}; {'the same texts' if result.same_text == result.texts else same}."
 
 
-def show_comparison(plain: BenchResult, speculative: BenchResult, prepared: Prepared, out: Console) -> None:
+def show_comparison(
+    plain: BenchResult, speculative: BenchResult, prepared: Prepared, out: Console
+) -> None:
     """Prints both speeds, what theory promises, whether the texts agree, and whether it pays."""
     from jaxspec.analysis import environment, table
 
@@ -298,49 +383,76 @@ def show_comparison(plain: BenchResult, speculative: BenchResult, prepared: Prep
     assert speculative.environment is not None
     out.print("", Text(environment.line(speculative.environment), "bold"), sep="\n")
     out.print(*table.tables([plain, speculative], (table.SPEED, table.THEORY), out.width), sep="\n")
-    out.print(agreement(speculative, prepared.target.tokenizer), Text(conclusion(speculative, cached)), sep="\n")
+    out.print(
+        agreement(speculative, prepared.target.tokenizer),
+        Text(conclusion(speculative, cached)),
+        sep="\n",
+    )
 
 
 def agreement(result: BenchResult, tokenizer: Any) -> Text:
     """Says whether the texts are the same, and where they first differ."""
     if result.same_text is None:
-        why = "they are samples, and have one distribution" if result.setting.exact else "the rule is inexact"
+        if result.setting.exact:
+            why = "they are samples, and have one distribution"
+        else:
+            why = "the rule is inexact"
         return Text(f"The texts need not be the same: {why}.")
     if result.difference is None:
         return Text("Greedy texts: identical.", "green")
     text, position, speculative, plain = result.difference
     longest = max(len(speculative), len(plain))  # a text that has ended has nothing in that place
     ends = (tokens if len(tokens) == longest else () for tokens in (speculative, plain))
-    names = [(trace.spell(tokenizer, list(end[:-1]), list(end[-1:])) or ["nothing"])[0] for end in ends]
+    names = [
+        (trace.spell(tokenizer, list(end[:-1]), list(end[-1:])) or ["nothing"])[0] for end in ends
+    ]
     return Text(
-        f"Greedy texts: different. {result.texts - result.same_text} of {result.texts} prompts; first in prompt "
-        f"{text + 1}, token {position + 1}: {names[0]!r} where plain decoding has {names[1]!r}. Passes of other widths "
-        "round otherwise: is it a near tie?",
+        f"Greedy texts: different. {result.texts - result.same_text} of {result.texts} prompts; "
+        f"first in prompt {text + 1}, token {position + 1}: {names[0]!r} where plain decoding has "
+        f"{names[1]!r}. Passes of other widths round otherwise: is it a near tie?",
         "yellow",
     )
 
 
 def conclusion(result: BenchResult, cached: bool) -> str:
-    """Says whether speculation pays, and if not, why; `cached`: the target lives in a CPU's cache."""
+    """Says whether speculation pays, and if not, why; `cached`: the target lives in a CPU's
+    cache.
+    """
     speed = result.speed
     assert speed is not None
-    promised = None if result.predicted is None else result.predicted.rounds
+    promised = None
+    if result.predicted is not None:
+        promised = result.predicted.rounds
     if speed.min < 1 <= speed.median:
         return (
-            f"Speculative decoding had {speed.min:.2f} to {speed.max:.2f} times the speed of plain decoding in these "
-            "runs: that shows no difference."
+            f"Speculative decoding had {speed.min:.2f} to {speed.max:.2f} times the speed of plain "
+            "decoding in these runs: that shows no difference."
         )
     if speed.median >= 1:
         return f"Speculative decoding is {speed.median:.2f} times as fast here."
-    if result.costs is None or result.tokens_per_round is None or promised is None or result.setting.policy:
+    if (
+        result.costs is None
+        or result.tokens_per_round is None
+        or promised is None
+        or result.setting.policy
+    ):
         return "Speculative decoding is slower here."
-    tokens, c, v = result.tokens_per_round.value, result.costs.c.median, result.costs.v.median
+    tokens = result.tokens_per_round.value
+    c = result.costs.c.median
+    v = result.costs.v.median
     cost = result.setting.gamma * c + v + result.costs.search
-    round_of = f"a round yields {tokens:.2f} tokens and takes the time of {cost:.2f} one-token passes"
+    round_of = (
+        f"a round yields {tokens:.2f} tokens and takes the time of {cost:.2f} one-token passes"
+    )
     if promised >= 1:
-        return f"Speculative decoding is slower here, though {round_of}: reading prompts twice and short texts cost it."
+        return (
+            f"Speculative decoding is slower here, though {round_of}: reading prompts twice and "
+            "short texts cost it."
+        )
     why = ", for a model that fits a CPU's cache leaves no compute idle to check draft tokens with"
     return (
-        f"Speculative decoding is slower here: {round_of}, {v:.2f} to check {result.setting.gamma + 1} tokens (v) and "
-        f"{result.setting.gamma * c:.2f} to draft {result.setting.gamma} (γc){why if cached and v > IDLE else ''}."
+        f"Speculative decoding is slower here: {round_of}, {v:.2f} to check "
+        f"{result.setting.gamma + 1} tokens (v) and "
+        f"{result.setting.gamma * c:.2f} to draft {result.setting.gamma} "
+        f"(γc){why if cached and v > IDLE else ''}."
     )

@@ -12,8 +12,11 @@ from typing import Any, NoReturn
 
 from jaxspec import interrupts
 
-# Exit codes as shells have them: of Ctrl-C, of kill, and of a program whose output nobody reads any longer (`| head`).
-INTERRUPTED, TERMINATED, READER_GONE = 130, 143, 141
+# Exit codes as shells have them: of Ctrl-C, of kill, and of a program whose output nobody reads any
+# longer (`| head`).
+INTERRUPTED = 130
+TERMINATED = 143
+READER_GONE = 141
 PATIENCE = 0.5  # seconds in which Ctrl-C may be answered in an orderly way
 
 
@@ -34,7 +37,9 @@ def is_main_thread() -> bool:
 
 @contextlib.contextmanager
 def answered(number: int, answer: Callable[[], Any], also: bool = True) -> Iterator[None]:
-    """Has a function answer a signal while the block runs, if this is the main thread, and `also` says so."""
+    """Has a function answer a signal while the block runs, if this is the main thread, and `also`
+    says so.
+    """
     if not (also and is_main_thread()):
         yield
         return
@@ -50,19 +55,23 @@ def answered(number: int, answer: Callable[[], Any], also: bool = True) -> Itera
 def ending() -> Iterator[None]:
     """Has SIGTERM end the block as `sys.exit` does, so that what is half written is cleared away.
 
-    Neither that nor Ctrl-C is lost, whatever the block is doing; see `interrupts.raised_until_seen`.
+    Neither that nor Ctrl-C is lost, whatever the block is doing; see
+    `interrupts.raised_until_seen`.
     """
-    # The handler is there before the block begins and after it ends: the block may send the signal again.
+    # The handler is there before the block begins and after it ends: the block may send the signal
+    # again.
     with answered(signal.SIGTERM, lambda: sys.exit(TERMINATED)), interrupts.raised_until_seen():
         yield
 
 
 @contextlib.contextmanager
 def leaving_soon(say: Callable[[], Any]) -> Iterator[None]:
-    """Ends the process soon after Ctrl-C, also while the interpreter waits for a compiler or a device; calls `say`.
+    """Ends the process soon after Ctrl-C, also while the interpreter waits for a compiler or a
+    device; calls `say`.
 
-    Only the main thread answers signals, and only between two steps of Python. The operating system's own handler
-    writes them to a pipe at once. A thread reads it, gives the main thread some time, and ends the process itself.
+    Only the main thread answers signals, and only between two steps of Python. The operating
+    system's own handler writes them to a pipe at once. A thread reads it, gives the main thread
+    some time, and ends the process itself.
     """
     if not is_main_thread():
         yield
@@ -77,7 +86,8 @@ def leaving_soon(say: Callable[[], Any]) -> Iterator[None]:
                 say()
                 leave(INTERRUPTED)
 
-    watcher, former = threading.Thread(target=watch, daemon=True), signal.set_wakeup_fd(sink)
+    watcher = threading.Thread(target=watch, daemon=True)
+    former = signal.set_wakeup_fd(sink)
     watcher.start()
     try:
         yield

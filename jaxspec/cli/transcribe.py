@@ -30,18 +30,33 @@ class TranscribeSettings(NamedTuple):
     """The options of `transcribe` that texts depend on."""
 
     target: Annotated[str, text("MODEL", "A Whisper: a folder or a hub id.")]
-    draft: Annotated[str | None, text("NAME", "What drafts: a Whisper, prompt_lookup; none.", "--draft", "-d")] = None
+    draft: Annotated[
+        str | None, text("NAME", "What drafts: a Whisper, prompt_lookup; none.", "--draft", "-d")
+    ] = None
     gamma: Annotated[int, text("N", "Draft tokens a round.", "--gamma", "-g")] = 5
-    language: Annotated[str | None, text("NAME", "The language spoken, such as de; else each sound's own.")] = None
+    language: Annotated[
+        str | None, text("NAME", "The language spoken, such as de; else each sound's own.")
+    ] = None
     task: Annotated[str | None, text("TASK", "transcribe, or translate (to English).")] = None
-    no_timestamps: Annotated[bool, flag("No times, for sound of at most 30 seconds.", "--no-timestamps")] = False
-    dtype: Annotated[str, text("DTYPE", "float32, bfloat16, int8, int4, or int8/bfloat16.")] = "float32"
+    no_timestamps: Annotated[
+        bool, flag("No times, for sound of at most 30 seconds.", "--no-timestamps")
+    ] = False
+    dtype: Annotated[str, text("DTYPE", "float32, bfloat16, int8, int4, or int8/bfloat16.")] = (
+        "float32"
+    )
     draft_dtype: Annotated[str, text("DTYPE", "The drafter's dtype, if it is another.")] = ""
 
     def pair(self, mesh: str | None) -> Pair:
         """Returns the options of the models, checked."""
         draft = None if self.draft == pairs.NONE else self.draft
-        pair = Pair(self.target, draft, self.gamma, dtype=self.dtype, draft_dtype=self.draft_dtype, mesh=mesh)
+        pair = Pair(
+            self.target,
+            draft,
+            self.gamma,
+            dtype=self.dtype,
+            draft_dtype=self.draft_dtype,
+            mesh=mesh,
+        )
         pairs.checked_options(pair, {})
         names.check_model(self.target, self.dtype)
         return pair
@@ -49,27 +64,40 @@ class TranscribeSettings(NamedTuple):
 
 @group_of("settings", TranscribeSettings)
 def transcribe(
-    sounds: Annotated[list[Path], typer.Argument(metavar="FILE", help=".wav files, folders of them, or .jsonl.")],
+    sounds: Annotated[
+        list[Path], typer.Argument(metavar="FILE", help=".wav files, folders of them, or .jsonl.")
+    ],
     settings: TranscribeSettings,
     batch: Annotated[int, number("Windows of 30 seconds decoded at a time.")] = 16,
-    mesh: Annotated[str | None, text("MESH", "Devices to split the models over: data=2,model=4.")] = None,
-    output: Annotated[Path | None, text("FOLDER", "Where the results are written, as JSON lines.")] = None,
-    resume: Annotated[bool, flag("Go on with the folder's job; what failed is not retried.", "--resume")] = False,
-    as_json: Annotated[bool, flag("Print JSON: an object a sound, or what was done.", "--json")] = False,
+    mesh: Annotated[
+        str | None, text("MESH", "Devices to split the models over: data=2,model=4.")
+    ] = None,
+    output: Annotated[
+        Path | None, text("FOLDER", "Where the results are written, as JSON lines.")
+    ] = None,
+    resume: Annotated[
+        bool, flag("Go on with the folder's job; what failed is not retried.", "--resume")
+    ] = False,
+    as_json: Annotated[
+        bool, flag("Print JSON: an object a sound, or what was done.", "--json")
+    ] = False,
 ) -> None:
     """Transcribe sound with a Whisper model, faster with a drafter.
 
-    Each text is printed as soon as it and those before it are done. With --output it is written to a folder, and a job
-    that was stopped goes on with --resume. A sound that cannot be read is named, and the others go on; the exit code is
-    then 3. Longer sound is read in windows of 30 seconds. A drafter with the target's encoder, such as distil-whisper,
-    does not run it again. A line of .jsonl has a sound's path as "audio", and may have an "id" and a "language".
+    Each text is printed as soon as it and those before it are done. With --output it is written to
+    a folder, and a job that was stopped goes on with --resume. A sound that cannot be read is
+    named, and the others go on; the exit code is then 3. Longer sound is read in windows of 30
+    seconds. A drafter with the target's encoder, such as distil-whisper, does not run it again. A
+    line of .jsonl has a sound's path as "audio", and may have an "id" and a "language".
 
     \b
         jaxspec transcribe talk.wav --target openai/whisper-small
         jaxspec transcribe talks --output texts --target openai/whisper-large-v3 \\
             --draft distil-whisper/distil-large-v3
     """
-    listed, pair, err = files.find(sounds), settings.pair(mesh), Console(stderr=True, highlight=False)
+    listed = files.find(sounds)
+    pair = settings.pair(mesh)
+    err = Console(stderr=True, highlight=False)
     shared = Transcribing(settings.language, settings.task, not settings.no_timestamps)
     if output is None:
         refuse(["resume"] if resume else [], "a command without --output")
@@ -80,15 +108,25 @@ def transcribe(
     checked(model, shared)  # while there is no manifest yet
 
     def rows(done: Container[int] = ()) -> Iterator[dict[str, Any]]:
-        recordings = [Recording(i, sound.path, sound.language) for i, sound in enumerate(listed) if i not in done]
+        recordings = [
+            Recording(i, sound.path, sound.language)
+            for i, sound in enumerate(listed)
+            if i not in done
+        ]
         options: dict[str, Any] = {"drafter": drafter, "gamma": settings.gamma}
         lengths = [files.seconds_of(listed[recording.number].path) for recording in recordings]
         # A pipe's length is not known before it is read.
-        seconds = None if None in lengths else round(sum(length for length in lengths if length is not None))
+        seconds = None
+        if None not in lengths:
+            seconds = round(sum(length for length in lengths if length is not None))
         with console.progress(remaining=True) as bar:
-            advance = functools.partial(bar.advance, bar.add_task("seconds of sound", total=seconds))
+            advance = functools.partial(
+                bar.advance, bar.add_task("seconds of sound", total=seconds)
+            )
             at_a_time = max(1, min(batch, len(recordings)))
-            yield from _rows(iterate(model, recordings, at_a_time, shared, options, advance), listed, err)
+            yield from _rows(
+                iterate(model, recordings, at_a_time, shared, options, advance), listed, err
+            )
 
     if output is None:
         failed = _print(rows(), as_json, named=len(listed) > 1)
@@ -102,18 +140,28 @@ def transcribe(
         if as_json:
             console.print_json({"output": str(output)} | summary)
         else:
-            counts = f"{summary['sounds']:,} sounds of {summary['seconds']:,.0f} s; {failed:,} failed"
+            counts = (
+                f"{summary['sounds']:,} sounds of {summary['seconds']:,.0f} s; {failed:,} failed"
+            )
             console.say(err, f"{output}: {counts}")
     if failed:
         raise typer.Exit(ROWS_FAILED)
 
 
 @contextlib.contextmanager
-def _chunks(folder: Output, settings: TranscribeSettings, listed: Sequence[Listed], err: Console) -> Iterator[Chunks]:
-    """Yields the rows of a job that a folder holds or is to hold, which no other process writes meanwhile."""
+def _chunks(
+    folder: Output, settings: TranscribeSettings, listed: Sequence[Listed], err: Console
+) -> Iterator[Chunks]:
+    """Yields the rows of a job that a folder holds or is to hold, which no other process writes
+    meanwhile.
+    """
     settings = settings._replace(draft=None if settings.draft == pairs.NONE else settings.draft)
     with err.status("reading the models' files"):
-        models = {x: drafter_names.digests_of(x) for x in (settings.target, settings.draft) if x is not None}
+        models = {
+            x: drafter_names.digests_of(x)
+            for x in (settings.target, settings.draft)
+            if x is not None
+        }
     sounds = [
         {"file": str(x.path), "bytes": files.bytes_of(x.path), "fields": dict(x.fields)}
         | {"language": x.language, "id": x.id}
@@ -140,7 +188,9 @@ def _rows(
     for index, result in results:
         sound = listed[index]
         row: dict[str, Any] = {"number": index, "file": str(sound.path)}
-        row |= {name: x for name, x in (("id", sound.id), ("language", sound.language)) if x is not None}
+        row |= {
+            name: x for name, x in (("id", sound.id), ("language", sound.language)) if x is not None
+        }
         row |= {"fields": sound.fields} if sound.fields else {}
         if isinstance(result, Exception):
             wrong = console.message(result).removeprefix(f"{sound.path}: ")
@@ -152,11 +202,14 @@ def _rows(
 
 def _print(rows: Iterator[dict[str, Any]], as_json: bool, named: bool) -> int:
     """Prints texts in the order of their sounds; returns how many of these are errors."""
-    waiting, following, failed = dict[int, dict[str, Any]](), 0, 0
+    waiting = dict[int, dict[str, Any]]()
+    following = 0
+    failed = 0
     for done in rows:
         waiting[done["number"]] = done
         while (row := waiting.pop(following, None)) is not None:
-            following, failed = following + 1, failed + ("error" in row)
+            following = following + 1
+            failed = failed + ("error" in row)
             if as_json:
                 console.print_json(row)
             elif "text" in row:
@@ -169,13 +222,20 @@ def _report(transcript: Transcript) -> dict[str, Any]:
     segments = [segment._asdict() for segment in transcript.segments]
     times = ({name: round(segment[name], 2) for name in ("start", "end")} for segment in segments)
     tokens = {"num_tokens": len(transcript.tokens)}
-    return transcript._asdict() | tokens | {"segments": [a | b for a, b in zip(segments, times, strict=True)]}
+    return (
+        transcript._asdict()
+        | tokens
+        | {"segments": [a | b for a, b in zip(segments, times, strict=True)]}
+    )
 
 
 def _summary(chunks: Chunks) -> dict[str, Any]:
     """Counts what a whole job has done."""
     counts = {"sounds": 0, "failed": 0, "seconds": 0, "num_tokens": 0, "rounds": 0}
     for row in chunks.rows():
-        values = {"sounds": 1, "failed": 1} if "error" in row else {"sounds": 1} | row
+        if "error" in row:
+            values = {"sounds": 1, "failed": 1}
+        else:
+            values = {"sounds": 1} | row
         counts = {name: total + values.get(name, 0) for name, total in counts.items()}
     return counts

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from jaxspec.rules.catalogue import RuleEntry
     from jaxspec.testing.exactness import Certificate
 
-DTYPES = ("float32", "bfloat16")  # of a pair's greedy texts; in the first there should be no difference
+# of a pair's greedy texts; in the first there should be no difference
+DTYPES = ("float32", "bfloat16")
 MOST = 5  # draft tokens; with one more a rule takes minutes
 
 
@@ -38,10 +39,11 @@ def verify(
 ) -> None:
     """Compute how far each acceptance rule's text is from the target's distribution.
 
-    The joint distribution of the first tokens is enumerated on small table models, with drafters of three kinds; the
-    distance is the total variation, the most by which any event's probability is off. An inexact rule is tested for its
-    bound. Of a real pair, greedy texts are compared with plain decoding's in float32 and bfloat16. The exit code is 1
-    if a rule is not what it promises, or a pair's float32 texts differ.
+    The joint distribution of the first tokens is enumerated on small table models, with drafters of
+    three kinds; the distance is the total variation, the most by which any event's probability is
+    off. An inexact rule is tested for its bound. Of a real pair, greedy texts are compared with
+    plain decoding's in float32 and bfloat16. The exit code is 1 if a rule is not what it promises,
+    or a pair's float32 texts differ.
 
     \b
         jaxspec verify
@@ -51,7 +53,9 @@ def verify(
     if not target:
         options.refuse(options.typed(context, ("count", "max_new_tokens")), "verify without a pair")
     if gamma > MOST:
-        raise ValueError(f"--gamma is {gamma}: expected at most {MOST}, for what a round may draw is enumerated")
+        raise ValueError(
+            f"--gamma is {gamma}: expected at most {MOST}, for what a round may draw is enumerated"
+        )
     if draft and not target:
         raise ValueError("a pair has two models: give --target, too, or neither")
     entries = _entries(rule)
@@ -60,11 +64,14 @@ def verify(
     from jaxspec.testing import exactness
 
     def load(dtype: str) -> Prepared:
-        return prepared_pair(target, draft, dtype, None, count, gamma=gamma, max_new_tokens=max_new_tokens)
+        return prepared_pair(
+            target, draft, dtype, None, count, gamma=gamma, max_new_tokens=max_new_tokens
+        )
 
     dtypes = DTYPES if target else ()
     ready = {dtype: load(dtype) for dtype in dtypes[:1]}  # a wrong name is told before all else
-    certificates, texts = [], {}
+    certificates = []
+    texts = {}
     with console.counting("enumerating", len(entries) + len(dtypes)) as doing:
         for entry in entries:
             doing(f"enumerating {entry.rule.name}")
@@ -73,31 +80,38 @@ def verify(
             doing(f"greedy, {dtype}")
             texts[dtype] = numerics.summary(ready.pop(dtype, None) or load(dtype))
     if as_json:
-        pair = {"target": target, "draft": draft, "numerics": texts} if target else None
+        pair = None
+        if target:
+            pair = {"target": target, "draft": draft, "numerics": texts}
         console.print_json({"gamma": gamma, "steps": steps, "rules": certificates, "pair": pair})
     else:
         out = Console(highlight=False)
         console.show(out, _rules_table(certificates))
         out.print(
-            f"By enumeration: {steps} tokens of {exactness.VOCAB}, γ = {gamma}, a tree of {exactness.TREE[0]} branches "
-            f"that go on for {len(exactness.TREE)} tokens. Below {exactness.ROUNDING:g} is rounding. Inexact rules "
-            "need only keep to their bound."
+            f"By enumeration: {steps} tokens of {exactness.VOCAB}, γ = {gamma}, a tree of "
+            f"{exactness.TREE[0]} branches that go on for {len(exactness.TREE)} tokens. Below "
+            f"{exactness.ROUNDING:g} is rounding. Inexact rules need only keep to their bound."
         )
         if target:
             out.print(Text(f"\n{target} with {draft}:", "bold"))
             console.show(out, _texts_table(texts))
-    if not all(certificate.as_stated for certificate in certificates) or (target and texts[DTYPES[0]].mismatches):
+    if not all(certificate.as_stated for certificate in certificates) or (
+        target and texts[DTYPES[0]].mismatches
+    ):
         raise typer.Exit(1)
 
 
 def _entries(names: str) -> list[RuleEntry]:
-    """Returns the rules that are named, with ordinary parameters, for which their bounds are stated."""
+    """Returns the rules that are named, with ordinary parameters, for which their bounds are
+    stated.
+    """
     from jaxspec.rules import catalogue
 
     if names == "all":
         return [*catalogue.RULES.values()]
     chosen = options.values(names, "--rule")
-    if unknown := [name for name in chosen if name not in catalogue.RULES]:
+    unknown = [name for name in chosen if name not in catalogue.RULES]
+    if unknown:
         expected = f"all, or some of {', '.join(catalogue.RULES)}, without numbers"
         raise ValueError(f"--rule has {unknown[0]!r}: expected {expected}")
     return [catalogue.RULES[name] for name in chosen]
@@ -107,23 +121,38 @@ def _rules_table(certificates: Sequence[Certificate]) -> Table:
     """Tabulates total variations, and by how much bounds are exceeded."""
     from jaxspec.testing.exactness import DRAFTERS
 
-    table = console.table([*DRAFTERS, "above\nits bound", "verdict"], first="rule", title="Total variation, by drafter")
+    table = console.table(
+        [*DRAFTERS, "above\nits bound", "verdict"],
+        first="rule",
+        title="Total variation, by drafter",
+    )
     for certificate in certificates:
         distances = certificate.total_variation
         cells = [f"{distances[name]:.1e}" if name in distances else "–" for name in DRAFTERS]
         bounds = certificate.above_bound
         cells.append("–" if bounds is None else f"{max(*bounds.values(), 0.0):.1e}")
-        verdict = Text("as stated", "green") if certificate.as_stated else Text("WRONG", "bold red")
+        if certificate.as_stated:
+            verdict = Text("as stated", "green")
+        else:
+            verdict = Text("WRONG", "bold red")
         table.add_row(certificate.rule, *cells, verdict)
     return table
 
 
 def _texts_table(summaries: Mapping[str, Summary]) -> Table:
     """Tabulates greedy texts beside plain decoding's, by dtype."""
-    heads = ["same\ntext", "first mismatch:\nprompt, token", "top-two\nmargin there", "largest\nsuch margin"]
-    table = console.table(heads, first="greedy", title="Greedy texts against plain decoding's, margins in nats")
+    heads = [
+        "same\ntext",
+        "first mismatch:\nprompt, token",
+        "top-two\nmargin there",
+        "largest\nsuch margin",
+    ]
+    table = console.table(
+        heads, first="greedy", title="Greedy texts against plain decoding's, margins in nats"
+    )
     for dtype, summary in summaries.items():
-        first, cells = summary.first, ["none", "–", "–"]
+        first = summary.first
+        cells = ["none", "–", "–"]
         if first is not None:
             margins = f"{first.top_two_margin:.3g}", f"{summary.largest_top_two_margin:.3g}"
             cells = [f"{first.row}, {first.position}", *margins]

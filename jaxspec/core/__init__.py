@@ -1,6 +1,8 @@
-"""The core of jaxspec, to be read first and in this order: the types, then what every decoder shares.
+"""The core of jaxspec, to be read first and in this order: the types, then what every decoder
+shares.
 
-The types are one NamedTuple of pure functions per concept and one Protocol per slot, a file per concept:
+The types are one NamedTuple of pure functions per concept and one Protocol per slot, a file per
+concept:
 
     language_model  Prompt, Forward, LanguageModel: prefill, extend, rewind, select; Model, with its parameters
     distribution    Distribution, Preceding, LogitsProcessor, and a Sampler, which makes a distribution of logits
@@ -10,8 +12,8 @@ The types are one NamedTuple of pure functions per concept and one Protocol per 
     drafter         Drafter: init, propose, commit; the DraftContext of a round; BoundDrafter, with values
     policy          Policy: how many tokens to draft
     decoder         Decoder: init, step; Weights and Caches of both models; Request, State and Stats of a generation;
-                    RoundResult, of which TargetPass is a part;
-                    Follower: told of every round, remembers something of it (policy, processors, log probabilities)
+                    RoundResult, of which TargetPass is a part; Follower: told of every round,
+                    remembers something of it (policy, processors, log probabilities)
 
 Import the types from `jaxspec.core`. What follows uses nothing but the types; import the modules:
 
@@ -28,18 +30,19 @@ Import the types from `jaxspec.core`. What follows uses nothing but the types; i
     programs        compiled programs: which are kept, and where they are stored
     round           one round: a draft, the target's pass over it, the verdict
 
-The algorithm is then in `jaxspec.decode.speculative`, `jaxspec.drafters.stepwise` (with `drafters.model`) and
-`jaxspec.rules.rejection`; greedy rounds are judged by `rules.common.exact_match`.
+The algorithm is then in `jaxspec.decode.speculative`, `jaxspec.drafters.stepwise` (with
+`drafters.model`) and `jaxspec.rules.rejection`; greedy rounds are judged by
+`rules.common.exact_match`.
 
-Axis letters, here and in every file:
-    B batch, P prompt, T step (tokens fed in one pass), S capacity of a buffer, G gamma (draft length),
-    N nodes of a token tree (for a chain N = G), V vocabulary, L layers, H query heads, K key-value heads,
-    D head dimension, M model dimension.
+Axis letters, here and in every file: B batch, P prompt, T step (tokens fed in one pass), S capacity
+    of a buffer, G gamma (draft length), N nodes of a token tree (for a chain N = G), V vocabulary,
+    L layers, H query heads, K key-value heads, D head dimension, M model dimension.
 
-A *row* is what the decoder side of a model reads: for a decoder-only model the prompt and everything generated
-after it, for an encoder-decoder its start token and everything generated after that. `tokens[:length]` of a row are
-committed; caches hold the first `length - 1` of them ("one token behind"), so the last committed token is the first
-one fed in the next pass. Positions and lengths always count within the row.
+A *row* is what the decoder side of a model reads: for a decoder-only model the prompt and
+everything generated after it, for an encoder-decoder its start token and everything generated after
+that. `tokens[:length]` of a row are committed; caches hold the first `length - 1` of them ("one
+token behind"), so the last committed token is the first one fed in the next pass. Positions and
+lengths always count within the row.
 """
 
 from jaxspec import optional_imports
@@ -64,7 +67,13 @@ from jaxspec.core.decoder import (
     TraceNumbers,
     Weights,
 )
-from jaxspec.core.distribution import Distribution, LogitsProcessor, Preceding, Sampler, ToDistribution
+from jaxspec.core.distribution import (
+    Distribution,
+    LogitsProcessor,
+    Preceding,
+    Sampler,
+    ToDistribution,
+)
 from jaxspec.core.draft import Draft, Draw, Verdict
 from jaxspec.core.drafter import (
     BoundDrafter,
@@ -113,7 +122,13 @@ from jaxspec.core.policy import (
     PolicyShouldContinue,
     PolicyUpdate,
 )
-from jaxspec.core.processor import BoundProcessor, Processor, ProcessorAdvance, ProcessorAhead, ProcessorInit
+from jaxspec.core.processor import (
+    BoundProcessor,
+    Processor,
+    ProcessorAdvance,
+    ProcessorAhead,
+    ProcessorInit,
+)
 from jaxspec.core.rule import AcceptanceRatio, Rule, Trials, TrialsOf, Verify
 
 __all__ = [name for name in dir() if name[0].isupper()]  # not its modules

@@ -1,9 +1,10 @@
 """Branches that change a cache in place, which those of `jax.lax.cond` and `jax.lax.switch` do not.
 
-XLA gives the results of a conditional buffers of their own. Every branch then copies the whole cache before it writes
-one token to it. The loop around it copies it once more. What a loop carries, on the other hand, is updated in
-place. So a branch is a loop here, which runs once or not at all. What it updates has to be its carry: an array that it
-reads from outside and updates is copied. Loops have no gradients in reverse.
+XLA gives the results of a conditional buffers of their own. Every branch then copies the whole
+cache before it writes one token to it. The loop around it copies it once more. What a loop carries,
+on the other hand, is updated in place. So a branch is a loop here, which runs once or not at all.
+What it updates has to be its carry: an array that it reads from outside and updates is copied.
+Loops have no gradients in reverse.
 """
 
 from __future__ import annotations
@@ -36,9 +37,12 @@ def run_if(runs: Bool[Array, ""], update: Callable[[Carry], Carry], carry: Carry
 def run_or_zeros(
     runs: Bool[Array, ""], branch: Callable[[Carry], tuple[Outputs, Carry]], carry: Carry
 ) -> tuple[Outputs, Carry]:
-    """Returns outputs and the updated carry where these are wanted, and otherwise zeros and the carry as it is.
+    """Returns outputs and the updated carry where these are wanted, and otherwise zeros and the
+    carry as it is.
 
-    >>> outputs, carry = run_or_zeros(jnp.array(False), lambda cache: (cache.sum(), cache + 1), jnp.ones(2))
+    >>> outputs, carry = run_or_zeros(
+    ...     jnp.array(False), lambda cache: (cache.sum(), cache + 1), jnp.ones(2)
+    ... )
     >>> outputs.tolist(), carry.tolist()
     (0.0, [1.0, 1.0])
     """
@@ -47,9 +51,12 @@ def run_or_zeros(
 
 
 def switch(
-    index: Int[Array, ""], branches: Sequence[Callable[[Carry], tuple[Outputs, Carry]]], carry: Carry
+    index: Int[Array, ""],
+    branches: Sequence[Callable[[Carry], tuple[Outputs, Carry]]],
+    carry: Carry,
 ) -> tuple[Outputs, Carry]:
-    """Runs one of several branches, by its number. Without such a branch the outputs are zeros and the carry stays.
+    """Runs one of several branches, by its number. Without such a branch the outputs are zeros and
+    the carry stays.
 
     Each makes outputs of the same shapes, and updates the carry, which keeps its shapes.
 
@@ -60,7 +67,9 @@ def switch(
     outputs = _zeros(branches[0], carry)
     with jax.named_scope("one_of"):
         for number, branch in enumerate(branches):
-            outputs, carry = run_if(index == number, lambda state, branch=branch: branch(state[1]), (outputs, carry))
+            outputs, carry = run_if(
+                index == number, lambda state, branch=branch: branch(state[1]), (outputs, carry)
+            )
     return outputs, carry
 
 

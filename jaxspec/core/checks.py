@@ -20,13 +20,15 @@ def integer(value: Any, name: str, expected: str) -> int:
     """
     if isinstance(value, numbers.Integral) and not isinstance(value, bool):
         return int(value)
-    if getattr(value, "shape", None) == () and getattr(value.dtype, "kind", "") in ("i", "u"):  # NumPy's and JAX's
+    # NumPy's and JAX's
+    if getattr(value, "shape", None) == () and getattr(value.dtype, "kind", "") in ("i", "u"):
         return int(value)
     raise ValueError(f"{name} is {value!r}: expected {expected}")
 
 
 def integers(least: int | None = None, /, **values: Any) -> tuple[int, ...]:
-    """Returns several integers as Python's, checked by their names, and that none is less than `least`.
+    """Returns several integers as Python's, checked by their names, and that none is less than
+    `least`.
 
     >>> integers(1, nodes=3, depth=2)
     (3, 2)
@@ -37,8 +39,11 @@ def integers(least: int | None = None, /, **values: Any) -> tuple[int, ...]:
     return tuple(result.values())
 
 
-def number(value: Any, name: str, expected: str, *, above: float = -math.inf, at_most: float = math.inf) -> float:
-    """Returns a finite real number of any library as Python's, within bounds; True and False are none.
+def number(
+    value: Any, name: str, expected: str, *, above: float = -math.inf, at_most: float = math.inf
+) -> float:
+    """Returns a finite real number of any library as Python's, within bounds; True and False are
+    none.
 
     >>> import numpy as np
     >>> number(np.float32(0.5), "factor", "a finite number")
@@ -62,7 +67,8 @@ def check_ids(ids: Iterable[Any], name: str, vocab: int) -> list[int]:
     """
     expected = f"ids from 0 to {vocab - 1}"
     checked = [integer(token, f"one of {name}", f"an integer: {expected}") for token in ids]
-    if outside := [token for token in checked if not 0 <= token < vocab]:
+    outside = [token for token in checked if not 0 <= token < vocab]
+    if outside:
         raise ValueError(f"{name} has {outside[0]}: expected {expected}")
     return checked
 
@@ -80,7 +86,8 @@ def at_least(least: int, /, **values: float) -> None:
 
 
 def in_range(low: float, high: float, /, *, below: bool = False, **values: float) -> None:
-    """Refuses numbers outside of a range, whose high end is allowed unless numbers must be `below` it.
+    """Refuses numbers outside of a range, whose high end is allowed unless numbers must be `below`
+    it.
 
     >>> in_range(0, 1, below=True, decay=0.5, dropout=1.0)
     Traceback (most recent call last):
@@ -88,7 +95,9 @@ def in_range(low: float, high: float, /, *, below: bool = False, **values: float
     """
     for name, value in values.items():
         if not (low <= value < high if below else low <= value <= high):
-            raise ValueError(f"{name} is {value}: expected a number from {low} to {'below ' * below}{high}")
+            raise ValueError(
+                f"{name} is {value}: expected a number from {low} to {'below ' * below}{high}"
+            )
 
 
 def one_of(value: Any, name: str, expected: Iterable[Any]) -> None:
@@ -111,7 +120,9 @@ def suggest(name: str, names: Iterable[str]) -> str:
     ''
     """
     closest = difflib.get_close_matches(name, sorted(names), n=1)
-    return f": did you mean {closest[0]!r}?" if closest else ""
+    if closest:
+        return f": did you mean {closest[0]!r}?"
+    return ""
 
 
 def check_names(names: Iterable[str], options: Sequence[str], advice: Mapping[str, str]) -> None:
@@ -120,7 +131,8 @@ def check_names(names: Iterable[str], options: Sequence[str], advice: Mapping[st
     Args:
         names: the keywords given.
         options: the options there are.
-        advice: other libraries' names of options, with what to do in their place, as the end of the error.
+        advice: other libraries' names of options, with what to do in their place, as the end of the
+            error.
 
     >>> check_names(["temprature"], ["temperature", "top_k"], {})
     Traceback (most recent call last):
@@ -135,14 +147,21 @@ def check_names(names: Iterable[str], options: Sequence[str], advice: Mapping[st
         text = advice.get(name)
         if text is None:
             closest = difflib.get_close_matches(name, options, n=1)
-            text = f"did you mean {closest[0]}?" if closest else f"expected one of {', '.join(options)}"
+            if closest:
+                text = f"did you mean {closest[0]}?"
+            else:
+                text = f"expected one of {', '.join(options)}"
         raise TypeError(f"there is no option {name!r}: {text}")
 
 
 def are_shapes(arrays: Any) -> bool:
-    """Tells whether arrays, or some of them, are shapes alone, as of a model that is compiled here and runs elsewhere.
+    """Tells whether arrays, or some of them, are shapes alone, as of a model that is compiled here
+    and runs elsewhere.
 
-    >>> are_shapes({"weight": jax.ShapeDtypeStruct((2, 3), "float32")}), are_shapes({"weight": jax.numpy.ones(3)})
+    >>> (
+    ...     are_shapes({"weight": jax.ShapeDtypeStruct((2, 3), "float32")}),
+    ...     are_shapes({"weight": jax.numpy.ones(3)}),
+    ... )
     (True, False)
     """
     return any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(arrays))

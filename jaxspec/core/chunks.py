@@ -1,8 +1,9 @@
-"""Reads long rows chunk by chunk through a model's own `extend`, in one loop with one compiled body.
+"""Reads long rows chunk by chunk through a model's own `extend`, in one loop with one compiled
+body.
 
-A pass over P tokens makes scores [batch, heads, P, P]. P / C passes over C tokens make scores [batch, heads, C, P], one
-after the other in the same memory. The other intermediate arrays of a pass, such as the hidden layers of feed-forward
-blocks, are C tokens wide, too.
+A pass over P tokens makes scores [batch, heads, P, P]. P / C passes over C tokens make scores
+[batch, heads, C, P], one after the other in the same memory. The other intermediate arrays of a
+pass, such as the hidden layers of feed-forward blocks, are C tokens wide, too.
 
 Shapes: B batch, P prompt, C chunk.
 """
@@ -30,9 +31,10 @@ from jaxspec.core.language_model import (
     Room,
 )
 
-# A pass over 512 tokens is bound by arithmetic on every backend (one over few tokens is bound by reading the weights),
-# so wider ones are not faster, and it is the least for which that holds with room to spare: a TPU v5e reads a byte of
-# weights in the time of 240 operations on it, which is some 240 tokens of bfloat16.
+# A pass over 512 tokens is bound by arithmetic on every backend (one over few tokens is bound by
+# reading the weights), so wider ones are not faster, and it is the least for which that holds with
+# room to spare: a TPU v5e reads a byte of weights in the time of 240 operations on it, which is
+# some 240 tokens of bfloat16.
 LONGEST = 512
 MULTIPLE = 16  # of tokens in a chunk, where that fills them: the rows of a TPU's tile in bfloat16
 
@@ -41,9 +43,11 @@ PassOutputs = Any
 
 
 def split(length: int) -> tuple[int, int]:
-    """Returns how many tokens a chunk has, and how many chunks hold `length` tokens: equal ones, of at most LONGEST.
+    """Returns how many tokens a chunk has, and how many chunks hold `length` tokens: equal ones, of
+    at most LONGEST.
 
-    The chunks of a bucket (`token_rows.bucket`) are filled exactly, so they need no more room in a cache.
+    The chunks of a bucket (`token_rows.bucket`) are filled exactly, so they need no more room in a
+    cache.
 
     >>> split(300), split(1280), split(8192), split(8191)
     ((300, 1), (320, 4), (512, 16), (512, 16))
@@ -65,29 +69,36 @@ def read(
     room: Room,
     before: Before | None = None,
 ) -> tuple[PassOutputs, PassOutputs, Cache]:
-    """Feeds right-padded rows to an empty cache, in chunks if they are long, and in one pass if they are not.
+    """Feeds right-padded rows to an empty cache, in chunks if they are long, and in one pass if
+    they are not.
 
-    With `before` the cache is not empty, but holds what precedes them. Chunks that hold nothing but padding are not
-    read. The loop cannot be differentiated in reverse; networks train on passes over whole rows.
+    With `before` the cache is not empty, but holds what precedes them. Chunks that hold nothing but
+    padding are not read. The loop cannot be differentiated in reverse; networks train on passes
+    over whole rows.
 
     Args:
-        extend: (cache, C further entries of each row, how many of them are real) -> (outputs, cache): a pass at each
-            row's own length. See `core.Extend`.
+        extend: (cache, C further entries of each row, how many of them are real) -> (outputs,
+            cache): a pass at each row's own length. See `core.Extend`.
         empty: makes an empty cache for (batch, room).
         rows: a pytree of arrays [B, P, ...], such as the tokens.
-        length: how many entries of each row are real, at least 1; with `before` those that were read before count.
+        length: how many entries of each row are real, at least 1; with `before` those that were
+            read before count.
         room: the room of the cache, which may get a few entries more.
         before: a cache of what precedes `rows`; None: nothing does.
 
     Returns:
-        The outputs at all P positions, garbage at padding; those at each row's last entry, [B, 1, ...]; and a cache of
-        `length` entries. A compiled program keeps those at all positions only if they are read.
+        The outputs at all P positions, garbage at padding; those at each row's last entry, [B, 1,
+        ...]; and a cache of `length` entries. A compiled program keeps those at all positions only
+        if they are read.
 
     Example:
         >>> def total(cache, tokens, real):  # the "cache" is the sum of a row and its length
         ...     sums = cache[0][:, None] + jnp.cumsum(tokens, axis=1)
         ...     return sums, (sums[:, -1], cache[1] + tokens.shape[1])
-        >>> empty = lambda batch, room: (jnp.zeros((batch,), jnp.int32), jnp.zeros((batch,), jnp.int32))
+        >>> empty = lambda batch, room: (
+        ...     jnp.zeros((batch,), jnp.int32),
+        ...     jnp.zeros((batch,), jnp.int32),
+        ... )
         >>> rewind = lambda cache, length: (cache[0], length)
         >>> tokens = jnp.ones((1, 1030), jnp.int32)
         >>> _, last, cache = read(total, rewind, empty, tokens, jnp.array([1025]), Room(1040))
@@ -100,7 +111,8 @@ def read(
         begin = jnp.zeros_like(length)
         cache = empty(batch, Room(max(room.tokens, size * count), room.rewind))
     else:
-        begin, cache = before.start, rewind(enlarged(before.state, empty, batch, room), before.start)
+        begin = before.start
+        cache = rewind(enlarged(before.state, empty, batch, room), before.start)
     if count == 1:
         outputs, cache = extend(cache, rows, length - begin)
         return outputs, at(outputs, length - 1 - begin), rewind(cache, length)
@@ -108,7 +120,9 @@ def read(
     def part(start: Int[Array, ""]) -> Any:
         return jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, start, size, axis=1), padded)
 
-    padded = jax.tree.map(lambda x: jnp.pad(x, [(0, 0), (0, size * count - width)] + [(0, 0)] * (x.ndim - 2)), rows)
+    padded = jax.tree.map(
+        lambda x: jnp.pad(x, [(0, 0), (0, size * count - width)] + [(0, 0)] * (x.ndim - 2)), rows
+    )
     # The loop's carry must keep its dtypes, and a model may widen its cache in the first pass.
     shapes, grown = jax.eval_shape(lambda: extend(cache, part(jnp.zeros((), jnp.int32)), length))
     cache = jax.tree.map(lambda x, shape: x.astype(shape.dtype), cache, grown)
@@ -120,16 +134,23 @@ def read(
     ) -> tuple[PassOutputs, PassOutputs, Cache]:
         filled, last, cache = carry
         start = index * size
-        # Rows that have ended stay at their length. They are fed padding there, which is before `start + size`.
+        # Rows that have ended stay at their length. They are fed padding there, which is before
+        # `start + size`.
         outputs, cache = extend(cache, part(start), jnp.clip(length - begin - start, 0, size))
         cache = rewind(cache, jnp.minimum(length, begin + start + size))
         filled = jax.tree.map(
-            lambda x, new: jax.lax.dynamic_update_slice_in_dim(x, new, start, axis=1), filled, outputs
+            lambda x, new: jax.lax.dynamic_update_slice_in_dim(x, new, start, axis=1),
+            filled,
+            outputs,
         )
         offset = length - 1 - begin - start  # of a row's last entry in this chunk
-        is_inside = jnp.logical_and(offset >= 0, offset < size)
+        is_inside = (offset >= 0) & (offset < size)
         new = at(outputs, jnp.clip(offset, 0, size - 1))
-        last = jax.tree.map(lambda old, x: jnp.where(jnp.expand_dims(is_inside, range(1, x.ndim)), x, old), last, new)
+        last = jax.tree.map(
+            lambda old, x: jnp.where(jnp.expand_dims(is_inside, range(1, x.ndim)), x, old),
+            last,
+            new,
+        )
         return filled, last, cache
 
     # Padding that no row reaches is not read: the loop ends with the longest row.
@@ -139,23 +160,33 @@ def read(
 
 
 def prefill(extend: Extend, rewind: Rewind, empty: Callable[[int, Room], Cache]) -> Prefill:
-    """Makes the `prefill` of a decoder-only model of its other functions, which reads long prompts in chunks.
+    """Makes the `prefill` of a decoder-only model of its other functions, which reads long prompts
+    in chunks.
 
     `empty` makes an empty cache for (batch, room).
 
     Example:
         >>> from jaxspec.core import Forward, LanguageModel, Prompt
-        >>> def extend(params, cache, tokens, parent=None, real=None):  # a bigram model; its "cache" is the length
+        >>> def extend(
+        ...     params, cache, tokens, parent=None, real=None
+        ... ):  # a bigram model; its "cache" is the length
         ...     return Forward(params[tokens]), cache + tokens.shape[1]
-        >>> rewind, empty = lambda cache, length: length, lambda batch, room: jnp.zeros((batch,), jnp.int32)
+        >>> rewind, empty = (
+        ...     lambda cache, length: length,
+        ...     lambda batch, room: jnp.zeros((batch,), jnp.int32),
+        ... )
         >>> lm = LanguageModel(prefill(extend, rewind, empty), extend, rewind, vocab_size=3)
-        >>> forward, cache = lm.prefill(jnp.eye(3), Prompt(jnp.array([[0, 2, 0]]), jnp.array([2])), Room(8))
+        >>> forward, cache = lm.prefill(
+        ...     jnp.eye(3), Prompt(jnp.array([[0, 2, 0]]), jnp.array([2])), Room(8)
+        ... )
         >>> forward.logits.tolist(), cache.tolist()
         ([[[0.0, 0.0, 1.0]]], [2])
     """
 
     def read_prompt(params: Params, prompt: Prompt, room: Room) -> tuple[Forward, Cache]:
-        def feed(cache: Cache, tokens: Int[Array, "B C"], real: Int[Array, " B"]) -> tuple[Forward, Cache]:
+        def feed(
+            cache: Cache, tokens: Int[Array, "B C"], real: Int[Array, " B"]
+        ) -> tuple[Forward, Cache]:
             return extend(params, cache, tokens, real=real)
 
         forward, last, cache = read(feed, rewind, empty, prompt.tokens, prompt.length, room)
@@ -164,7 +195,9 @@ def prefill(extend: Extend, rewind: Rewind, empty: Callable[[int, Room], Cache])
     return read_prompt
 
 
-def resume(lm: LanguageModel, params: Params, before: Before, prompt: Prompt, room: Room) -> tuple[Forward, Cache]:
+def resume(
+    lm: LanguageModel, params: Params, before: Before, prompt: Prompt, room: Room
+) -> tuple[Forward, Cache]:
     """Reads on in prompts whose beginning was read before; returns what `core.Prefill` returns.
 
     Features and taps are those of `before.width` positions from `before.start` on.
@@ -172,23 +205,38 @@ def resume(lm: LanguageModel, params: Params, before: Before, prompt: Prompt, ro
     Example:
         >>> from jaxspec.testing import table_model
         >>> model = table_model(jax.random.key(0), vocab=3)
-        >>> _, cache = model.lm.prefill(model.params, Prompt(jnp.array([[1, 2]]), jnp.array([2])), Room(2))
+        >>> _, cache = model.lm.prefill(
+        ...     model.params, Prompt(jnp.array([[1, 2]]), jnp.array([2])), Room(2)
+        ... )
         >>> prompt = Prompt(jnp.array([[1, 2, 0, 0]]), jnp.array([3]))
-        >>> forward, cache = resume(model.lm, model.params, Before(cache, jnp.array([1]), width=2), prompt, Room(6))
-        >>> bool((forward.logits[0, 0] == model.params[2, 0]).all()), cache.length.tolist(), cache.tokens.tolist()
+        >>> forward, cache = resume(
+        ...     model.lm, model.params, Before(cache, jnp.array([1]), width=2), prompt, Room(6)
+        ... )
+        >>> (
+        ...     bool((forward.logits[0, 0] == model.params[2, 0]).all()),
+        ...     cache.length.tolist(),
+        ...     cache.tokens.tolist(),
+        ... )
         (True, [3], [[1, 2, 0, 0, 0, 0]])
     """
 
-    def feed(cache: Cache, tokens: Int[Array, "B C"], real: Int[Array, " B"]) -> tuple[Forward, Cache]:
+    def feed(
+        cache: Cache, tokens: Int[Array, "B C"], real: Int[Array, " B"]
+    ) -> tuple[Forward, Cache]:
         forward, cache = lm.extend(params, cache, tokens, real=real)
-        return (forward if lm.inside is None else forward._replace(logits=forward.features[..., :0])), cache
+        return (
+            forward if lm.inside is None else forward._replace(logits=forward.features[..., :0])
+        ), cache
 
     def empty(batch: int, room: Room) -> Cache:
         return empty_cache(lm, params, batch, room)
 
     tokens = token_rows.window(prompt.tokens, before.start, before.width)
     forward, last, cache = read(feed, lm.rewind, empty, tokens, prompt.length, room, before)
-    logits = last.logits if lm.inside is None else lm.inside.head(params, last.features)
+    if lm.inside is None:
+        logits = last.logits
+    else:
+        logits = lm.inside.head(params, last.features)
     return forward._replace(logits=logits), cache
 
 
@@ -201,10 +249,15 @@ def empty_cache(lm: LanguageModel, params: Params, batch: int, room: Room) -> Ca
 def enlarged(cache: Cache, empty: Callable[[int, Room], Cache], batch: int, room: Room) -> Cache:
     """Returns a cache with at least some room: zeros at the end of leaves that depend on it.
 
-    It is never made smaller. What lies past a row's length is never read, so zeros are as good as what an empty cache
-    would have.
+    It is never made smaller. What lies past a row's length is never read, so zeros are as good as
+    what an empty cache would have.
 
-    >>> enlarged(jnp.ones((1, 2)), lambda batch, room: jnp.zeros((batch, room.tokens)), batch=1, room=Room(4)).tolist()
+    >>> enlarged(
+    ...     jnp.ones((1, 2)),
+    ...     lambda batch, room: jnp.zeros((batch, room.tokens)),
+    ...     batch=1,
+    ...     room=Room(4),
+    ... ).tolist()
     [[1.0, 1.0, 0.0, 0.0]]
     """
 
@@ -215,9 +268,13 @@ def enlarged(cache: Cache, empty: Callable[[int, Room], Cache], batch: int, room
 
     # Shapes alone: no second cache is made to find out how large one would be.
     larger = jax.eval_shape(lambda: empty(batch, room))
-    return jax.tree.map(enlarge, cache, larger, is_leaf=lambda node: isinstance(node, kv_cache.KVCache))
+    return jax.tree.map(
+        enlarge, cache, larger, is_leaf=lambda node: isinstance(node, kv_cache.KVCache)
+    )
 
 
 def at(outputs: PassOutputs, index: Int[Array, " B"]) -> PassOutputs:
     """Takes what is at one place of each row: [B, 1, ...]."""
-    return jax.tree.map(lambda x: jnp.take_along_axis(x, jnp.expand_dims(index, range(1, x.ndim)), axis=1), outputs)
+    return jax.tree.map(
+        lambda x: jnp.take_along_axis(x, jnp.expand_dims(index, range(1, x.ndim)), axis=1), outputs
+    )

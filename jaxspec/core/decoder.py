@@ -1,4 +1,6 @@
-"""The decoder, which runs rounds: its request, the state from round to round, its reports, and who is told of them."""
+"""The decoder, which runs rounds: its request, the state from round to round, its reports, and who
+is told of them.
+"""
 
 from __future__ import annotations
 
@@ -21,15 +23,19 @@ class Weights(NamedTuple):
 
 
 class Caches(NamedTuple):
-    """The mirror of `Weights`: the target's cache, and the drafter's state (its cache, and whatever else it keeps)."""
+    """The mirror of `Weights`: the target's cache, and the drafter's state (its cache, and whatever
+    else it keeps).
+    """
 
     target: Cache
     draft: Any = None
 
     def before(self, length: Int[Array, " batch"], width: int, *, drafts: bool = True) -> Before:
-        """Returns what `DecoderInit` goes on from, in rows whose first `length` tokens the caches were made for.
+        """Returns what `DecoderInit` goes on from, in rows whose first `length` tokens the caches
+        were made for.
 
-        The last of these is read again. At most `width` tokens follow the others; without `drafts` no drafter goes on.
+        The last of these is read again. At most `width` tokens follow the others; without `drafts`
+        no drafter goes on.
         """
         return Before(self if drafts else self._replace(draft=None), length - 1, width)
 
@@ -40,7 +46,8 @@ class TargetPass(NamedTuple):
     # these two: its outputs at every fed token, and the distribution there
     forward: Forward
     distribution: Distribution
-    unusable: Bool[Array, "B T"]  # positions after which nothing can be generated: see `round.unusable`
+    # positions after which nothing can be generated: see `round.unusable`
+    unusable: Bool[Array, "B T"]
 
 
 class RoundResult(NamedTuple):
@@ -51,8 +58,8 @@ class RoundResult(NamedTuple):
     # the accepted draft tokens and the one after them, `verdict.num_accepted + 1` of them real
     tokens: Int[Array, "B depth+1"]
     target: TargetPass  # the target's pass
-    # after the pass; the target's holds the accepted path right after the committed row, and is to be rewound to what
-    # is committed of it
+    # after the pass; the target's holds the accepted path right after the committed row, and is to
+    # be rewound to what is committed of it
     caches: Caches
 
 
@@ -64,7 +71,8 @@ class Request(NamedTuple):
         sampling_params: the traced values of the sampler.
         max_new_tokens: the most of each row.
         eos: ids that end a row; -1 where there is none.
-        draft_sampling_params: the values for the drafter's distributions; None for the target's own.
+        draft_sampling_params: the values for the drafter's distributions; None for the target's
+            own.
         policy: the values of the draft-length policy.
     """
 
@@ -81,8 +89,9 @@ class Stats(NamedTuple):
 
     Attributes:
         rounds: passes of the target after prefill.
-        drafted: draft tokens that were verified: the real ones, not gamma times rounds; for a row that may generate r
-            more tokens at most r - 1 on a path, since the last comes with the pass.
+        drafted: draft tokens that were verified: the real ones, not gamma times rounds; for a row
+            that may generate r more tokens at most r - 1 on a path, since the last comes with the
+            pass.
         accepted: draft tokens that were emitted.
         emitted: new tokens, the first one (from prefill's own logits) included.
     """
@@ -96,7 +105,8 @@ class Stats(NamedTuple):
     def acceptance_rate(self) -> Float[Array, " batch"]:
         """accepted / drafted, 0 where nothing was drafted: 6 of 8 is 0.75.
 
-        Not the paper's alpha: draft tokens after a round's first rejection count as drafted but are never tested.
+        Not the paper's alpha: draft tokens after a round's first rejection count as drafted but are
+        never tested.
         """
         return self.accepted / jnp.maximum(self.drafted, 1)
 
@@ -116,24 +126,28 @@ class Failure(enum.IntEnum):
 class Finish(enum.IntEnum):
     """Why a row ended, in lower case the names that users see; a row that has not ended has 0."""
 
-    EOS = 1  # its last token is one of its end tokens, also where that is the last one that the limit allows
+    # its last token is one of its end tokens, also where that is the last one that the limit allows
+    EOS = 1
     LENGTH = 2  # it has as many tokens as it may have
     STOP = 3  # its text holds a stop string
     FAILURE = 4  # see `Failure`
 
 
 class LogProbs(NamedTuple):
-    """The target's log probabilities of each row's new tokens, every one at the position where it stands; float32.
+    """The target's log probabilities of each row's new tokens, every one at the position where it
+    stands; float32.
 
-    Whether a token was accepted, drawn from a residual, a bonus or prefill's makes no difference: these are logarithms
-    of the target's probability of it, given what precedes it. Zeros where there is no token.
+    Whether a token was accepted, drawn from a residual, a bonus or prefill's makes no difference:
+    these are logarithms of the target's probability of it, given what precedes it. Zeros where
+    there is no token.
 
     Attributes:
         raw: under the softmax of the model's logits, without temperature, penalties or bans.
-        sampled: under the distribution that tokens are drawn from, after penalties, bans, temperature and truncation.
-            At temperature 0 that is a point mass: 0 for its token. A rule that is not exact may accept tokens that this
-            distribution excludes: -inf.
-        top_tokens, top_raw: the most probable tokens of each position, the best first, and their raw log probabilities.
+        sampled: under the distribution that tokens are drawn from, after penalties, bans,
+            temperature and truncation. At temperature 0 that is a point mass: 0 for its token. A
+            rule that is not exact may accept tokens that this distribution excludes: -inf.
+        top_tokens, top_raw: the most probable tokens of each position, the best first, and their
+            raw log probabilities.
     """
 
     raw: Float[Array, "batch new"]
@@ -147,7 +161,8 @@ class LogProbs(NamedTuple):
 
 
 class Memory(NamedTuple):
-    """The memories of a generation's followers (`core.Follower`), every leaf batch-first; None: there is no such one.
+    """The memories of a generation's followers (`core.Follower`), every leaf batch-first; None:
+    there is no such one.
 
     Attributes:
         policy: the state of the draft-length policy.
@@ -181,18 +196,21 @@ class State(NamedTuple):
 
 
 class TraceNumbers(NamedTuple):
-    """The numbers of the draft tokens of a round, as its rule compared them; NaN where there is none.
+    """The numbers of the draft tokens of a round, as its rule compared them; NaN where there is
+    none.
 
-    p and q are probabilities in the distributions that tokens are drawn from, after temperature and truncation. So at
-    temperature 0 they are 0 or 1.
+    p and q are probabilities in the distributions that tokens are drawn from, after temperature and
+    truncation. So at temperature 0 they are 0 or 1.
 
     Attributes:
         q: the drafter's probability of the draft token; 1 for one that was not drawn.
         p: the target's probability of it.
         r, acceptance, residual_mass: the numbers of `core.Trials`.
-        entropy: the entropy of the drafter's distribution there, over log V, from 0 to 1. At temperature 0 it is that
-            of its distribution at temperature 1, as for `policies.entropy`. NaN where the drafter keeps none.
-        layers: the target's layers that made the distribution (`drafters.saturated_exit`); NaN with other drafters.
+        entropy: the entropy of the drafter's distribution there, over log V, from 0 to 1. At
+            temperature 0 it is that of its distribution at temperature 1, as for
+            `policies.entropy`. NaN where the drafter keeps none.
+        layers: the target's layers that made the distribution (`drafters.saturated_exit`); NaN with
+            other drafters.
     """
 
     q: Float[Array, "batch *rounds node"]
@@ -205,15 +223,17 @@ class TraceNumbers(NamedTuple):
 
 
 class RoundInfo(NamedTuple):
-    """The report of one round; never carried. `decode.loop.Trace` has the same fields, with an axis for the rounds.
+    """The report of one round; never carried. `decode.loop.Trace` has the same fields, with an axis
+    for the rounds.
 
     Attributes:
-        draft, draft_length: the draft tokens, and how many of them were verified (0 for a finished row; see `Stats`).
-            Of a tree these need not be the first ones: `tree.in_tree(parent)`.
+        draft, draft_length: the draft tokens, and how many of them were verified (0 for a finished
+            row; see `Stats`). Of a tree these need not be the first ones: `tree.in_tree(parent)`.
         num_accepted: draft tokens that the rule accepted.
         num_committed: tokens committed, after cutting at an end token and at the limit.
         num_tested: draft tokens that were tested.
-        parent, path: a tree's parents and accepted path, as in `Draft` and `Verdict`; None for a chain.
+        parent, path: a tree's parents and accepted path, as in `Draft` and `Verdict`; None for a
+            chain.
         numbers: the numbers of the draft tokens; None unless they were asked for.
     """
 
@@ -237,15 +257,21 @@ class FollowerInit(Protocol):
 
 
 class FollowerUpdate(Protocol):
-    def __call__(self, state: State, memory: Any, result: RoundResult, committed: Int[Array, " batch"]) -> Any:
-        """Takes in a round: the state after it, its result, and how many of its tokens were committed."""
+    def __call__(
+        self, state: State, memory: Any, result: RoundResult, committed: Int[Array, " batch"]
+    ) -> Any:
+        """Takes in a round: the state after it, its result, and how many of its tokens were
+        committed.
+        """
         ...
 
 
 class Follower(NamedTuple):
-    """Remembers something of the rounds of each row: a policy, log probabilities, the processors of a sampler.
+    """Remembers something of the rounds of each row: a policy, log probabilities, the processors of
+    a sampler.
 
-    Its memory lies in `State.memory`. So it is batch-first, and rows are reordered, refilled and resumed with theirs.
+    Its memory lies in `State.memory`. So it is batch-first, and rows are reordered, refilled and
+    resumed with theirs.
     """
 
     init: FollowerInit
@@ -264,9 +290,9 @@ class DecoderInit(Protocol):
     ) -> State:
         """Reads the prompt and commits the first new token, drawn from prefill's own logits.
 
-        `headroom`: tokens that a row may grow by; `token_rows.headroom` computes it. `before`: `Caches` of the
-        beginning of the prompts, of one row for all of them or of each, which is then not read again. `spare`: tokens
-        that may be taken back besides a round's.
+        `headroom`: tokens that a row may grow by; `token_rows.headroom` computes it. `before`:
+        `Caches` of the beginning of the prompts, of one row for all of them or of each, which is
+        then not read again. `spare`: tokens that may be taken back besides a round's.
         """
         ...
 
@@ -278,7 +304,8 @@ class DecoderStep(Protocol):
 
 
 class Decoder(NamedTuple):
-    """A way to generate; `autoregressive` and `speculative` return one, `generate` and `stream` run either.
+    """A way to generate; `autoregressive` and `speculative` return one, `generate` and `stream` run
+    either.
 
     Attributes:
         gamma: most draft tokens that a round can accept (0 for plain decoding).

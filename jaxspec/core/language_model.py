@@ -13,21 +13,25 @@ Params = Any
 """Any pytree of arrays."""
 
 Cache = Any
-"""A pytree whose every leaf has the batch as its first axis; opaque outside the LanguageModel that made it."""
+"""A pytree whose every leaf has the batch as its first axis; opaque outside the LanguageModel that
+made it.
+"""
 
 Keys = Key[Array, " batch"]
 """One PRNG key per row."""
 
 
 class Prompt(NamedTuple):
-    """Right-padded rows of token ids: what a model is prompted with, and what has been committed so far.
+    """Right-padded rows of token ids: what a model is prompted with, and what has been committed so
+    far.
 
     Attributes:
         tokens: ids; entries at or past a row's length are padding and are never read.
         length: number of real tokens of each row, at least 1.
-        encoder: the input of an encoder-decoder's encoder: another `Prompt` of ids, or features of speech. Every leaf
-            has the batch as its first axis. `tokens` then begin the decoder's row, from its start token on. With None,
-            `tokens` go to the encoder, and the row begins with `Limits.start_token` and `Limits.begin`.
+        encoder: the input of an encoder-decoder's encoder: another `Prompt` of ids, or features of
+            speech. Every leaf has the batch as its first axis. `tokens` then begin the decoder's
+            row, from its start token on. With None, `tokens` go to the encoder, and the row begins
+            with `Limits.start_token` and `Limits.begin`.
     """
 
     tokens: Int[Array, "batch prompt"]
@@ -37,7 +41,9 @@ class Prompt(NamedTuple):
     @property
     def text(self) -> Prompt:
         """The ids that were given as text: an encoder's, where it reads ids."""
-        return self.encoder if isinstance(self.encoder, Prompt) else Prompt(self.tokens, self.length)
+        if isinstance(self.encoder, Prompt):
+            return self.encoder
+        return Prompt(self.tokens, self.length)
 
 
 @jax.tree_util.register_dataclass
@@ -45,12 +51,13 @@ class Prompt(NamedTuple):
 class Before:
     """The caches of a party that has read the beginning of some rows, which are to be read further.
 
-    The caches also know the first token that was not read. A drafter on hidden states keeps an entry for each
-    position, made from the token after it, so it has all `start` entries.
+    The caches also know the first token that was not read. A drafter on hidden states keeps an
+    entry for each position, made from the token after it, so it has all `start` entries.
 
     Attributes:
-        state: the target's cache, or a drafter's state, after rows that agree with these in their first `start` + 1
-            tokens. What it holds of later tokens is not read. Every leaf has the batch as its first axis.
+        state: the target's cache, or a drafter's state, after rows that agree with these in their
+            first `start` + 1 tokens. What it holds of later tokens is not read. Every leaf has the
+            batch as its first axis.
         start: how many tokens of each row need not be read again.
         width: most tokens that follow them in a row (static).
     """
@@ -60,7 +67,9 @@ class Before:
     width: int = dataclasses.field(metadata={"static": True})
 
     def of(self, state: Any) -> Before:
-        """Returns the same start and width with another state: the draft model's, or a part of this one."""
+        """Returns the same start and width with another state: the draft model's, or a part of this
+        one.
+        """
         return dataclasses.replace(self, state=state)
 
 
@@ -71,9 +80,9 @@ class Room:
 
     Attributes:
         tokens: how many tokens a row holds, in all.
-        rewind: the most tokens that are ever taken back, counted from the longest that a row has been since it was
-            empty. None: any number, for which recurrent layers remember what each token of a row did. 0, where rows are
-            only read, makes caches smallest.
+        rewind: the most tokens that are ever taken back, counted from the longest that a row has
+            been since it was empty. None: any number, for which recurrent layers remember what each
+            token of a row did. 0, where rows are only read, makes caches smallest.
 
     >>> Room(tokens=40, rewind=6).larger(3)
     Room(tokens=43, rewind=9)
@@ -93,14 +102,16 @@ class Forward(NamedTuple):
     A compiled program does not compute those that are not read.
 
     Attributes:
-        logits: unnormalised log probabilities of the next token, always float32. After prefill step = 1: those of each
-            row's last token.
-        features: the final hidden states, which the language-model head reads. After prefill: of every position of the
-            row that was read. None where nothing reads them (`LanguageModel.inside` is None).
-        taps: hidden states between layers, of those layers that the network was asked to tap, one after the other on
-            the last axis (EAGLE-3, DFlash); None where it was asked for none. Positions as `features`.
-        encoded: after an encoder-decoder's prefill what its encoder made of the prompt, for a drafter with the same
-            encoder; otherwise None.
+        logits: unnormalised log probabilities of the next token, always float32. After prefill step
+            = 1: those of each row's last token.
+        features: the final hidden states, which the language-model head reads. After prefill: of
+            every position of the row that was read. None where nothing reads them
+            (`LanguageModel.inside` is None).
+        taps: hidden states between layers, of those layers that the network was asked to tap, one
+            after the other on the last axis (EAGLE-3, DFlash); None where it was asked for none.
+            Positions as `features`.
+        encoded: after an encoder-decoder's prefill what its encoder made of the prompt, for a
+            drafter with the same encoder; otherwise None.
     """
 
     logits: Float[Array, "batch step vocab"]
@@ -111,10 +122,11 @@ class Forward(NamedTuple):
 
 class Prefill(Protocol):
     def __call__(self, params: Params, prompt: Prompt, room: Room) -> tuple[Forward, Cache]:
-        """Reads the prompt (an encoder-decoder: encodes it and feeds the row's beginning) into an empty cache.
+        """Reads the prompt (an encoder-decoder: encodes it and feeds the row's beginning) into an
+        empty cache.
 
-        Returns the logits of each row's last token (step = 1) and the features of all, and a cache that holds the whole
-        row and has the `room`.
+        Returns the logits of each row's last token (step = 1) and the features of all, and a cache
+        that holds the whole row and has the `room`.
         """
         ...
 
@@ -130,34 +142,41 @@ class Extend(Protocol):
     ) -> tuple[Forward, Cache]:
         """Feeds `step` tokens at each row's own length; the cache grows by `step`.
 
-        With `real` the first `real` of each row's tokens are remembered, and the others are padding, whose outputs are
-        garbage. A model that can take back any number of tokens may ignore it: whoever gives `real` rewinds to what is
-        real afterwards. There is no `real` with a tree.
+        With `real` the first `real` of each row's tokens are remembered, and the others are
+        padding, whose outputs are garbage. A model that can take back any number of tokens may
+        ignore it: whoever gives `real` rewinds to what is real afterwards. There is no `real` with
+        a tree.
 
-        With `parent` the last `nodes` tokens are a token tree: these `step` ones, after nodes - step that earlier calls
-        have fed and that lie at the end of the cache. `parent[b, i] < i` is the node that node i follows; -1: it
-        follows the tokens before the tree. A node attends to those tokens, to its ancestors and to itself, and its
-        position is the tree's start plus its depth (`jaxspec.core.tree`). None: each token follows the one before it.
+        With `parent` the last `nodes` tokens are a token tree: these `step` ones, after nodes -
+        step that earlier calls have fed and that lie at the end of the cache. `parent[b, i] < i` is
+        the node that node i follows; -1: it follows the tokens before the tree. A node attends to
+        those tokens, to its ancestors and to itself, and its position is the tree's start plus its
+        depth (`jaxspec.core.tree`). None: each token follows the one before it.
         """
         ...
 
 
 class Rewind(Protocol):
     def __call__(self, cache: Cache, length: Int[Array, " batch"]) -> Cache:
-        """Forgets all but the first `length` tokens of each row: an assignment of lengths, no data moves.
+        """Forgets all but the first `length` tokens of each row: an assignment of lengths, no data
+        moves.
 
-        At most as many tokens are forgotten as the cache was made to take back (`Room.rewind`), counted from the most
-        that the row ever had: see `kv_cache.can_rewind`. A round, a prefix and a chunk of a prompt stay within that.
+        At most as many tokens are forgotten as the cache was made to take back (`Room.rewind`),
+        counted from the most that the row ever had: see `kv_cache.can_rewind`. A round, a prefix
+        and a chunk of a prompt stay within that.
         """
         ...
 
 
 class Select(Protocol):
-    def __call__(self, cache: Cache, start: Int[Array, " batch"], path: Int[Array, "batch depth"]) -> Cache:
-        """Moves the cache's entry `start + path[:, i]` to `start + i`, for every i: the accepted path of a tree.
+    def __call__(
+        self, cache: Cache, start: Int[Array, " batch"], path: Int[Array, "batch depth"]
+    ) -> Cache:
+        """Moves the cache's entry `start + path[:, i]` to `start + i`, for every i: the accepted
+        path of a tree.
 
-        `path` increases along its real entries; what lies at the others is garbage, which a rewind then forgets. The
-        lengths stay as they are.
+        `path` increases along its real entries; what lies at the others is garbage, which a rewind
+        then forgets. The lengths stay as they are.
         """
         ...
 
@@ -166,24 +185,31 @@ class Head(Protocol):
     def __call__(
         self, params: Params, features: Float[Array, "batch step dim"], raw: bool = False
     ) -> Float[Array, "batch step vocab"]:
-        """The logits that belong to features: for callers that want those of some positions only, or have features of
-        their own. Equal to what `extend` gives at a position, up to rounding; `raw` leaves out the network's scale and
-        soft cap of logits, for drafters that have their own.
+        """The logits that belong to features: for callers that want those of some positions only,
+        or have features of their own. Equal to what `extend` gives at a position, up to rounding;
+        `raw` leaves out the network's scale and soft cap of logits, for drafters that have their
+        own.
         """
         ...
 
 
 class Embed(Protocol):
-    def __call__(self, params: Params, tokens: Int[Array, "batch step"]) -> Float[Array, "batch step dim"]:
-        """Rows of the embedding matrix, as they are stored: a network may scale them, or add positions, afterwards."""
+    def __call__(
+        self, params: Params, tokens: Int[Array, "batch step"]
+    ) -> Float[Array, "batch step dim"]:
+        """Rows of the embedding matrix, as they are stored: a network may scale them, or add
+        positions, afterwards.
+        """
         ...
 
 
 class Parts(NamedTuple):
-    """The parts of a stack of layers to run; static. A part that is skipped adds nothing to the residual stream.
+    """The parts of a stack of layers to run; static. A part that is skipped adds nothing to the
+    residual stream.
 
     Attributes:
-        attention: layers whose attention runs (of an encoder-decoder, that to the encoder's output, too), ascending.
+        attention: layers whose attention runs (of an encoder-decoder, that to the encoder's output,
+            too), ascending.
         mlp: layers whose feed-forward block runs, ascending.
     """
 
@@ -192,14 +218,16 @@ class Parts(NamedTuple):
 
 
 class Layers(NamedTuple):
-    """A model's decoder layers, to be run in part: `extend` is embed, run all of them, features, and the head.
+    """A model's decoder layers, to be run in part: `extend` is embed, run all of them, features,
+    and the head.
 
     Attributes:
         count: how many there are.
-        embed: (params, cache, tokens, parent=None) -> what the first layer reads of tokens that `Extend` would feed.
-        run: (params, cache, residual stream, `Parts`, parent=None) -> the stream after these, and the cache. Tokens lie
-            where `Extend` would put them, and the cache grows as it does there; but only layers whose attention runs
-            write keys and values.
+        embed: (params, cache, tokens, parent=None) -> what the first layer reads of tokens that
+            `Extend` would feed.
+        run: (params, cache, residual stream, `Parts`, parent=None) -> the stream after these, and
+            the cache. Tokens lie where `Extend` would put them, and the cache grows as it does
+            there; but only layers whose attention runs write keys and values.
         features: (params, residual stream) -> what the head reads: the final norm.
         sources: (layer, earlier layer) for each layer that attends to the keys of an earlier one.
     """
@@ -216,14 +244,19 @@ class Encoder(NamedTuple):
 
     Attributes:
         params: a model's parameters -> those that `Forward.encoded` is made with.
-        with_params: (a model's parameters, such ones of another model) -> the model's with these in place of its own.
-        prefill: (parameters, prompt, room, `Forward.encoded` of an encoder with the same parameters) -> as `Prefill`.
-        is_shared: whether the model, as a drafter, reads what the target's encoder made of the prompt.
+        with_params: (a model's parameters, such ones of another model) -> the model's with these in
+            place of its own.
+        prefill: (parameters, prompt, room, `Forward.encoded` of an encoder with the same
+            parameters) -> as `Prefill`.
+        is_shared: whether the model, as a drafter, reads what the target's encoder made of the
+            prompt.
     """
 
     params: Callable[[Params], Params]
     with_params: Callable[[Params, Params], Params]
-    prefill: Callable[[Params, Prompt, Room, Float[Array, "batch prompt dim"] | None], tuple[Forward, Cache]]
+    prefill: Callable[
+        [Params, Prompt, Room, Float[Array, "batch prompt dim"] | None], tuple[Forward, Cache]
+    ]
     is_shared: bool = False
 
 
@@ -231,10 +264,11 @@ class Limits(NamedTuple):
     """The ends of a model's rows.
 
     Attributes:
-        start_token: None for a decoder-only model, whose row begins with the prompt; an encoder-decoder's row begins
-            with this token, and the prompt goes to the encoder.
+        start_token: None for a decoder-only model, whose row begins with the prompt; an
+            encoder-decoder's row begins with this token, and the prompt goes to the encoder.
         max_positions: longest row the model can hold, None if nothing limits it.
-        max_prompt: longest prompt an encoder accepts, None if nothing (but max_positions) limits it.
+        max_prompt: longest prompt an encoder accepts, None if nothing (but max_positions) limits
+            it.
         end_tokens: ids that end a row; empty for the tokenizer's end-of-sequence token.
         begin: ids that an encoder-decoder's row has after its start token, such as a language's.
         source_vocab: number of token ids that an encoder reads; None for those of the decoder.
@@ -249,23 +283,30 @@ class Limits(NamedTuple):
 
     @property
     def first_tokens(self) -> tuple[int, ...]:
-        """The ids that the row of an encoder-decoder begins with, unless a prompt has others; none of a decoder."""
-        return () if self.start_token is None else (self.start_token, *self.begin)
+        """The ids that the row of an encoder-decoder begins with, unless a prompt has others; none
+        of a decoder.
+        """
+        if self.start_token is None:
+            return ()
+        return (self.start_token, *self.begin)
 
 
 class Inside(NamedTuple):
-    """The inside of a network, for drafters that read it, run a part of it or take its embedding and its head.
+    """The inside of a network, for drafters that read it, run a part of it or take its embedding
+    and its head.
 
     Attributes:
         width: width of `Forward.features`, and of each tap.
-        taps: layers whose outputs `Forward.taps` holds, as `language_model(config, taps)` was given them.
+        taps: layers whose outputs `Forward.taps` holds, as `language_model(config, taps)` was given
+            them.
         layers: its decoder layers, to be run in part; None if they cannot be.
         encoder: an encoder-decoder's encoder; None: it gives no `Forward.encoded`.
-        keys_values: (cache, layer) -> the layer's cached keys and values [B, K, S, D] each, and their positions [B, S],
-            -1 at slots that the row's next token does not read. Drafters that attend to their target's cache call
-            it. A layer with a state in place of keys raises a ValueError. None: the network has no such keys.
-        has_slot_biases: whether attention has biases by the distance of two slots of the whole cache, so that a part of
-            the cache cannot stand for it.
+        keys_values: (cache, layer) -> the layer's cached keys and values [B, K, S, D] each, and
+            their positions [B, S], -1 at slots that the row's next token does not read. Drafters
+            that attend to their target's cache call it. A layer with a state in place of keys
+            raises a ValueError. None: the network has no such keys.
+        has_slot_biases: whether attention has biases by the distance of two slots of the whole
+            cache, so that a part of the cache cannot stand for it.
     """
 
     width: int
@@ -285,9 +326,10 @@ class LanguageModel(NamedTuple):
         select: the function of the protocol; None: the model takes chains, no token trees.
         vocab_size: number of token ids (the width of the logits).
         limits: how its rows begin and end.
-        inside: the parts that drafters may read and run; None: no parts. jaxspec's networks have it.
-        is_causal: whether its logits are known to depend on no later token and on no padding, as those of jaxspec's
-            networks are. `prepare` tries other models once (`decode.causality`).
+        inside: the parts that drafters may read and run; None: no parts. jaxspec's networks have
+            it.
+        is_causal: whether its logits are known to depend on no later token and on no padding, as
+            those of jaxspec's networks are. `prepare` tries other models once (`decode.causality`).
     """
 
     prefill: Prefill
@@ -302,12 +344,16 @@ class LanguageModel(NamedTuple):
     @property
     def prompt_vocab(self) -> int:
         """Number of token ids that prompts may have."""
-        return self.vocab_size if self.limits.source_vocab is None else self.limits.source_vocab
+        if self.limits.source_vocab is None:
+            return self.vocab_size
+        return self.limits.source_vocab
 
     @property
     def encoder(self) -> Encoder | None:
         """The encoder that another model may share; None: there is none."""
-        return None if self.inside is None else self.inside.encoder
+        if self.inside is None:
+            return None
+        return self.inside.encoder
 
 
 class Model(NamedTuple):

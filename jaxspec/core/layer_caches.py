@@ -1,4 +1,5 @@
-"""The cache of a layer, of any kind: keys and values of all entries or of the last, those of another layer, or a state.
+"""The cache of a layer, of any kind: keys and values of all entries or of the last, those of
+another layer, or a state.
 
     Attended    keys and values of all entries, or of the last for a layer that attends to a window
     Shared      nothing: the layer attends to what an earlier layer has
@@ -25,9 +26,13 @@ LayerArray = Float[Array, "batch kv_heads capacity head_dim"]
 New = Float[Array, "batch kv_heads step head_dim"]
 KeysValues = tuple[LayerArray, LayerArray]
 Recurrence = Callable[[Any, Any], tuple[Any, Any]]
-"""A recurrence by one token: (state [B, ...], the token's entry [B, ...]) -> (state, output [B, ...])."""
+"""A recurrence by one token: (state [B, ...], the token's entry [B, ...]) -> (state, output [B,
+...]).
+"""
 Many = Callable[[Any, Any, Int[Array, " B"]], tuple[Any, Any]]
-"""By N tokens: (state, entries [B, N, ...], count [B]) -> (outputs [B, N, ...], state after `count` of them)."""
+"""By N tokens: (state, entries [B, N, ...], count [B]) -> (outputs [B, N, ...], state after `count`
+of them).
+"""
 FEW = 16  # tokens of a pass that are always read one by one
 MOST_SINGLY = 64  # and the most that are, where any number may be taken back
 
@@ -38,9 +43,11 @@ class LayerCache:
     What is here is a cache without keys, in which nothing is ever lost.
 
     Attributes:
-        source: the number of the layer whose keys it reads in place of its own; None: it reads no other.
+        source: the number of the layer whose keys it reads in place of its own; None: it reads no
+            other.
         wraps: whether it loses entries, as a ring does.
-        keeps_state: whether it has one state for each row: it follows chains only, and rewinds by doing tokens again.
+        keeps_state: whether it has one state for each row: it follows chains only, and rewinds by
+            doing tokens again.
     """
 
     source: int | None = None
@@ -59,13 +66,15 @@ class LayerCache:
     def read(self, pass_: Pass, records: Sequence[Any], *new: Any) -> Any:
         """Returns what the tokens of a pass may attend to; a layer calls it with what they add.
 
-        `records`: what the layers before this one have read in this pass. `new`: the tokens' keys and values,
-        [B, K, T, D] each; another kind of layer has its own.
+        `records`: what the layers before this one have read in this pass. `new`: the tokens' keys
+        and values, [B, K, T, D] each; another kind of layer has its own.
         """
         raise NotImplementedError
 
     def read_whole(self, records: Sequence[Any], *new: Any) -> Any:
-        """Returns what the tokens of whole rows may attend to, with nothing before them: as `read`, without a cache."""
+        """Returns what the tokens of whole rows may attend to, with nothing before them: as `read`,
+        without a cache.
+        """
         return new
 
     def after(self, record: Any, pass_: Pass) -> LayerCache:
@@ -77,10 +86,14 @@ class LayerCache:
         return self
 
     def fitted(self, like: Any, length: Int[Array, " B"]) -> LayerCache:
-        """Returns what it holds of `length` tokens in a cache with the sizes of `like`, of the same kind."""
+        """Returns what it holds of `length` tokens in a cache with the sizes of `like`, of the same
+        kind.
+        """
         return self
 
-    def can_rewind(self, length: Int[Array, " B"], written: Int[Array, " B"] | None) -> Bool[Array, " B"]:
+    def can_rewind(
+        self, length: Int[Array, " B"], written: Int[Array, " B"] | None
+    ) -> Bool[Array, " B"]:
         """Says which rows can be rewound to `length`, of `written` tokens that they had at most."""
         return length >= 0
 
@@ -88,13 +101,15 @@ class LayerCache:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Attended(LayerCache):
-    """Keys and values for a layer that attends to all positions up to a token's own, or to the last `window` of these.
+    """Keys and values for a layer that attends to all positions up to a token's own, or to the last
+    `window` of these.
 
-    Entry i lies in slot i. Where rows are longer than a window needs, it is a ring of the last entries: entry i lies in
-    slot i % slots. No slot says which entry it holds: that follows from the row's length (`entries`). It is right for
-    all that a query may read, as long as no row is rewound by more tokens than the ring has slots beyond the window.
-    Why: entry w was written last, and its row is rewound to length n. Slot w % slots still has entry w, but it is read
-    as entry w - slots. No query reads that entry while it lies before the window of position n, which is while
+    Entry i lies in slot i. Where rows are longer than a window needs, it is a ring of the last
+    entries: entry i lies in slot i % slots. No slot says which entry it holds: that follows from
+    the row's length (`entries`). It is right for all that a query may read, as long as no row is
+    rewound by more tokens than the ring has slots beyond the window. Why: entry w was written last,
+    and its row is rewound to length n. Slot w % slots still has entry w, but it is read as entry w
+    - slots. No query reads that entry while it lies before the window of position n, which is while
     w - slots <= n - window, or w - n <= slots - window.
 
     Attributes:
@@ -123,12 +138,14 @@ class Attended(LayerCache):
     def read(self, pass_: Pass, records: Sequence[Any], k: New, v: New) -> KeysValues:
         """Writes the new entries, and returns all.
 
-        In a ring, new entries overwrite what the first of many tokens still read. So of many the new entries are put
-        after the slots instead.
+        In a ring, new entries overwrite what the first of many tokens still read. So of many the
+        new entries are put after the slots instead.
         """
         if self.wraps and pass_.step > self.slots - (self.window or 0):
             pairs = (self.keys, k), (self.values, v)
-            return tuple(jnp.concatenate([old, new.astype(old.dtype)], axis=2) for old, new in pairs)  # type: ignore[return-value]
+            return tuple(
+                jnp.concatenate([old, new.astype(old.dtype)], axis=2) for old, new in pairs
+            )  # type: ignore[return-value]
         return self._written(k, v, pass_)
 
     def after(self, record: KeysValues, pass_: Pass) -> Attended:
@@ -150,25 +167,38 @@ class Attended(LayerCache):
         if not self.wraps:
             k, v = (write(x, _take(x, source), start) for x in (self.keys, self.values))
         else:
-            k, v = (write_ring(x, _take(x, source % self.slots), start) for x in (self.keys, self.values))
+            k, v = (
+                write_ring(x, _take(x, source % self.slots), start)
+                for x in (self.keys, self.values)
+            )
         return dataclasses.replace(self, keys=k, values=v)
 
     def fitted(self, like: Attended, length: Int[Array, " B"]) -> Attended:
-        """Moves every entry to its slot in a ring of another size; a layer of all entries is never made smaller."""
+        """Moves every entry to its slot in a ring of another size; a layer of all entries is never
+        made smaller.
+        """
         if like.wraps:
-            # Entries that a ring no longer has lie before every window to come: their slots hold garbage.
+            # Entries that a ring no longer has lie before every window to come: their slots hold
+            # garbage.
             source = jnp.maximum(last_entries(length, like.slots), 0) % self.slots
         elif self.wraps:
             slot = jnp.arange(like.slots, dtype=length.dtype)[None, :] % self.slots
             source = jnp.broadcast_to(slot, (length.shape[0], like.slots))
         else:
-            grown = (token_rows.grow(x, y.shape) for x, y in ((self.keys, like.keys), (self.values, like.values)))
+            grown = (
+                token_rows.grow(x, y.shape)
+                for x, y in ((self.keys, like.keys), (self.values, like.values))
+            )
             return Attended(*grown, window=self.window)
         if self.wraps and like.wraps and self.slots == like.slots:
             return self
-        return Attended(_take(self.keys, source), _take(self.values, source), self.window, like.wraps)
+        return Attended(
+            _take(self.keys, source), _take(self.values, source), self.window, like.wraps
+        )
 
-    def can_rewind(self, length: Int[Array, " B"], written: Int[Array, " B"] | None) -> Bool[Array, " B"]:
+    def can_rewind(
+        self, length: Int[Array, " B"], written: Int[Array, " B"] | None
+    ) -> Bool[Array, " B"]:
         """The ring still has the window before `length`."""
         if not self.wraps or written is None:
             return length >= 0
@@ -205,12 +235,14 @@ class RecurrentRecord(NamedTuple):
 class Recurrent(LayerCache):
     """The state of a recurrent layer some tokens ago, and what each token since then does to it.
 
-    A state cannot be masked or rewound. So the one that is kept is as old as a rewind may be long, and each pass begins
-    by doing again what the tokens do that still count. A rewind is then an assignment of a length, as for every kind.
-    It repeats the updates of the state, no projections. Padding and what was taken back leave the state bit for bit.
+    A state cannot be masked or rewound. So the one that is kept is as old as a rewind may be long,
+    and each pass begins by doing again what the tokens do that still count. A rewind is then an
+    assignment of a length, as for every kind. It repeats the updates of the state, no projections.
+    Padding and what was taken back leave the state bit for bit.
 
     Attributes:
-        state: after the first `base` tokens of each row; a pytree of [B, ...], zeros where a row begins.
+        state: after the first `base` tokens of each row; a pytree of [B, ...], zeros where a row
+            begins.
         log: the inputs of the layer's step for the tokens from `base` on; a pytree of [B, R, ...].
         base: how many tokens of each row the state has seen.
     """
@@ -226,7 +258,12 @@ class Recurrent(LayerCache):
         return jax.tree.leaves(self.log)[0].shape[1]
 
     def read(
-        self, pass_: Pass, records: Sequence[Any], step: Recurrence, new: Any, many: Many | None = None
+        self,
+        pass_: Pass,
+        records: Sequence[Any],
+        step: Recurrence,
+        new: Any,
+        many: Many | None = None,
     ) -> RecurrentRecord:
         """Runs the layer's recurrence over the tokens that count and the new ones.
 
@@ -237,28 +274,42 @@ class Recurrent(LayerCache):
             records: not read.
             step: the recurrence by one token.
             new: the entries of the tokens, a pytree of [B, T, ...].
-            many: the same by many tokens at once, for passes wider than any that is taken back; None: by `step`. One
-                form serves a round's pass and passes of one token, so that both give the same numbers.
+            many: the same by many tokens at once, for passes wider than any that is taken back;
+                None: by `step`. One form serves a round's pass and passes of one token, so that
+                both give the same numbers.
 
         Returns:
             A `RecurrentRecord`, with outputs [B, T, ...].
         """
         if pass_.parent is not None:
-            raise ValueError("a recurrent layer has one state for each row: it reads chains, no token trees")
-        size, length = self.size, pass_.length
+            raise ValueError(
+                "a recurrent layer has one state for each row: it reads chains, no token trees"
+            )
+        size = self.size
+        length = pass_.length
         is_empty = length == 0  # such rows begin again
         base = jnp.where(is_empty, 0, self.base)
         state = token_rows.where(is_empty, jax.tree.map(jnp.zeros_like, self.state), self.state)
-        lost = jax.tree.map(lambda x: jnp.full_like(x, jnp.nan) if jnp.issubdtype(x.dtype, jnp.inexact) else x, state)
+        lost = jax.tree.map(
+            lambda x: jnp.full_like(x, jnp.nan) if jnp.issubdtype(x.dtype, jnp.inexact) else x,
+            state,
+        )
         state = token_rows.where(length < base, lost, state)
-        # [B, R+T]: the tokens from `base` on, those of the log below the length and the new ones; then garbage.
-        together = jax.tree.map(lambda x, y: jnp.concatenate([x, y.astype(x.dtype)], axis=1), self.log, new)
-        index, logged = jnp.arange(size + pass_.step, dtype=length.dtype)[None, :], (length - base)[:, None]
+        # [B, R+T]: the tokens from `base` on, those of the log below the length and the new ones;
+        # then garbage.
+        together = jax.tree.map(
+            lambda x, y: jnp.concatenate([x, y.astype(x.dtype)], axis=1), self.log, new
+        )
+        index = jnp.arange(size + pass_.step, dtype=length.dtype)[None, :]
+        logged = (length - base)[:, None]
         sequence = _take_tokens(together, jnp.where(index < logged, index, index - logged + size))
         # The state moves on to `size` tokens before the end: what comes after it can be taken back.
         new_base = jnp.maximum(base, pass_.end - size)
         is_wide = pass_.step > min(max(size, FEW), MOST_SINGLY)
-        run = many if is_wide and many is not None else _one_by_one(step)
+        if is_wide and many is not None:
+            run = many
+        else:
+            run = _one_by_one(step)
         outputs, state = run(state, sequence, new_base - base)
         outputs = _take_tokens(outputs, logged + index[:, : pass_.step])
         log = _take_tokens(sequence, (new_base - base)[:, None] + index[:, :size])
@@ -270,7 +321,10 @@ class Recurrent(LayerCache):
         """Runs the recurrence from the first token on."""
         batch, count = jax.tree.leaves(new)[0].shape[:2]
         state = jax.tree.map(lambda x: jnp.zeros((batch, *x.shape[1:]), x.dtype), self.state)
-        run = many if count > FEW and many is not None else _one_by_one(step)
+        if count > FEW and many is not None:
+            run = many
+        else:
+            run = _one_by_one(step)
         return RecurrentRecord(run(state, new, jnp.full((batch,), count, jnp.int32))[0], self)
 
     def after(self, record: RecurrentRecord, pass_: Pass) -> Recurrent:
@@ -278,14 +332,20 @@ class Recurrent(LayerCache):
 
     def select(self, start: Int[Array, " B"], path: Int[Array, "B D"]) -> Recurrent:
         """Refuses: one state cannot follow a tree."""
-        raise ValueError("a recurrent layer has one state for each row: it reads chains, no token trees")
+        raise ValueError(
+            "a recurrent layer has one state for each row: it reads chains, no token trees"
+        )
 
     def fitted(self, like: Recurrent, length: Int[Array, " B"]) -> Recurrent:
         """Makes room for more tokens that may be taken back; never for fewer."""
-        log = jax.tree.map(lambda x, y: token_rows.grow(x, (*x.shape[:1], *y.shape[1:])), self.log, like.log)
+        log = jax.tree.map(
+            lambda x, y: token_rows.grow(x, (*x.shape[:1], *y.shape[1:])), self.log, like.log
+        )
         return dataclasses.replace(self, log=log)
 
-    def can_rewind(self, length: Int[Array, " B"], written: Int[Array, " B"] | None) -> Bool[Array, " B"]:
+    def can_rewind(
+        self, length: Int[Array, " B"], written: Int[Array, " B"] | None
+    ) -> Bool[Array, " B"]:
         """The state is older."""
         return self.base <= length
 
@@ -294,7 +354,9 @@ def _one_by_one(step: Recurrence) -> Many:
     """Makes the recurrence by many tokens of that by one."""
 
     def run(state: Any, entries: Any, count: Int[Array, " B"]) -> tuple[Any, Any]:
-        def next_token(carry: tuple[Any, Any], fed: tuple[Array, Any]) -> tuple[tuple[Any, Any], Any]:
+        def next_token(
+            carry: tuple[Any, Any], fed: tuple[Array, Any]
+        ) -> tuple[tuple[Any, Any], Any]:
             (state, kept), (index, entry) = carry, fed
             state, output = step(state, entry)
             return (state, token_rows.where(index < count, state, kept)), output
@@ -308,7 +370,9 @@ def _one_by_one(step: Recurrence) -> Many:
 
 
 def _take_tokens(x: Any, index: Int[Array, "B N"]) -> Any:
-    """Takes tokens of each row out of a tree of [B, T, ...]; of numbers past the end the last one."""
+    """Takes tokens of each row out of a tree of [B, T, ...]; of numbers past the end the last
+    one.
+    """
     return jax.tree.map(lambda a: token_rows.take(a, jnp.clip(index, 0, a.shape[1] - 1)), x)
 
 
@@ -330,7 +394,10 @@ def window(
     """
 
     def make(batch: int, room: Room) -> Attended:
-        slots = room.tokens if room.rewind is None or width is None or not ring else width + room.rewind
+        if room.rewind is None or width is None or not ring:
+            slots = room.tokens
+        else:
+            slots = width + room.rewind
         size = min(slots, room.tokens)
         arrays = (jnp.zeros((batch, kv_heads, size, head_dim), dtype) for _ in range(2))
         return Attended(*arrays, window=width, wraps=slots < room.tokens)
@@ -352,7 +419,10 @@ def recurrent(state: Any, entry: Any) -> CacheMaker:
     """
 
     def make(batch: int, room: Room) -> Recurrent:
-        size = room.tokens if room.rewind is None else min(room.rewind, room.tokens)
+        if room.rewind is None:
+            size = room.tokens
+        else:
+            size = min(room.rewind, room.tokens)
         zeros = jax.tree.map(lambda x: jnp.zeros((batch, *x.shape), x.dtype), state)
         log = jax.tree.map(lambda x: jnp.zeros((batch, max(size, 1), *x.shape), x.dtype), entry)
         return Recurrent(zeros, log, jnp.zeros((batch,), jnp.int32))
@@ -365,52 +435,68 @@ def write(buffer: LayerArray, new: New, length: Int[Array, " batch"]) -> LayerAr
 
     With lengths (1, 2) and step 1: before [[a . .], [b c .]], after [[a X .], [b c Y]].
 
-    `dynamic_update_slice` clamps a start that does not fit, and so would overwrite committed entries without an error:
-    the maker of the buffer makes it large enough (`token_rows.room`). In a ring nothing is clamped.
+    `dynamic_update_slice` clamps a start that does not fit, and so would overwrite committed
+    entries without an error: the maker of the buffer makes it large enough (`token_rows.room`). In
+    a ring nothing is clamped.
     """
-    new, zero = new.astype(buffer.dtype), jnp.zeros((), length.dtype)
+    new = new.astype(buffer.dtype)
+    zero = jnp.zeros((), length.dtype)
     if buffer.shape[0] == 1:
         start = (zero, zero, length[0], zero)
         if new.shape[2] > 1:
             return jax.lax.dynamic_update_slice(buffer, new, start)
-        return jax.lax.platform_dependent(buffer, new, start, cpu=_write_twice, default=jax.lax.dynamic_update_slice)
-    return jax.vmap(lambda b, n, begin: jax.lax.dynamic_update_slice(b, n, (zero, begin, zero)))(buffer, new, length)
+        return jax.lax.platform_dependent(
+            buffer, new, start, cpu=_write_twice, default=jax.lax.dynamic_update_slice
+        )
+    return jax.vmap(lambda b, n, begin: jax.lax.dynamic_update_slice(b, n, (zero, begin, zero)))(
+        buffer, new, length
+    )
 
 
 def _write_twice(buffer: LayerArray, new: New, start: tuple[Int[Array, ""], ...]) -> LayerArray:
     """Writes one entry to the only row, by a scatter of the entry and itself.
 
-    On a CPU, XLA repeats an update of one slice for each of its readers, and copies the whole buffer each time. It
-    computes a scatter of two entries once, in place. Beyond the end it writes the last slot, as that update does.
+    On a CPU, XLA repeats an update of one slice for each of its readers, and copies the whole
+    buffer each time. It computes a scatter of two entries once, in place. Beyond the end it writes
+    the last slot, as that update does.
     """
     twice = jnp.stack([start[2], start[2]])
     return buffer.at[:, :, twice].set(jnp.concatenate([new, new], axis=2), mode="clip")
 
 
 def write_ring(
-    buffer: LayerArray, new: New, length: Int[Array, " batch"], real: Int[Array, " batch"] | None = None
+    buffer: LayerArray,
+    new: New,
+    length: Int[Array, " batch"],
+    real: Int[Array, " batch"] | None = None,
 ) -> LayerArray:
-    """Writes entries to slots length % slots, ..., and on from slot 0; of each row the first `real`, None: all.
+    """Writes entries to slots length % slots, ..., and on from slot 0; of each row the first
+    `real`, None: all.
 
     Length 5, three slots, step 2: before [d e c], after [Y e X]; X is entry 5.
     """
-    slots, step = buffer.shape[2], new.shape[2]
+    slots = buffer.shape[2]
+    step = new.shape[2]
     if real is not None or step > slots:
         # Each slot takes the last entry that belongs there, if that is a new one.
         end = length + (jnp.asarray(step, length.dtype) if real is None else real)
-        source = last_entries(end, slots) - length[:, None]  # [B, slots]: the number of each slot's new entry
+        # [B, slots]: the number of each slot's new entry
+        source = last_entries(end, slots) - length[:, None]
         fresh = _take(new, jnp.clip(source, 0, step - 1)).astype(buffer.dtype)
         return jnp.where((source >= 0)[:, None, :, None], fresh, buffer)
     first = length % slots
     if step == 1:
         return write(buffer, new, first)
-    # A slice of `step` slots from `first` on, or as near the end as it fits, then one of the first slots. In the slices
-    # slots get the new entry that belongs there, or keep the one that they have.
+    # A slice of `step` slots from `first` on, or as near the end as it fits, then one of the first
+    # slots. In the slices slots get the new entry that belongs there, or keep the one that they
+    # have.
     slot = jnp.arange(step, dtype=first.dtype)[None, :]
-    for start in (first, first - slots):  # the slot of the first new entry, counted from this end of the ring
+    # the slot of the first new entry, counted from this end of the ring
+    for start in (first, first - slots):
         begin = jnp.clip(start, 0, slots - step)
-        source = begin[:, None] + slot - start[:, None]  # [B, step]: the number of each slot's new entry
-        is_new = jnp.logical_and(source >= 0, source < step)
+        # [B, step]: the number of each slot's new entry
+        source = begin[:, None] + slot - start[:, None]
+        is_new = (source >= 0) & (source < step)
         merged = jnp.where(
             is_new[:, None, :, None],
             _take(new, jnp.clip(source, 0, step - 1)).astype(buffer.dtype),
@@ -423,7 +509,9 @@ def write_ring(
 def _slice(buffer: LayerArray, start: Int[Array, " batch"], step: int) -> New:
     if buffer.shape[0] == 1:
         return jax.lax.dynamic_slice_in_dim(buffer, start[0], step, axis=2)
-    return jax.vmap(lambda b, begin: jax.lax.dynamic_slice_in_dim(b, begin, step, axis=1))(buffer, start)
+    return jax.vmap(lambda b, begin: jax.lax.dynamic_slice_in_dim(b, begin, step, axis=1))(
+        buffer, start
+    )
 
 
 def _take(buffer: LayerArray, slots: Int[Array, "batch step"]) -> New:

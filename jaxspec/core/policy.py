@@ -19,20 +19,29 @@ class PolicyInit(Protocol):
 
 
 class PolicyMaxDraft(Protocol):
-    def __call__(self, params: Params, state: Any, gamma: int, remaining: Int[Array, " batch"]) -> Int[Array, " batch"]:
-        """Most draft tokens on a path of each row in the round that begins; the decoder cuts it to 0..gamma.
+    def __call__(
+        self, params: Params, state: Any, gamma: int, remaining: Int[Array, " batch"]
+    ) -> Int[Array, " batch"]:
+        """Most draft tokens on a path of each row in the round that begins; the decoder cuts it to
+        0..gamma.
 
-        `remaining`: the new tokens that each row may still get; 0 for a row that has ended, which drafts nothing,
-        whatever is returned for it.
+        `remaining`: the new tokens that each row may still get; 0 for a row that has ended, which
+        drafts nothing, whatever is returned for it.
         """
         ...
 
 
 class PolicyShouldContinue(Protocol):
     def __call__(
-        self, params: Params, state: Any, index: int | Int[Array, ""], confidences: Float[Array, "batch draft"]
+        self,
+        params: Params,
+        state: Any,
+        index: int | Int[Array, ""],
+        confidences: Float[Array, "batch draft"],
     ) -> Bool[Array, " batch"]:
-        """Says whether each row drafts another token after token number `index`; `confidences` after that are 0."""
+        """Says whether each row drafts another token after token number `index`; `confidences`
+        after that are 0.
+        """
         ...
 
 
@@ -40,26 +49,36 @@ class PolicyShorten(Protocol):
     def __call__(
         self, params: Params, state: Any, draft: Draft, remaining: Int[Array, " batch"]
     ) -> Int[Array, " batch"]:
-        """Most draft tokens on a path of each row that the target reads, once it is known how many were drafted.
+        """Most draft tokens on a path of each row that the target reads, once it is known how many
+        were drafted.
 
-        `remaining` is as above. It must not depend on tokens that were drawn, nor on a length that does: see `Policy`.
+        `remaining` is as above. It must not depend on tokens that were drawn, nor on a length that
+        does: see `Policy`.
         """
         ...
 
 
 class PolicyUpdate(Protocol):
     def __call__(
-        self, params: Params, state: Any, draft: Draft, verdict: Verdict, num_committed: Int[Array, " batch"]
+        self,
+        params: Params,
+        state: Any,
+        draft: Draft,
+        verdict: Verdict,
+        num_committed: Int[Array, " batch"],
     ) -> Any:
-        """Takes in the outcome of a round: the draft as it was judged, the verdict, how many tokens were committed."""
+        """Takes in the outcome of a round: the draft as it was judged, the verdict, how many tokens
+        were committed.
+        """
         ...
 
 
 class Policy(NamedTuple):
-    """Decides how many tokens to draft, row by row, from what a row has seen so far; text stays exact.
+    """Decides how many tokens to draft, row by row, from what a row has seen so far; text stays
+    exact.
 
-    The distribution of a draft token may end the draft after it, and so might its value; but a token that was drawn is
-    always judged. Leaving one out for its own value would bias the text.
+    The distribution of a draft token may end the draft after it, and so might its value; but a
+    token that was drawn is always judged. Leaving one out for its own value would bias the text.
 
     Attributes:
         confidence: read off the distribution of each draft token; None if only `max_draft` decides.
@@ -80,7 +99,8 @@ class BoundPolicy(NamedTuple):
 
     Attributes:
         functions: static: a decoder is made from these, so that other numbers compile nothing.
-        params: traced numbers, with an entry for each row or one for all; they become `Request.policy`.
+        params: traced numbers, with an entry for each row or one for all; they become
+            `Request.policy`.
         name: its name in tables.
     """
 

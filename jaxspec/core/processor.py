@@ -1,7 +1,9 @@
-"""Logits processors: they change the logits of the next token, and may remember the tokens before it.
+"""Logits processors: they change the logits of the next token, and may remember the tokens before
+it.
 
-Decoders keep the memory of each row. It follows the committed tokens, and `fold` carries it over draft tokens. So every
-position of a pass is processed after the tokens before it, in chains and in trees.
+Decoders keep the memory of each row. It follows the committed tokens, and `fold` carries it over
+draft tokens. So every position of a pass is processed after the tokens before it, in chains and in
+trees.
 
 Axis letters as in `jaxspec.core`; T positions of a pass, N draft tokens.
 """
@@ -49,23 +51,28 @@ class ProcessorAhead(Protocol):
 
 @dataclasses.dataclass(frozen=True)  # `jax.jit` takes no NamedTuple for a function
 class Processor:
-    """A logits processor that remembers the tokens before each position: an automaton, or counts of tokens.
+    """A logits processor that remembers the tokens before each position: an automaton, or counts of
+    tokens.
 
-    Functions only; `BoundProcessor` has values beside them. `values` below are these, or in `sampling.chain` the
-    sampler's parameters.
+    Functions only; `BoundProcessor` has values beside them. `values` below are these, or in
+    `sampling.chain` the sampler's parameters.
 
     Attributes:
-        apply: (values, logits, preceding) -> logits. `preceding.memory` is the memory before each position, leaves
-            [batch, step, ...].
+        apply: (values, logits, preceding) -> logits. `preceding.memory` is the memory before each
+            position, leaves [batch, step, ...].
         init: the maker of its memory. None: the processor remembers nothing.
         advance: the memory after one more token. None with `init`.
-        wide: whether the memory is as wide as the vocabulary. Then positions get no copies of it: `preceding.memory`
-            is that of the committed row, leaves [batch, ...], and `apply` reads `preceding.draft_tokens`. `advance` is
-            given the token -1 for rows to which nothing is added.
-        ahead: the function of the protocol. Drafts run ahead over such tokens. None: it does not know of any.
+        wide: whether the memory is as wide as the vocabulary. Then positions get no copies of it:
+            `preceding.memory` is that of the committed row, leaves [batch, ...], and `apply` reads
+            `preceding.draft_tokens`. `advance` is given the token -1 for rows to which nothing is
+            added.
+        ahead: the function of the protocol. Drafts run ahead over such tokens. None: it does not
+            know of any.
 
     Example:
-        >>> def alternate(values, logits, preceding):  # bans token 0 after an odd number of new tokens
+        >>> def alternate(
+        ...     values, logits, preceding
+        ... ):  # bans token 0 after an odd number of new tokens
         ...     odd = preceding.memory[:, :, None] % 2 == 1
         ...     return jnp.where(odd, logits.at[:, :, 0].set(-jnp.inf), logits)
         >>> processor = Processor(
@@ -73,7 +80,9 @@ class Processor:
         ...     init=lambda values, row, start, vocab: row.length - start,
         ...     advance=lambda values, memory, token: memory + 1,
         ... )
-        >>> preceding = Preceding(Prompt(jnp.array([[3, 1, 2]]), jnp.array([3])), start=jnp.array([2]))
+        >>> preceding = Preceding(
+        ...     Prompt(jnp.array([[3, 1, 2]]), jnp.array([3])), start=jnp.array([2])
+        ... )
         >>> processor(None, jnp.zeros((1, 1, 2)), preceding).tolist()
         [[[-inf, 0.0]]]
     """
@@ -91,7 +100,10 @@ class Processor:
         if self.init is None or self.advance is None:
             return self.apply(values, logits, preceding)
         if preceding is None:
-            raise ValueError("a logits processor reads the tokens before each position: give the sampler `preceding`")
+            raise ValueError(
+                "a logits processor reads the tokens before each position: give the sampler "
+                "`preceding`"
+            )
         memory = preceding.memory
         if memory is None:
             memory = self.init(values, preceding.row, preceding.start, logits.shape[-1])
@@ -99,11 +111,17 @@ class Processor:
             memory = fold(self.advance, values, memory, preceding, logits.shape[1])
         return self.apply(values, logits, preceding._replace(memory=memory))
 
-    def commit(self, values: Any, memory: Any, tokens: Int[Array, "B N"], count: Int[Array, " B"]) -> Any:
+    def commit(
+        self, values: Any, memory: Any, tokens: Int[Array, "B N"], count: Int[Array, " B"]
+    ) -> Any:
         """Takes the first `count` tokens of each row into its memory.
 
-        >>> counter = Processor(lambda *_: None, lambda *_: 0, lambda values, memory, token: memory + token)
-        >>> counter.commit(None, jnp.array([0, 0]), jnp.array([[3, 4], [5, 6]]), jnp.array([2, 1])).tolist()
+        >>> counter = Processor(
+        ...     lambda *_: None, lambda *_: 0, lambda values, memory, token: memory + token
+        ... )
+        >>> counter.commit(
+        ...     None, jnp.array([0, 0]), jnp.array([[3, 4], [5, 6]]), jnp.array([2, 1])
+        ... ).tolist()
         [7, 5]
         """
         advance = self.advance
@@ -116,7 +134,9 @@ class Processor:
                 return advance(values, memory, jnp.where(real, entry[1], -1)), None
             return token_rows.where(real, advance(values, memory, entry[1]), memory), None
 
-        return jax.lax.scan(step, memory, (jnp.arange(tokens.shape[1], dtype=count.dtype), tokens.T))[0]
+        return jax.lax.scan(
+            step, memory, (jnp.arange(tokens.shape[1], dtype=count.dtype), tokens.T)
+        )[0]
 
 
 class BoundProcessor(NamedTuple):
@@ -124,7 +144,8 @@ class BoundProcessor(NamedTuple):
 
     Attributes:
         functions: static: programs are made from these, so that other values compile nothing.
-        params: traced values. Each leaf is a number, or has an entry for each row or one for all of them.
+        params: traced values. Each leaf is a number, or has an entry for each row or one for all of
+            them.
         name: its name in errors.
     """
 
@@ -133,15 +154,21 @@ class BoundProcessor(NamedTuple):
     name: str = ""
 
 
-def fold(advance: ProcessorAdvance, values: Any, memory: Any, preceding: Preceding, positions: int) -> Any:
-    """Carries memories over draft tokens: from those after the committed rows to those before each position.
+def fold(
+    advance: ProcessorAdvance, values: Any, memory: Any, preceding: Preceding, positions: int
+) -> Any:
+    """Carries memories over draft tokens: from those after the committed rows to those before each
+    position.
 
-    Leaves [B, ...] become [B, T, ...], where T is `positions`; `preceding` has the draft tokens before each of them.
+    Leaves [B, ...] become [B, T, ...], where T is `positions`; `preceding` has the draft tokens
+    before each of them.
 
     Example:
         >>> tokens, seen = jnp.array([[3, 4]]), jnp.array([[[0, 0], [1, 0], [1, 1]]], bool)
         >>> preceding = Preceding(Prompt(tokens, jnp.array([2])), jnp.array([2]), tokens, seen)
-        >>> fold(lambda values, memory, token: memory + token, None, jnp.array([10]), preceding, 3).tolist()
+        >>> fold(
+        ...     lambda values, memory, token: memory + token, None, jnp.array([10]), preceding, 3
+        ... ).tolist()
         [[10, 13, 17]]
     """
     memories = jax.tree.map(lambda x: jnp.repeat(x[:, None], positions, axis=1), memory)  # B T ...

@@ -24,12 +24,13 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, SingleDevi
 
 KEPT = 128  # combinations of static arguments, as `functools.lru_cache` keeps by default
 
-# What one operation may take of the chip's own memory, where libtpu's limit is 16 MB: a product of few rows then reads
-# its matrix in fewer and larger blocks, each of which costs some 2,000 cycles to begin. More leaves less room for
-# matrices that are prefetched as a whole: hence 40 MB on v5p, 24 on v5e, and libtpu's own limit on v6e. The compiler of
-# v4 makes no use of it.
-# The optimiser of loops takes the layers of a pass over one token for a loop, and may prefetch their small matrices
-# instead of the large ones; without it the compiler decides for each matrix. docs/tpu.md has the estimates.
+# What one operation may take of the chip's own memory, where libtpu's limit is 16 MB: a product of
+# few rows then reads its matrix in fewer and larger blocks, each of which costs some 2,000 cycles
+# to begin. More leaves less room for matrices that are prefetched as a whole: hence 40 MB on v5p,
+# 24 on v5e, and libtpu's own limit on v6e. The compiler of v4 makes no use of it. The optimiser of
+# loops takes the layers of a pass over one token for a loop, and may prefetch their small matrices
+# instead of the large ones; without it the compiler decides for each matrix. docs/tpu.md has the
+# estimates.
 _NO_LOOPS = {"xla_tpu_memory_bound_loop_optimizer_options": "enabled: false"}
 
 
@@ -42,9 +43,12 @@ COMPILER_OPTIONS = {
     **dict.fromkeys(("TPU v5 lite", "TPU v5e"), _limit(24)),
     **dict.fromkeys(("TPU v6 lite", "TPU v6e"), _NO_LOOPS),
 }
-"""Options that `jaxspec.generate` gives to the compiler, by `jax.Device.device_kind` (a chip has two names).
+"""Options that `jaxspec.generate` gives to the compiler, by `jax.Device.device_kind` (a chip has
+two names).
 
-A program of your own, in which `jaxspec.rollout` is, has them by `jax.jit(..., compiler_options=...)`."""
+A program of your own, in which `jaxspec.rollout` is, has them by `jax.jit(...,
+compiler_options=...)`.
+"""
 
 Returned = TypeVar("Returned")
 ArrayTree = TypeVar("ArrayTree")
@@ -52,22 +56,33 @@ Given = ParamSpec("Given")
 
 
 class Jitted(Generic[Returned]):
-    """A function as `jax.jit` compiles it, that forgets the programs of static arguments that were not used for long.
+    """A function as `jax.jit` compiles it, that forgets the programs of static arguments that were
+    not used for long.
 
-    `jax.jit` holds on to every static argument, and so to each decoder or model that a long-lived process ever made,
-    with its programs. Here each combination of static arguments has a jitted function of its own, which goes with them.
+    `jax.jit` holds on to every static argument, and so to each decoder or model that a long-lived
+    process ever made, with its programs. Here each combination of static arguments has a jitted
+    function of its own, which goes with them.
     """
 
-    def __init__(self, function: Callable[..., Returned], static_argnames: Sequence[str], kept: int, options: Any):
+    def __init__(
+        self,
+        function: Callable[..., Returned],
+        static_argnames: Sequence[str],
+        kept: int,
+        options: Any,
+    ):
         functools.update_wrapper(self, function)
         self.function = function
-        self._signature, self._static = inspect.signature(function), tuple(static_argnames)
+        self._signature = inspect.signature(function)
+        self._static = tuple(static_argnames)
         self._alive = alive = weakref.WeakSet[Any]()
 
         @functools.lru_cache(kept)
         def program(device_kind: str, *static: Any) -> Any:
             bound = functools.partial(function, **dict(zip(static_argnames, static, strict=True)))
-            devices = [device for device in jax.local_devices() if device.device_kind == device_kind]
+            devices = [
+                device for device in jax.local_devices() if device.device_kind == device_kind
+            ]
             chosen = accepted_options(devices[0]) if devices else None
             jitted = jax.jit(bound, compiler_options=chosen or None, **options)
             alive.add(jitted)
@@ -75,7 +90,9 @@ class Jitted(Generic[Returned]):
 
         self._program = program
 
-    def _split(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+    def _split(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[list[Any], dict[str, Any]]:
         """The static arguments, and the traced ones."""
         bound = self._signature.bind(*args, **kwargs)
         bound.apply_defaults()
@@ -88,7 +105,9 @@ class Jitted(Generic[Returned]):
             return program(**automatic(traced))
 
     def lower(self, *args: Any, **kwargs: Any) -> Any:
-        """Lowers the program, as `jax.jit(...).lower` does; compiler options are given where it is compiled."""
+        """Lowers the program, as `jax.jit(...).lower` does; compiler options are given where it is
+        compiled.
+        """
         static, traced = self._split(args, kwargs)
         return self._program("", *static).lower(**traced)
 
@@ -98,10 +117,11 @@ class Jitted(Generic[Returned]):
 
 
 def automatic(arguments: ArrayTree) -> ArrayTree:
-    """Returns arrays that lie on meshes with Explicit axes as arrays on the same devices, with Auto axes.
+    """Returns arrays that lie on meshes with Explicit axes as arrays on the same devices, with Auto
+    axes.
 
-    Under Explicit axes JAX asks each operation for the layout of its result. Here the compiler chooses layouts, for
-    which axes are Auto. Nothing is copied.
+    Under Explicit axes JAX asks each operation for the layout of its result. Here the compiler
+    chooses layouts, for which axes are Auto. Nothing is copied.
 
     Raises:
         TypeError: an array with Explicit axes is traced, in a program of the caller's.
@@ -111,7 +131,9 @@ def automatic(arguments: ArrayTree) -> ArrayTree:
     leaves, structure = jax.tree.flatten(arguments)
     if not any(map(_has_explicit_axes, leaves)):
         return arguments
-    return jax.tree.unflatten(structure, [_automatic(x) if _has_explicit_axes(x) else x for x in leaves])
+    return jax.tree.unflatten(
+        structure, [_automatic(x) if _has_explicit_axes(x) else x for x in leaves]
+    )
 
 
 def automatic_mesh(mesh: Mesh) -> Mesh:
@@ -123,11 +145,15 @@ def automatic_mesh(mesh: Mesh) -> Mesh:
 
 def has_explicit_context() -> bool:
     """Says whether `jax.set_mesh` has set a mesh with Explicit axes."""
-    return any(axis_type != AxisType.Auto for axis_type in jax.sharding.get_abstract_mesh().axis_types)
+    return any(
+        axis_type != AxisType.Auto for axis_type in jax.sharding.get_abstract_mesh().axis_types
+    )
 
 
 def without_context_mesh() -> contextlib.AbstractContextManager[Any]:
-    """Leaves the mesh of `jax.set_mesh`, if it has Explicit axes: the arguments say where everything lies."""
+    """Leaves the mesh of `jax.set_mesh`, if it has Explicit axes: the arguments say where
+    everything lies.
+    """
     if not has_explicit_context():
         return contextlib.nullcontext()
     try:
@@ -137,7 +163,9 @@ def without_context_mesh() -> contextlib.AbstractContextManager[Any]:
 
 
 def outside_context_mesh(function: Callable[Given, Returned]) -> Callable[Given, Returned]:
-    """Decorates a function of the host that works on arrays: see `without_context_mesh`. It may return an iterator."""
+    """Decorates a function of the host that works on arrays: see `without_context_mesh`. It may
+    return an iterator.
+    """
 
     @functools.wraps(function)
     def run(*args: Given.args, **kwargs: Given.kwargs) -> Returned:
@@ -163,19 +191,25 @@ def _each_outside(values: Generator[Any, None, None]) -> Iterator[Any]:
 
 
 def _has_explicit_axes(x: Any) -> bool:
-    layout = jax.typeof(x).sharding if isinstance(x, Tracer) else getattr(x, "sharding", None)
+    if isinstance(x, Tracer):
+        layout = jax.typeof(x).sharding
+    else:
+        layout = getattr(x, "sharding", None)
     return isinstance(layout, NamedSharding) and AxisType.Explicit in layout.mesh.axis_types
 
 
 def _automatic(x: jax.Array) -> jax.Array:
     if isinstance(x, Tracer):
         raise TypeError(
-            f"an array of shape {x.shape} lies on a mesh with Explicit axes and is traced (jit, grad, vmap): expected "
-            "Auto axes, with which the compiler chooses layouts. Make the mesh with them, jax.make_mesh(shape, names, "
-            "axis_types=(jax.sharding.AxisType.Auto,) * len(names)), or call through jax.sharding.auto_axes"
+            f"an array of shape {x.shape} lies on a mesh with Explicit axes and is traced (jit, "
+            "grad, vmap): expected Auto axes, with which the compiler chooses layouts. Make the "
+            "mesh with them, jax.make_mesh(shape, names, axis_types=(jax.sharding.AxisType.Auto,) "
+            "* len(names)), or call through jax.sharding.auto_axes"
         )
     assert isinstance(x.sharding, NamedSharding) and isinstance(x.sharding.mesh, Mesh)
-    layout = NamedSharding(automatic_mesh(x.sharding.mesh), x.sharding.spec, memory_kind=x.sharding.memory_kind)
+    layout = NamedSharding(
+        automatic_mesh(x.sharding.mesh), x.sharding.spec, memory_kind=x.sharding.memory_kind
+    )
     if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
         return jax.device_put(x, layout)
     parts = [shard.data for shard in x.addressable_shards]
@@ -183,7 +217,9 @@ def _automatic(x: jax.Array) -> jax.Array:
 
 
 def _kind(arguments: Any) -> str:
-    """Names the kind of device that arguments lie on, if it has options; "" inside of another program, too."""
+    """Names the kind of device that arguments lie on, if it has options; "" inside of another
+    program, too.
+    """
     default = jax.local_devices()[0].device_kind
     if default not in COMPILER_OPTIONS:
         return ""
@@ -191,23 +227,33 @@ def _kind(arguments: Any) -> str:
     if any(isinstance(array, Tracer) for array in (jnp.zeros((), jnp.float32), *arrays)):
         return ""  # the outermost program alone takes options
     kinds = {device.device_kind for array in arrays for device in array.devices()} or {default}
-    return kinds.pop() if len(kinds) == 1 else ""
+    if len(kinds) == 1:
+        return kinds.pop()
+    return ""
 
 
 def accepted_options(device: Any) -> dict[str, str]:
-    """Returns those of `COMPILER_OPTIONS` for a device that its compiler knows: another release may lack some."""
+    """Returns those of `COMPILER_OPTIONS` for a device that its compiler knows: another release may
+    lack some.
+    """
     options = COMPILER_OPTIONS.get(device.device_kind, {})
     return {name: value for name, value in options.items() if _is_known(device, name, value)}
 
 
 @functools.lru_cache
 def _is_known(device: Any, name: str, value: str) -> bool:
-    lowered = jax.jit(lambda: jnp.zeros((), jnp.float32), out_shardings=SingleDeviceSharding(device)).lower()
+    lowered = jax.jit(
+        lambda: jnp.zeros((), jnp.float32), out_shardings=SingleDeviceSharding(device)
+    ).lower()
     try:
         lowered.compile(compiler_options={name: value})
     except jax.errors.JaxRuntimeError as error:
-        device_kind, message = device.device_kind, str(error).partition("\n")[0]
-        warnings.warn(f"programs for {device_kind} are compiled without the option {name}: {message}", stacklevel=2)
+        device_kind = device.device_kind
+        message = str(error).partition("\n")[0]
+        warnings.warn(
+            f"programs for {device_kind} are compiled without the option {name}: {message}",
+            stacklevel=2,
+        )
         return False
     return True
 
@@ -215,7 +261,8 @@ def _is_known(device: Any, name: str, value: str) -> bool:
 def jit(
     static_argnames: Sequence[str], *, kept: int = KEPT, **options: Any
 ) -> Callable[[Callable[..., Returned]], Jitted[Returned]]:
-    """Decorates a function as `jax.jit` does, for static arguments that are functions, or hold some; see `Jitted`.
+    """Decorates a function as `jax.jit` does, for static arguments that are functions, or hold
+    some; see `Jitted`.
 
     Args:
         static_argnames: the static ones, by name.
@@ -245,11 +292,13 @@ def folder(environment: Mapping[str, str] = os.environ) -> Path:
 
 
 def keep(environment: Mapping[str, str] = os.environ, config: Any = jax.config) -> str:
-    """Stores programs that take more than a tenth of a second to compile, so that the next process need not.
+    """Stores programs that take more than a tenth of a second to compile, so that the next process
+    need not.
 
-    It turns on jax's persistent compilation cache, in `folder`. The command line and the notebooks call it. A place
-    that has been chosen is kept (`JAX_COMPILATION_CACHE_DIR`, or jax's option of that name), and
-    `JAX_ENABLE_COMPILATION_CACHE=false` turns the cache off. Nothing is stored where the folder cannot be written.
+    It turns on jax's persistent compilation cache, in `folder`. The command line and the notebooks
+    call it. A place that has been chosen is kept (`JAX_COMPILATION_CACHE_DIR`, or jax's option of
+    that name), and `JAX_ENABLE_COMPILATION_CACHE=false` turns the cache off. Nothing is stored
+    where the folder cannot be written.
 
     Args:
         environment: variables.
@@ -270,8 +319,14 @@ def keep(environment: Mapping[str, str] = os.environ, config: Any = jax.config) 
         if not os.access(cache, os.W_OK | os.X_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(cache))
     except (OSError, RuntimeError) as error:  # RuntimeError: the user has no home
-        reason = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) else str(error)
-        return f"compiled programs are not stored for the next call ({reason}): set XDG_CACHE_HOME to a folder"
+        if isinstance(error, OSError):
+            reason = f"{error.filename}: {error.strerror}"
+        else:
+            reason = str(error)
+        return (
+            f"compiled programs are not stored for the next call ({reason}): set XDG_CACHE_HOME to "
+            "a folder"
+        )
     config.update("jax_compilation_cache_dir", str(cache))
     config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
     return ""

@@ -1,4 +1,6 @@
-"""A tokenizer's ids: how many there are, which stand around a text, which end one, and which texts have ids."""
+"""A tokenizer's ids: how many there are, which stand around a text, which end one, and which texts
+have ids.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,8 @@ SPACE = "▁"  # how SentencePiece writes a space
 
 
 def check_unicode(value: Any, name: str) -> None:
-    r"""Refuses text that no tokenizer can read: half of a surrogate pair, as a JSON escape or bad bytes leave it.
+    r"""Refuses text that no tokenizer can read: half of a surrogate pair, as a JSON escape or bad
+    bytes leave it.
 
     Of lists and mappings, such as a conversation, all texts are checked.
 
@@ -32,12 +35,14 @@ def check_unicode(value: Any, name: str) -> None:
     except UnicodeEncodeError as error:
         half = value[error.start]
         raise ValueError(
-            f"{name} has {half!r} at character {error.start}, half of a surrogate pair: expected valid Unicode"
+            f"{name} has {half!r} at character {error.start}, half of a surrogate pair: expected "
+            "valid Unicode"
         ) from None
 
 
 def size(tokenizer: Any) -> int:
-    """Returns the largest id plus one, the least vocabulary that a model needs; `len` counts the tokens instead.
+    """Returns the largest id plus one, the least vocabulary that a model needs; `len` counts the
+    tokens instead.
 
     >>> from jaxspec.testing import word_tokenizer
     >>> tokenizer = word_tokenizer({"<unk>": 0, "the": 1, "</s>": 9})
@@ -47,7 +52,8 @@ def size(tokenizer: Any) -> int:
     return _size(tokenizer, len(tokenizer))
 
 
-@functools.lru_cache(maxsize=16)  # a vocabulary of 256k takes a tenth of a second, and every call of `generate` asks
+# a vocabulary of 256k takes a tenth of a second, and every call of `generate` asks
+@functools.lru_cache(maxsize=16)
 def _size(tokenizer: Any, tokens: int) -> int:
     return max(tokenizer.get_vocab().values(), default=-1) + 1
 
@@ -61,7 +67,9 @@ def words(tokenizer: Any) -> list[str | None]:
     return texts
 
 
-def spelled(tokenizer: Any, size: int, *, byte_level: bool | None = None) -> Iterator[tuple[int, bytes]]:
+def spelled(
+    tokenizer: Any, size: int, *, byte_level: bool | None = None
+) -> Iterator[tuple[int, bytes]]:
     """Yields the bytes of every token that is not special; ids from `size` on are left out.
 
     `byte_level`: whether the tokenizer writes every byte as a letter. None: its vocabulary tells.
@@ -77,7 +85,9 @@ def spelled(tokenizer: Any, size: int, *, byte_level: bool | None = None) -> Ite
 
 @functools.lru_cache(maxsize=16)
 def _is_byte_level(tokenizer: Any, tokens: int) -> bool:
-    """Byte-level vocabularies write a space, and every other byte, as a letter; SentencePiece's a space as one sign."""
+    """Byte-level vocabularies write a space, and every other byte, as a letter; SentencePiece's a
+    space as one sign.
+    """
     vocabulary = tokenizer.get_vocab()
     if any(SPACE in word for word in vocabulary):
         return False
@@ -99,10 +109,12 @@ def _bytes_of(word: str, byte_level: bool) -> bytes:
 
 
 def num_bytes_of_first(tokenizer: Any, text: str, token: int) -> int | None:
-    r"""Returns how many bytes of a text its first token stands for: part of a character, perhaps. None: not known.
+    r"""Returns how many bytes of a text its first token stands for: part of a character, perhaps.
+    None: not known.
 
-    The tokenizer's offsets tell where they are to be had. Offsets count whole characters. So where the next token has
-    a part of the same character, the vocabulary says which bytes the first one spells.
+    The tokenizer's offsets tell where they are to be had. Offsets count whole characters. So where
+    the next token has a part of the same character, the vocabulary says which bytes the first one
+    spells.
 
     >>> from jaxspec.testing import word_tokenizer
     >>> num_bytes_of_first(word_tokenizer(["<unk>", "</s>", "né"]), "né né", 2)
@@ -115,7 +127,9 @@ def num_bytes_of_first(tokenizer: Any, text: str, token: int) -> int | None:
         if all(begin >= end for begin, after in spans[1:2] if begin < after):
             return len(text[:end].encode("utf-8", "surrogatepass"))
     elif token in tokenizer.all_special_ids:
-        return None if token == getattr(tokenizer, "unk_token_id", None) else 0
+        if token == getattr(tokenizer, "unk_token_id", None):
+            return None
+        return 0
     word = tokenizer.convert_ids_to_tokens(token)
     spelled_bytes = _bytes_of(word, _is_byte_level(tokenizer, len(tokenizer)))
     if not text.startswith(" "):
@@ -126,7 +140,8 @@ def num_bytes_of_first(tokenizer: Any, text: str, token: int) -> int | None:
 
 @functools.lru_cache
 def _byte_letters() -> dict[str, int]:
-    """Lists the letter that byte-level vocabularies (GPT-2's) write for each byte: itself if it is printable.
+    """Lists the letter that byte-level vocabularies (GPT-2's) write for each byte: itself if it is
+    printable.
 
     >>> letters = _byte_letters()
     >>> len(letters), letters["Ġ"], letters["a"]
@@ -134,7 +149,9 @@ def _byte_letters() -> dict[str, int]:
     """
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
+    return {chr(byte): byte for byte in printable} | {
+        chr(256 + i): byte for i, byte in enumerate(others)
+    }
 
 
 class Frame(NamedTuple):
@@ -144,31 +161,46 @@ class Frame(NamedTuple):
     before: list[int]
     after: list[int]
 
-    def cut(self, row: Sequence[int], limit: int, *, keeps_end: bool, shared: int = 0) -> list[int] | None:
-        """Cuts a row to `limit` tokens, and keeps what stands around its text, as transformers' truncation does.
+    def cut(
+        self, row: Sequence[int], limit: int, *, keeps_end: bool, shared: int = 0
+    ) -> list[int] | None:
+        """Cuts a row to `limit` tokens, and keeps what stands around its text, as transformers'
+        truncation does.
 
-        The text loses its beginning, as a decoder's prompt does, if it `keeps_end`, and its end otherwise. The first
-        `shared` tokens stay in any case. None: no token of the text could stay.
+        The text loses its beginning, as a decoder's prompt does, if it `keeps_end`, and its end
+        otherwise. The first `shared` tokens stay in any case. None: no token of the text could
+        stay.
 
         >>> frame = Frame([1], [2])
-        >>> frame.cut([1, 5, 6, 7, 8, 2], 4, keeps_end=True), frame.cut([1, 5, 6, 7, 8, 2], 4, keeps_end=False)
+        >>> (
+        ...     frame.cut([1, 5, 6, 7, 8, 2], 4, keeps_end=True),
+        ...     frame.cut([1, 5, 6, 7, 8, 2], 4, keeps_end=False),
+        ... )
         ([1, 7, 8, 2], [1, 5, 6, 2])
         >>> frame.cut([5, 6, 7, 8], 3, keeps_end=True), frame.cut([1, 5, 6, 2], 2, keeps_end=True)
         ([6, 7, 8], None)
         """
         row = list(row)
         head = max(shared, len(self.before) if row[: len(self.before)] == self.before else 0)
-        tail = len(self.after) if row[len(row) - len(self.after) :] == self.after else 0
-        if (text := limit - head - tail) < 1:
+        tail = 0
+        if row[len(row) - len(self.after) :] == self.after:
+            tail = len(self.after)
+        text = limit - head - tail
+        if text < 1:
             return None
         end = len(row) - tail
-        return row[:head] + (row[end - text : end] if keeps_end else row[head : head + text]) + row[end:]
+        return (
+            row[:head]
+            + (row[end - text : end] if keeps_end else row[head : head + text])
+            + row[end:]
+        )
 
 
 def frame_of(tokenizer: Any) -> Frame:
     """Returns what a tokenizer puts around a text.
 
-    A tokenizer that adds nothing leaves a row's own BOS and EOS (a chat's, or those of given ids) where they are.
+    A tokenizer that adds nothing leaves a row's own BOS and EOS (a chat's, or those of given ids)
+    where they are.
 
     >>> from jaxspec.testing import word_tokenizer
     >>> frame_of(word_tokenizer(["<unk>", "</s>", "the"]))
@@ -176,18 +208,24 @@ def frame_of(tokenizer: Any) -> Frame:
     """
     if tokenizer is None:
         return Frame([], [])
-    framed, text = (tokenizer("a", **options)["input_ids"] for options in ({}, {"add_special_tokens": False}))
+    framed, text = (
+        tokenizer("a", **options)["input_ids"] for options in ({}, {"add_special_tokens": False})
+    )
     starts = [i for i in range(len(framed) - len(text) + 1) if framed[i : i + len(text)] == text]
     before, after = (framed[: starts[0]], framed[starts[0] + len(text) :]) if starts else ([], [])
 
     def named(name: str) -> list[int]:
-        return [] if (token := getattr(tokenizer, name, None)) is None else [token]
+        token = getattr(tokenizer, name, None)
+        if token is None:
+            return []
+        return [token]
 
     return Frame(before or named("bos_token_id"), after or named("eos_token_id"))
 
 
 def ends(model: Model) -> list[int]:
-    """Returns what ends a model's texts: the ids that its files name, else the tokenizer's, without any that it lacks.
+    """Returns what ends a model's texts: the ids that its files name, else the tokenizer's, without
+    any that it lacks.
 
     A model that has none of these ids goes on to `max_new_tokens`, as transformers does.
     """

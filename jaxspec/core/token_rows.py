@@ -31,18 +31,23 @@ class AllRows(NamedTuple):
 def map_rows(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
     """Maps the leaves of a tree that are batch-first; what rows share is that of the last tree.
 
-    >>> map_rows(lambda x: x[1:], {"rows": np.arange(3), "table": AllRows(np.arange(2))})["table"].value.tolist()
+    >>> map_rows(lambda x: x[1:], {"rows": np.arange(3), "table": AllRows(np.arange(2))})[
+    ...     "table"
+    ... ].value.tolist()
     [0, 1]
     """
 
     def each(leaf: Any, *leaves: Any) -> Any:
-        return (leaf, *leaves)[-1] if isinstance(leaf, AllRows) else function(leaf, *leaves)
+        if isinstance(leaf, AllRows):
+            return (leaf, *leaves)[-1]
+        return function(leaf, *leaves)
 
     return jax.tree.map(each, tree, *others, is_leaf=lambda node: isinstance(node, AllRows))
 
 
 def take_out_shared(tree: Any) -> tuple[Any, list[Any]]:
-    """Returns a tree all of whose leaves are batch-first, and what its rows share; `put_in_shared` undoes it.
+    """Returns a tree all of whose leaves are batch-first, and what its rows share; `put_in_shared`
+    undoes it.
 
     >>> rows, shared = take_out_shared({"rows": 1, "table": AllRows(2)})
     >>> rows, shared, put_in_shared(rows, shared)
@@ -50,21 +55,26 @@ def take_out_shared(tree: Any) -> tuple[Any, list[Any]]:
     """
     leaves, structure = jax.tree.flatten(tree, is_leaf=lambda node: isinstance(node, AllRows))
     shared = [leaf.value for leaf in leaves if isinstance(leaf, AllRows)]
-    return jax.tree.unflatten(structure, [AllRows(None) if isinstance(x, AllRows) else x for x in leaves]), shared
+    return jax.tree.unflatten(
+        structure, [AllRows(None) if isinstance(x, AllRows) else x for x in leaves]
+    ), shared
 
 
 def put_in_shared(tree: Any, shared: Sequence[Any]) -> Any:
     """Puts values that rows share where `take_out_shared` took them from."""
     leaves, structure = jax.tree.flatten(tree, is_leaf=lambda node: isinstance(node, AllRows))
     values = iter(shared)
-    return jax.tree.unflatten(structure, [AllRows(next(values)) if isinstance(x, AllRows) else x for x in leaves])
+    return jax.tree.unflatten(
+        structure, [AllRows(next(values)) if isinstance(x, AllRows) else x for x in leaves]
+    )
 
 
 def bucket(length: int) -> int:
-    """The padded length for `length` tokens: 16, 32, 48, 64, 96, 128, 192, ... 1024, 1280, 1536, 1792, 2048, 2560, ...
+    """The padded length for `length` tokens: 16, 32, 48, 64, 96, 128, 192, ... 1024, 1280, 1536,
+    1792, 2048, 2560, ...
 
-    At most half of it is padding, and beyond 1,024 tokens at most a quarter as much as there are tokens. Requests in
-    one bucket share a compiled program.
+    At most half of it is padding, and beyond 1,024 tokens at most a quarter as much as there are
+    tokens. Requests in one bucket share a compiled program.
 
     >>> [bucket(n) for n in (1, 16, 17, 33, 65, 130)]
     [16, 16, 32, 48, 96, 192]
@@ -76,20 +86,34 @@ def bucket(length: int) -> int:
         size *= 2
     if size >= length:
         return size
-    # Small buckets are few, since each is a program; large ones are closer, since padding costs passes.
-    steps = 1 if size == SMALLEST_BUCKET else 2 if size < FINER_BUCKETS else 4  # from `size` to twice as much
+    # Small buckets are few, since each is a program; large ones are closer, since padding costs
+    # passes. from `size` to twice as much
+    if size == SMALLEST_BUCKET:
+        steps = 1
+    elif size < FINER_BUCKETS:
+        steps = 2
+    else:
+        steps = 4
     return size + -(-(length - size) * steps // size) * (size // steps)
 
 
 def prefill_length(lm: LanguageModel, prompt: Prompt) -> int:
-    """Tokens that prefill puts into a row: the padded prompt, or the beginning of an encoder-decoder's row."""
-    begins = () if prompt.encoder is not None else lm.limits.first_tokens
+    """Tokens that prefill puts into a row: the padded prompt, or the beginning of an
+    encoder-decoder's row.
+    """
+    begins = ()
+    if prompt.encoder is None:
+        begins = lm.limits.first_tokens
     return len(begins) or prompt.tokens.shape[1]
 
 
 def decoder_prompt(lm: LanguageModel, prompt: Prompt) -> Prompt:
-    """Returns what a row holds after prefill: the prompt, or the beginning of an encoder-decoder's row."""
-    return prompt if lm.limits.start_token is None else encoder_and_row(prompt, lm.limits.first_tokens)[1]
+    """Returns what a row holds after prefill: the prompt, or the beginning of an encoder-decoder's
+    row.
+    """
+    if lm.limits.start_token is None:
+        return prompt
+    return encoder_and_row(prompt, lm.limits.first_tokens)[1]
 
 
 def with_row(lm: LanguageModel, prompt: Prompt) -> Prompt:
@@ -104,7 +128,8 @@ def with_row(lm: LanguageModel, prompt: Prompt) -> Prompt:
 
 
 def encoder_and_row(prompt: Prompt, first_tokens: Sequence[int]) -> tuple[Any, Prompt]:
-    """Returns what an encoder-decoder's encoder reads, and what its row begins with, of a prompt in either form.
+    """Returns what an encoder-decoder's encoder reads, and what its row begins with, of a prompt in
+    either form.
 
     Without a beginning of its own it is that of `Limits.first_tokens`.
 
@@ -122,8 +147,8 @@ def encoder_and_row(prompt: Prompt, first_tokens: Sequence[int]) -> tuple[Any, P
 def headroom(max_new_tokens: int, nodes: int) -> int:
     """Tokens by which a row's buffers must be able to grow so that no write is ever clamped.
 
-    The last round begins at most one token before the limit, and feeds the last committed token and all draft tokens;
-    a finished row goes on being fed, after its end, while others are busy.
+    The last round begins at most one token before the limit, and feeds the last committed token and
+    all draft tokens; a finished row goes on being fed, after its end, while others are busy.
 
     >>> headroom(max_new_tokens=32, nodes=4)
     37
@@ -134,8 +159,8 @@ def headroom(max_new_tokens: int, nodes: int) -> int:
 def room(lm: LanguageModel, prompt: Prompt, headroom: int, nodes: int, spare: int = 0) -> Room:
     """Returns the room for rounds of at most `nodes` draft tokens, after prompts of one width.
 
-    A round feeds the last committed token and all nodes, and a row that has ended takes them all back. A drafter may be
-    two tokens behind. `spare`: tokens that may be taken back besides.
+    A round feeds the last committed token and all nodes, and a row that has ended takes them all
+    back. A drafter may be two tokens behind. `spare`: tokens that may be taken back besides.
     """
     return Room(prefill_length(lm, prompt) + headroom, nodes + 2 + spare)
 
@@ -164,10 +189,11 @@ def pad(rows: Sequence[Sequence[int]], width: int | None = None) -> Prompt:
 
 
 def on_device(arrays: Any) -> Any:
-    """Puts copies of the host's arrays on the device. `jnp.asarray` would compile a program for each shape.
+    """Puts copies of the host's arrays on the device. `jnp.asarray` would compile a program for
+    each shape.
 
-    A CPU device takes over memory that it is given, where the address suits it. So it gets a copy: whoever called may
-    write to the array again.
+    A CPU device takes over memory that it is given, where the address suits it. So it gets a copy:
+    whoever called may write to the array again.
 
     >>> lengths = np.array([3, 5], np.int32)
     >>> copied = on_device({"length": lengths})
@@ -175,7 +201,9 @@ def on_device(arrays: Any) -> Any:
     >>> copied["length"].tolist()
     [3, 5]
     """
-    return jax.tree.map(lambda x: x if isinstance(x, jax.Array) else jax.device_put(np.array(x)), arrays)
+    return jax.tree.map(
+        lambda x: x if isinstance(x, jax.Array) else jax.device_put(np.array(x)), arrays
+    )
 
 
 def to_lists(tokens: Int[Array, "batch width"], length: Int[Array, " batch"]) -> list[list[int]]:
@@ -188,27 +216,37 @@ def to_lists(tokens: Int[Array, "batch width"], length: Int[Array, " batch"]) ->
 
 
 def append(
-    rows: Shaped[Array, "batch capacity *rest"], length: Int[Array, " batch"], new: Shaped[Array, "batch step *rest"]
+    rows: Shaped[Array, "batch capacity *rest"],
+    length: Int[Array, " batch"],
+    new: Shaped[Array, "batch step *rest"],
 ) -> Shaped[Array, "batch capacity *rest"]:
     """Writes `step` tokens, or entries of any shape, after each row's own length.
 
-    How many of them count is decided by the new length. With lengths (1, 2): before [[a . . .], [b c . .]], after
-    [[a X Y .], [b c X Y]].
+    How many of them count is decided by the new length. With lengths (1, 2): before [[a . . .], [b
+    c . .]], after [[a X Y .], [b c X Y]].
     """
-    return jax.vmap(functools.partial(jax.lax.dynamic_update_slice_in_dim, axis=0))(rows, new, length)
+    return jax.vmap(functools.partial(jax.lax.dynamic_update_slice_in_dim, axis=0))(
+        rows, new, length
+    )
 
 
-def window(tokens: Int[Array, "batch capacity"], start: Int[Array, " batch"], width: int) -> Int[Array, "batch width"]:
+def window(
+    tokens: Int[Array, "batch capacity"], start: Int[Array, " batch"], width: int
+) -> Int[Array, "batch width"]:
     """`width` tokens of each row from its own start.
 
     >>> window(jnp.array([[1, 2, 3, 4], [5, 6, 7, 8]]), jnp.array([0, 2]), 2).tolist()
     [[1, 2], [7, 8]]
     """
-    return jax.vmap(lambda row, begin: jax.lax.dynamic_slice(row, (begin,), (width,)))(tokens, start)
+    return jax.vmap(lambda row, begin: jax.lax.dynamic_slice(row, (begin,), (width,)))(
+        tokens, start
+    )
 
 
 def tokens_at(
-    tokens: Int[Array, "batch capacity"], position: Int[Array, " batch *positions"], before: int = NO_TOKEN
+    tokens: Int[Array, "batch capacity"],
+    position: Int[Array, " batch *positions"],
+    before: int = NO_TOKEN,
 ) -> Int[Array, " batch *positions"]:
     """Reads the tokens at some positions of each row; `before` where a position is below 0.
 
@@ -227,21 +265,27 @@ def num_to_commit(
     remaining: Int[Array, " batch"],
     eos: Int[Array, "batch ends"],
 ) -> tuple[Int[Array, " batch"], Bool[Array, " batch"]]:
-    """Counts how many of `count` new tokens of each row to commit, and says whether the row ends with them.
+    """Counts how many of `count` new tokens of each row to commit, and says whether the row ends
+    with them.
 
-    A row is cut after its first end-of-sequence token, and gets no more than the tokens `remaining` to it. With eos
-    (9,): new [a b 9 c], count 4, remaining 8 commits 3 and ends; new [a b c d], count 3, remaining 2 commits 2 and
-    ends.
+    A row is cut after its first end-of-sequence token, and gets no more than the tokens `remaining`
+    to it. With eos (9,): new [a b 9 c], count 4, remaining 8 commits 3 and ends; new [a b c d],
+    count 3, remaining 2 commits 2 and ends.
 
-    >>> num_to_commit(jnp.array([[4, 9, 5]]), jnp.array([3]), jnp.array([8]), jnp.array([[9]]))[0].tolist()
+    >>> num_to_commit(jnp.array([[4, 9, 5]]), jnp.array([3]), jnp.array([8]), jnp.array([[9]]))[
+    ...     0
+    ... ].tolist()
     [2]
     """
     step = new.shape[1]
-    # [B, step, ends] to [B, step]; without an end token the first one stands past the last new token.
+    # [B, step, ends] to [B, step]; without an end token the first one stands past the last new
+    # token.
     is_end = jnp.any(new[:, :, None] == eos[:, None, :], axis=-1)
-    first_end = jnp.where(jnp.any(is_end, axis=-1), jnp.argmax(is_end, axis=-1), step).astype(count.dtype)
+    first_end = jnp.where(jnp.any(is_end, axis=-1), jnp.argmax(is_end, axis=-1), step).astype(
+        count.dtype
+    )
     committed = jnp.minimum(jnp.minimum(count, first_end + 1), remaining)
-    ended = jnp.logical_or(first_end < committed, committed >= remaining)
+    ended = (first_end < committed) | (committed >= remaining)
     return committed, ended
 
 
@@ -251,7 +295,9 @@ def repeat_rows(tree: Any, times: int) -> Any:
     >>> repeat_rows(jnp.array([3, 5]), 2).tolist()
     [3, 3, 5, 5]
     """
-    return tree if times == 1 else map_rows(lambda x: jnp.repeat(x, times, axis=0), tree)
+    if times == 1:
+        return tree
+    return map_rows(lambda x: jnp.repeat(x, times, axis=0), tree)
 
 
 def where(rows: Bool[Array, " *rows"], new: Any, old: Any) -> Any:
@@ -260,7 +306,9 @@ def where(rows: Bool[Array, " *rows"], new: Any, old: Any) -> Any:
     >>> where(jnp.array([True, False]), jnp.ones((2, 2)), jnp.zeros((2, 2))).tolist()
     [[1.0, 1.0], [0.0, 0.0]]
     """
-    return jax.tree.map(lambda a, b: jnp.where(jnp.expand_dims(rows, range(rows.ndim, a.ndim)), a, b), new, old)
+    return jax.tree.map(
+        lambda a, b: jnp.where(jnp.expand_dims(rows, range(rows.ndim, a.ndim)), a, b), new, old
+    )
 
 
 def take(entries: Shaped[Array, "B T *k"], index: Int[Array, "B n"]) -> Shaped[Array, "B n *k"]:
@@ -279,11 +327,14 @@ def grow(leaf: Shaped[Array, "*shape"], shape: Sequence[int]) -> Shaped[Array, "
     ([[1.0, 1.0, 0.0, 0.0]], [[1.0, 1.0]])
     """
     more = [(0, max(0, larger - size)) for size, larger in zip(leaf.shape, shape, strict=True)]
-    return jnp.pad(leaf, more) if any(after for _, after in more) else leaf
+    if any(after for _, after in more):
+        return jnp.pad(leaf, more)
+    return leaf
 
 
 def take_rows(tree: Any, rows: Int[Array, " n"]) -> Any:
-    """Takes some rows of a `core.State`, or of anything whose leaves are batch-first, in the given order.
+    """Takes some rows of a `core.State`, or of anything whose leaves are batch-first, in the given
+    order.
 
     >>> take_rows({"length": jnp.array([5, 6, 7])}, jnp.array([2, 0]))["length"].tolist()
     [7, 5]
@@ -294,7 +345,9 @@ def take_rows(tree: Any, rows: Int[Array, " n"]) -> Any:
 def put_rows(tree: Any, rows: Int[Array, " n"], new: Any) -> Any:
     """A state with some rows replaced by those of another, of the same shapes but for the batch.
 
-    >>> put_rows({"length": jnp.array([5, 6, 7])}, jnp.array([1]), {"length": jnp.array([9])})["length"].tolist()
+    >>> put_rows({"length": jnp.array([5, 6, 7])}, jnp.array([1]), {"length": jnp.array([9])})[
+    ...     "length"
+    ... ].tolist()
     [5, 9, 7]
     """
     return map_rows(lambda x, y: x.at[rows].set(y), tree, new)

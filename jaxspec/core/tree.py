@@ -1,8 +1,9 @@
 """Token trees: who precedes whom, how deep, and how to write a tree down.
 
-A tree is an array `parent` [B, N]: parent[b, i] < i is the node that node i follows, -1 stands for "follows what comes
-before the tree". `Draft.parent` counts the last committed token as node 0 and so needs one entry fewer; `fed` adds it.
-Depth and ancestors are derived here and nowhere else. Chains are parent=None everywhere and need none of this.
+A tree is an array `parent` [B, N]: parent[b, i] < i is the node that node i follows, -1 stands for
+"follows what comes before the tree". `Draft.parent` counts the last committed token as node 0 and
+so needs one entry fewer; `fed` adds it. Depth and ancestors are derived here and nowhere else.
+Chains are parent=None everywhere and need none of this.
 
 Axis letters as in `jaxspec.core`; N nodes.
 """
@@ -29,7 +30,8 @@ def fed(parent: Int[Array, "B N"]) -> Int[Array, "B N+1"]:
 def ancestors(parent: Int[Array, "B N"]) -> Bool[Array, "B N N"]:
     """`ancestors[b, i, j]`: node j lies on the path to node i, itself included.
 
-    Uses pointer jumping in log2(N) steps. Each step doubles how far up every node sees, and gathers N rows.
+    Uses pointer jumping in log2(N) steps. Each step doubles how far up every node sees, and gathers
+    N rows.
 
     >>> ancestors(jnp.array([[-1, 0, 0, 1]]))[0].astype(int).tolist()
     [[1, 0, 0, 0], [1, 1, 0, 0], [1, 0, 1, 0], [1, 1, 0, 1]]
@@ -37,11 +39,13 @@ def ancestors(parent: Int[Array, "B N"]) -> Bool[Array, "B N N"]:
     nodes = parent.shape[1]
 
     def of_row(above: Int[Array, " N"]) -> Bool[Array, "N N"]:
-        # Pointer jumping: each step doubles the distance that `jump` covers, so log2(N) steps reach every ancestor.
-        seen = jnp.pad(jnp.eye(nodes, dtype=bool), ((0, 1), (0, 0)))  # node N: what comes before the tree
+        # Pointer jumping: each step doubles the distance that `jump` covers, so log2(N) steps reach
+        # every ancestor. node N: what comes before the tree
+        seen = jnp.pad(jnp.eye(nodes, dtype=bool), ((0, 1), (0, 0)))
         jump = jnp.append(jnp.where(above < 0, nodes, above), jnp.asarray(nodes, above.dtype))
         for _ in range(max(nodes - 1, 0).bit_length()):
-            seen, jump = jnp.logical_or(seen, seen[jump]), jump[jump]
+            seen = seen | seen[jump]
+            jump = jump[jump]
         return seen[:-1]
 
     return jax.vmap(of_row)(parent)
@@ -57,35 +61,46 @@ def depth(parent: Int[Array, "B N"]) -> Int[Array, "B N"]:
 
 
 def in_tree(parent: Int[Array, "B N"]) -> Bool[Array, "B N"]:
-    """Says which nodes of a `Draft.parent` follow the last committed token, over whichever nodes; -1 cuts a branch off.
+    """Says which nodes of a `Draft.parent` follow the last committed token, over whichever nodes;
+    -1 cuts a branch off.
 
-    >>> in_tree(jnp.array([[0, -1, 1, 2]])).tolist()  # the last one follows the one that was cut off
+    >>> in_tree(
+    ...     jnp.array([[0, -1, 1, 2]])
+    ... ).tolist()  # the last one follows the one that was cut off
     [[True, False, True, False]]
     """
     return ancestors(fed(parent))[:, 1:, 0]
 
 
 def last_on_path(parent: Int[Array, "B N"], count: int) -> Int[Array, "B N count"]:
-    """The last `count` nodes of the path to each node, itself included, oldest first; below 0: before the tree.
+    """The last `count` nodes of the path to each node, itself included, oldest first; below 0:
+    before the tree.
 
     >>> last_on_path(jnp.array([[-1, 0, 0, 1]]), 2).tolist()
     [[[-1, 0], [0, 1], [0, 2], [1, 3]]]
     """
-    above, level = ancestors(parent), depth(parent)
+    above = ancestors(parent)
+    level = depth(parent)
     ancestor = level[:, :, None] - jnp.arange(count - 1, -1, -1, dtype=level.dtype)[None, None, :]
-    is_wanted = jnp.logical_and(above[:, :, None, :], level[:, None, None, :] == ancestor[..., None])
+    is_wanted = above[:, :, None, :] & (level[:, None, None, :] == ancestor[..., None])
     return jnp.where(ancestor >= 0, jnp.argmax(is_wanted, axis=-1).astype(level.dtype), ancestor)
 
 
-def path_of(parent: Int[Array, "B N"], chosen: Bool[Array, "B N"]) -> tuple[Int[Array, " B"], Int[Array, "B N"]]:
-    """The path from the last committed token along chosen nodes, of which each node has at most one child.
+def path_of(
+    parent: Int[Array, "B N"], chosen: Bool[Array, "B N"]
+) -> tuple[Int[Array, " B"], Int[Array, "B N"]]:
+    """The path from the last committed token along chosen nodes, of which each node has at most one
+    child.
 
     A chosen node that the path does not reach is left out. `parent` is that of `Draft`.
 
     Returns:
-        The number of nodes on the path, and the nodes in order; entries past the number are of no meaning (but nodes).
+        The number of nodes on the path, and the nodes in order; entries past the number are of no
+        meaning (but nodes).
 
-    >>> path_of(jnp.array([[0, 0, 1, 2, 4]]), jnp.array([[False, True, True, True, True]]))  # 0 -> 1 -> 3 -> 4
+    >>> path_of(
+    ...     jnp.array([[0, 0, 1, 2, 4]]), jnp.array([[False, True, True, True, True]])
+    ... )  # 0 -> 1 -> 3 -> 4
     (Array([3], dtype=int32), Array([[1, 3, 4, 0, 2]], dtype=int32))
     """
     return _in_order(reached(parent, chosen))
@@ -98,11 +113,13 @@ def reached(parent: Int[Array, "B N"], chosen: Bool[Array, "B N"]) -> Bool[Array
     [[False, True, False, True, True]]
     """
     above = ancestors(fed(parent))
-    passed = jnp.logical_or(jnp.logical_not(above), jnp.pad(chosen, ((0, 0), (1, 0)), constant_values=True)[:, None, :])
-    return jnp.logical_and(jnp.all(passed, axis=-1), above[:, :, 0])[:, 1:]
+    passed = ~above | jnp.pad(chosen, ((0, 0), (1, 0)), constant_values=True)[:, None, :]
+    return (jnp.all(passed, axis=-1) & above[:, :, 0])[:, 1:]
 
 
-def path_to(parent: Int[Array, "B N"], last: Int[Array, " B"]) -> tuple[Int[Array, " B"], Int[Array, "B N"]]:
+def path_to(
+    parent: Int[Array, "B N"], last: Int[Array, " B"]
+) -> tuple[Int[Array, " B"], Int[Array, "B N"]]:
     """The path from the last committed token to a fed token.
 
     It returns what `path_of` does; to fed token 0 the path is empty.
@@ -115,28 +132,38 @@ def path_to(parent: Int[Array, "B N"], last: Int[Array, " B"]) -> tuple[Int[Arra
 
 
 def _in_order(on_path: Bool[Array, "B N"]) -> tuple[Int[Array, " B"], Int[Array, "B N"]]:
-    # Parents come before children, so the nodes of a path are in order already: a stable sort brings them to the front.
-    order = jnp.argsort(jnp.logical_not(on_path), axis=1, stable=True).astype(jnp.int32)
+    # Parents come before children, so the nodes of a path are in order already: a stable sort
+    # brings them to the front.
+    order = jnp.argsort(~on_path, axis=1, stable=True).astype(jnp.int32)
     return jnp.sum(on_path, axis=1, dtype=jnp.int32), order
 
 
 def same_prefix(parent: Int[Array, "B N"], tokens: Int[Array, "B N"]) -> Int[Array, "B N+1"]:
-    """Finds for each fed token the first one that is reached by the same tokens, which may be itself.
+    """Finds for each fed token the first one that is reached by the same tokens, which may be
+    itself.
 
     Nodes that are no part of the tree are like no other.
 
-    >>> same_prefix(jnp.array([[0, 1, 0, 3, 0]]), jnp.array([[5, 6, 5, 6, 7]])).tolist()  # 5 6, 5 6 and 7
+    >>> same_prefix(
+    ...     jnp.array([[0, 1, 0, 3, 0]]), jnp.array([[5, 6, 5, 6, 7]])
+    ... ).tolist()  # 5 6, 5 6 and 7
     [[0, 1, 2, 1, 2, 5]]
     """
     batch, nodes = parent.shape
     number = jnp.arange(nodes, dtype=jnp.int32)
 
     def one(node: Int[Array, ""], first: Int[Array, "B N+1"]) -> Int[Array, "B N+1"]:
-        # Children of one node have one number here; nodes outside of the tree get numbers of their own, below 0.
-        above = jnp.where(parent >= 0, jnp.take_along_axis(first, jnp.maximum(parent, 0), axis=1), -1 - number[None, :])
+        # Children of one node have one number here; nodes outside of the tree get numbers of their
+        # own, below 0.
+        above = jnp.where(
+            parent >= 0,
+            jnp.take_along_axis(first, jnp.maximum(parent, 0), axis=1),
+            -1 - number[None, :],
+        )
         branch, token = (jax.lax.dynamic_slice_in_dim(x, node, 1, axis=1) for x in (above, tokens))
-        same = jnp.logical_and(above == branch, tokens == token)
-        twin = jnp.argmax(same, axis=1).astype(jnp.int32)[:, None]  # at most itself: later nodes are not known yet
+        same = (above == branch) & (tokens == token)
+        # at most itself: later nodes are not known yet
+        twin = jnp.argmax(same, axis=1).astype(jnp.int32)[:, None]
         return jax.lax.dynamic_update_slice_in_dim(first, twin + 1, node + 1, axis=1)
 
     start = jnp.broadcast_to(jnp.arange(nodes + 1, dtype=jnp.int32)[None, :], (batch, nodes + 1))
@@ -147,8 +174,10 @@ class BestNodes(NamedTuple):
     """Takes some of the nodes of a larger tree."""
 
     tokens: Int[Array, "B N"]  # theirs
-    parent: Int[Array, "B N"]  # the parents of `Draft`; -1: there is no such node, and none after it
-    chosen: Int[Array, "B N"]  # the number of each among the candidates; past the last where there is none
+    # the parents of `Draft`; -1: there is no such node, and none after it
+    parent: Int[Array, "B N"]
+    # the number of each among the candidates; past the last where there is none
+    chosen: Int[Array, "B N"]
 
 
 def best_nodes(
@@ -158,23 +187,32 @@ def best_nodes(
 
     Args:
         tokens, scores: the candidates' ids and scores; -inf: no candidate.
-        above: the parent of each candidate, or -1 for the root. A parent comes before its children and scores at least
-            as much, so it is chosen whenever a child is.
+        above: the parent of each candidate, or -1 for the root. A parent comes before its children
+            and scores at least as much, so it is chosen whenever a child is.
         nodes: how many; the last ones are padding if there are fewer.
 
-    >>> best_nodes(jnp.array([[5, 6, 7]]), jnp.array([[0.6, 0.4, 0.5]]), jnp.array([[-1, -1, 0]]), 2)[:2]
+    >>> best_nodes(
+    ...     jnp.array([[5, 6, 7]]), jnp.array([[0.6, 0.4, 0.5]]), jnp.array([[-1, -1, 0]]), 2
+    ... )[:2]
     (Array([[5, 7]], dtype=int32), Array([[0, 1]], dtype=int32))
     """
     count = tokens.shape[1]
     if nodes > count:
-        # The result's shape is static: with too few candidates the rest is padding that follows nothing.
+        # The result's shape is static: with too few candidates the rest is padding that follows
+        # nothing.
         missing = ((0, 0), (0, nodes - count))
-        scores, tokens = jnp.pad(scores, missing, constant_values=-jnp.inf), jnp.pad(tokens, missing)
+        scores = jnp.pad(scores, missing, constant_values=-jnp.inf)
+        tokens = jnp.pad(tokens, missing)
         above = jnp.pad(above, missing, constant_values=-1)
     best, chosen = jax.lax.top_k(scores, nodes)  # of equals the first
-    # Sorted by number parents come before children. Candidates that do not exist sort behind all others.
-    chosen = jnp.sort(jnp.where(best > -jnp.inf, chosen, count + jnp.arange(nodes)[None, :]), axis=1)
-    source, parent_nodes = (jnp.take_along_axis(x, jnp.minimum(chosen, count - 1), axis=1) for x in (tokens, above))
+    # Sorted by number parents come before children. Candidates that do not exist sort behind all
+    # others.
+    chosen = jnp.sort(
+        jnp.where(best > -jnp.inf, chosen, count + jnp.arange(nodes)[None, :]), axis=1
+    )
+    source, parent_nodes = (
+        jnp.take_along_axis(x, jnp.minimum(chosen, count - 1), axis=1) for x in (tokens, above)
+    )
     # A parent's new number is its column among the chosen: a child is never chosen without it.
     column = jnp.argmax(parent_nodes[:, :, None] == chosen[:, None, :], axis=-1)
     parent = jnp.where(chosen < count, jnp.where(parent_nodes < 0, 0, column + 1), -1)
@@ -185,10 +223,12 @@ def of_choices(choices: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], tuple
     """A static tree written as ranks on the way to each node, as Medusa and EAGLE publish theirs.
 
     Args:
-        choices: (1, 0) is the likeliest child of the root's second child; a node's parent must be there.
+        choices: (1, 0) is the likeliest child of the root's second child; a node's parent must be
+            there.
 
     Returns:
-        For each node its parent as in `Draft`, and its rank among its siblings; nodes sorted by depth, then by rank.
+        For each node its parent as in `Draft`, and its rank among its siblings; nodes sorted by
+        depth, then by rank.
 
     >>> of_choices([(0,), (0, 0), (1,), (0, 1)])
     ((0, 0, 1, 1), (0, 1, 0, 1))

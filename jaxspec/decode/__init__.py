@@ -12,6 +12,8 @@ from jaxspec.decode.scoring import Score, score
 from jaxspec.decode.shared_prefix import SharedPrefix
 from jaxspec.decode.speculative import speculative
 
-__all__ = [name for name, value in list(globals().items()) if callable(value) and not name.startswith("_")]
+__all__ = [
+    name for name, value in list(globals().items()) if callable(value) and not name.startswith("_")
+]
 
 __getattr__ = optional_imports.submodules(__name__)

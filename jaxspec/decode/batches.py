@@ -20,7 +20,9 @@ from jaxspec.structured import patterns
 
 
 class Batch(NamedTuple):
-    """Some rows of a prepared generation, their numbers in the whole, and how many of them are not padding."""
+    """Some rows of a prepared generation, their numbers in the whole, and how many of them are not
+    padding.
+    """
 
     prepared: Prepared
     rows: Int[np.ndarray, " batch"]
@@ -34,34 +36,54 @@ def take(prepared: Prepared, rows: Sequence[int] | Int[np.ndarray, " batch"]) ->
 
     >>> from jaxspec.testing import prepared_table
     >>> prepared = prepared_table(max_new_tokens=[4, 7])
-    >>> take(prepared, [1]).prompt.length.tolist(), take(prepared, [1]).plain().request.max_new_tokens.tolist()
+    >>> (
+    ...     take(prepared, [1]).prompt.length.tolist(),
+    ...     take(prepared, [1]).plain().request.max_new_tokens.tolist(),
+    ... )
     ([1], [7])
     """
-    if (samples := prepared.options["num_samples"]) > 1:
+    samples = prepared.options["num_samples"]
+    if samples > 1:
         raise ValueError(
-            f"the generation has num_samples={samples}: measure one sample of each, prepared.replace(num_samples=1)"
+            f"the generation has num_samples={samples}: measure one sample of each, "
+            "prepared.replace(num_samples=1)"
         )
     index = token_rows.on_device(np.asarray(rows, np.int32))
     prompt, request = token_rows.take_rows((prepared.prompt, prepared.request), index)
-    if (mesh := sharding.mesh_of(prepared.weights)) is not None:
+    mesh = sharding.mesh_of(prepared.weights)
+    if mesh is not None:
         prompt, request = sharding.place((prompt, request), len(index), mesh)
-    options = {name: _of_rows(name, value, np.asarray(rows)) for name, value in prepared.options.items()}
+    options = {
+        name: _of_rows(name, value, np.asarray(rows)) for name, value in prepared.options.items()
+    }
     if prepared.options["key"] is not None:
         options["key"] = request.keys
-    if isinstance(policy := options["policy"], BoundPolicy):
+    policy = options["policy"]
+    if isinstance(policy, BoundPolicy):
         options["policy"] = policy._replace(params=request.policy)
-    if processors := options.get("logits_processors"):
-        pairs = zip(bound_processors(processors, "logits_processors"), request.sampling_params.processors, strict=True)
-        options["logits_processors"] = tuple(bound._replace(params=values) for bound, values in pairs)
+    processors = options.get("logits_processors")
+    if processors:
+        pairs = zip(
+            bound_processors(processors, "logits_processors"),
+            request.sampling_params.processors,
+            strict=True,
+        )
+        options["logits_processors"] = tuple(
+            bound._replace(params=values) for bound, values in pairs
+        )
     return prepared._replace(prompt=prompt, request=request, options=options)
 
 
 def _of_rows(name: str, value: Any, rows: np.ndarray) -> Any:
     """Takes some rows of an option that has one value for each; others stay as they are."""
     if name in patterns.NAMES:
-        return [value[row] for row in rows] if patterns.is_per_row(name, value) else value
+        if patterns.is_per_row(name, value):
+            return [value[row] for row in rows]
+        return value
     per_row = name == "max_new_tokens" or (name in OPTIONS and name != "banned")
-    return np.asarray(value)[rows] if per_row and np.ndim(value) == 1 + (name == "logit_bias") else value
+    if per_row and np.ndim(value) == 1 + (name == "logit_bias"):
+        return np.asarray(value)[rows]
+    return value
 
 
 def in_batches(prepared: Prepared, batch: int) -> Iterator[Batch]:
@@ -83,17 +105,24 @@ def in_batches(prepared: Prepared, batch: int) -> Iterator[Batch]:
 
 
 def whole_batches(prepared: Prepared, batch: int, rows: int) -> list[Prepared]:
-    """About `rows` rows in whole batches; where there are too few they begin again, with other keys."""
+    """About `rows` rows in whole batches; where there are too few they begin again, with other
+    keys.
+    """
     num_rows = len(prepared.prompt.length)
     parts = []
     for numbers in np.arange(batch * max(1, rows // batch)).reshape(-1, batch):
-        repeated, lap = take(prepared, numbers % num_rows), token_rows.on_device(numbers // num_rows)
+        repeated = take(prepared, numbers % num_rows)
+        lap = token_rows.on_device(numbers // num_rows)
         if prepared.options["key"] is not None and numbers[-1] >= num_rows:
-            # Keys of repeated rows are folded by their lap, or the same texts would be measured twice.
+            # Keys of repeated rows are folded by their lap, or the same texts would be measured
+            # twice.
             keys = repeated.request.keys
-            keys = jnp.where(lap > 0, jax.vmap(jax.random.fold_in)(jax.random.clone(keys), lap), keys)
+            keys = jnp.where(
+                lap > 0, jax.vmap(jax.random.fold_in)(jax.random.clone(keys), lap), keys
+            )
             repeated = repeated._replace(
-                request=repeated.request._replace(keys=keys), options=dict(repeated.options) | {"key": keys}
+                request=repeated.request._replace(keys=keys),
+                options=dict(repeated.options) | {"key": keys},
             )
         parts.append(repeated)
     return parts
@@ -106,4 +135,6 @@ def run(prepared: Prepared) -> loop.Outcome:
 
 def texts(outcomes: Iterable[loop.Outcome]) -> list[list[int]]:
     """The new tokens of every row of some generations, without their padding."""
-    return [row for outcome in outcomes for row in token_rows.to_lists(outcome.tokens, outcome.length)]
+    return [
+        row for outcome in outcomes for row in token_rows.to_lists(outcome.tokens, outcome.length)
+    ]

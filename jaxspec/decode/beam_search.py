@@ -1,8 +1,9 @@
-"""Beam search, and speculative beam search: the same hypotheses in fewer passes (appendix A.4 of arXiv 2211.17192).
+"""Beam search, and speculative beam search: the same hypotheses in fewer passes (appendix A.4 of
+arXiv 2211.17192).
 
-All beams of a prompt lie in one row of the cache, as a tree. They share their common tokens, and an encoder's keys and
-values are there once. Reordering beams copies no entry of the cache. A round, with two beams `a b` and `a c` (the cache
-holds a) and a drafter:
+All beams of a prompt lie in one row of the cache, as a tree. They share their common tokens, and an
+encoder's keys and values are there once. Reordering beams copies no entry of the cache. A round,
+with two beams `a b` and `a c` (the cache holds a) and a drafter:
 
     feed    b c              the beams' last tokens, which follow a
     and     d e  f           draft tokens: d follows b, e follows c, f follows d
@@ -10,11 +11,12 @@ holds a) and a drafter:
     step    b d f, b d g     g is in no tree: these are the round's last tokens, and are fed next
     keep    b c d e          their entries move to where b was; f's is forgotten
 
-Without a drafter a round is one step. Slots of the cache, after each prompt: H for what was retained (an entry for each
-beam and step suffices), then K for the beams' last tokens, then D for draft tokens. `parent` counts from the first.
+Without a drafter a round is one step. Slots of the cache, after each prompt: H for what was
+retained (an entry for each beam and step suffices), then K for the beams' last tokens, then D for
+draft tokens. `parent` counts from the first.
 
-Shapes: B prompts, K beams, U draft beams, G gamma, D = U G draft tokens, F = K + D fed tokens, H = K T retained ones, T
-most new tokens, V vocabulary.
+Shapes: B prompts, K beams, U draft beams, G gamma, D = U G draft tokens, F = K + D fed tokens, H =
+K T retained ones, T most new tokens, V vocabulary.
 """
 
 from __future__ import annotations
@@ -61,43 +63,54 @@ def beam_search(
     top_log_probs: int | None = None,
     **options: Any,
 ) -> BeamSearch:
-    """Beam search: the `beams` most probable continuations that a search of that width finds, as transformers' does.
+    """Beam search: the `beams` most probable continuations that a search of that width finds, as
+    transformers' does.
 
-    Hypotheses, their order and their scores are those of `model.generate(num_beams=beams, num_return_sequences=beams)`
-    there. The whole search is one jitted program, and each prompt of a batch ends by itself.
+    Hypotheses, their order and their scores are those of `model.generate(num_beams=beams,
+    num_return_sequences=beams)` there. The whole search is one jitted program, and each prompt of a
+    batch ends by itself.
 
-    With a drafter the hypotheses are the same, in fewer passes of the target. In each round the draft model continues
-    the running beams by its own beam search. The target verifies all these tokens, a tree, in one pass. The search
-    then takes steps for as long as the target's best (beam, token) pairs are all in the tree. In float32 the result is
-    equal up to ties between scores: passes over other numbers of tokens round differently.
+    With a drafter the hypotheses are the same, in fewer passes of the target. In each round the
+    draft model continues the running beams by its own beam search. The target verifies all these
+    tokens, a tree, in one pass. The search then takes steps for as long as the target's best (beam,
+    token) pairs are all in the tree. In float32 the result is equal up to ties between scores:
+    passes over other numbers of tokens round differently.
 
     Args:
-        target: the model; it must take token trees (`LanguageModel.select`), as all networks of jaxspec do.
+        target: the model; it must take token trees (`LanguageModel.select`), as all networks of
+            jaxspec do.
         prompts: the prompts, in any of the forms that `generate` takes.
         beams: hypotheses of each prompt, and beams that run.
         drafter: a smaller model (n-gram tables too) with the same tokenizer, or None.
         gamma: steps that the drafter looks ahead.
-        draft_beams: beams of the draft model's search, at least `beams`; by default twice as many. A pass of the target
-            is over beams + gamma x draft_beams tokens.
-        max_new_tokens, eos_ids: the limit and the end tokens, as in `generate`. A hypothesis without an end token ends
-            at max_new_tokens.
+        draft_beams: beams of the draft model's search, at least `beams`; by default twice as many.
+            A pass of the target is over beams + gamma x draft_beams tokens.
+        max_new_tokens, eos_ids: the limit and the end tokens, as in `generate`. A hypothesis
+            without an end token ends at max_new_tokens.
         length_penalty: scores are sums of log probabilities over length ** length_penalty (traced).
-        early_stopping: when to stop once `beams` hypotheses have finished. True: at once. False: when no running
-            beam, scored at its present length, beats the worst of them. "never": when none can come to beat it.
-        log_probs: whether to report the log probability of every token. Such programs are compiled apart.
-        top_log_probs: at the place of each token report, too, so many of the most probable ones; 0 is log_probs=True.
-        **options: choices, regex and json_schema, as in `generate`; scores stay those of the model's own distribution.
-            A search does not sample: other sampling options are refused by name.
+        early_stopping: when to stop once `beams` hypotheses have finished. True: at once. False:
+            when no running beam, scored at its present length, beats the worst of them. "never":
+            when none can come to beat it.
+        log_probs: whether to report the log probability of every token. Such programs are compiled
+            apart.
+        top_log_probs: at the place of each token report, too, so many of the most probable ones; 0
+            is log_probs=True.
+        **options: choices, regex and json_schema, as in `generate`; scores stay those of the
+            model's own distribution. A search does not sample: other sampling options are refused
+            by name.
 
     Raises:
-        ValueError, TypeError: input that cannot be searched from, sampling options, more beams than the vocabulary has
-            tokens, fewer draft beams than beams, a model that takes chains only.
+        ValueError, TypeError: input that cannot be searched from, sampling options, more beams than
+            the vocabulary has tokens, fewer draft beams than beams, a model that takes chains only.
         FloatingPointError: the target's logits were not finite.
 
     Example:
         >>> import jaxspec
         >>> from jaxspec.testing import table_model
-        >>> target, draft = table_model(jax.random.key(1), vocab=5), table_model(jax.random.key(2), vocab=5)
+        >>> target, draft = (
+        ...     table_model(jax.random.key(1), vocab=5),
+        ...     table_model(jax.random.key(2), vocab=5),
+        ... )
         >>> plain = beam_search(target, [[3, 1]], beams=2, max_new_tokens=8)
         >>> fast = beam_search(target, [[3, 1]], beams=2, drafter=draft, max_new_tokens=8)
         >>> bool((plain.tokens == fast.tokens).all()), plain.passes.tolist(), fast.passes.tolist()
@@ -106,20 +119,33 @@ def beam_search(
     Reference: Leviathan, Kalman, Matias, ICML 2023, arXiv 2211.17192, appendix A.4.
     """
     refused = {*NAMES, "key", "rule", "policy"} - {*patterns.NAMES}
-    if sampled := [name for name in options if name in refused]:
-        raise ValueError(f"beam search does not sample, and got {', '.join(sampled)}: use jaxspec.generate for that")
+    sampled = [name for name in options if name in refused]
+    if sampled:
+        raise ValueError(
+            f"beam search does not sample, and got {', '.join(sampled)}: use jaxspec.generate for "
+            "that"
+        )
     option_names.check_names(options, [*(beam_search.__kwdefaults__ or ()), *patterns.NAMES])
-    shared: dict[str, Any] = dict(options, max_new_tokens=max_new_tokens, eos_ids=eos_ids, log_probs=log_probs)
-    prepared = prepare(target, prompts, drafter=drafter, gamma=gamma, top_log_probs=top_log_probs, **shared)
+    shared: dict[str, Any] = dict(
+        options, max_new_tokens=max_new_tokens, eos_ids=eos_ids, log_probs=log_probs
+    )
+    prepared = prepare(
+        target, prompts, drafter=drafter, gamma=gamma, top_log_probs=top_log_probs, **shared
+    )
     if drafter is not None:
-        inputs.check_type(drafter, core.Model, "drafter", "a jaxspec.Model, whose own beams are the draft")
+        inputs.check_type(
+            drafter, core.Model, "drafter", "a jaxspec.Model, whose own beams are the draft"
+        )
     (beams,) = integers(1, beams=beams)
     in_range(1, target.lm.vocab_size, beams=beams)
     (draft_beams,) = integers(beams, draft_beams=2 * beams if draft_beams is None else draft_beams)
     if not any(early_stopping is mode or early_stopping == mode == "never" for mode in MODES):
         raise ValueError(f"early_stopping is {early_stopping!r}: expected True, False or 'never'")
     length_penalty = number(length_penalty, "length_penalty", "a finite number")
-    draft, gamma = None if prepared.drafter is None else prepared.drafter.functions.lm, prepared.decoder.gamma
+    draft = None
+    if prepared.drafter is not None:
+        draft = prepared.drafter.functions.lm
+    gamma = prepared.decoder.gamma
     for name, lm in (("the target", target.lm), ("the drafter", draft)):
         if lm is not None:
             check_takes_trees(lm, name, "beams are a token tree")
@@ -130,13 +156,16 @@ def beam_search(
         jnp.asarray(MODES.index(early_stopping), jnp.int32),
         prepared.request.sampling_params.structured,
     )
-    draft_beams = 0 if draft is None else draft_beams
+    if draft is None:
+        draft_beams = 0
     top = reported_tokens(log_probs, top_log_probs, target.lm.vocab_size)
     search = SearchPlan(target.lm, draft, beams, draft_beams, gamma, prepared.max_new_tokens, top)
     _check_fits(search, prepared)
     final = sharding.fetch(_search(search, prepared.weights, prepared.prompt, goal))
     if final.failed.any():
-        raise FloatingPointError(f"the target's logits were not finite for prompts {np.flatnonzero(final.failed)}")
+        raise FloatingPointError(
+            f"the target's logits were not finite for prompts {np.flatnonzero(final.failed)}"
+        )
     return _result(target, final, np.asarray(prepared.request.eos))
 
 
@@ -149,7 +178,8 @@ class SearchPlan(NamedTuple):
     draft_beams: int
     gamma: int  # steps that are drafted
     new: int  # most new tokens
-    top: int | None = None  # how many of the most probable tokens are reported beside each; None: nothing is reported
+    # how many of the most probable tokens are reported beside each; None: nothing is reported
+    top: int | None = None
 
     @property
     def retained(self) -> int:
@@ -170,24 +200,34 @@ class SearchPlan(NamedTuple):
         """Counts the continuations that a step looks at."""
         return bookkeeping.num_candidates(self.beams, goal.eos.shape[1])
 
-    def prefill(self, lm: core.LanguageModel, params: Any, prompt: core.Prompt) -> tuple[core.Forward, core.Cache]:
-        """Reads the prompts, with room for H retained entries and behind them the F tokens of one pass."""
+    def prefill(
+        self, lm: core.LanguageModel, params: Any, prompt: core.Prompt
+    ) -> tuple[core.Forward, core.Cache]:
+        """Reads the prompts, with room for H retained entries and behind them the F tokens of one
+        pass.
+        """
         capacity = token_rows.prefill_length(lm, prompt) + self.retained + self.fed
-        return lm.prefill(params, prompt, core.Room(capacity))  # beams come back to entries of any age
+        # beams come back to entries of any age
+        return lm.prefill(params, prompt, core.Room(capacity))
 
     def best_tokens(
         self, logits: Float[Array, "B n V"], goal: Goal, states: RowState | None
     ) -> tuple[Float[Array, "B n C"], Int[Array, "B n C"]]:
-        """Returns the log probabilities of the target's best tokens after each node, and these tokens."""
+        """Returns the log probabilities of the target's best tokens after each node, and these
+        tokens.
+        """
         mask = bookkeeping.allowed_tokens(goal, states, self.target.vocab_size)
-        return bookkeeping.best_tokens(logits, max(self.num_candidates(goal), self.best), allowed=mask)
+        return bookkeeping.best_tokens(
+            logits, max(self.num_candidates(goal), self.best), allowed=mask
+        )
 
 
 class SearchState(NamedTuple):
     """The state of a search from round to round; every leaf has the prompts as its first axis."""
 
     beams: Beams  # see `Beams`
-    parent: Int[Array, "B H"]  # the retained entries' parents, -1 for the prompt, and where there is none
+    # the retained entries' parents, -1 for the prompt, and where there is none
+    parent: Int[Array, "B H"]
     count: Int[Array, " B"]  # how many there are
     above: Int[Array, "B K"]  # the entry that each running beam's last token follows
     caches: core.Caches  # the caches of target and draft, which hold the prompt and these entries
@@ -200,7 +240,8 @@ class DraftTree(NamedTuple):
 
     tokens: Int[Array, "B D"]
     parent: Int[Array, "B D"]
-    # of the patterns after each fed token [B, F], the beams' last tokens first; None where hypotheses are free
+    # of the patterns after each fed token [B, F], the beams' last tokens first; None where
+    # hypotheses are free
     states: RowState | None
 
 
@@ -215,62 +256,95 @@ def _check_fits(search: SearchPlan, prepared: Prepared) -> None:
         return [search.prefill(lm, params, prompt)[1] for lm, params in pairs if lm is not None]
 
     cache_bytes, largest = inputs.sizes_of(caches, weights, prepared.prompt)
-    parts = {"weights": inputs.size_of(weights), "caches": cache_bytes, "what prefill makes": largest}
+    parts = {
+        "weights": inputs.size_of(weights),
+        "caches": cache_bytes,
+        "what prefill makes": largest,
+    }
     beams = jax.eval_shape(lambda: bookkeeping.start(rows, search.beams, search.new, search.top))
     parts["beams and what is reported"] = inputs.size_of(beams)
-    purpose = f"beams={search.beams} with max_new_tokens={search.new} for {rows} prompts of up to {width} tokens"
+    purpose = (
+        f"beams={search.beams} with max_new_tokens={search.new} for {rows} prompts of up to "
+        f"{width} tokens"
+    )
     inputs.check_memory(parts, purpose, "one of these", inputs.devices(weights))
 
 
 @programs.jit(static_argnames=("search",))
-def _search(search: SearchPlan, weights: core.Weights, prompt: core.Prompt, goal: Goal) -> SearchState:
+def _search(
+    search: SearchPlan, weights: core.Weights, prompt: core.Prompt, goal: Goal
+) -> SearchState:
     """The whole search, but for the caches that it ends with."""
     base = decoder_prompt(search.target, prompt).length
 
     def unfinished(state: SearchState) -> Bool[Array, ""]:
-        return jnp.logical_not(jnp.all(state.beams.done))
+        return ~jnp.all(state.beams.done)
 
     state = _first_step(search, weights, prompt, goal)
     one_round = functools.partial(_round, search, weights, base, goal)
     return jax.lax.while_loop(unfinished, one_round, state)._replace(caches=core.Caches(()))
 
 
-def _first_step(search: SearchPlan, weights: core.Weights, prompt: core.Prompt, goal: Goal) -> SearchState:
-    """Makes the state after prefill: every running beam has one token, and nothing is retained yet."""
-    batch, draft = prompt.tokens.shape[0], search.draft
+def _first_step(
+    search: SearchPlan, weights: core.Weights, prompt: core.Prompt, goal: Goal
+) -> SearchState:
+    """Makes the state after prefill: every running beam has one token, and nothing is retained
+    yet.
+    """
+    batch = prompt.tokens.shape[0]
+    draft = search.draft
     with jax.named_scope("prefill"):
         forward, cache = search.prefill(search.target, weights.target, prompt)
-        caches = core.Caches(cache, () if draft is None else search.prefill(draft, weights.draft, prompt)[1])
-    scores, zero = jnp.zeros((batch, 1), jnp.float32), jnp.zeros((batch,), jnp.int32)
+        caches = core.Caches(
+            cache, () if draft is None else search.prefill(draft, weights.draft, prompt)[1]
+        )
+    scores = jnp.zeros((batch, 1), jnp.float32)
+    zero = jnp.zeros((batch,), jnp.int32)
     beams = bookkeeping.start(batch, search.beams, search.new, search.top)
-    first = beams._replace(scores=beams.scores[:, :1], tokens=beams.tokens[:, :1])  # one beam, without a token
-    log_probs, tokens = search.best_tokens(forward.logits, goal, bookkeeping.pattern_states(first, goal))
-    candidates = bookkeeping.best_candidates(scores, log_probs, tokens, search.num_candidates(goal), search.best)
+    # one beam, without a token
+    first = beams._replace(scores=beams.scores[:, :1], tokens=beams.tokens[:, :1])
+    log_probs, tokens = search.best_tokens(
+        forward.logits, goal, bookkeeping.pattern_states(first, goal)
+    )
+    candidates = bookkeeping.best_candidates(
+        scores, log_probs, tokens, search.num_candidates(goal), search.best
+    )
     beams, _, _ = bookkeeping.advance(beams, candidates, goal)
-    # One number of a prompt's row tells: normalising logits that are not finite makes all of them NaN.
+    # One number of a prompt's row tells: normalising logits that are not finite makes all of them
+    # NaN.
     failed = jnp.isnan(log_probs[:, 0, 0])
-    beams = beams._replace(done=jnp.logical_or(beams.done, failed))
+    beams = beams._replace(done=beams.done | failed)
     parent, above = (jnp.full((batch, n), -1, jnp.int32) for n in (search.retained, search.beams))
     return SearchState(beams, parent, zero, above, caches, zero, failed)
 
 
 def _round(
-    search: SearchPlan, weights: core.Weights, base: Int[Array, " B"], goal: Goal, state: SearchState
+    search: SearchPlan,
+    weights: core.Weights,
+    base: Int[Array, " B"],
+    goal: Goal,
+    state: SearchState,
 ) -> SearchState:
     """Drafts, reads the draft in one pass, and makes the steps that it allows."""
-    # Slots of the cache after the prompt: H retained entries (-1: not used yet); then what is fed, the K last tokens of
-    # the beams and the D draft tokens by level.
-    last, live = bookkeeping.last_tokens(state.beams), jnp.logical_not(state.beams.done)
-    target, states = search.target, bookkeeping.pattern_states(state.beams, goal)
-    drafted, draft_cache = DraftTree(last[:, :0], last[:, :0], states), state.caches.draft
+    # Slots of the cache after the prompt: H retained entries (-1: not used yet); then what is fed,
+    # the K last tokens of the beams and the D draft tokens by level.
+    last = bookkeeping.last_tokens(state.beams)
+    live = ~state.beams.done
+    target = search.target
+    states = bookkeeping.pattern_states(state.beams, goal)
+    drafted = DraftTree(last[:, :0], last[:, :0], states)
+    draft_cache = state.caches.draft
     if search.draft is not None:
         with jax.named_scope("draft"):
             cache = search.draft.rewind(draft_cache, base + search.retained)
-            drafted, draft_cache = _draft(search, search.draft, weights.draft, cache, state, states, goal)
+            drafted, draft_cache = _draft(
+                search, search.draft, weights.draft, cache, state, states, goal
+            )
     fed = jnp.concatenate([last, drafted.tokens], axis=1)
     parent = jnp.concatenate([state.parent, state.above, drafted.parent], axis=1)
     with jax.named_scope("target"):
-        # Fed tokens are written behind all H entries, used or not, so that their slots are the same in every round.
+        # Fed tokens are written behind all H entries, used or not, so that their slots are the same
+        # in every round.
         cache = target.rewind(state.caches.target, base + search.retained)
         forward, cache = target.extend(weights.target, cache, fed, parent)
         log_probs, tokens = search.best_tokens(forward.logits, goal, drafted.states)
@@ -286,17 +360,21 @@ def _round(
             assert lm.select is not None
             return lm.select(cache, base + state.count, path)
 
-        if (draft := search.draft) is not None:
+        draft = search.draft
+        if draft is not None:
             level = slice(-search.draft_beams, None)
 
             def read(cache: core.Cache) -> core.Cache:
                 return draft.extend(weights.draft, cache, known(draft, fed[:, level]), parent)[1]
 
-            # The draft model has not read its last level: it does where one of these tokens is retained.
-            draft_cache = keep(draft, branches.run_if(jnp.any(walk.retained[:, level]), read, draft_cache))
+            # The draft model has not read its last level: it does where one of these tokens is
+            # retained.
+            draft_cache = keep(
+                draft, branches.run_if(jnp.any(walk.retained[:, level]), read, draft_cache)
+            )
         caches = core.Caches(keep(target, cache), draft_cache)
-    failed = jnp.logical_or(state.failed, walk.failed)
-    beams = beams._replace(done=jnp.logical_or(beams.done, failed))
+    failed = state.failed | walk.failed
+    beams = beams._replace(done=beams.done | failed)
     num_retained = state.count + jnp.sum(walk.retained, axis=1, dtype=jnp.int32)
     passes = state.passes + live.astype(jnp.int32)
     return SearchState(beams, retained, num_retained, above, caches, passes, failed)
@@ -311,23 +389,33 @@ def _draft(
     states: RowState | None,
     goal: Goal,
 ) -> tuple[DraftTree, core.Cache]:
-    """The draft model's beam search from the running beams, without end tokens, which no beam goes on after.
+    """The draft model's beam search from the running beams, without end tokens, which no beam goes
+    on after.
 
     `states` are those of the patterns after the beams' last tokens.
 
-    Its last level is not fed: nothing after those tokens is drafted, and they are seldom all accepted.
+    Its last level is not fed: nothing after those tokens is drafted, and they are seldom all
+    accepted.
     """
-    scores, fed, first = state.beams.scores, bookkeeping.last_tokens(state.beams), search.retained
+    scores = state.beams.scores
+    fed = bookkeeping.last_tokens(state.beams)
+    first = search.retained
     # The parents of all slots before the draft: of H retained entries, and of the K last tokens.
-    tokens, parents, all_states = [], [jnp.concatenate([state.parent, state.above], axis=1)], [states]
+    tokens = []
+    parents = [jnp.concatenate([state.parent, state.above], axis=1)]
+    all_states = [states]
     vocab = search.target.vocab_size
     for level in range(search.gamma):
         # A level of the tree a pass: its K or D tokens follow nodes of the level before.
         forward, cache = lm.extend(params, cache, known(lm, fed), jnp.concatenate(parents, axis=1))
-        logits, mask = sampling.match_vocab(forward.logits, vocab), bookkeeping.allowed_tokens(goal, states, vocab)
-        log_probs, best = bookkeeping.best_tokens(logits, search.draft_beams, without=goal.eos, allowed=mask)
+        logits = sampling.match_vocab(forward.logits, vocab)
+        mask = bookkeeping.allowed_tokens(goal, states, vocab)
+        log_probs, best = bookkeeping.best_tokens(
+            logits, search.draft_beams, without=goal.eos, allowed=mask
+        )
         candidates = bookkeeping.best_candidates(scores, log_probs, best, search.draft_beams)
-        scores, fed = candidates.scores, candidates.tokens
+        scores = candidates.scores
+        fed = candidates.tokens
         tokens.append(fed)
         if states is not None:
             before = RowState(*(jnp.take_along_axis(x, candidates.origins, axis=1) for x in states))
@@ -336,8 +424,12 @@ def _draft(
         # Origins count the tokens of a level; slots count from the beginning of the cache's tree.
         parents.append(first + candidates.origins)
         first = search.retained + search.beams + level * search.draft_beams
-    tree_states = None if states is None else jax.tree.map(lambda *x: jnp.concatenate(x, axis=1), *all_states)
-    return DraftTree(jnp.concatenate(tokens, axis=1), jnp.concatenate(parents[1:], axis=1), tree_states), cache
+    tree_states = None
+    if states is not None:
+        tree_states = jax.tree.map(lambda *x: jnp.concatenate(x, axis=1), *all_states)
+    return DraftTree(
+        jnp.concatenate(tokens, axis=1), jnp.concatenate(parents[1:], axis=1), tree_states
+    ), cache
 
 
 class Walk(NamedTuple):
@@ -357,39 +449,46 @@ def _steps(
     draft: DraftTree,
     goal: Goal,
 ) -> tuple[Beams, Walk]:
-    """Makes as many steps as the verified tree allows: one, and one more for each level that holds all beams."""
+    """Makes as many steps as the verified tree allows: one, and one more for each level that holds
+    all beams.
+    """
     count = search.num_candidates(goal)
     node = jnp.broadcast_to(jnp.arange(search.beams, dtype=jnp.int32)[None, :], beams.scores.shape)
     all_fed = jnp.arange(search.fed, dtype=jnp.int32)[None, None, :]
-    moved = going = jnp.logical_not(beams.done)
+    moved = going = ~beams.done
     walk = Walk(jnp.zeros((len(going), search.fed), bool), node, moved, jnp.zeros_like(going))
     for depth in range(search.gamma + 1):
-        # The C best continuations of each beam, after the node where it is [B, K, C], and plain beam search's step.
-        at_node, best = (jnp.take_along_axis(x, node[:, :, None], axis=1) for x in (log_probs, tokens))
+        # The C best continuations of each beam, after the node where it is [B, K, C], and plain
+        # beam search's step.
+        at_node, best = (
+            jnp.take_along_axis(x, node[:, :, None], axis=1) for x in (log_probs, tokens)
+        )
         alive = beams.scores > -jnp.inf
-        bad = jnp.any(jnp.logical_and(jnp.isnan(at_node[..., 0]), alive), axis=1)
+        bad = jnp.any(jnp.isnan(at_node[..., 0]) & alive, axis=1)
         at_node = jnp.where(alive[:, :, None], at_node, -jnp.inf)
-        # The same step as plain beam search's, on logits of the verified tree: hypotheses cannot differ from its.
+        # The same step as plain beam search's, on logits of the verified tree: hypotheses cannot
+        # differ from its.
         candidates = bookkeeping.best_candidates(beams.scores, at_node, best, count, search.best)
         stepped, origins, chosen = bookkeeping.advance(beams, candidates, goal)
         above = jnp.take_along_axis(node, origins, axis=1)
         # [B, K, F] to [B, F]: a fed token is retained if some live beam stands on it.
-        on_way = jnp.any(jnp.logical_and(node[:, :, None] == all_fed, alive[:, :, None]), axis=1)
+        on_way = jnp.any((node[:, :, None] == all_fed) & alive[:, :, None], axis=1)
         walk = Walk(
-            jnp.logical_or(walk.retained, jnp.logical_and(on_way, going[:, None])),
+            walk.retained | (on_way & going[:, None]),
             jnp.where(going[:, None], above, walk.above),
             moved,
-            jnp.logical_or(walk.failed, jnp.logical_and(bad, going)),
+            walk.failed | (bad & going),
         )
         # Prompts that left the tree, or are done, keep the beams of their last step.
         beams = token_rows.where(going, stepped, beams)
         # A prompt goes on while the draft tree holds the last token of all of its running beams.
         if depth < search.gamma:
             follows = draft.parent[:, None, :] == search.retained + above[:, :, None]
-            # [B, K, D]: the draft node that has a beam's new token, after the node where the beam was.
-            same = jnp.logical_and(follows, draft.tokens[:, None, :] == chosen[:, :, None])
-            covered = jnp.logical_or(jnp.any(same, axis=-1), beams.scores == -jnp.inf)
-            going = jnp.logical_and(going, jnp.logical_and(jnp.all(covered, axis=1), jnp.logical_not(beams.done)))
+            # [B, K, D]: the draft node that has a beam's new token, after the node where the beam
+            # was.
+            same = follows & (draft.tokens[:, None, :] == chosen[:, :, None])
+            covered = jnp.any(same, axis=-1) | (beams.scores == -jnp.inf)
+            going = going & jnp.all(covered, axis=1) & ~beams.done
             node = search.beams + jnp.argmax(same, axis=-1).astype(jnp.int32)
     return beams, walk
 
@@ -400,21 +499,28 @@ def _keep(
     """Finds the places of the retained tokens: after those that are there, in order.
 
     Returns:
-        The fed tokens, the retained ones first; the parents of all retained entries; what each beam's last token
-        follows.
+        The fed tokens, the retained ones first; the parents of all retained entries; what each
+        beam's last token follows.
     """
     # Retained tokens first, in the order in which they were fed: parents stay before children.
-    order = jnp.argsort(jnp.logical_not(walk.retained), axis=1, stable=True).astype(jnp.int32)
-    slot = state.count[:, None] + jnp.cumsum(walk.retained, axis=1, dtype=jnp.int32) - 1  # of each retained token
-    # A parent is a slot: below H a retained entry, which keeps its number; from H on a fed token, which gets a place.
+    order = jnp.argsort(~walk.retained, axis=1, stable=True).astype(jnp.int32)
+    # of each retained token
+    slot = state.count[:, None] + jnp.cumsum(walk.retained, axis=1, dtype=jnp.int32) - 1
+    # A parent is a slot: below H a retained entry, which keeps its number; from H on a fed token,
+    # which gets a place.
     old = parent[:, search.retained :]
     inner = jnp.take_along_axis(slot, jnp.maximum(old - search.retained, 0), axis=1)
     new = jnp.take_along_axis(jnp.where(old < search.retained, old, inner), order, axis=1)
     # The rest of the order is tokens that no beam went through: they get no parent.
-    real = jnp.arange(search.fed, dtype=jnp.int32)[None, :] < jnp.sum(walk.retained, axis=1, dtype=jnp.int32)[:, None]
+    real = (
+        jnp.arange(search.fed, dtype=jnp.int32)[None, :]
+        < jnp.sum(walk.retained, axis=1, dtype=jnp.int32)[:, None]
+    )
     wide = jnp.pad(state.parent, ((0, 0), (0, search.fed)), constant_values=-1)
     wide = token_rows.append(wide, state.count, jnp.where(real, new, -1))
-    above = jnp.where(walk.moved[:, None], jnp.take_along_axis(slot, walk.above, axis=1), state.above)
+    above = jnp.where(
+        walk.moved[:, None], jnp.take_along_axis(slot, walk.above, axis=1), state.above
+    )
     return order, wide[:, : search.retained], above
 
 
@@ -426,7 +532,11 @@ def _result(target: core.Model, final: SearchState, eos: np.ndarray) -> BeamSear
     texts = []
     if target.tokenizer is not None:
         texts = [
-            [stopping.decode(target.tokenizer, row[:n].tolist()) for row, n in zip(rows, lengths, strict=True) if n]
+            [
+                stopping.decode(target.tokenizer, row[:n].tolist())
+                for row, n in zip(rows, lengths, strict=True)
+                if n
+            ]
             for rows, lengths in zip(tokens, b.lengths, strict=True)
         ]
     # Why a hypothesis ended follows from its last token: end tokens are kept in it.
@@ -439,6 +549,10 @@ def _result(target: core.Model, final: SearchState, eos: np.ndarray) -> BeamSear
     reported = []
     if b.final_log_probs is not None:
         is_shown = (real, real[..., None], real[..., None])
-        reported = [np.where(shown, x[:, :, :width], 0) for shown, x in zip(is_shown, b.final_log_probs, strict=True)]
-        reported = reported if reported[1].shape[-1] else reported[:1]
+        reported = [
+            np.where(shown, x[:, :, :width], 0)
+            for shown, x in zip(is_shown, b.final_log_probs, strict=True)
+        ]
+        if not reported[1].shape[-1]:
+            reported = reported[:1]
     return BeamSearch(texts, tokens, b.lengths, b.final_scores, b.steps, passes, finish, *reported)

@@ -1,9 +1,11 @@
 """The bookkeeping of beam search: running beams, finished hypotheses, and when a prompt is done.
 
-Nothing here knows where logits come from, so that plain and speculative search take the same steps. Candidates, scores
-and stopping are those of transformers' beam search; of equal scores the lower (beam, token) comes first.
+Nothing here knows where logits come from, so that plain and speculative search take the same steps.
+Candidates, scores and stopping are those of transformers' beam search; of equal scores the lower
+(beam, token) comes first.
 
-Shapes: B prompts, K beams, T most new tokens, E end tokens, C candidates, V vocabulary, n nodes, k best tokens.
+Shapes: B prompts, K beams, T most new tokens, E end tokens, C candidates, V vocabulary, n nodes, k
+best tokens.
 """
 
 from __future__ import annotations
@@ -33,21 +35,24 @@ class TokenLogProbs(NamedTuple):
 
 
 class Beams(NamedTuple):
-    """The beams and hypotheses of each prompt. All of its running beams have the same number of tokens."""
+    """The beams and hypotheses of each prompt. All of its running beams have the same number of
+    tokens.
+    """
 
-    # these two: the running beams, the best first: their new tokens, and the sum of their log probabilities; -inf where
-    # there are fewer
+    # these two: the running beams, the best first: their new tokens, and the sum of their log
+    # probabilities; -inf where there are fewer
     tokens: Int[Array, "B K T"]
     scores: Float[Array, "B K"]
     steps: Int[Array, " B"]  # how many tokens each running beam has
-    # these three: the finished ones, the best first: their new tokens, how many, the end token included, and the sum of
-    # their log probabilities over length ** penalty; -inf where there are fewer
+    # these three: the finished ones, the best first: their new tokens, how many, the end token
+    # included, and the sum of their log probabilities over length ** penalty; -inf where there are
+    # fewer
     hypotheses: Int[Array, "B K T"]
     lengths: Int[Array, "B K"]
     final_scores: Float[Array, "B K"]
     done: Bool[Array, " B"]  # whether the search is over
-    # these two: the tokens' log probabilities in running beams and in hypotheses, [B, K, T]; None where nobody asked
-    # for them
+    # these two: the tokens' log probabilities in running beams and in hypotheses, [B, K, T]; None
+    # where nobody asked for them
     log_probs: TokenLogProbs | None = None
     final_log_probs: TokenLogProbs | None = None
 
@@ -58,17 +63,20 @@ class Goal(NamedTuple):
     max_new_tokens: Int[Array, " B"]  # the most tokens of each row
     eos: Int[Array, "B E"]  # end tokens; -1 where there is none
     length_penalty: Float[Array, ""]  # exponent of the length that scores are divided by
-    # when to stop looking, a number of `MODES`. False: when the best running beam, at its own length, is no better than
-    # the worst of K hypotheses. "never": when it could not be, at the greatest length. True: with K hypotheses.
+    # when to stop looking, a number of `MODES`. False: when the best running beam, at its own
+    # length, is no better than the worst of K hypotheses. "never": when it could not be, at the
+    # greatest length. True: with K hypotheses.
     stops: Int[Array, ""]
-    structured: Any = None  # the patterns of hypotheses, `structured.processor.Values`; None: they are free
+    # the patterns of hypotheses, `structured.processor.Values`; None: they are free
+    structured: Any = None
 
 
 class Candidates(NamedTuple):
     """Continuations of some nodes by one token, the best first.
 
     Attributes:
-        scores: the node's score plus the log probability of the token; -inf: there is no such continuation.
+        scores: the node's score plus the log probability of the token; -inf: there is no such
+            continuation.
         origins: the node.
         tokens: the token.
         log_probs: the token's log probability, [B, C].
@@ -81,18 +89,33 @@ class Candidates(NamedTuple):
 
 
 def start(batch: int, beams: int, width: int, top: int | None) -> Beams:
-    """Starts with one beam of no tokens for each prompt; `top` is that of `beam_search.SearchPlan`."""
-    tokens, none = jnp.zeros((batch, beams, width), jnp.int32), jnp.full((batch, beams), -jnp.inf, jnp.float32)
+    """Starts with one beam of no tokens for each prompt; `top` is that of
+    `beam_search.SearchPlan`.
+    """
+    tokens = jnp.zeros((batch, beams, width), jnp.int32)
+    none = jnp.full((batch, beams), -jnp.inf, jnp.float32)
     zero = jnp.zeros((batch,), jnp.int32)
     reported = None
     if top is not None:
         best = jnp.zeros((*tokens.shape, top), jnp.float32)
         reported = TokenLogProbs(jnp.zeros(tokens.shape, jnp.float32), best.astype(jnp.int32), best)
-    return Beams(tokens, none.at[:, 0].set(0.0), zero, tokens, tokens[..., 0], none, zero > 0, reported, reported)
+    return Beams(
+        tokens,
+        none.at[:, 0].set(0.0),
+        zero,
+        tokens,
+        tokens[..., 0],
+        none,
+        zero > 0,
+        reported,
+        reported,
+    )
 
 
 def num_candidates(beams: int, ends: int) -> int:
-    """Counts the continuations that a step looks at: so many that K of them do not end, whatever ends."""
+    """Counts the continuations that a step looks at: so many that K of them do not end, whatever
+    ends.
+    """
     return max(2, 1 + ends) * beams
 
 
@@ -104,13 +127,14 @@ def best_tokens(
 ) -> tuple[Float[Array, "B n k"], Int[Array, "B n k"]]:
     """The log probabilities of the most probable tokens after each node, and the tokens.
 
-    There are `count`, or as many as there can be; those of `without` are left out, and those that are not `allowed`.
-    Their probability counts nonetheless, as in transformers.
+    There are `count`, or as many as there can be; those of `without` are left out, and those that
+    are not `allowed`. Their probability counts nonetheless, as in transformers.
 
     >>> best_tokens(jnp.log(jnp.array([[[0.25, 0.5, 0.25]]])), 2)[1].tolist()
     [[[1, 0]]]
     """
-    # Only the normaliser of the whole vocabulary is needed, [B, n, 1]: log_softmax would write V numbers a node.
+    # Only the normaliser of the whole vocabulary is needed, [B, n, 1]: log_softmax would write V
+    # numbers a node.
     largest = jnp.max(logits, axis=-1, keepdims=True)
     total = jnp.log(jnp.sum(jnp.exp(logits - largest), axis=-1, keepdims=True))
     if without is not None:
@@ -123,13 +147,21 @@ def best_tokens(
 
 
 def best_candidates(
-    scores: Float[Array, "B n"], log_probs: Float[Array, "B n C"], tokens: Int[Array, "B n C"], count: int, top: int = 0
+    scores: Float[Array, "B n"],
+    log_probs: Float[Array, "B n C"],
+    tokens: Int[Array, "B n C"],
+    count: int,
+    top: int = 0,
 ) -> Candidates:
-    """The `count` best continuations of all nodes together, of the tokens that `best_tokens` returns.
+    """The `count` best continuations of all nodes together, of the tokens that `best_tokens`
+    returns.
 
     `top` of these tokens are reported beside each.
 
-    >>> log_probs, tokens = jnp.log(jnp.array([[[0.6, 0.4], [0.9, 0.1]]])), jnp.array([[[7, 8], [5, 6]]])
+    >>> log_probs, tokens = (
+    ...     jnp.log(jnp.array([[[0.6, 0.4], [0.9, 0.1]]])),
+    ...     jnp.array([[[7, 8], [5, 6]]]),
+    ... )
     >>> found = best_candidates(jnp.log(jnp.array([[0.5, 0.4]])), log_probs, tokens, 2, top=2)
     >>> found.origins.tolist(), found.tokens.tolist()  # 0.36 and 0.3
     ([[1, 0]], [[5, 7]])
@@ -145,32 +177,39 @@ def best_candidates(
     best, index = jax.lax.top_k(flat, count)  # of equals the first
     index = jnp.minimum(index, flat.shape[1] - missing - 1).astype(jnp.int32)
     origins = index // width
-    token, raw = (jnp.take_along_axis(x.reshape(scores.shape[0], -1), index, axis=1) for x in (tokens, log_probs))
+    token, raw = (
+        jnp.take_along_axis(x.reshape(scores.shape[0], -1), index, axis=1)
+        for x in (tokens, log_probs)
+    )
     of_node = (take(x[..., :top], origins) for x in (tokens, log_probs))
     return Candidates(best, origins, token, TokenLogProbs(raw, *of_node))
 
 
-def advance(beams: Beams, candidates: Candidates, goal: Goal) -> tuple[Beams, Int[Array, "B K"], Int[Array, "B K"]]:
+def advance(
+    beams: Beams, candidates: Candidates, goal: Goal
+) -> tuple[Beams, Int[Array, "B K"], Int[Array, "B K"]]:
     """Makes one step: candidates that end become hypotheses, and the best of the others go on.
 
-    Of the K best candidates those that end are compared with the hypotheses so far, and the K best of all stay. A
-    prompt that is done stays as it is.
+    Of the K best candidates those that end are compared with the hypotheses so far, and the K best
+    of all stay. A prompt that is done stays as it is.
 
-    There are `num_candidates` candidates. Returned are the beams after the step, and of each running one the beam that
-    it continues, and by which token.
+    There are `num_candidates` candidates. Returned are the beams after the step, and of each
+    running one the beam that it continues, and by which token.
     """
     beam_count = beams.tokens.shape[1]
     length = beams.steps + 1
     last = length >= goal.max_new_tokens
     ends = jnp.any(candidates.tokens[:, :, None] == goal.eos[:, None, :], axis=-1)
-    ends = jnp.logical_or(ends, last[:, None])
+    ends = ends | last[:, None]
 
     first = slice(0, beam_count)
     best: Candidates = jax.tree.map(lambda x: x[:, first], candidates)
     extended = _extend(beams.tokens, best.origins, best.tokens, beams.steps)
     # As in transformers, only the K best candidates may end; an end token further down is lost.
     worth = best.scores / _penalty(length, goal)[:, None]
-    worth = jnp.concatenate([beams.final_scores, jnp.where(ends[:, first], worth, -jnp.inf)], axis=1)
+    worth = jnp.concatenate(
+        [beams.final_scores, jnp.where(ends[:, first], worth, -jnp.inf)], axis=1
+    )
     final_scores, chosen = jax.lax.top_k(worth, beam_count)  # of equals the earlier one
     new_length = jnp.broadcast_to(length[:, None], beams.lengths.shape)
     lengths = take(jnp.concatenate([beams.lengths, new_length], axis=1), chosen)
@@ -181,13 +220,14 @@ def advance(beams: Beams, candidates: Candidates, goal: Goal) -> tuple[Beams, In
     # Where fewer than K go on, the rest of the beams is dead.
     scores = jnp.where(take(ends, stay), -jnp.inf, scores)
 
-    longest = jnp.logical_and(goal.stops == MODES.index("never"), goal.length_penalty > 0)
-    # "never" divides by the longest length that there may be, since the penalty then helps longer hypotheses.
+    longest = (goal.stops == MODES.index("never")) & (goal.length_penalty > 0)
+    # "never" divides by the longest length that there may be, since the penalty then helps longer
+    # hypotheses.
     at_best = jnp.where(longest, goal.max_new_tokens, length)
     # Log probabilities only fall, so the best running beam bounds what is still to come.
-    cannot_improve = jnp.logical_not(scores[:, 0] / _penalty(at_best, goal) > final_scores[:, -1])
-    full = jnp.logical_and(final_scores[:, -1] > -jnp.inf, goal.stops == MODES.index(True))
-    done = jnp.logical_or(last, jnp.logical_or(cannot_improve, full))
+    cannot_improve = ~(scores[:, 0] / _penalty(at_best, goal) > final_scores[:, -1])
+    full = (final_scores[:, -1] > -jnp.inf) & (goal.stops == MODES.index(True))
+    done = last | cannot_improve | full
     after = Beams(
         tokens=_extend(beams.tokens, origins, tokens, beams.steps),
         scores=scores,
@@ -199,37 +239,50 @@ def advance(beams: Beams, candidates: Candidates, goal: Goal) -> tuple[Beams, In
     )
     if beams.log_probs is not None:
 
-        def extend(of_beams: TokenLogProbs, origins: Int[Array, "B n"], new: TokenLogProbs) -> TokenLogProbs:
+        def extend(
+            of_beams: TokenLogProbs, origins: Int[Array, "B n"], new: TokenLogProbs
+        ) -> TokenLogProbs:
             return jax.tree.map(lambda x, y: _extend(x, origins, y, beams.steps), of_beams, new)
 
         extended = extend(beams.log_probs, best.origins, best.log_probs)
         after = after._replace(
             log_probs=extend(beams.log_probs, origins, log_probs),
             final_log_probs=jax.tree.map(
-                lambda x, y: take(jnp.concatenate([x, y], axis=1), chosen), beams.final_log_probs, extended
+                lambda x, y: take(jnp.concatenate([x, y], axis=1), chosen),
+                beams.final_log_probs,
+                extended,
             ),
         )
     return where(beams.done, beams, after), origins, tokens
 
 
 def pattern_states(beams: Beams, goal: Goal) -> RowState | None:
-    """Follows the patterns over the running beams' tokens [B, K]; None where hypotheses are free."""
+    """Follows the patterns over the running beams' tokens [B, K]; None where hypotheses are
+    free.
+    """
     if goal.structured is None:
         return None
-    automata, shape = goal.structured.tables.value, beams.scores.shape
+    automata = goal.structured.tables.value
+    shape = beams.scores.shape
 
     def step(index: Int[Array, ""], states: RowState) -> RowState:
         token = jax.lax.dynamic_index_in_dim(beams.tokens, index, axis=2, keepdims=False)
         real = (index < beams.steps)[:, None]
-        return jax.tree.map(functools.partial(jnp.where, real), after(automata, states, token), states)
+        return jax.tree.map(
+            functools.partial(jnp.where, real), after(automata, states, token), states
+        )
 
-    start = (jnp.broadcast_to(x[:, None], shape) for x in (goal.structured.state, goal.structured.limit))
+    start = (
+        jnp.broadcast_to(x[:, None], shape) for x in (goal.structured.state, goal.structured.limit)
+    )
     return jax.lax.fori_loop(0, jnp.max(beams.steps), step, RowState(*start))
 
 
 def allowed_tokens(goal: Goal, states: RowState | None, vocab: int) -> Bool[Array, "B n V"] | None:
     """Returns the tokens that may follow each node; None where all may."""
-    return None if states is None else allowed(goal.structured.tables.value, states, vocab)
+    if states is None:
+        return None
+    return allowed(goal.structured.tables.value, states, vocab)
 
 
 def last_tokens(beams: Beams) -> Int[Array, "B K"]:
@@ -245,8 +298,11 @@ def _extend(
     length: Int[Array, " B"],
 ) -> Shaped[Array, "B n T *k"]:
     """Appends a further token, or what is reported of it, to each of some beams."""
-    # A comparison in place of a scatter: prompts are at different lengths, and all beams of one at the same.
-    is_place = jnp.arange(tokens.shape[2], dtype=length.dtype)[None, None, :] == length[:, None, None]
+    # A comparison in place of a scatter: prompts are at different lengths, and all beams of one at
+    # the same.
+    is_place = (
+        jnp.arange(tokens.shape[2], dtype=length.dtype)[None, None, :] == length[:, None, None]
+    )
     is_place = is_place.reshape(*is_place.shape, *[1] * (tokens.ndim - 3))
     return jnp.where(is_place, new[:, :, None], take(tokens, origins))
 

@@ -1,4 +1,6 @@
-"""A chat that goes on: both parties keep their caches from turn to turn, and read only what is new."""
+"""A chat that goes on: both parties keep their caches from turn to turn, and read only what is
+new.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,16 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxspec.core import BoundDrafter, Decoder, Drafter, Model, State, kv_cache, programs, token_rows
+from jaxspec.core import (
+    BoundDrafter,
+    Decoder,
+    Drafter,
+    Model,
+    State,
+    kv_cache,
+    programs,
+    token_rows,
+)
 from jaxspec.decode import encoding, inputs, loop, stopping
 from jaxspec.decode.generate import pieces, prefix
 from jaxspec.decode.output import Piece
@@ -19,7 +30,8 @@ from jaxspec.decode.request import Prepared, positions_left, prepare
 from jaxspec.decode.shared_prefix import common
 
 ANSWER = 512  # most tokens of an answer, by default
-SMALLEST = 512  # tokens that the buffers of a chat have room for; they grow as the buckets of prompts do
+# tokens that the buffers of a chat have room for; they grow as the buckets of prompts do
+SMALLEST = 512
 
 
 @dataclasses.dataclass(eq=False, repr=False)
@@ -29,10 +41,12 @@ class Chat:
     Attributes:
         target: the model that answers.
         options: `jaxspec.generate`'s options, for every answer.
-        messages: the conversation so far, {"role": ..., "content": ...} each. It may be changed between two turns.
-        prompt_tokens, reused_tokens: tokens of the conversation before the last answer, and how many of these were
-            not read again.
-        is_new_shape: whether programs of the last turn had not run in this chat before, and so had to be compiled.
+        messages: the conversation so far, {"role": ..., "content": ...} each. It may be changed
+            between two turns.
+        prompt_tokens, reused_tokens: tokens of the conversation before the last answer, and how
+            many of these were not read again.
+        is_new_shape: whether programs of the last turn had not run in this chat before, and so had
+            to be compiled.
     """
 
     target: Model
@@ -56,11 +70,15 @@ class Chat:
         # Wrong options are refused at once.
         encoding.check_template(self.target)
         if self._options.get("prefix") is not None:
-            raise ValueError("got a prefix: a chat reads its own; what it begins with is given as system")
-        if (rows := len(prepare(self.target, [[0]], **self._options).request.max_new_tokens)) != 1:
+            raise ValueError(
+                "got a prefix: a chat reads its own; what it begins with is given as system"
+            )
+        rows = len(prepare(self.target, [[0]], **self._options).request.max_new_tokens)
+        if rows != 1:
             raise ValueError(f"num_samples is {rows}: a chat has one answer to each message")
         stopping.checked(self._stop, self.target)
-        if self.target.lm.limits.start_token is None:  # an encoder reads each conversation as a whole
+        # an encoder reads each conversation as a whole
+        if self.target.lm.limits.start_token is None:
             self._empty = prefix(self.target, [0], drafter=self._options["drafter"])
 
     def __repr__(self) -> str:
@@ -70,8 +88,9 @@ class Chat:
     def send(self, content: Any) -> Iterator[Piece]:
         """Streams the answer to a message; both are appended to `messages`.
 
-        What the template writes of the conversation is compared with what the caches hold, token by token, and read
-        from the first difference on. An answer that is not read to its end is kept as far as it was read.
+        What the template writes of the conversation is compared with what the caches hold, token by
+        token, and read from the first difference on. An answer that is not read to its end is kept
+        as far as it was read.
 
         Raises:
             ValueError: the reasons of `jaxspec.stream`; the conversation is too long for the model.
@@ -82,14 +101,16 @@ class Chat:
     def retry(self) -> Iterator[Piece]:
         """Streams another answer to the last message, in place of the one that it has.
 
-        Greedy answers are the same again. A sampled one has another key: the turn's, folded with the number of the
-        attempt.
+        Greedy answers are the same again. A sampled one has another key: the turn's, folded with
+        the number of the attempt.
 
         Raises:
             ValueError: there is no message to answer.
         """
         self._end_answer()
-        users = [number for number, message in enumerate(self.messages) if message.get("role") == "user"]
+        users = [
+            number for number, message in enumerate(self.messages) if message.get("role") == "user"
+        ]
         if not users:
             raise ValueError("there is no message to answer again")
         return self._answer_to(self.messages[: users[-1] + 1], self._attempt + 1)
@@ -97,11 +118,17 @@ class Chat:
     def reset(self) -> None:
         """Begins anew: forgets everything but the system's message."""
         self._end_answer()
-        self.messages[:] = [message for message in self.messages[:1] if message.get("role") == "system"]
+        self.messages[:] = [
+            message for message in self.messages[:1] if message.get("role") == "system"
+        ]
         self._state = None
 
-    def _answer_to(self, messages: list[dict[str, Any]], attempt: int) -> Generator[Piece, None, None]:
-        """Begins an answer to a conversation, which takes the place of `messages` if it can be answered."""
+    def _answer_to(
+        self, messages: list[dict[str, Any]], attempt: int
+    ) -> Generator[Piece, None, None]:
+        """Begins an answer to a conversation, which takes the place of `messages` if it can be
+        answered.
+        """
         ids = encoding.chat_ids(self.target, messages, template=self._template)
         with programs.without_context_mesh():
             prepared, begin = self._prepared(
@@ -132,28 +159,37 @@ class Chat:
                 text += piece.text
                 yield piece
         except BaseException as error:
-            if not isinstance(error, GeneratorExit):  # a round that did not end has consumed the state
+            # a round that did not end has consumed the state
+            if not isinstance(error, GeneratorExit):
                 self._state = None
             raise
         finally:
             self.messages.append({"role": "assistant", "content": text})
 
     def _prepared(self, ids: list[int], turn: int, attempt: int) -> tuple[Prepared, loop.Begin]:
-        """Prepares the generation that goes on after what the caches have of the conversation, and its beginning."""
-        key, options = self._options.get("key"), dict(self._options)
+        """Prepares the generation that goes on after what the caches have of the conversation, and
+        its beginning.
+        """
+        key = self._options.get("key")
+        options = dict(self._options)
         if key is not None:
-            # Turns and attempts have keys of their own, which depend on their numbers alone: a retry differs, a replay
-            # does not.
+            # Turns and attempts have keys of their own, which depend on their numbers alone: a
+            # retry differs, a replay does not.
             key = jax.random.fold_in(inputs.key_of(key), turn)
-            options["key"] = jax.random.fold_in(key, attempt) if attempt else key
+            if attempt:
+                options["key"] = jax.random.fold_in(key, attempt)
+            else:
+                options["key"] = key
         if options.get("max_new_tokens") is None:
             options["max_new_tokens"] = self._limit(ids)
         prepared = prepare(self.target, [ids], **options)
-        self.prompt_tokens, self.reused_tokens = len(ids), 0
+        self.prompt_tokens = len(ids)
+        self.reused_tokens = 0
         if self._empty is None:
             self._note_shape(prepared.prompt.tokens.shape)
             return prepared, loop.prefill
-        start, no_tokens = 0, self._empty.caches
+        start = 0
+        no_tokens = self._empty.caches
         if self._state is not None:
             (row,) = token_rows.to_lists(self._state.tokens, self._state.length)
             # The caches are one token behind, and drafters may be two.
@@ -164,22 +200,33 @@ class Chat:
         width = token_rows.bucket(len(ids) - start)
         headroom = token_rows.headroom(prepared.max_new_tokens, prepared.decoder.nodes)
         needed = start + width + headroom
-        # Layers with a window must be able to take back a whole answer, which a template may rewrite.
+        # Layers with a window must be able to take back a whole answer, which a template may
+        # rewrite.
         if not kv_cache.states(self._empty.caches):
-            prepared = prepared._replace(decoder=_taking_back(prepared.decoder, prepared.max_new_tokens))
+            prepared = prepared._replace(
+                decoder=_taking_back(prepared.decoder, prepared.max_new_tokens)
+            )
         # Buffers only grow: a turn in the same capacity runs the same program.
-        capacity = self._capacity if needed <= self._capacity else token_rows.bucket(needed)
+        if needed <= self._capacity:
+            capacity = self._capacity
+        else:
+            capacity = token_rows.bucket(needed)
         prepared = prepared._replace(prompt=token_rows.pad([ids], capacity - headroom))
         loop.check_fits(prepared)
-        self._capacity, self.reused_tokens = capacity, start
+        self._capacity = capacity
+        self.reused_tokens = start
         begins_anew = self._state is None or self._state.tokens.shape[1] < capacity
         self._note_shape((capacity, width, begins_anew))
 
         def begin(p: Prepared) -> State:
-            # No reference is kept to the last turn's caches: they become the next ones, or are freed after them.
-            state, self._state = self._state, None
+            # No reference is kept to the last turn's caches: they become the next ones, or are
+            # freed after them.
+            state = self._state
+            self._state = None
             caches = no_tokens if state is None else state.caches
-            before = caches.before(jnp.asarray([start + 1], jnp.int32), width, drafts=p.drafter is not None)
+            before = caches.before(
+                jnp.asarray([start + 1], jnp.int32), width, drafts=p.drafter is not None
+            )
             first = loop.start if begins_anew else loop.go_on
             return first(p.decoder, p.weights, p.prompt, p.request, p.max_new_tokens, before)
 
@@ -204,7 +251,9 @@ class Chat:
 
 @functools.lru_cache
 def _taking_back(decoder: Decoder, tokens: int) -> Decoder:
-    """Makes the decoder of a chat: the next turn may take back the last answer, where a template rewrites it."""
+    """Makes the decoder of a chat: the next turn may take back the last answer, where a template
+    rewrites it.
+    """
     return decoder._replace(init=functools.partial(decoder.init, spare=tokens))
 
 
@@ -220,24 +269,25 @@ def chat(
 ) -> Chat:
     """Begins a conversation, in the template of the model's tokenizer.
 
-    Each answer has the text that `generate` gives the whole conversation, but the caches of the target and the drafter
-    stay from turn to turn: read again is what the conversation has gained, and what its template has changed in it.
-    They have room for 512 tokens, and for a larger bucket (`token_rows.bucket`) when a conversation needs it. So a turn
-    compiles nothing, but where that happens or where what is new is of another bucket than in any turn before. Layers
-    with a sliding window keep little more than the window (`core.kv_cache`): where a template changes, or you do, what
-    lies further back, the whole conversation is read again. Of an encoder-decoder nothing is kept: its encoder reads a
-    prompt as a whole.
+    Each answer has the text that `generate` gives the whole conversation, but the caches of the
+    target and the drafter stay from turn to turn: read again is what the conversation has gained,
+    and what its template has changed in it. They have room for 512 tokens, and for a larger bucket
+    (`token_rows.bucket`) when a conversation needs it. So a turn compiles nothing, but where that
+    happens or where what is new is of another bucket than in any turn before. Layers with a sliding
+    window keep little more than the window (`core.kv_cache`): where a template changes, or you do,
+    what lies further back, the whole conversation is read again. Of an encoder-decoder nothing is
+    kept: its encoder reads a prompt as a whole.
 
     Args:
         target: the model that answers.
         drafter: the drafter of every answer, as in `generate`.
         system: the system's message, if there is one.
-        max_new_tokens: most tokens of an answer. By default 512, or fewer for a model with few positions: a quarter of
-            a decoder's positions, and what the conversation leaves.
+        max_new_tokens: most tokens of an answer. By default 512, or fewer for a model with few
+            positions: a quarter of a decoder's positions, and what the conversation leaves.
         stop: strings that end an answer, cut from it.
         chat_template_kwargs: values for the template, such as {"enable_thinking": False}.
-        **options: the options of `generate`, with one value each. Of a `key` each turn has one of its own, folded from
-            it and the number of the turn, from 0 on.
+        **options: the options of `generate`, with one value each. Of a `key` each turn has one of
+            its own, folded from it and the number of the turn, from 0 on.
 
     Raises:
         ValueError, TypeError: the reasons of `generate`; also a model without a template.
@@ -246,13 +296,17 @@ def chat(
         >>> import jax, jaxspec
         >>> from jaxspec.testing import table_model, word_tokenizer
         >>> words = ["<unk>", "</s>", "hello", "there", "old", "dog", "user", "assistant"]
-        >>> template = "{% for m in messages %}{{ m['role'] }} {{ m['content'] }}\\n{% endfor %}assistant"
+        >>> template = (
+        ...     "{% for m in messages %}{{ m['role'] }} {{ m['content'] }}\\n{% endfor %}assistant"
+        ... )
         >>> tokenizer = word_tokenizer(words, chat_template=template)
         >>> target = table_model(jax.random.key(2), vocab=8)._replace(tokenizer=tokenizer)
         >>> talk = chat(target, drafter=jaxspec.drafters.prompt_lookup(), max_new_tokens=4)
         >>> for content in ("hello there", "old dog"):
         ...     answer = "".join(piece.text for piece in talk.send(content))
-        ...     print(talk.messages[-1]["content"] == answer, talk.prompt_tokens, talk.reused_tokens)
+        ...     print(
+        ...         talk.messages[-1]["content"] == answer, talk.prompt_tokens, talk.reused_tokens
+        ...     )
         True 4 0
         True 12 6
     """
@@ -263,5 +317,7 @@ def chat(
         stop=stop,
         chat_template_kwargs=chat_template_kwargs,
     )
-    messages = [] if system is None else [{"role": "system", "content": system}]
+    messages = []
+    if system is not None:
+        messages = [{"role": "system", "content": system}]
     return Chat(target, options, messages)

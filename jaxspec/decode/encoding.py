@@ -32,15 +32,22 @@ Prompts = (
 ANSWER = "leave it out: a conversation is written up to where the answer begins"
 CUT = "leave it out; max_prompt_tokens and too_long of jaxspec.generate_many cut long prompts"
 TOKENIZED = "leave it out: the ids are those of the whole conversation"
-TEMPLATE_ARGUMENTS = {  # arguments of the tokenizer's `apply_chat_template` and of what it calls: what to do
-    **dict.fromkeys(("conversation", "conversations", "messages", "self"), "leave it out: messages are the prompt"),
+# arguments of the tokenizer's `apply_chat_template` and of what it calls: what to do
+TEMPLATE_ARGUMENTS = {
+    **dict.fromkeys(
+        ("conversation", "conversations", "messages", "self"),
+        "leave it out: messages are the prompt",
+    ),
     **dict.fromkeys(("add_generation_prompt", "continue_final_message"), ANSWER),
     **dict.fromkeys(("truncation", "max_length"), CUT),
-    **dict.fromkeys(("tokenize", "padding", "return_tensors", "return_dict", "tokenizer_kwargs"), TOKENIZED),
+    **dict.fromkeys(
+        ("tokenize", "padding", "return_tensors", "return_dict", "tokenizer_kwargs"), TOKENIZED
+    ),
     **dict.fromkeys(("return_assistant_tokens_mask", "sanitize_control_tokens"), TOKENIZED),
     "chat_template": "load the model with it, jaxspec.load(..., chat_template=...)",
 }
-TEMPLATE_VALUES = ("tools", "documents", "reasoning_effort")  # arguments that the template reads, too
+# arguments that the template reads, too
+TEMPLATE_VALUES = ("tools", "documents", "reasoning_effort")
 CHAT = "expected a conversation, a list of messages, or a list of nothing but conversations"
 
 
@@ -50,57 +57,81 @@ def encode(
     prefix: SharedPrefix | None = None,
     chat_template_kwargs: Mapping[str, Any] | None = None,
 ) -> Prompt:
-    """Strings, token ids or chats, as a checked Prompt in a bucket; with a `prefix` they follow it."""
+    """Strings, token ids or chats, as a checked Prompt in a bucket; with a `prefix` they follow
+    it.
+    """
     if getattr(prompts, "encoder", None) is None:
         check_reads_text(target)
     form, prompt = _encode(target, prompts, chat_template_kwargs)
     if prefix is None:
         return prompt
-    check_type(prefix, SharedPrefix, "prefix", "what jaxspec.prefix(target, text) returns", "jaxspec")
-    # The prefix takes whole buckets of its own, so the width that is read depends on what follows it alone.
+    check_type(
+        prefix, SharedPrefix, "prefix", "what jaxspec.prefix(target, text) returns", "jaxspec"
+    )
+    # The prefix takes whole buckets of its own, so the width that is read depends on what follows
+    # it alone.
     rows = token_rows.to_lists(prompt.tokens, prompt.length)
     rows = [prefix.followed_by(row, form, index) for index, row in enumerate(rows)]
     return token_rows.pad(rows, shared_prefix.widths(len(prefix) - 1, max(map(len, rows)))[0])
 
 
-def _encode(target: Model, prompts: Prompts | None, template: Mapping[str, Any] | None) -> tuple[str, Prompt]:
+def _encode(
+    target: Model, prompts: Prompts | None, template: Mapping[str, Any] | None
+) -> tuple[str, Prompt]:
     """Returns the form of the prompts ("text", "ids" or "chat"), and their ids."""
     chats = chats_of(prompts)
     if chats is None and isinstance(rows := rows_of(prompts), Prompt):
         check_prompt(rows, target.lm)
         return "ids", _in_bucket(rows)
     if chats is not None:
-        form, ids = "chat", [chat_ids(target, chat, template=template) for chat in chats]
+        form = "chat"
+        ids = [chat_ids(target, chat, template=template) for chat in chats]
     else:
         if target.tokenizer is None:
-            raise ValueError("this model has no tokenizer: give a jaxspec.Prompt of token ids instead of text")
+            raise ValueError(
+                "this model has no tokenizer: give a jaxspec.Prompt of token ids instead of text"
+            )
         for index, text in enumerate(rows):
             check_text(text, index)
-        form, ids = "text", target.tokenizer(rows)["input_ids"] if rows else []
+        form = "text"
+        ids = target.tokenizer(rows)["input_ids"] if rows else []
     prompt = token_rows.pad(ids)
     check_prompt(prompt, target.lm)  # a tokenizer may have ids that a model was never given
     return form, prompt
 
 
 def _in_bucket(prompt: Prompt) -> Prompt:
-    """Pads rows of ids to the width of their bucket; beside an encoder's part only its ids are padded."""
-    tokens, length = np.asarray(prompt.tokens, np.int32), np.asarray(prompt.length, np.int32)
-    encoder = _in_bucket(prompt.encoder) if isinstance(prompt.encoder, Prompt) else prompt.encoder
+    """Pads rows of ids to the width of their bucket; beside an encoder's part only its ids are
+    padded.
+    """
+    tokens = np.asarray(prompt.tokens, np.int32)
+    length = np.asarray(prompt.length, np.int32)
+    if isinstance(prompt.encoder, Prompt):
+        encoder = _in_bucket(prompt.encoder)
+    else:
+        encoder = prompt.encoder
     if encoder is None:
         tokens = np.pad(tokens, ((0, 0), (0, token_rows.bucket(tokens.shape[1]) - tokens.shape[1])))
     return Prompt(*token_rows.on_device((tokens, length, encoder)))
 
 
 def check_prompt(prompt: Prompt, lm: LanguageModel) -> None:
-    """Refuses rows of token ids that cannot be read: their shapes and, where they are not traced, lengths and ids."""
+    """Refuses rows of token ids that cannot be read: their shapes and, where they are not traced,
+    lengths and ids.
+    """
     shape, lengths = jnp.shape(prompt.tokens), jnp.shape(prompt.length)
     if len(shape) != 2 or lengths != shape[:1]:
-        raise ValueError(f"prompt tokens have shape {shape}, lengths {lengths}: expected [batch, prompt] and [batch]")
+        raise ValueError(
+            f"prompt tokens have shape {shape}, lengths {lengths}: expected [batch, prompt] and "
+            "[batch]"
+        )
     if shape[0] == 0:
         raise ValueError("got no prompts: expected at least one")
     for name, array in zip(("tokens", "lengths"), prompt, strict=False):
         if not jnp.issubdtype(jnp.result_type(array), jnp.integer):
-            raise ValueError(f"prompt {name} have dtype {jnp.result_type(array)}: expected integers")
+            raise ValueError(
+                f"prompt {name} have dtype {jnp.result_type(array)}: expected integers"
+            )
     if prompt.encoder is not None:
         _check_source(prompt.encoder, lm, shape[0])
     if not all(map(is_here, prompt[:2])):
@@ -110,26 +141,44 @@ def check_prompt(prompt: Prompt, lm: LanguageModel) -> None:
             raise ValueError(f"prompt {index} is empty: a prompt needs at least one token")
         if n > len(row):
             raise ValueError(f"prompt {index} has length {n}, but its row holds {len(row)} tokens")
-        vocab = lm.prompt_vocab if prompt.encoder is None else lm.vocab_size
+        if prompt.encoder is None:
+            vocab = lm.prompt_vocab
+        else:
+            vocab = lm.vocab_size
         outside = row[:n][(row[:n] < 0) | (row[:n] >= vocab)]
         if outside.size:
-            raise ValueError(f"prompt {index} has token id {outside[0]}: expected ids from 0 to {vocab - 1}")
+            raise ValueError(
+                f"prompt {index} has token id {outside[0]}: expected ids from 0 to {vocab - 1}"
+            )
 
 
 def _check_source(source: Any, lm: LanguageModel, rows: int) -> None:
     """Refuses what an encoder cannot read beside so many rows of the decoder."""
     if lm.limits.start_token is None:
-        raise ValueError("the prompt has an encoder's part, and the target is decoder-only: leave `encoder` out")
+        raise ValueError(
+            "the prompt has an encoder's part, and the target is decoder-only: leave `encoder` out"
+        )
     if isinstance(source, Prompt) != (lm.prompt_vocab > 0):
-        got = "a Prompt of ids" if isinstance(source, Prompt) else f"of type {type(source).__name__}"
-        expected = "features of sound" if lm.prompt_vocab == 0 else "a jaxspec.Prompt of the ids that it reads"
+        if isinstance(source, Prompt):
+            got = "a Prompt of ids"
+        else:
+            got = f"of type {type(source).__name__}"
+        if lm.prompt_vocab == 0:
+            expected = "features of sound"
+        else:
+            expected = "a jaxspec.Prompt of the ids that it reads"
         raise ValueError(f"the encoder's part of the prompt is {got}: expected {expected}")
     if any(jnp.shape(x)[:1] != (rows,) for x in jax.tree.leaves(source)):
         shapes = ", ".join(str(jnp.shape(x)) for x in jax.tree.leaves(source))
-        raise ValueError(f"the encoder's part of the prompt has the shapes {shapes}: expected {rows} rows in each")
+        raise ValueError(
+            f"the encoder's part of the prompt has the shapes {shapes}: expected {rows} rows in "
+            "each"
+        )
     if isinstance(source, Prompt):
         if source.encoder is not None:
-            raise ValueError("the encoder's part of the prompt has an encoder's part itself: leave that one out")
+            raise ValueError(
+                "the encoder's part of the prompt has an encoder's part itself: leave that one out"
+            )
         check_prompt(source, lm)
 
 
@@ -137,8 +186,8 @@ def check_reads_text(target: Model) -> None:
     """Refuses a model whose encoder reads no ids, where prompts are text."""
     if target.lm.prompt_vocab == 0:
         raise ValueError(
-            f"{target.name or 'the target'} reads sound: call jaxspec.transcribe, or give jaxspec.generate a "
-            "jaxspec.Prompt(tokens, length, features)"
+            f"{target.name or 'the target'} reads sound: call jaxspec.transcribe, or give "
+            "jaxspec.generate a jaxspec.Prompt(tokens, length, features)"
         )
 
 
@@ -147,17 +196,22 @@ def arrays_of(prompt: Prompt) -> Prompt:
     try:
         arrays = (x if isinstance(x, jax.Array) else np.asarray(x) for x in prompt[:2])
         tokens, length = (_narrowed(token_rows.on_device(x)) for x in arrays)
-        encoder = arrays_of(prompt.encoder) if isinstance(prompt.encoder, Prompt) else prompt.encoder
+        if isinstance(prompt.encoder, Prompt):
+            encoder = arrays_of(prompt.encoder)
+        else:
+            encoder = prompt.encoder
         return Prompt(tokens, length, encoder)
     except (ValueError, TypeError) as error:
         raise ValueError(
-            "the tokens of a Prompt are padded rows of one length, [batch, prompt], and its lengths [batch]: "
-            f"give rows of several lengths as a list of lists ({error})"
+            "the tokens of a Prompt are padded rows of one length, [batch, prompt], and its "
+            f"lengths [batch]: give rows of several lengths as a list of lists ({error})"
         ) from None
 
 
 def _narrowed(ids: jax.Array) -> jax.Array:
-    """Returns ids as int32, where `jax_enable_x64` made them wider; ids that do not fit stay out of every range."""
+    """Returns ids as int32, where `jax_enable_x64` made them wider; ids that do not fit stay out of
+    every range.
+    """
     if ids.dtype not in (jnp.int64, jnp.uint64):
         return ids
     return jnp.clip(ids, -1, 2**31 - 1).astype(jnp.int32)
@@ -166,14 +220,16 @@ def _narrowed(ids: jax.Array) -> jax.Array:
 def rows_of(prompts: Any) -> Prompt | list[Any]:
     """Prompts as texts (see `check_text`), or as rows of ids.
 
-    Taken are one text or several; a `Prompt`, of arrays or of lists; one row of ids, or several, as lists or an array,
-    of any library.
+    Taken are one text or several; a `Prompt`, of arrays or of lists; one row of ids, or several, as
+    lists or an array, of any library.
 
     >>> rows_of([[5, 6, 7], [8]]).length.tolist()
     [3, 1]
     """
     if prompts is None:
-        raise TypeError("there are no prompts: give text, a list of texts, or token ids, as the second argument")
+        raise TypeError(
+            "there are no prompts: give text, a list of texts, or token ids, as the second argument"
+        )
     if isinstance(prompts, Prompt):
         return arrays_of(prompts)
     if isinstance(prompts, str):
@@ -183,14 +239,19 @@ def rows_of(prompts: Any) -> Prompt | list[Any]:
     columns = getattr(prompts, "column_names", getattr(prompts, "columns", None))
     if columns is not None:
         names = ", ".join(map(repr, columns))
-        raise TypeError(f"the prompts are a {type(prompts).__name__} with the columns {names}: expected one of these")
+        raise TypeError(
+            f"the prompts are a {type(prompts).__name__} with the columns {names}: expected one of "
+            "these"
+        )
     rows = _as_python(prompts)
     if isinstance(rows, numbers.Number) or not hasattr(rows, "__iter__"):
         raise TypeError(
-            f"the prompts are of type {type(prompts).__name__}: expected text, a list of texts, or token ids"
+            f"the prompts are of type {type(prompts).__name__}: expected text, a list of texts, or "
+            "token ids"
         )
     rows = list(rows)
-    # A row of ids alone is one prompt; integers of any library count, and JAX's are arrays without axes.
+    # A row of ids alone is one prompt; integers of any library count, and JAX's are arrays without
+    # axes.
     if rows and all(is_id(_as_python(x)) for x in rows):
         rows = [rows]
     if not rows or isinstance(rows[0], str):
@@ -200,7 +261,9 @@ def rows_of(prompts: Any) -> Prompt | list[Any]:
 
 def _as_python(values: Any) -> Any:
     """The lists and numbers of an array of any library; other values as they are."""
-    return values.tolist() if hasattr(values, "tolist") else values
+    if hasattr(values, "tolist"):
+        return values.tolist()
+    return values
 
 
 def is_id(value: Any) -> bool:
@@ -210,9 +273,12 @@ def is_id(value: Any) -> bool:
 
 def ids_of(row: Any, index: int | None) -> list[int]:
     """Reads one prompt's ids; `index` is its place among several, None for one by itself."""
-    ids, name = _as_python(row), _name(index)
+    ids = _as_python(row)
+    name = _name(index)
     if isinstance(row, Prompt):
-        raise TypeError(f"{name} is a jaxspec.Prompt, which has rows itself: expected it without a list")
+        raise TypeError(
+            f"{name} is a jaxspec.Prompt, which has rows itself: expected it without a list"
+        )
     if not isinstance(ids, list | tuple):
         check_text(ids, index)
         raise TypeError(f"{name} is text, and others are token ids: expected all of one kind")
@@ -221,7 +287,10 @@ def ids_of(row: Any, index: int | None) -> list[int]:
         if isinstance(value, Mapping):
             check_text(value, index)
         if not is_id(value):
-            raise TypeError(f"{name} is a list of more than integers, it has {value!r:.80}: expected ids of tokens")
+            raise TypeError(
+                f"{name} is a list of more than integers, it has {value!r:.80}: expected ids of "
+                "tokens"
+            )
     return ids
 
 
@@ -231,11 +300,17 @@ def is_chat(prompt: Any) -> bool:
     >>> is_chat([{"role": "user", "content": "Hello"}]), is_chat("Hello"), is_chat([])
     (True, False, False)
     """
-    return isinstance(prompt, list | tuple) and bool(prompt) and isinstance(prompt[0], Mapping) and "role" in prompt[0]
+    return (
+        isinstance(prompt, list | tuple)
+        and bool(prompt)
+        and isinstance(prompt[0], Mapping)
+        and "role" in prompt[0]
+    )
 
 
 def chats_of(prompts: Any) -> list[Any] | None:
-    """Returns the conversations among prompts, one or a list of them; None if the prompts are others.
+    """Returns the conversations among prompts, one or a list of them; None if the prompts are
+    others.
 
     >>> chats_of([{"role": "user", "content": "Hello"}])
     [[{'role': 'user', 'content': 'Hello'}]]
@@ -243,7 +318,9 @@ def chats_of(prompts: Any) -> list[Any] | None:
     """
     if is_chat(prompts):
         return [prompts]
-    return list(prompts) if isinstance(prompts, list | tuple) and prompts and all(map(is_chat, prompts)) else None
+    if isinstance(prompts, list | tuple) and prompts and all(map(is_chat, prompts)):
+        return list(prompts)
+    return None
 
 
 def chat_ids(
@@ -253,19 +330,27 @@ def chat_ids(
     answer: bool = True,
     template: Mapping[str, Any] | None = None,
 ) -> list[int]:
-    """Writes a conversation in the chat template of the target's tokenizer, up to where an `answer` would begin.
+    """Writes a conversation in the chat template of the target's tokenizer, up to where an `answer`
+    would begin.
 
     `template`: values of the template's own, such as enable_thinking=False.
     """
     from jinja2 import TemplateError  # which transformers needs for templates, and for nothing else
 
     check_template(target)
-    template, name = template or {}, target.name or "this model"
+    template = template or {}
+    name = target.name or "this model"
     check_template_values(template, target.tokenizer.apply_chat_template)
     for number, message in enumerate(messages):
         # Of a message without content a template would write the word None.
-        if isinstance(message, Mapping) and message.get("content") is None and not message.get("tool_calls"):
-            raise ValueError(f"message {number} of the chat, of the role {message.get('role')!r}, has no content")
+        if (
+            isinstance(message, Mapping)
+            and message.get("content") is None
+            and not message.get("tool_calls")
+        ):
+            raise ValueError(
+                f"message {number} of the chat, of the role {message.get('role')!r}, has no content"
+            )
         token_ids.check_unicode(message, f"message {number} of the chat")
     token_ids.check_unicode(template, "chat_template_kwargs")
     for value in ("tools", "documents"):
@@ -277,57 +362,86 @@ def chat_ids(
         written = write(messages, add_generation_prompt=answer, return_dict=True, **template)
     except TemplateError as error:
         roles = ", ".join(str(message.get("role")) for message in messages)
-        raise ValueError(f"the chat template of {name} refuses the conversation (of {roles}): {error}") from error
+        raise ValueError(
+            f"the chat template of {name} refuses the conversation (of {roles}): {error}"
+        ) from error
     return list(written["input_ids"])
 
 
 def check_template_values(template: Mapping[str, Any], write: Callable[..., Any]) -> None:
-    """Refuses values that a template would never read, since they are arguments of the function that writes it.
+    """Refuses values that a template would never read, since they are arguments of the function
+    that writes it.
 
     Args:
         template: the values.
-        write: the tokenizer's `apply_chat_template`, whose arguments differ between versions of transformers.
+        write: the tokenizer's `apply_chat_template`, whose arguments differ between versions of
+            transformers.
 
-    >>> check_template_values({"truncation": True}, lambda conversation, **values: None)  # doctest: +ELLIPSIS
+    >>> check_template_values(
+    ...     {"truncation": True}, lambda conversation, **values: None
+    ... )  # doctest: +ELLIPSIS
     Traceback (most recent call last):
     ValueError: chat_template_kwargs has 'truncation', which templates do not read: leave it out; ...
     """
     parameters = inspect.signature(write).parameters.values()
-    arguments = {p.name for p in parameters if p.kind is not inspect.Parameter.VAR_KEYWORD} | {*TEMPLATE_ARGUMENTS}
+    arguments = {p.name for p in parameters if p.kind is not inspect.Parameter.VAR_KEYWORD} | {
+        *TEMPLATE_ARGUMENTS
+    }
     for name in template:
         if name in arguments and name not in TEMPLATE_VALUES:
             advice = TEMPLATE_ARGUMENTS.get(name, "leave it out")
-            raise ValueError(f"chat_template_kwargs has {name!r}, which templates do not read: {advice}")
+            raise ValueError(
+                f"chat_template_kwargs has {name!r}, which templates do not read: {advice}"
+            )
 
 
-def opening(target: Model, messages: Sequence[Mapping[str, Any]], template: Mapping[str, Any] | None) -> list[int]:
+def opening(
+    target: Model, messages: Sequence[Mapping[str, Any]], template: Mapping[str, Any] | None
+) -> list[int]:
     """Writes messages that conversations begin with.
 
-    Templates without a system role write the system's message into the user's first one. So where messages end with
-    the system's, two conversations that go on differently are written, and their common beginning is taken. Its last
-    token is left out: a tokenizer may join that to what follows.
+    Templates without a system role write the system's message into the user's first one. So where
+    messages end with the system's, two conversations that go on differently are written, and their
+    common beginning is taken. Its last token is left out: a tokenizer may join that to what
+    follows.
     """
     write = functools.partial(chat_ids, target, answer=False, template=template)
     if messages[-1].get("role") != "system":
         return write(messages)
-    first, second = (write([*messages, {"role": "user", "content": content}]) for content in ("a", "1"))
+    first, second = (
+        write([*messages, {"role": "user", "content": content}]) for content in ("a", "1")
+    )
     return first[: max(1, shared_prefix.common(first, second) - 1)]
 
 
 def _with_text(message: Any, number: int) -> Any:
     """Returns a message whose content is text; parts of it are joined.
 
-    >>> _with_text({"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}, 0)
+    >>> _with_text(
+    ...     {
+    ...         "role": "user",
+    ...         "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}],
+    ...     },
+    ...     0,
+    ... )
     {'role': 'user', 'content': 'ab'}
     """
     if not isinstance(message, Mapping) or not isinstance(message.get("content"), list | tuple):
         return message
     parts = message["content"]
     for block in parts:
-        if not isinstance(block, Mapping) or block.get("type") != "text" or not isinstance(block.get("text"), str):
-            got = block.get("type") if isinstance(block, Mapping) else type(block).__name__
+        if (
+            not isinstance(block, Mapping)
+            or block.get("type") != "text"
+            or not isinstance(block.get("text"), str)
+        ):
+            if isinstance(block, Mapping):
+                got = block.get("type")
+            else:
+                got = type(block).__name__
             raise ValueError(
-                f'message {number} of the chat has a part of type {got!r}: expected {{"type": "text", "text": "..."}}'
+                f'message {number} of the chat has a part of type {got!r}: expected {{"type": '
+                f'"text", "text": "..."}}'
             )
     return {**message, "content": "".join(block["text"] for block in parts)}
 
@@ -338,13 +452,15 @@ def check_template(target: Model) -> None:
     if getattr(target.tokenizer, "chat_template", None) is None:
         name = target.name or "this model"
         raise ValueError(
-            f"{name} has no chat template: give text, or a model that is tuned to chat, or a template: "
+            f"{name} has no chat template: give text, or a model that is tuned to chat, or a "
+            "template: "
             'jaxspec.load(..., chat_template="FILE"), on the command line --chat-template FILE'
         )
 
 
 def check_text(text: Any, index: int | None) -> None:
-    """Refuses a prompt that is not text; `index` is its place among several, None for one by itself.
+    """Refuses a prompt that is not text; `index` is its place among several, None for one by
+    itself.
 
     >>> check_text(3, None)
     Traceback (most recent call last):
@@ -353,18 +469,27 @@ def check_text(text: Any, index: int | None) -> None:
     name = _name(index)
     _check_kind(text, name)
     if not isinstance(text, str):
-        expected = "text, a list of token ids or a list of messages" if index is None else "text, or all as token ids"
-        raise TypeError(f"{name} is {text!r:.80}, of type {type(text).__name__}: expected {expected}")
+        if index is None:
+            expected = "text, a list of token ids or a list of messages"
+        else:
+            expected = "text, or all as token ids"
+        raise TypeError(
+            f"{name} is {text!r:.80}, of type {type(text).__name__}: expected {expected}"
+        )
     token_ids.check_unicode(text, name)
 
 
 def _name(index: int | None) -> str:
     """Names a prompt in messages, by its place among several."""
-    return "the prompt" if index is None else f"prompt {index}"
+    if index is None:
+        return "the prompt"
+    return f"prompt {index}"
 
 
 def _check_kind(value: Any, name: str) -> None:
-    """Refuses bytes, a message without its conversation, and a row of a table or of a tokenizer's."""
+    """Refuses bytes, a message without its conversation, and a row of a table or of a
+    tokenizer's.
+    """
     if isinstance(value, bytes | bytearray):
         variable = "prompts" if name == "prompts" else "prompt"
         raise TypeError(f"{name} is bytes: expected text, such as {variable}.decode()")
@@ -372,6 +497,7 @@ def _check_kind(value: Any, name: str) -> None:
         raise TypeError(f"{name} is a chat message: {CHAT}")
     if isinstance(value, Mapping):
         raise TypeError(
-            f"{name} is a {type(value).__name__} with {', '.join(map(repr, value))}: expected the text itself, or its "
+            f"{name} is a {type(value).__name__} with {', '.join(map(repr, value))}: expected the "
+            "text itself, or its "
             'ids, which a tokenizer returns as ["input_ids"]'
         )

@@ -1,4 +1,6 @@
-"""Reads what people pass (keys, end tokens, names of options), or says what is wrong; `encoding` reads prompts."""
+"""Reads what people pass (keys, end tokens, names of options), or says what is wrong; `encoding`
+reads prompts.
+"""
 
 from __future__ import annotations
 
@@ -31,19 +33,25 @@ def check_untraced(*trees: Any) -> None:
     leaves = [jnp.zeros((), jnp.float32), *jax.tree.leaves(trees)]
     if any(isinstance(x, Tracer) for x in leaves):
         raise TypeError(
-            "decoding was prepared inside jit, vmap or another transformation of JAX's: it checks prompts and makes "
-            "text, on the host. Prepare outside, prepared = jaxspec.prepare(target, prompts, ...), and inside call "
-            'jaxspec.rollout(prepared, prompt=..., key=...): the page "Inside your own jit" shows both'
+            "decoding was prepared inside jit, vmap or another transformation of JAX's: it checks "
+            "prompts and makes "
+            "text, on the host. Prepare outside, prepared = jaxspec.prepare(target, prompts, ...), "
+            "and inside call "
+            'jaxspec.rollout(prepared, prompt=..., key=...): the page "Inside your own jit" shows '
+            "both"
         )
 
 
-def check_model(value: Any, name: str, expected: str = "a jaxspec.Model, as jaxspec.load gives") -> None:
+def check_model(
+    value: Any, name: str, expected: str = "a jaxspec.Model, as jaxspec.load gives"
+) -> None:
     """Refuses anything but a `Model` with a `LanguageModel`, and says how to make one."""
     check_type(value, Model, name, expected, "jaxspec")
     lm: Any = value.lm
     if isinstance(lm, LanguageModel):
         return
-    # The module that a class comes from tells its library, which need not be installed to be recognised.
+    # The module that a class comes from tells its library, which need not be installed to be
+    # recognised.
     homes = {base.__module__ for base in type(lm).__mro__}
     if "flax.linen.module" in homes:
         way = 'Model(adapters.from_linen(module, vocab_size), module.init(key, tokens)["params"])'
@@ -54,48 +62,70 @@ def check_model(value: Any, name: str, expected: str = "a jaxspec.Model, as jaxs
     else:
         way = "Model(adapters.from_function(apply, vocab_size), params)"
     raise TypeError(
-        f"{name} is Model({type(lm).__name__}, ...), whose first argument is no LanguageModel. jaxspec.nets.adapters "
-        f"makes one: {way}"
+        f"{name} is Model({type(lm).__name__}, ...), whose first argument is no LanguageModel. "
+        f"jaxspec.nets.adapters makes one: {way}"
     )
 
 
 def check_shared(options: Mapping[str, Any], advice: str) -> None:
     """Refuses options with a value for each of several rows; `advice` says what to do instead."""
     for name in ("key", *OPTIONS):
-        of_all_rows = 1 if name in ("logit_bias", "banned") else 0  # dimensions of a value that is the same for all
+        # dimensions of a value that is the same for all
+        of_all_rows = 1 if name in ("logit_bias", "banned") else 0
         if options.get(name) is None:
             continue
-        value = key_of(options[name]) if name == "key" else options[name]  # of PRNGKey an array
+        # of PRNGKey an array
+        if name == "key":
+            value = key_of(options[name])
+        else:
+            value = options[name]
         if np.ndim(value) > of_all_rows:
             raise ValueError(f"{name} has a value for each of several rows: {advice}")
 
 
 def check_type(value: Any, types: Any, name: str, expected: str, home: str = "") -> None:
-    """Refuses a value of another type; with a `home`, a module, it says what of it is perhaps meant."""
+    """Refuses a value of another type; with a `home`, a module, it says what of it is perhaps
+    meant.
+    """
     if not isinstance(value, types):
-        shown = uncalled(value, name, home) if home else f"{name} is of type {type(value).__name__}"
+        if home:
+            shown = uncalled(value, name, home)
+        else:
+            shown = f"{name} is of type {type(value).__name__}"
         raise TypeError(f"{shown}: expected {expected}")
 
 
 def is_here(array: Any) -> bool:
-    """Says whether an array's values can be read: it is not traced, and no part of it is another process's."""
+    """Says whether an array's values can be read: it is not traced, and no part of it is another
+    process's.
+    """
     return not isinstance(array, Tracer) and getattr(array, "is_fully_addressable", True)
 
 
 def uncalled(value: Any, name: str, home: str) -> str:
-    """Says what is wrong with a value that is none of `home`'s: perhaps a name, or a factory that was not called."""
+    """Says what is wrong with a value that is none of `home`'s: perhaps a name, or a factory that
+    was not called.
+    """
     if isinstance(value, str | os.PathLike):
         is_name = value in getattr(importlib.import_module(home), "__all__", ())
-        advice = f"{home}.{value}(...)" if is_name else f"jaxspec.load({str(value)!r})" if name in LOADED else ""
+        if is_name:
+            advice = f"{home}.{value}(...)"
+        elif name in LOADED:
+            advice = f"jaxspec.load({str(value)!r})"
+        else:
+            advice = ""
         return f"{name} is {str(value)!r}, a name" + (f": pass {advice}" if advice else "")
     if hasattr(value, "state_dict"):
         return (
-            f"{name} is a {type(value).__name__} of PyTorch: pass jaxspec.load(...) of the folder or hub id that it "
-            "came from"
+            f"{name} is a {type(value).__name__} of PyTorch: pass jaxspec.load(...) of the folder "
+            "or hub id that it came from"
         )
     if callable(value) and getattr(value, "__module__", "").startswith("jaxspec"):
         factory = f"{home}.{value.__name__}"
-        return f"{name} is the function {value.__name__}: call it, and pass what it returns, {factory}(...)"
+        return (
+            f"{name} is the function {value.__name__}: call it, and pass what it returns, "
+            f"{factory}(...)"
+        )
     return f"{name} is of type {type(value).__name__}"
 
 
@@ -113,7 +143,10 @@ def key_of(key: Any) -> jax.Array:
         # What PRNGKey returns: two numbers, or two for each row.
         if key.dtype == np.uint32 and key.ndim in (1, 2) and key.shape[-1] == 2:
             return jax.random.wrap_key_data(jnp.asarray(key), impl="threefry2x32")
-    raise TypeError(f"key is of type {type(key).__name__}: expected jax.random.key(0), or such a key for each prompt")
+    raise TypeError(
+        f"key is of type {type(key).__name__}: expected jax.random.key(0), or such a key for each "
+        "prompt"
+    )
 
 
 def end_ids(eos_ids: Any, tokenizer: Any, name: str = "eos_ids") -> list[int]:
@@ -122,7 +155,9 @@ def end_ids(eos_ids: Any, tokenizer: Any, name: str = "eos_ids") -> list[int]:
     for end in as_list(eos_ids):
         if isinstance(end, str):
             if tokenizer is None:
-                raise ValueError(f"{name} has {end!r}, and this model has no tokenizer: give its id")
+                raise ValueError(
+                    f"{name} has {end!r}, and this model has no tokenizer: give its id"
+                )
             vocabulary = tokenizer.get_vocab()
             if end not in vocabulary:
                 raise ValueError(f"{name} has {end!r}, which is no token of the target's")
@@ -144,41 +179,56 @@ def size_of(state: Any) -> int:
 
 
 def sizes_of(function: Callable[..., Any], *arguments: Any, **named: Any) -> tuple[int, int]:
-    """Returns the bytes of what a function of arrays returns, and of the largest array that it makes on the way.
+    """Returns the bytes of what a function of arrays returns, and of the largest array that it
+    makes on the way.
 
-    The latter is one of all rows, the batch first, that is not kept for each position of long rows: such as the scores
-    or the hidden layer of a chunk. A compiled program takes at least so much besides what it is given and returns.
+    The latter is one of all rows, the batch first, that is not kept for each position of long rows:
+    such as the scores or the hidden layer of a chunk. A compiled program takes at least so much
+    besides what it is given and returns.
 
     >>> sizes_of(lambda x: jnp.sum(jnp.sin(x[:, None] + x[:, :, None]), axis=1), jnp.ones((2, 8)))
     (64, 512)
     """
-    # The program is traced and not compiled. Bodies of loops and branches are programs in an operation's parameters.
+    # The program is traced and not compiled. Bodies of loops and branches are programs in an
+    # operation's parameters.
     program, outputs = jax.make_jaxpr(function, return_shape=True)(*arguments, **named)
     returned = {x.shape for x in jax.tree.leaves(outputs)}
     batches = {shape[0] for shape in returned}
 
     def counts(shape: tuple[int, ...]) -> bool:
-        return shape[0] in batches and max(shape[1:2], default=0) <= chunks.LONGEST and shape not in returned
+        return (
+            shape[0] in batches
+            and max(shape[1:2], default=0) <= chunks.LONGEST
+            and shape not in returned
+        )
 
     def largest(program: Any) -> int:
         sizes = [0]
         for step in program.eqns:
             sizes += [largest(inner) for inner in jaxprs_in_params(step.params)]
-            sizes += [size_of(x.aval) for x in step.outvars if getattr(x.aval, "shape", ()) and counts(x.aval.shape)]
+            sizes += [
+                size_of(x.aval)
+                for x in step.outvars
+                if getattr(x.aval, "shape", ()) and counts(x.aval.shape)
+            ]
         return max(sizes)
 
     return size_of(outputs), largest(program.jaxpr)
 
 
 def is_large(batch: int, width: int, more: int) -> bool:
-    """Says whether rows of prompts `width` wide, with so many more tokens, may be too much for the memory."""
+    """Says whether rows of prompts `width` wide, with so many more tokens, may be too much for the
+    memory.
+    """
     return width > WIDE or batch * (width + more) > LONG
 
 
 def devices(weights: Any) -> int:
     """Counts the devices that share parameters."""
     mesh = sharding.mesh_of(weights)
-    return 1 if mesh is None else mesh.size
+    if mesh is None:
+        return 1
+    return mesh.size
 
 
 class NotEnoughMemory(ValueError):
@@ -186,7 +236,8 @@ class NotEnoughMemory(ValueError):
 
 
 def check_memory(parts: Mapping[str, int], purpose: str, lower: str, devices: int = 1) -> None:
-    """Refuses a request for more bytes than so many devices like the first have, and says how much would fit.
+    """Refuses a request for more bytes than so many devices like the first have, and says how much
+    would fit.
 
     Args:
         parts: bytes by what takes them; "weights", if among them, cannot be lowered.
@@ -210,6 +261,6 @@ def check_memory(parts: Mapping[str, int], purpose: str, lower: str, devices: in
     largest = max(size for name, size in parts.items() if name != "weights")
     room = max(0, available - (needed - largest))
     raise NotEnoughMemory(
-        f"{purpose} take {filesize.decimal(needed)} of memory ({listed}), and there are {filesize.decimal(available)}: "
-        f"lower {lower} (about {room / largest:.1%} of it would fit)"
+        f"{purpose} take {filesize.decimal(needed)} of memory ({listed}), and there are "
+        f"{filesize.decimal(available)}: lower {lower} (about {room / largest:.1%} of it would fit)"
     )

@@ -24,8 +24,8 @@ class Trace(core.RoundInfo):
 
     Rows are padded with rounds in which they were finished: all counts are 0 there.
 
-    The fields are `core.RoundInfo`'s, with an axis for the rounds after the rows'; parent and path are None for chains,
-    and numbers where nobody asked for them.
+    The fields are `core.RoundInfo`'s, with an axis for the rounds after the rows'; parent and path
+    are None for chains, and numbers where nobody asked for them.
     """
 
 
@@ -40,7 +40,8 @@ class Outcome(NamedTuple):
     stats: core.Stats
     trace: Trace
     finish: Int[Array, " batch"]  # why each row ended, a `core.Finish`
-    log_probs: core.LogProbs | None = None  # the new tokens' log probabilities; None unless they were asked for
+    # the new tokens' log probabilities; None unless they were asked for
+    log_probs: core.LogProbs | None = None
 
 
 Edit = Callable[[core.State, core.RoundInfo | None], tuple[core.State, core.RoundInfo | None]]
@@ -48,9 +49,11 @@ Begin = Callable[[Prepared], core.State]
 
 
 def run(prepared: Prepared, begin: Begin | None = None) -> Outcome:
-    """Prefill to the last token of the longest row, in one dispatch; a ValueError if there is not enough memory.
+    """Prefill to the last token of the longest row, in one dispatch; a ValueError if there is not
+    enough memory.
 
-    `begin` makes the state after prefill, to time or to watch it, such as `prefill`: in two dispatches.
+    `begin` makes the state after prefill, to time or to watch it, such as `prefill`: in two
+    dispatches.
     """
     p = prepared
     if begin is None:
@@ -62,27 +65,39 @@ def run(prepared: Prepared, begin: Begin | None = None) -> Outcome:
 def check_fits(prepared: Prepared) -> None:
     """Refuses a generation for which there is not enough memory, before any of it is allocated.
 
-    It is asked when a generation is run, not when it is prepared, since many are run in parts. Small ones are not asked
-    about, nor those of shapes, which are compiled for devices that are not here.
+    It is asked when a generation is run, not when it is prepared, since many are run in parts.
+    Small ones are not asked about, nor those of shapes, which are compiled for devices that are not
+    here.
     """
-    p, batch, width = prepared, prepared.request.max_new_tokens.shape[0], prepared.prompt.tokens.shape[1]
-    size, nodes, options = p.max_new_tokens, p.decoder.nodes, p.options
+    p = prepared
+    batch = prepared.request.max_new_tokens.shape[0]
+    width = prepared.prompt.tokens.shape[1]
+    size = p.max_new_tokens
+    nodes = p.decoder.nodes
+    options = p.options
     if are_shapes(p.weights) or not inputs.is_large(batch, width, size + nodes):
         return
     arrays = jax.eval_shape(lambda arrays: arrays, (p.weights, p.prompt, p.request, p.before))
     shapes, structure = jax.tree.flatten(arrays)
-    state, prefill = _sizes_after_prefill(p.decoder, token_rows.headroom(size, nodes), structure, tuple(shapes))
+    state, prefill = _sizes_after_prefill(
+        p.decoder, token_rows.headroom(size, nodes), structure, tuple(shapes)
+    )
     of_nodes = 3 + len(core.TraceNumbers._fields) * p.decoder.numbers
-    history = 4 * size * batch * (5 + of_nodes * nodes)  # tokens, counts and drafts of each round, in 32 bits
+    # tokens, counts and drafts of each round, in 32 bits
+    history = 4 * size * batch * (5 + of_nodes * nodes)
     logits = 4 * (nodes + 1) * p.target.lm.vocab_size * batch
     limit = int(np.max(options["max_new_tokens"]))
-    purpose, lower = f"max_new_tokens={limit} for {batch} prompts", "max_new_tokens"
+    purpose = f"max_new_tokens={limit} for {batch} prompts"
+    lower = "max_new_tokens"
     if nodes >= inputs.LONG:
-        purpose, lower = f"gamma={options['gamma']!r} for {batch} prompts", "gamma"
+        purpose = f"gamma={options['gamma']!r} for {batch} prompts"
+        lower = "gamma"
     elif options["num_samples"] > 1 and size <= inputs.LONG:
-        purpose, lower = f"num_samples={options['num_samples']}", "num_samples"
+        purpose = f"num_samples={options['num_samples']}"
+        lower = "num_samples"
     elif width > size:
-        purpose, lower = f"{batch} prompts of up to {width} tokens, padding included,", "their number or their length"
+        purpose = f"{batch} prompts of up to {width} tokens, padding included,"
+        lower = "their number or their length"
     parts = {"weights": inputs.size_of(p.weights), "caches and rows": state}
     parts |= {"what prefill makes": prefill, "what a round makes": history + logits}
     inputs.check_memory(parts, purpose, lower, inputs.devices(p.weights))
@@ -92,36 +107,47 @@ def check_fits(prepared: Prepared) -> None:
 def _sizes_after_prefill(
     decoder: core.Decoder, headroom: int, structure: Any, shapes: tuple[jax.ShapeDtypeStruct, ...]
 ) -> tuple[int, int]:
-    """Returns `inputs.sizes_of` prefill, which is traced: that takes as long as a short call of `generate`."""
+    """Returns `inputs.sizes_of` prefill, which is traced: that takes as long as a short call of
+    `generate`.
+    """
     weights, prompt, request, before = jax.tree.unflatten(structure, shapes)
-    return inputs.sizes_of(functools.partial(decoder.init, headroom=headroom), weights, prompt, request, before=before)
+    return inputs.sizes_of(
+        functools.partial(decoder.init, headroom=headroom), weights, prompt, request, before=before
+    )
 
 
 def prefill(prepared: Prepared) -> core.State:
-    """The state after prefill, in one dispatch; a ValueError if there is not enough memory for the generation."""
+    """The state after prefill, in one dispatch; a ValueError if there is not enough memory for the
+    generation.
+    """
     p = prepared
     check_fits(p)
     return start(p.decoder, p.weights, p.prompt, p.request, p.max_new_tokens, p.before)
 
 
 def prefill_in_chunks(prepared: Prepared, report: Callable[[int], object]) -> core.State:
-    """The state after prefill, by the host's own loop over chunks of the prompts, so that it can be watched.
+    """The state after prefill, by the host's own loop over chunks of the prompts, so that it can be
+    watched.
 
-    Each chunk goes on from the caches of the one before, as a chat does from turn to turn: two programs, for any number
-    of chunks. Texts are those of `prefill`, whose chunks may have other borders, to rounding.
+    Each chunk goes on from the caches of the one before, as a chat does from turn to turn: two
+    programs, for any number of chunks. Texts are those of `prefill`, whose chunks may have other
+    borders, to rounding.
 
-    `goes_in_chunks` must be true, with one sample of each prompt. `report` is given the number of tokens of the longest
-    prompt that have been read.
+    `goes_in_chunks` must be true, with one sample of each prompt. `report` is given the number of
+    tokens of the longest prompt that have been read.
     """
     check_fits(prepared)
-    p, longest = prepared, int(jnp.max(prepared.prompt.length))
+    p = prepared
+    longest = int(jnp.max(prepared.prompt.length))
     common = p.decoder, p.weights
     # Every chunk is a slice of one width, or the program would be compiled again for the last.
     last_begins = p.prompt.tokens.shape[1] - chunks.LONGEST
 
     def end_of(chunk: int) -> int:
         # The chunk before the last one ends early enough for the last one to fit the buffer.
-        return chunk if chunk >= longest else min(chunk, last_begins + 1)
+        if chunk >= longest:
+            return chunk
+        return min(chunk, last_begins + 1)
 
     # Of what was read before, the last token is read again: see `core.Before`.
     end = end_of(chunks.LONGEST + (0 if p.before is None else int(jnp.max(p.before.start))))
@@ -129,7 +155,8 @@ def prefill_in_chunks(prepared: Prepared, report: Callable[[int], object]) -> co
     state = start(*common, prompt, p.request, p.max_new_tokens, p.before)
     while end < longest:
         report(int(jax.device_get(jnp.max(state.start))))  # waits for the chunk
-        before, end = state.caches.before(prompt.length, chunks.LONGEST), end_of(end + chunks.LONGEST - 1)
+        before = state.caches.before(prompt.length, chunks.LONGEST)
+        end = end_of(end + chunks.LONGEST - 1)
         prompt = p.prompt._replace(length=jnp.minimum(p.prompt.length, end))
         state = go_on(*common, prompt, p.request, p.max_new_tokens, before)
     report(longest)
@@ -137,20 +164,27 @@ def prefill_in_chunks(prepared: Prepared, report: Callable[[int], object]) -> co
 
 
 def goes_in_chunks(prepared: Prepared) -> bool:
-    """Says whether `prefill_in_chunks` can read the prompts: no encoder does, and the drafter goes on from caches."""
+    """Says whether `prefill_in_chunks` can read the prompts: no encoder does, and the drafter goes
+    on from caches.
+    """
     p = prepared
-    return p.target.lm.limits.start_token is None and (p.drafter is None or p.drafter.functions.resumes)
+    return p.target.lm.limits.start_token is None and (
+        p.drafter is None or p.drafter.functions.resumes
+    )
 
 
 def iterate_rounds(
     prepared: Prepared, edit: Edit | None = None, begin: Begin = prefill
 ) -> Iterator[tuple[core.State, core.RoundInfo | None]]:
-    """Yields the state after prefill (with None) and after each round, until all rows are done: the host's own loop.
+    """Yields the state after prefill (with None) and after each round, until all rows are done: the
+    host's own loop.
 
-    The next round consumes the state: its buffers become the new one's, so read what you need before you ask for more.
-    `edit` changes what a round has made, before it is yielded and gone on with (stop strings do).
+    The next round consumes the state: its buffers become the new one's, so read what you need
+    before you ask for more. `edit` changes what a round has made, before it is yielded and gone on
+    with (stop strings do).
     """
-    state, info = begin(prepared), None
+    state = begin(prepared)
+    info = None
     while True:
         if edit is not None:
             state, info = edit(state, info)
@@ -170,7 +204,9 @@ def generation(
     max_new_tokens: int,
     before: core.Before | None = None,
 ) -> Outcome:
-    """`run`, as a jitted function of arrays; decoder and max_new_tokens, the size of the output, are static."""
+    """`run`, as a jitted function of arrays; decoder and max_new_tokens, the size of the output,
+    are static.
+    """
     state = start.function(decoder, weights, prompt, request, max_new_tokens, before)
     return _all_rounds(decoder, weights, state, max_new_tokens)[1]
 
@@ -179,7 +215,9 @@ def generation(
 def finish(
     decoder: core.Decoder, weights: core.Weights, state: core.State, max_new_tokens: int
 ) -> tuple[core.State, Outcome]:
-    """Runs all rounds after prefill. The state given is consumed: its buffers become those of the one returned."""
+    """Runs all rounds after prefill. The state given is consumed: its buffers become those of the
+    one returned.
+    """
     return _all_rounds(decoder, weights, state, max_new_tokens)
 
 
@@ -187,31 +225,39 @@ def _all_rounds(
     decoder: core.Decoder, weights: core.Weights, state: core.State, max_new_tokens: int
 ) -> tuple[core.State, Outcome]:
     batch = state.done.shape[0]
-    history = empty_history(decoder, (max_new_tokens, batch))  # a round commits at least one token of some row
+    # a round commits at least one token of some row
+    history = empty_history(decoder, (max_new_tokens, batch))
 
     def unfinished(carry) -> Bool[Array, ""]:
-        return jnp.logical_not(jnp.all(carry[1].done))
+        return ~jnp.all(carry[1].done)
 
     def one_round(carry):
         index, state, history = carry
         state, info = decoder.step(weights, state)
-        history = jax.tree.map(lambda h, i: jax.lax.dynamic_update_index_in_dim(h, i, index, 0), history, info)
+        history = jax.tree.map(
+            lambda h, i: jax.lax.dynamic_update_index_in_dim(h, i, index, 0), history, info
+        )
         return index + 1, state, history
 
-    _, state, history = jax.lax.while_loop(unfinished, one_round, (jnp.zeros((), jnp.int32), state, history))
+    _, state, history = jax.lax.while_loop(
+        unfinished, one_round, (jnp.zeros((), jnp.int32), state, history)
+    )
     trace = Trace(*jax.tree.map(lambda h: jnp.moveaxis(h, 0, 1), history))
     return state, outcome(state, trace, max_new_tokens)
 
 
 def empty_history(decoder: core.Decoder, shape: tuple[int, int]) -> core.RoundInfo:
     """Makes the reports of rounds that are still to be run: zeros, with these axes in front."""
-    count, nodes = jnp.zeros(shape, jnp.int32), jnp.zeros((*shape, decoder.nodes), jnp.int32)
+    count = jnp.zeros(shape, jnp.int32)
+    nodes = jnp.zeros((*shape, decoder.nodes), jnp.int32)
     history = core.RoundInfo(nodes, count, count, count, count)
     if decoder.trees:
         history = history._replace(parent=nodes, path=nodes)
     if decoder.numbers:
         history = history._replace(
-            numbers=core.TraceNumbers(*(jnp.zeros(nodes.shape, jnp.float32) for _ in core.TraceNumbers._fields))
+            numbers=core.TraceNumbers(
+                *(jnp.zeros(nodes.shape, jnp.float32) for _ in core.TraceNumbers._fields)
+            )
         )
     return history
 
@@ -219,8 +265,11 @@ def empty_history(decoder: core.Decoder, shape: tuple[int, int]) -> core.RoundIn
 def outcome(state: core.State, trace: Trace, max_new_tokens: int) -> Outcome:
     """Returns the tokens, counts and reasons of a finished state."""
     new = token_rows.window(state.tokens, state.start, max_new_tokens)
-    length, log_probs = state.length - state.start, state.memory.log_probs
-    reported = None if log_probs is None else log_probs.window(0, max_new_tokens)
+    length = state.length - state.start
+    log_probs = state.memory.log_probs
+    reported = None
+    if log_probs is not None:
+        reported = log_probs.window(0, max_new_tokens)
     return Outcome(new, length, state.failed, state.stats, trace, states.finish(state), reported)
 
 
@@ -234,14 +283,20 @@ def start(
     before: core.Before | None = None,
 ) -> core.State:
     """`prefill`, as a jitted function of arrays."""
-    return decoder.init(weights, prompt, request, token_rows.headroom(max_new_tokens, decoder.nodes), before)
+    return decoder.init(
+        weights, prompt, request, token_rows.headroom(max_new_tokens, decoder.nodes), before
+    )
 
 
 # The caches given are consumed: their buffers become those of the state.
-go_on = programs.jit(static_argnames=("decoder", "max_new_tokens"), donate_argnames=("before",))(start.function)
+go_on = programs.jit(static_argnames=("decoder", "max_new_tokens"), donate_argnames=("before",))(
+    start.function
+)
 
 
 @programs.jit(static_argnames=("decoder",), donate_argnames=("state",))
-def advance(decoder: core.Decoder, weights: core.Weights, state: core.State) -> tuple[core.State, core.RoundInfo]:
+def advance(
+    decoder: core.Decoder, weights: core.Weights, state: core.State
+) -> tuple[core.State, core.RoundInfo]:
     """Runs one round. The state given is consumed: its buffers become the new state's."""
     return decoder.step(weights, state)

@@ -1,9 +1,10 @@
 """Names of generation options in other libraries, and what jaxspec has in their place.
 
-`OTHER_NAMES` is the one table. Calls refuse its names with the advice that stands there. Lines of a job obey a name
-that has a `field`, and refuse the others, unless their value asks for nothing. The names come from OpenAI's API,
-vLLM's `SamplingParams` and requests, SGLang, transformers' `GenerationConfig`, `generate` and `apply_chat_template`,
-text-generation-inference, llama.cpp and Ollama.
+`OTHER_NAMES` is the one table. Calls refuse its names with the advice that stands there. Lines of a
+job obey a name that has a `field`, and refuse the others, unless their value asks for nothing. The
+names come from OpenAI's API, vLLM's `SamplingParams` and requests, SGLang, transformers'
+`GenerationConfig`, `generate` and `apply_chat_template`, text-generation-inference, llama.cpp and
+Ollama.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ class OtherName(NamedTuple):
 
     Attributes:
         advice: the end of an error message, which says what to do instead.
-        field: the field of a job's line with the same meaning, which a line may call by this name. Empty: none.
+        field: the field of a job's line with the same meaning, which a line may call by this name.
+            Empty: none.
         neutral: values that ask for nothing, besides null and empty strings, lists and objects.
         in_lines: the advice for a line of a job; empty if it is `advice`.
     """
@@ -30,14 +32,18 @@ class OtherName(NamedTuple):
     in_lines: str = ""
 
 
-IN_CALLS = {  # arguments that hold prompts or change no text. A line of a job may have them as data of its own.
-    "attention_mask": "it is called length, of jaxspec.Prompt(tokens, length); a list of lists of ids has its lengths",
+# arguments that hold prompts or change no text. A line of a job may have them as data of its own.
+IN_CALLS = {
+    "attention_mask": "it is called length, of jaxspec.Prompt(tokens, length); a list of lists of "
+    "ids has its lengths",
     "input_ids": "it is called prompts, the second argument",
     "inputs": "it is called prompts, the second argument",
     "messages": "it is called prompts, the second argument, which takes conversations, too",
-    "prompt": "it is called prompts, the second argument (of jaxspec.stream, which takes one, prompt)",
+    "prompt": "it is called prompts, the second argument (of jaxspec.stream, which takes one, "
+    "prompt)",
     "prompt_token_ids": "it is called prompts, the second argument",
-    "batch_size": "a call decodes all of its prompts at once, jaxspec.generate_many as many as it has slots",
+    "batch_size": "a call decodes all of its prompts at once, jaxspec.generate_many as many as it "
+    "has slots",
     "pad_token_id": "rows are padded with 0, and `lengths` says what is text",
     "return_dict_in_generate": "a Generation has texts, tokens, lengths and counts",
     "streamer": "it is called jaxspec.stream, which yields pieces of text",
@@ -94,7 +100,9 @@ OTHER_NAMES: Mapping[str, OtherName] = {
     "min_length": OtherName(NO_LEAST_LENGTH, neutral=(0,)),
     "min_tokens": OtherName(NO_LEAST_LENGTH, neutral=(0,)),
     "min_new_tokens": OtherName(NO_LEAST_LENGTH, neutral=(0,)),
-    "max_time": OtherName("break out of jaxspec.stream", in_lines="a job decodes each text to its end"),
+    "max_time": OtherName(
+        "break out of jaxspec.stream", in_lines="a job decodes each text to its end"
+    ),
     "n": OtherName(SAMPLES, field="n"),
     "num_return_sequences": OtherName(SAMPLES, field="n"),
     "candidate_count": OtherName(SAMPLES, field="n"),
@@ -108,13 +116,17 @@ OTHER_NAMES: Mapping[str, OtherName] = {
     # The end of a text.
     "stop_strings": OtherName(STOP, field="stop"),
     "stop_sequences": OtherName(STOP, field="stop"),
-    "stop_regex": OtherName("stop takes strings, no expressions; regex is what the whole text matches"),
+    "stop_regex": OtherName(
+        "stop takes strings, no expressions; regex is what the whole text matches"
+    ),
     "stop_strs": OtherName(STOP, field="stop"),
     "stopping_criteria": OtherName("see stop and eos_ids, or break out of jaxspec.stream"),
     "eos_token_id": OtherName(ENDS, in_lines=ENDS_OF_JOB),
     "stop_token_ids": OtherName(ENDS, in_lines=ENDS_OF_JOB),
     "ignore_eos": OtherName("give eos_ids=()", neutral=(False,), in_lines=ENDS_OF_JOB),
-    "forced_eos_token_id": OtherName("a text ends where the model ends it, or is cut; see sampling.forced_end"),
+    "forced_eos_token_id": OtherName(
+        "a text ends where the model ends it, or is cut; see sampling.forced_end"
+    ),
     "include_stop_str_in_output": OtherName(WHOLE_TEXTS, neutral=(False,)),
     "no_stop_trim": OtherName(WHOLE_TEXTS, neutral=(False,)),
     "repetition_detection": OtherName(PENALTIES),
@@ -165,7 +177,9 @@ OTHER_NAMES: Mapping[str, OtherName] = {
     "custom_logit_processor": OtherName(PROCESSORS),
     "samplers": OtherName("logits processors run in the order of SamplingOptions"),
     "renormalize_logits": OtherName("distributions always sum to 1", neutral=(False, True)),
-    "remove_invalid_values": OtherName("logits that are not finite are errors of their row", neutral=(False,)),
+    "remove_invalid_values": OtherName(
+        "logits that are not finite are errors of their row", neutral=(False,)
+    ),
     "guidance_scale": OtherName(NO_GUIDANCE, neutral=(1.0,)),
     "negative_prompt_ids": OtherName(NO_GUIDANCE),
     "negative_prompt_attention_mask": OtherName(NO_GUIDANCE),
@@ -206,15 +220,23 @@ OTHER_NAMES: Mapping[str, OtherName] = {
     "prefix_allowed_tokens_fn": OtherName(STRUCTURED),
     # Drafting.
     "assistant_model": OtherName(DRAFTER, in_lines=OF_JOB),
-    "assistant_tokenizer": OtherName("it is called drafter, a model with its own tokenizer", in_lines=OF_JOB),
+    "assistant_tokenizer": OtherName(
+        "it is called drafter, a model with its own tokenizer", in_lines=OF_JOB
+    ),
     "num_speculative_tokens": OtherName(GAMMA, in_lines=OF_JOB),
     "num_assistant_tokens": OtherName(GAMMA, neutral=(20,), in_lines=OF_JOB),
-    "num_assistant_tokens_schedule": OtherName("it is called policy", neutral=("constant",), in_lines=OF_JOB),
-    "assistant_confidence_threshold": OtherName("it is called policy", neutral=(0.4,), in_lines=OF_JOB),
+    "num_assistant_tokens_schedule": OtherName(
+        "it is called policy", neutral=("constant",), in_lines=OF_JOB
+    ),
+    "assistant_confidence_threshold": OtherName(
+        "it is called policy", neutral=(0.4,), in_lines=OF_JOB
+    ),
     "assistant_early_exit": OtherName("see drafters.early_exit"),
     "assistant_lookbehind": OtherName("see jaxspec.map_vocabulary", neutral=(10,)),
     "target_lookbehind": OtherName("see jaxspec.map_vocabulary", neutral=(10,)),
-    "assistant_ensemble_weight": OtherName("the text has the target's distribution alone", neutral=(0.0,)),
+    "assistant_ensemble_weight": OtherName(
+        "the text has the target's distribution alone", neutral=(0.0,)
+    ),
     "prompt_lookup_num_tokens": OtherName(
         "it is called drafter=jaxspec.drafters.prompt_lookup(), and gamma", in_lines=OF_JOB
     ),
@@ -227,9 +249,15 @@ OTHER_NAMES: Mapping[str, OtherName] = {
     "gamma_min": OtherName(EGAG, in_lines=OF_JOB),
     "gamma_max": OtherName(EGAG, in_lines=OF_JOB),
     "egag_ema_beta": OtherName(EGAG, in_lines=OF_JOB),
-    "first_target": OtherName("the target always writes the first token, with prefill", neutral=(True,)),
-    "skip_sample_adjustment": OtherName("rejected tokens are always replaced from the residual", neutral=(False,)),
-    "lenience": OtherName("it is called rule=jaxspec.rules.lenient(...)", neutral=(1.0,), in_lines=OF_JOB),
+    "first_target": OtherName(
+        "the target always writes the first token, with prefill", neutral=(True,)
+    ),
+    "skip_sample_adjustment": OtherName(
+        "rejected tokens are always replaced from the residual", neutral=(False,)
+    ),
+    "lenience": OtherName(
+        "it is called rule=jaxspec.rules.lenient(...)", neutral=(1.0,), in_lines=OF_JOB
+    ),
     "prediction": OtherName("drafters look text up: drafter=jaxspec.drafters.prompt_lookup()"),
     # Results.
     "logprobs": OtherName(LOG_PROBS, neutral=(False,), in_lines=LOG_PROBS_OF_JOB),
@@ -241,13 +269,21 @@ OTHER_NAMES: Mapping[str, OtherName] = {
     "prompt_logprobs": OtherName("jaxspec.score gives the log probabilities of texts"),
     "prompt_logprob_start": OtherName("jaxspec.score gives the log probabilities of texts"),
     "prompt_logprob_token_ids": OtherName("jaxspec.score gives the log probabilities of texts"),
-    "decoder_input_details": OtherName("jaxspec.score gives the log probabilities of texts", neutral=(False,)),
+    "decoder_input_details": OtherName(
+        "jaxspec.score gives the log probabilities of texts", neutral=(False,)
+    ),
     "output_scores": OtherName(LOG_PROBS, neutral=(False,), in_lines=LOG_PROBS_OF_JOB),
     "output_logits": OtherName(LOG_PROBS, neutral=(False,), in_lines=LOG_PROBS_OF_JOB),
     "output_attentions": OtherName("networks of jaxspec.nets give their logits", neutral=(False,)),
-    "output_hidden_states": OtherName("networks of jaxspec.nets give their logits", neutral=(False,)),
-    "debug": OtherName("give trace_numbers=True; on the command line --trace --numbers", neutral=(False,)),
-    "return_token_ids": OtherName(TOKENS, neutral=(False,), in_lines="tokens is an option of the job (--tokens)"),
+    "output_hidden_states": OtherName(
+        "networks of jaxspec.nets give their logits", neutral=(False,)
+    ),
+    "debug": OtherName(
+        "give trace_numbers=True; on the command line --trace --numbers", neutral=(False,)
+    ),
+    "return_token_ids": OtherName(
+        TOKENS, neutral=(False,), in_lines="tokens is an option of the job (--tokens)"
+    ),
     "return_tokens_as_token_ids": OtherName(LOG_PROBS, neutral=(False,), in_lines=LOG_PROBS_OF_JOB),
     "return_token_offsets": OtherName(TOKENS, neutral=(False,)),
     "return_prompt_text": OtherName(NO_PROMPT, neutral=(False,)),
@@ -257,10 +293,14 @@ OTHER_NAMES: Mapping[str, OtherName] = {
     "skip_special_tokens": OtherName(WHOLE_TEXTS, neutral=(True,)),
     "spaces_between_special_tokens": OtherName(WHOLE_TEXTS, neutral=(True,)),
     "include_reasoning": OtherName("a text holds all that the model writes", neutral=(True,)),
-    "stream": OtherName("it is called jaxspec.stream", neutral=(False,), in_lines="a job writes whole texts"),
+    "stream": OtherName(
+        "it is called jaxspec.stream", neutral=(False,), in_lines="a job writes whole texts"
+    ),
     "routed_experts_prompt_start": OtherName("a result has no experts", neutral=(0,)),
     # Prompts and templates.
-    "suffix": OtherName("a text follows its prompt: write both parts into the prompt, as the model was trained"),
+    "suffix": OtherName(
+        "a text follows its prompt: write both parts into the prompt, as the model was trained"
+    ),
     "prefix_tokens": OtherName("it is called prefix"),
     "chat_template": OtherName("it holds for all texts: load the model with it"),
     "enable_thinking": OtherName(TEMPLATE_VALUE),
@@ -269,7 +309,8 @@ OTHER_NAMES: Mapping[str, OtherName] = {
     "verbosity": OtherName(TEMPLATE_VALUE),
     "add_generation_prompt": OtherName(ANSWER, neutral=(True,)),
     "continue_final_message": OtherName(ANSWER, neutral=(False,)),
-    "add_special_tokens": OtherName(TOKENIZED),  # its neutral value depends on the prompt: see `jobs.fields`
+    # its neutral value depends on the prompt: see `jobs.fields`
+    "add_special_tokens": OtherName(TOKENIZED),
     "tokenize": OtherName(TOKENIZED, neutral=(True,)),
     "tokenizer_kwargs": OtherName(TOKENIZED),
     "return_tensors": OtherName(TOKENIZED),
@@ -280,10 +321,13 @@ OTHER_NAMES: Mapping[str, OtherName] = {
     "truncation": OtherName(CUT, neutral=(False, "disabled")),
     "truncate": OtherName(CUT, neutral=(False,)),
     "truncation_side": OtherName(CUT),
-    "truncate_prompt_tokens": OtherName(CUT, in_lines="max_prompt_tokens and too_long are options of the job"),
+    "truncate_prompt_tokens": OtherName(
+        CUT, in_lines="max_prompt_tokens and too_long are options of the job"
+    ),
     "src_lang": OtherName("load the model with source_language", field="source_language"),
     "tgt_lang": OtherName(LANGUAGE, field="target_language"),
-    "tool_choice": OtherName(TOOLS, neutral=("auto",)),  # and "none" where no tools are: see `jobs.fields`
+    # and "none" where no tools are: see `jobs.fields`
+    "tool_choice": OtherName(TOOLS, neutral=("auto",)),
     "parallel_tool_calls": OtherName(TOOLS, neutral=(True,)),
     "functions": OtherName("give tools as chat_template_kwargs", in_lines="give tools"),
     "function_call": OtherName(TOOLS, neutral=("auto", "none")),
@@ -293,7 +337,9 @@ OTHER_NAMES: Mapping[str, OtherName] = {
     "mm_processor_kwargs": OtherName(TEXT_ONLY),
     # The rest of a request or a call.
     "generation_config": OtherName("give its values as options"),
-    "extra_body": OtherName("give its values as options", in_lines="write its fields into the line itself"),
+    "extra_body": OtherName(
+        "give its values as options", in_lines="write its fields into the line itself"
+    ),
     "extra_args": OtherName(OWN_CODE),
     "vllm_xargs": OtherName(OWN_CODE),
     "custom_params": OtherName(OWN_CODE),
@@ -307,7 +353,9 @@ OTHER_NAMES: Mapping[str, OtherName] = {
 
 def check_names(names: Iterable[str], expected: Sequence[str]) -> None:
     """Refuses keywords that are not options of `generate`; see `checks.check_names`."""
-    checks.check_names(names, expected, IN_CALLS | {name: entry.advice for name, entry in OTHER_NAMES.items()})
+    checks.check_names(
+        names, expected, IN_CALLS | {name: entry.advice for name, entry in OTHER_NAMES.items()}
+    )
 
 
 def asks_for_nothing(name: str, value: Any) -> bool:

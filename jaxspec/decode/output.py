@@ -1,4 +1,6 @@
-"""The results of a generation, as they are, in a notebook, and as plain values for tables and JSON."""
+"""The results of a generation, as they are, in a notebook, and as plain values for tables and
+JSON.
+"""
 
 from __future__ import annotations
 
@@ -19,14 +21,19 @@ ROUNDS = 48
 CHARACTERS = 4000
 BOX = "border-left:3px solid #0059b3;padding:0.2em 0.8em;margin:0.6em 0"
 TEXT = "white-space:pre-wrap;overflow-wrap:anywhere"
-SIGNED = {code: sign for code, sign in SIGNS.items() if chr(code) not in "\n\t"}  # which a text may lay itself out with
-SHOWN, WIDE = 4, 90  # rows, and characters of each, that the repr of a Generation has
+# which a text may lay itself out with
+SIGNED = {code: sign for code, sign in SIGNS.items() if chr(code) not in "\n\t"}
+# rows, and characters of each, that the repr of a Generation has
+SHOWN = 4
+WIDE = 90
 
 
 class ShownTrace(loop.Trace):
-    """The arrays of a `loop.Trace`, with what a notebook needs to show them: the text that they made, and its spelling.
+    """The arrays of a `loop.Trace`, with what a notebook needs to show them: the text that they
+    made, and its spelling.
 
-    A trace that was made from one (`jax.tree.map`, `_replace`) has its arrays alone, and is shown as those.
+    A trace that was made from one (`jax.tree.map`, `_replace`) has its arrays alone, and is shown
+    as those.
     """
 
     _tokens: np.ndarray | None = None
@@ -34,14 +41,21 @@ class ShownTrace(loop.Trace):
     _tokenizer: Any = None
 
     @classmethod
-    def of(cls, arrays: loop.Trace, tokens: np.ndarray, lengths: np.ndarray, tokenizer: Any) -> Self:
-        """A trace that shows itself: new tokens as a `Generation` has them, spelt if there is a tokenizer."""
+    def of(
+        cls, arrays: loop.Trace, tokens: np.ndarray, lengths: np.ndarray, tokenizer: Any
+    ) -> Self:
+        """A trace that shows itself: new tokens as a `Generation` has them, spelt if there is a
+        tokenizer.
+        """
         rounds = cls(*arrays)
-        rounds._tokens, rounds._lengths, rounds._tokenizer = tokens, lengths, tokenizer
+        rounds._tokens = tokens
+        rounds._lengths = lengths
+        rounds._tokenizer = tokenizer
         return rounds
 
     def table(self) -> dict[str, np.ndarray]:
-        """Returns a column for each fact of the draft tokens, with an entry for every one; see `trace.table`.
+        """Returns a column for each fact of the draft tokens, with an entry for every one; see
+        `trace.table`.
 
         >>> import jax, jaxspec
         >>> from jaxspec.testing import table_model
@@ -68,14 +82,18 @@ class Generation:
     """The result of `generate`; a notebook shows its texts, counts and rounds.
 
     Attributes:
-        texts: one per row, without the prompt, cut before a stop string; empty if the target has no tokenizer.
+        texts: one per row, without the prompt, cut before a stop string; empty if the target has no
+            tokenizer.
         tokens: the new tokens [batch, longest], padded with 0.
         lengths: how many of them are real [batch].
         stats: counts per row; see `core.Stats`.
         trace: each round's drafts and commits; see `loop.Trace`. A notebook shows its rounds.
-        exact: whether the text has the target's distribution: it was decoded plainly, or by an exact rule.
-        finish: why each row ended: "eos" (an end token), "stop" (a stop string) or "length" (max_new_tokens).
-        log_probs: the new tokens' log probabilities, [batch, longest], if asked for; see `core.LogProbs`.
+        exact: whether the text has the target's distribution: it was decoded plainly, or by an
+            exact rule.
+        finish: why each row ended: "eos" (an end token), "stop" (a stop string) or "length"
+            (max_new_tokens).
+        log_probs: the new tokens' log probabilities, [batch, longest], if asked for; see
+            `core.LogProbs`.
 
     Example:
         >>> import jax, json, jaxspec
@@ -104,24 +122,36 @@ class Generation:
     _tokenizer: Any = dataclasses.field(default=None, repr=False, compare=False)
 
     def records(self) -> list[dict[str, Any]]:
-        """Lists one flat dict of plain values per row: text, tokens, why it ended and counts, for `pandas.DataFrame`.
+        """Lists one flat dict of plain values per row: text, tokens, why it ended and counts, for
+        `pandas.DataFrame`.
 
         Log probabilities, if there are any, are lists, of which None stands for one of -inf.
         """
-        rate, per_round = self.stats.acceptance_rate, self.stats.tokens_per_round
+        rate = self.stats.acceptance_rate
+        per_round = self.stats.tokens_per_round
         return [
-            {"row": row, "text": self.texts[row] if self.texts else None, "tokens": _tokens(self, row)}
+            {
+                "row": row,
+                "text": self.texts[row] if self.texts else None,
+                "tokens": _tokens(self, row),
+            }
             | {"finish": self.finish[row]}
             | {name: int(counts[row]) for name, counts in self.stats._asdict().items()}
             | {"acceptance_rate": float(rate[row]), "tokens_per_round": float(per_round[row])}
-            | ({} if self.log_probs is None else log_probs(LogProbs(*(x[row, :length] for x in self.log_probs))))
+            | (
+                {}
+                if self.log_probs is None
+                else log_probs(LogProbs(*(x[row, :length] for x in self.log_probs)))
+            )
             for row, length in enumerate(self.lengths)
         ]
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything as plain values, for JSON: `exact`, `metrics`, and `rows`, which are `records` with their rounds.
+        """Everything as plain values, for JSON: `exact`, `metrics`, and `rows`, which are `records`
+        with their rounds.
 
-        `metrics` are counts of all rows together, under the names of vLLM; `decode.output.metrics` describes them.
+        `metrics` are counts of all rows together, under the names of vLLM; `decode.output.metrics`
+        describes them.
         """
         rows = [record | {"trace": rounds(self, record["row"])} for record in self.records()]
         return {"exact": self.exact, "metrics": metrics(self), "rows": rows}
@@ -132,11 +162,20 @@ class Generation:
     def __repr__(self) -> str:
         """A line for all rows, and one for each of the first; the fields have the rest."""
         # Each row's first token is prefill's and costs no round.
-        rounds, later = int(np.sum(self.stats.rounds)), int(np.sum(self.stats.emitted)) - len(self.lengths)
-        texts = self.texts or [f"ids {row[:n].tolist()}" for row, n in zip(self.tokens, self.lengths, strict=True)]
+        rounds = int(np.sum(self.stats.rounds))
+        later = int(np.sum(self.stats.emitted)) - len(self.lengths)
+        texts = self.texts or [
+            f"ids {row[:n].tolist()}" for row, n in zip(self.tokens, self.lengths, strict=True)
+        ]
         rate = f"{later / max(rounds, 1):.2f} tokens a round after each row's first"
-        lines = [f"Generation of {int(np.sum(self.lengths))} tokens, rows: {len(texts)}, rounds: {rounds} ({rate})"]
-        lines += [f"  {i}: {text[:WIDE]}{' ...' * (len(text) > WIDE)}" for i, text in enumerate(texts[:SHOWN])]
+        lines = [
+            f"Generation of {int(np.sum(self.lengths))} tokens, rows: {len(texts)}, rounds: "
+            f"{rounds} ({rate})"
+        ]
+        lines += [
+            f"  {i}: {text[:WIDE]}{' ...' * (len(text) > WIDE)}"
+            for i, text in enumerate(texts[:SHOWN])
+        ]
         return "\n".join([*lines, *[f"  and {len(texts) - SHOWN} more"] * (len(texts) > SHOWN)])
 
 
@@ -151,10 +190,11 @@ class Piece:
         num_accepted: how many of them were accepted.
         stats: counts so far.
         done: whether this was the last piece.
-        parent, path: the parents and the accepted path of a tree, as in `core.Draft` and `core.Verdict`, the path cut
-            to its length; None where the draft is a chain.
+        parent, path: the parents and the accepted path of a tree, as in `core.Draft` and
+            `core.Verdict`, the path cut to its length; None where the draft is a chain.
         finish: why the text ended, as `Generation.finish`, in the last piece; before it None.
-        log_probs: the log probabilities of the piece's tokens, [tokens], if asked for; see `core.LogProbs`.
+        log_probs: the log probabilities of the piece's tokens, [tokens], if asked for; see
+            `core.LogProbs`.
         numbers: the numbers of the draft tokens, [tokens], if asked for; see `core.TraceNumbers`.
     """
 
@@ -181,13 +221,15 @@ class BeamSearch:
         lengths: how many of them are real [batch, beams]; 0: there is no such hypothesis.
         scores: sums of log probabilities over length ** length_penalty [batch, beams].
         steps: tokens that the running beams of each prompt had in the end [batch].
-        passes: passes of the target after prefill, while a prompt was not done [batch]. Without a drafter one for each
-            step but the first, which is prefill's.
+        passes: passes of the target after prefill, while a prompt was not done [batch]. Without a
+            drafter one for each step but the first, which is prefill's.
         finish: why each prompt's hypotheses end: "eos" (an end token) or "length" (max_new_tokens).
-        log_probs: the tokens' log probabilities [batch, beams, longest], if asked for: under the softmax of the model's
-            logits, from which a search does not depart. 0 where there is no token.
-        top_tokens, top_log_probs: the k most probable tokens for each position, best first, and their log
-            probabilities [batch, beams, longest, k]. None unless `top_log_probs` asked for them.
+        log_probs: the tokens' log probabilities [batch, beams, longest], if asked for: under the
+            softmax of the model's logits, from which a search does not depart. 0 where there is no
+            token.
+        top_tokens, top_log_probs: the k most probable tokens for each position, best first, and
+            their log probabilities [batch, beams, longest, k]. None unless `top_log_probs` asked
+            for them.
     """
 
     texts: list[list[str]]
@@ -220,19 +262,29 @@ class BeamSearch:
         ]
 
     def _log_probs(self, row: int, rank: int) -> dict[str, Any]:
-        named = dict(raw_log_probs=self.log_probs, top_tokens=self.top_tokens, top_log_probs=self.top_log_probs)
+        named = dict(
+            raw_log_probs=self.log_probs,
+            top_tokens=self.top_tokens,
+            top_log_probs=self.top_log_probs,
+        )
         real = slice(int(self.lengths[row, rank]))
         return {name: plain(x[row, rank, real]) for name, x in named.items() if x is not None}
 
 
 def page(out: Generation) -> str:
-    """The first rows as HTML: text, counts, and where there were draft tokens the rounds as in the paper's Figure 1.
+    """The first rows as HTML: text, counts, and where there were draft tokens the rounds as in the
+    paper's Figure 1.
 
     What is left out is counted, so that a notebook of long batches stays small.
     """
-    batch, inexact = len(out.lengths), "the acceptance rule lets text differ from the target's distribution"
-    parts = [] if out.exact else [f"<div><b>Inexact</b>: {inexact}.</div>"]
-    return _first_rows([*parts, *(_row(out, row) for row in range(min(batch, ROWS)))], batch, "out.records()")
+    batch = len(out.lengths)
+    inexact = "the acceptance rule lets text differ from the target's distribution"
+    parts = []
+    if not out.exact:
+        parts = [f"<div><b>Inexact</b>: {inexact}.</div>"]
+    return _first_rows(
+        [*parts, *(_row(out, row) for row in range(min(batch, ROWS)))], batch, "out.records()"
+    )
 
 
 def _first_rows(parts: list[str], batch: int, others: str) -> str:
@@ -244,9 +296,12 @@ def _first_rows(parts: list[str], batch: int, others: str) -> str:
 
 
 def log_probs(row: LogProbs) -> dict[str, Any]:
-    """Returns the log probabilities of one row's tokens as plain values, by names that say which; None for -inf.
+    """Returns the log probabilities of one row's tokens as plain values, by names that say which;
+    None for -inf.
 
-    >>> log_probs(LogProbs(np.array([-0.5]), np.array([-np.inf]), np.zeros((1, 0), int), np.zeros((1, 0))))
+    >>> log_probs(
+    ...     LogProbs(np.array([-0.5]), np.array([-np.inf]), np.zeros((1, 0), int), np.zeros((1, 0)))
+    ... )
     {'raw_log_probs': [-0.5], 'sampled_log_probs': [None]}
     """
     named = {"raw_log_probs": row.raw, "sampled_log_probs": row.sampled}
@@ -261,11 +316,17 @@ def plain(values: Any) -> list[Any]:
 
 
 def metrics(out: Generation) -> dict[str, Any]:
-    """Returns counts of all rows together, named and nested as in vLLM's responses; {} where nothing was drafted."""
-    nodes, committed = out.trace.draft.shape[2], np.asarray(out.trace.num_committed)
-    # A limit or an end token may cut accepted tokens off; rounds of finished rows commit nothing and do not count.
+    """Returns counts of all rows together, named and nested as in vLLM's responses; {} where
+    nothing was drafted.
+    """
+    nodes = out.trace.draft.shape[2]
+    committed = np.asarray(out.trace.num_committed)
+    # A limit or an end token may cut accepted tokens off; rounds of finished rows commit nothing
+    # and do not count.
     emitted = np.minimum(out.trace.num_accepted, committed)[committed > 0]
-    histogram = np.bincount(emitted, minlength=nodes + 1).tolist() if nodes else ()
+    histogram = ()
+    if nodes:
+        histogram = np.bincount(emitted, minlength=nodes + 1).tolist()
     return metrics_of(histogram, int(np.sum(out.stats.drafted)))
 
 
@@ -273,19 +334,21 @@ def metrics_of(acceptance_histogram: Sequence[int], drafted: int) -> dict[str, A
     """Returns counts of rounds under the names of vLLM's responses.
 
     Args:
-        acceptance_histogram: at n how many rounds there were of which n draft tokens were emitted; as long as the most
-            that a round drafts, `num_spec_tokens`, and 1. Empty where nothing is drafted: there are then no metrics.
+        acceptance_histogram: at n how many rounds there were of which n draft tokens were emitted;
+            as long as the most that a round drafts, `num_spec_tokens`, and 1. Empty where nothing
+            is drafted: there are then no metrics.
         drafted: tokens in these rounds.
 
-    `mean_acceptance_length` is 1 + accepted tokens over rounds: a round emits the token after them, too, unless an end
-    token or the limit is before it.
+    `mean_acceptance_length` is 1 + accepted tokens over rounds: a round emits the token after them,
+    too, unless an end token or the limit is before it.
 
     >>> metrics_of([1, 0, 3], drafted=8)["speculative_decoding"]["mean_acceptance_length"]
     2.5
     """
     if not len(acceptance_histogram):
         return {}
-    steps, accepted = sum(acceptance_histogram), sum(n * count for n, count in enumerate(acceptance_histogram))
+    steps = sum(acceptance_histogram)
+    accepted = sum(n * count for n, count in enumerate(acceptance_histogram))
     counts = {
         "mean_acceptance_length": 1 + accepted / max(steps, 1),
         "draft_acceptance_rate": accepted / max(drafted, 1),
@@ -299,7 +362,8 @@ def metrics_of(acceptance_histogram: Sequence[int], drafted: int) -> dict[str, A
 
 
 def rounds(out: Generation, row: int) -> list[dict[str, Any]]:
-    """Lists the draft and the committed tokens of each round of a row; for trees also parents and accepted paths.
+    """Lists the draft and the committed tokens of each round of a row; for trees also parents and
+    accepted paths.
 
     A parent of -1 is a node that was not verified.
     """
@@ -314,15 +378,22 @@ def rounds(out: Generation, row: int) -> list[dict[str, Any]]:
 
 def _row(out: Generation, row: int) -> str:
     tokens = _tokens(out, row)
-    text = out.texts[row] if out.texts else " ".join(map(str, tokens))
+    if out.texts:
+        text = out.texts[row]
+    else:
+        text = " ".join(map(str, tokens))
     cut = len(text) - CHARACTERS
     # Control characters are shown as signs: a page must not be laid out by what a model writes.
     shown = html.escape(text[:CHARACTERS].translate(SIGNED)) + (
         f" … {_count(cut, 'more character')}" if cut > 0 else ""
     )
-    lines = [f'<div dir="auto" style="{TEXT}">{shown}</div>', f'<div style="color:#666">{_counts(out, row)}</div>']
+    lines = [
+        f'<div dir="auto" style="{TEXT}">{shown}</div>',
+        f'<div style="color:#666">{_counts(out, row)}</div>',
+    ]
     if out.trace.draft.shape[2]:
-        figure, unfolded = _figure(tokens, out.trace, row, out._tokenizer), " open" if len(out.lengths) == 1 else ""
+        figure = _figure(tokens, out.trace, row, out._tokenizer)
+        unfolded = " open" if len(out.lengths) == 1 else ""
         head = _count(int(out.stats.rounds[row]), "round")
         lines.append(f"<details{unfolded}><summary>{head}</summary>{figure}</details>")
     return f'<div style="{BOX}">' + "".join(lines) + "</div>"
@@ -331,13 +402,19 @@ def _row(out: Generation, row: int) -> str:
 def _figure(tokens: list[int], arrays: loop.Trace, row: int, tokenizer: Any) -> str:
     """The first rounds of a row, as in the paper's Figure 1."""
     steps = trace.of_row(tokens, arrays, row)
-    more = f"<div>… and {_count(len(steps) - ROUNDS, 'more round')}</div>" if len(steps) > ROUNDS else ""
+    if len(steps) > ROUNDS:
+        more = f"<div>… and {_count(len(steps) - ROUNDS, 'more round')}</div>"
+    else:
+        more = ""
     return trace.html(steps[:ROUNDS], tokenizer) + more
 
 
 def _counts(out: Generation, row: int) -> str:
     stats = {name: int(counts[row]) for name, counts in out.stats._asdict().items()}
-    counts = f"{_count(stats['emitted'], 'token')}, {_count(stats['rounds'], 'pass', 'passes')} after prefill"
+    counts = (
+        f"{_count(stats['emitted'], 'token')}, {_count(stats['rounds'], 'pass', 'passes')} after "
+        "prefill"
+    )
     if not stats["drafted"]:
         return counts
     per_round = float(out.stats.tokens_per_round[row])

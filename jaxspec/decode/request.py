@@ -1,7 +1,8 @@
-"""From the user's arguments to arrays: one list of checks, in one order, whichever function is called.
+"""From the user's arguments to arrays: one list of checks, in one order, whichever function is
+called.
 
-`generate`, `stream`, `chat`, `prefix` and `beam_search` begin with `prepare`, and check what is their own after it.
-`rollout` repeats what concerns the arrays that it is given anew.
+`generate`, `stream`, `chat`, `prefix` and `beam_search` begin with `prepare`, and check what is
+their own after it. `rollout` repeats what concerns the arrays that it is given anew.
 
 1. Names of options: `option_names.check_names`.
 2. The target is a model: `inputs.check_model`.
@@ -58,15 +59,16 @@ class Options(NamedTuple):
 
 
 class Prepared(NamedTuple):
-    """A generation, checked and ready to run; `prepare` makes it, `loop.run` and all of measuring take it whole.
+    """A generation, checked and ready to run; `prepare` makes it, `loop.run` and all of measuring
+    take it whole.
 
     Attributes:
         target: the model whose distribution the text has.
         drafter: None for plain decoding.
         decoder: how to generate.
         sampler: makes distributions of the target's logits, with `request.sampling_params`.
-        weights, prompt, request: the decoder's arguments; several rows of the request continue each prompt if several
-            samples of it are asked for.
+        weights, prompt, request: the decoder's arguments; several rows of the request continue each
+            prompt if several samples of it are asked for.
         max_new_tokens: size of the output: a bucket at least as large as any row's limit.
         options: the arguments it was prepared with, but target and prompts.
         before: the prefix of all prompts that was read before; None: nothing.
@@ -90,19 +92,29 @@ class Prepared(NamedTuple):
         >>> from jaxspec.testing import table_model
         >>> model = table_model(jax.random.key(1), vocab=5)
         >>> prepared = prepare(model, [[3, 1]], drafter=model, gamma=3)
-        >>> prepared.decoder.gamma, prepared.replace(gamma=7).decoder.gamma, prepared.plain().decoder.gamma
+        >>> (
+        ...     prepared.decoder.gamma,
+        ...     prepared.replace(gamma=7).decoder.gamma,
+        ...     prepared.plain().decoder.gamma,
+        ... )
         (3, 7, 0)
         """
         _check_names(options)
         if options.get("prefix") is not None:
-            raise ValueError("the prompts of a prepared generation have their prefix already: give it to prepare")
+            raise ValueError(
+                "the prompts of a prepared generation have their prefix already: give it to prepare"
+            )
         return _prepared(self.target, self.prompt, dict(self.options) | options)
 
     def widths(self, length: int) -> tuple[int, int]:
-        """Returns how wide prompts of at most `length` tokens are padded, and what is read of them at most."""
+        """Returns how wide prompts of at most `length` tokens are padded, and what is read of them
+        at most.
+        """
         prefix = self.options["prefix"]
         width = token_rows.bucket(length)
-        return (width, width) if prefix is None else shared_prefix.widths(len(prefix) - 1, length)
+        if prefix is None:
+            return (width, width)
+        return shared_prefix.widths(len(prefix) - 1, length)
 
     @property
     def is_sampled(self) -> bool:
@@ -134,16 +146,35 @@ def prepare(
     chat_template_kwargs: Mapping[str, Any] | None = None,
     **sampling: Unpack[SamplingOptions],
 ) -> Prepared:
-    """A checked generation, ready to run: `generate` runs it at once, `rollout` inside a program of your own.
+    """A checked generation, ready to run: `generate` runs it at once, `rollout` inside a program of
+    your own.
 
-    See `generate` for the arguments, their defaults and the errors; only memory is asked about when it is run.
+    See `generate` for the arguments, their defaults and the errors; only memory is asked about when
+    it is run.
     """
     _check_names(sampling)
     inputs.check_model(target, "target")
-    reported = {"log_probs": log_probs, "top_log_probs": top_log_probs, "trace_numbers": trace_numbers}
-    named = Options(drafter, gamma, rule, policy, max_new_tokens, key, eos_ids, num_samples, **reported, prefix=prefix)
+    reported = {
+        "log_probs": log_probs,
+        "top_log_probs": top_log_probs,
+        "trace_numbers": trace_numbers,
+    }
+    named = Options(
+        drafter,
+        gamma,
+        rule,
+        policy,
+        max_new_tokens,
+        key,
+        eos_ids,
+        num_samples,
+        **reported,
+        prefix=prefix,
+    )
     options = {**named._asdict(), **sampling}
-    inputs.check_untraced(target.params, prompts, {**options, "drafter": getattr(drafter, "params", None)})
+    inputs.check_untraced(
+        target.params, prompts, {**options, "drafter": getattr(drafter, "params", None)}
+    )
     return _prepared(target, encode(target, prompts, prefix, chat_template_kwargs), options)
 
 
@@ -153,18 +184,24 @@ def _prepared(target: core.Model, prompt: core.Prompt, options: Mapping[str, Any
     # 5. Types and ranges.
     (gamma,), (samples,) = integers(0, gamma=o.gamma), integers(1, num_samples=o.num_samples)
     in_range(0, 2**31 - 1, gamma=gamma)
-    policy = core.BoundPolicy(o.policy) if isinstance(o.policy, core.Policy) else o.policy
+    if isinstance(o.policy, core.Policy):
+        policy = core.BoundPolicy(o.policy)
+    else:
+        policy = o.policy
     expected = "one of jaxspec.policies, or None"
     inputs.check_type(policy, core.BoundPolicy | None, "policy", expected, "jaxspec.policies")
     rule = rules.rejection() if o.rule is None else o.rule
-    inputs.check_type(rule, core.Rule, "rule", "a rule, such as jaxspec.rules.rejection()", "jaxspec.rules")
+    inputs.check_type(
+        rule, core.Rule, "rule", "a rule, such as jaxspec.rules.rejection()", "jaxspec.rules"
+    )
     top = reported_tokens(o.log_probs, o.top_log_probs, target.lm.vocab_size)
     inputs.check_type(o.trace_numbers, bool, "trace_numbers", "True or False")
     batch = prompt.tokens.shape[0] * samples
     _check_rows(target, samples, batch)
     limit = _limits(o.max_new_tokens, batch, positions_left(target, o.drafter, prompt, batch))
     size = token_rows.bucket(int(limit.max()))
-    gamma = min(gamma, max(1, size - 1))  # a row can use no more, and each draft token makes programs larger
+    # a row can use no more, and each draft token makes programs larger
+    gamma = min(gamma, max(1, size - 1))
     # 6. Values of each row.
     ends = end_ids(target, o.eos_ids)
     sampler, params, draft_params = sampling_of(target, batch, sampling, limit, ends)
@@ -172,16 +209,28 @@ def _prepared(target: core.Model, prompt: core.Prompt, options: Mapping[str, Any
     # 7 to 10. Target and drafter, with each other, with the rows and with the prefix.
     target, bound = bind(target, o.drafter, rule, gamma)
     if policy is not None and bound is None:
-        cause = "no drafter" if o.drafter is None else f"gamma={gamma}, of which nothing is drafted"
-        raise ValueError(f"got a policy and {cause}: a policy chooses how many tokens a drafter drafts, at most gamma")
+        if o.drafter is None:
+            cause = "no drafter"
+        else:
+            cause = f"gamma={gamma}, of which nothing is drafted"
+        raise ValueError(
+            f"got a policy and {cause}: a policy chooses how many tokens a drafter drafts, at most "
+            "gamma"
+        )
     check_positions(target, bound, prompt, limit)
     causality.check(target)
-    before = None if o.prefix is None else o.prefix.before(target, bound, prompt.tokens.shape[1])
+    if o.prefix is None:
+        before = None
+    else:
+        before = o.prefix.before(target, bound, prompt.tokens.shape[1])
     if bound is None:
-        weights, decoder = core.Weights(target.params), autoregressive(target.lm, sampler, top)
+        weights = core.Weights(target.params)
+        decoder = autoregressive(target.lm, sampler, top)
     else:
         functions = None if policy is None else policy.functions
-        decoder = speculative(target.lm, bound.functions, rule, sampler, gamma, functions, top, o.trace_numbers)
+        decoder = speculative(
+            target.lm, bound.functions, rule, sampler, gamma, functions, top, o.trace_numbers
+        )
         weights = core.Weights(target.params, bound.params)
     request = core.Request(
         keys=noise.row_keys(key, batch),
@@ -192,34 +241,49 @@ def _prepared(target: core.Model, prompt: core.Prompt, options: Mapping[str, Any
         policy=None if policy is None else values_per_row(policy.params, batch, "the policy"),
     )
     weights = programs.automatic(weights)
-    if (mesh := sharding.mesh_of(weights)) is not None:
+    mesh = sharding.mesh_of(weights)
+    if mesh is not None:
         weights = sharding.place(weights, None, mesh)
-        prompt, request = sharding.place(prompt, batch // samples, mesh), sharding.place(request, batch, mesh)
+        prompt = sharding.place(prompt, batch // samples, mesh)
+        request = sharding.place(request, batch, mesh)
     if o.max_new_tokens is None:  # the options then say what the limits are
         options = {**options, "max_new_tokens": int(limit[0]) if np.ptp(limit) == 0 else limit}
-    return Prepared(target, bound, decoder, sampler, weights, prompt, request, size, options, before)
+    return Prepared(
+        target, bound, decoder, sampler, weights, prompt, request, size, options, before
+    )
 
 
 def _check_rows(target: core.Model, samples: int, batch: int) -> None:
     """Refuses so many samples that not even their rows of logits and tokens fit the memory."""
     if samples > 1 and not are_shapes(target.params):
         least = 4 * batch * (target.lm.vocab_size + 64)
-        inputs.check_memory({"rows": least}, f"num_samples={samples}", "num_samples", inputs.devices(target.params))
+        inputs.check_memory(
+            {"rows": least}, f"num_samples={samples}", "num_samples", inputs.devices(target.params)
+        )
 
 
 def _limits(value: Any, batch: int, positions: np.ndarray | None) -> np.ndarray:
-    """Returns the most new tokens of each row: by default `NEW_TOKENS`, or as many as there are `positions` for."""
+    """Returns the most new tokens of each row: by default `NEW_TOKENS`, or as many as there are
+    `positions` for.
+    """
     if value is None:
         limit = np.full(batch, NEW_TOKENS, np.int32)
-        return limit if positions is None else np.clip(positions, 1, limit).astype(np.int32)
+        if positions is None:
+            return limit
+        return np.clip(positions, 1, limit).astype(np.int32)
     limit = per_row(value, batch, "max_new_tokens", np.int32)
     if limit.min() < 1 or limit.max() >= inputs.MOST:
-        raise ValueError(f"max_new_tokens is {value!r}: expected at least 1, and fewer than {inputs.MOST}")
+        raise ValueError(
+            f"max_new_tokens is {value!r}: expected at least 1, and fewer than {inputs.MOST}"
+        )
     return limit
 
 
-def positions_left(target: core.Model, drafter: Any, prompt: core.Prompt, rows: int) -> np.ndarray | None:
-    """Counts the positions that the models have for new tokens in each row; None if nothing limits them.
+def positions_left(
+    target: core.Model, drafter: Any, prompt: core.Prompt, rows: int
+) -> np.ndarray | None:
+    """Counts the positions that the models have for new tokens in each row; None if nothing limits
+    them.
 
     `drafter` is as callers give it. `rows` may be several for each prompt.
     """
@@ -230,17 +294,22 @@ def positions_left(target: core.Model, drafter: Any, prompt: core.Prompt, rows: 
         lms += [model.lm for model in drafter.models if isinstance(model.lm, core.LanguageModel)]
         lms += [] if drafter.functions.lm is None else [drafter.functions.lm]
     counts = [
-        lm.limits.max_positions - _positions_read(target, lm, prompt, np.asarray(prompt.length), rows)
+        lm.limits.max_positions
+        - _positions_read(target, lm, prompt, np.asarray(prompt.length), rows)
         for lm in lms
         if isinstance(lm, core.LanguageModel) and lm.limits.max_positions is not None
     ]
-    return np.min(counts, axis=0) if counts else None
+    if counts:
+        return np.min(counts, axis=0)
+    return None
 
 
 def _positions_read(
     target: core.Model, lm: core.LanguageModel, prompt: core.Prompt, lengths: np.ndarray, rows: int
 ) -> np.ndarray:
-    """Counts the positions that each of a model's rows takes before its first new token; `lengths` are the prompts'."""
+    """Counts the positions that each of a model's rows takes before its first new token; `lengths`
+    are the prompts'.
+    """
     read = lengths
     if lm.limits.start_token is not None and prompt.encoder is None:
         read = np.full_like(read, len(target.lm.limits.first_tokens))
@@ -249,18 +318,31 @@ def _positions_read(
 
 def _key(key: Any, samples: int, *, is_sampled: bool) -> jax.Array:
     if samples > 1 and not is_sampled:
-        raise ValueError(f"num_samples is {samples} at temperature 0: the texts would be the same. Set a temperature")
+        raise ValueError(
+            f"num_samples is {samples} at temperature 0: the texts would be the same. Set a "
+            "temperature"
+        )
     if key is None and is_sampled:
-        raise ValueError("key is required when temperature is not 0: pass key=jax.random.key(0), for example")
-    return inputs.key_of(jax.random.key(0) if key is None else key)  # nothing is drawn at temperature 0
+        raise ValueError(
+            "key is required when temperature is not 0: pass key=jax.random.key(0), for example"
+        )
+    # nothing is drawn at temperature 0
+    return inputs.key_of(jax.random.key(0) if key is None else key)
 
 
 def reported_tokens(log_probs: Any, top: Any, vocab: int) -> int | None:
-    """Returns how many of the most probable tokens are reported; None if no log probabilities are asked for."""
+    """Returns how many of the most probable tokens are reported; None if no log probabilities are
+    asked for.
+    """
     if not isinstance(log_probs, bool):
-        raise TypeError(f"log_probs is {log_probs!r}: expected True or False; top_log_probs is the number of tokens")
+        raise TypeError(
+            f"log_probs is {log_probs!r}: expected True or False; top_log_probs is the number of "
+            "tokens"
+        )
     if top is None:
-        return 0 if log_probs else None
+        if log_probs:
+            return 0
+        return None
     top = integer(top, "top_log_probs", f"an integer from 0 to the target's {vocab} token ids")
     in_range(0, vocab, top_log_probs=top)
     return top
@@ -269,14 +351,18 @@ def reported_tokens(log_probs: Any, top: Any, vocab: int) -> int | None:
 def _check_names(options: Iterable[str]) -> None:
     if "stop" in options:
         raise TypeError(
-            "a prepared generation has no stop strings, which are looked for in text, round by round: give stop to "
-            "jaxspec.generate or jaxspec.stream, or end rows at tokens with eos_ids"
+            "a prepared generation has no stop strings, which are looked for in text, round by "
+            "round: give stop to jaxspec.generate or jaxspec.stream, or end rows at tokens with "
+            "eos_ids"
         )
     option_names.check_names(options, [*Options._fields, "stop", *NAMES])
 
 
-def bind(target: core.Model, drafter: Any, rule: core.Rule, gamma: int) -> tuple[core.Model, core.BoundDrafter | None]:
-    """Checks target and drafter against each other; returns the target with the taps that the drafter reads, and it.
+def bind(
+    target: core.Model, drafter: Any, rule: core.Rule, gamma: int
+) -> tuple[core.Model, core.BoundDrafter | None]:
+    """Checks target and drafter against each other; returns the target with the taps that the
+    drafter reads, and it.
 
     None: there is no drafter, or it drafts nothing with this gamma.
     """
@@ -296,45 +382,68 @@ def bind(target: core.Model, drafter: Any, rule: core.Rule, gamma: int) -> tuple
     return target if drafter.target is None else with_taps_of(target, drafter.target), drafter
 
 
-def readers(target: core.Model, drafter: core.BoundDrafter | None) -> list[tuple[str, core.LanguageModel]]:
-    """Lists the language models that read the prompts, with their names in errors: the target, then the drafter's."""
-    drafting = [] if drafter is None else [drafter.functions.lm, *(model.lm for model in drafter.models)]
+def readers(
+    target: core.Model, drafter: core.BoundDrafter | None
+) -> list[tuple[str, core.LanguageModel]]:
+    """Lists the language models that read the prompts, with their names in errors: the target, then
+    the drafter's.
+    """
+    drafting = []
+    if drafter is not None:
+        drafting = [drafter.functions.lm, *(model.lm for model in drafter.models)]
     return [("the target", target.lm), *(("the drafter", lm) for lm in drafting if lm is not None)]
 
 
 def _check_pair(target: core.Model, draft: core.Model) -> None:
-    target_name, draft_name = causality.called(target, "the target"), causality.called(draft, "the drafter")
+    target_name = causality.called(target, "the target")
+    draft_name = causality.called(draft, "the drafter")
     starts = [model.lm.limits.start_token for model in (target, draft)]
     kinds = ["decoder-only" if start is None else "an encoder-decoder" for start in starts]
     if kinds[0] != kinds[1]:
-        raise ValueError(f"{target_name} is {kinds[0]} and {draft_name} {kinds[1]}: both must be of one kind")
-    if draft.lm.encoder is not None and draft.lm.encoder.is_shared and (wrong := difference(draft, target)) is not None:
-        raise ValueError(f"{draft_name} was given the encoder of another target (drafters.share_encoder): {wrong}")
+        raise ValueError(
+            f"{target_name} is {kinds[0]} and {draft_name} {kinds[1]}: both must be of one kind"
+        )
+    if (
+        draft.lm.encoder is not None
+        and draft.lm.encoder.is_shared
+        and (wrong := difference(draft, target)) is not None
+    ):
+        raise ValueError(
+            f"{draft_name} was given the encoder of another target (drafters.share_encoder): "
+            f"{wrong}"
+        )
     if target.tokenizer is None or draft.tokenizer is None:
         if target.lm.vocab_size != draft.lm.vocab_size:
             raise ValueError(
-                f"{target_name} has {target.lm.vocab_size} token ids and {draft_name} {draft.lm.vocab_size}, "
-                "and without two tokenizers there is no telling whether the ids they share mean the same: if you know, "
-                "make the drafter's ids the target's with jaxspec.map_vocabulary"
+                f"{target_name} has {target.lm.vocab_size} token ids and {draft_name} "
+                f"{draft.lm.vocab_size}, and without two tokenizers there is no telling whether "
+                "the ids they share mean the same: if you know, make the drafter's ids the "
+                "target's with jaxspec.map_vocabulary"
             )
         return
     first = first_difference(target.tokenizer, draft.tokenizer)
     if first is not None:
         index, target_word, draft_word = first
         raise ValueError(
-            f"{target_name} and {draft_name} have different tokenizers: id {index} is {target_word!r} for the target "
-            f"and {draft_word!r} for the drafter. jaxspec.share_vocabulary(draft, target) lets it draft the tokens "
-            "that both have"
+            f"{target_name} and {draft_name} have different tokenizers: id {index} is "
+            f"{target_word!r} for the target and {draft_word!r} for the drafter. "
+            "jaxspec.share_vocabulary(draft, target) lets it draft the tokens that both have"
         )
 
 
-@functools.lru_cache(maxsize=16)  # a vocabulary of 256k takes a second, and every call of `generate` compares
+# a vocabulary of 256k takes a second, and every call of `generate` compares
+@functools.lru_cache(maxsize=16)
 def first_difference(first: Any, second: Any) -> tuple[int, str, str] | None:
-    """Returns the first token id that both of two tokenizers have and do not agree on, and what each calls it."""
+    """Returns the first token id that both of two tokenizers have and do not agree on, and what
+    each calls it.
+    """
     if first is second:
         return None
     pairs = zip(token_ids.words(first), token_ids.words(second), strict=False)
-    return next(((i, a, b) for i, (a, b) in enumerate(pairs) if a is not None and b is not None and a != b), None)
+    return next(
+        ((i, a, b) for i, (a, b) in enumerate(pairs) if a is not None and b is not None and a != b),
+        None,
+    )
 
 
 def check_positions(
@@ -347,32 +456,40 @@ def check_positions(
 ) -> None:
     """Refuses rows for which a model has too few positions.
 
-    `limit` has the most new tokens of each row, of which there may be several for each prompt. Of `padded` prompts the
-    width counts, since their lengths may not be known.
+    `limit` has the most new tokens of each row, of which there may be several for each prompt. Of
+    `padded` prompts the width counts, since their lengths may not be known.
     """
 
     def lengths_of(prompt: core.Prompt) -> np.ndarray:
         rows, width = prompt.tokens.shape
-        return np.full(rows, width) if padded else np.asarray(prompt.length)
+        if padded:
+            return np.full(rows, width)
+        return np.asarray(prompt.length)
 
     for name, lm in readers(target, drafter):
         limits = lm.limits
         if limits.start_token is not None:
             longest = lengths_of(prompt.text).max()
             if limits.max_prompt is not None and not padded and longest > limits.max_prompt:
-                raise ValueError(f"a prompt has {longest} tokens, but {name} reads at most {limits.max_prompt}")
+                raise ValueError(
+                    f"a prompt has {longest} tokens, but {name} reads at most {limits.max_prompt}"
+                )
         read = _positions_read(target, lm, prompt, lengths_of(prompt), len(limit))
         row = int(np.argmax(read + limit))
-        old, new = int(read[row]), int(limit[row])
+        old = int(read[row])
+        new = int(limit[row])
         if limits.max_positions is not None and old + new > limits.max_positions:
             padding = ", padding included," if padded else ""
             raise ValueError(
-                f"a prompt of {old} tokens{padding} and {new} new ones need {old + new} positions, but {name} has "
-                f"{limits.max_positions}: shorten the prompt{' or its padding' * padded} or lower max_new_tokens"
+                f"a prompt of {old} tokens{padding} and {new} new ones need {old + new} positions, "
+                f"but {name} has {limits.max_positions}: shorten the "
+                f"prompt{' or its padding' * padded} or lower max_new_tokens"
             )
 
 
 def end_ids(target: core.Model, eos_ids: Any) -> list[int]:
     """Returns the tokens that end a row: the caller's, or by default the model's own."""
-    eos_ids = inputs.end_ids(token_ids.ends(target) if eos_ids is None else eos_ids, target.tokenizer)
+    eos_ids = inputs.end_ids(
+        token_ids.ends(target) if eos_ids is None else eos_ids, target.tokenizer
+    )
     return check_ids(eos_ids, "eos_ids", target.lm.vocab_size)

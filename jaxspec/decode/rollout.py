@@ -51,21 +51,25 @@ def rollout(
     prompt: Prompt | None = None,
     key: Key[Array, ""] | Keys | None = None,
 ) -> loop.Outcome:
-    """`generate` as a pure function of arrays, which may be traced: for `jit`, `vmap` and training loops.
+    """`generate` as a pure function of arrays, which may be traced: for `jit`, `vmap` and training
+    loops.
 
-    The generation is prepared once, outside, where the options and an example of the prompts are checked; all of its
-    arrays are its own unless given here. Nothing is read on the host, so there is no text, and what would be an error
-    is a value: `Outcome.failed`.
+    The generation is prepared once, outside, where the options and an example of the prompts are
+    checked; all of its arrays are its own unless given here. Nothing is read on the host, so there
+    is no text, and what would be an error is a value: `Outcome.failed`.
 
-    Tokens are constants for `jax.grad`. `Outcome.log_probs` (with `log_probs=True`) have the gradient of teacher
-    forcing: that of log p(token | tokens before it), in the target's parameters. JAX computes it by one more pass over
-    the finished rows, and only if it is asked for. It is the same for all drafters. The drafter's parameters have the
-    gradient 0, since they change no probability of the target. `jax.jvp` is refused by JAX.
+    Tokens are constants for `jax.grad`. `Outcome.log_probs` (with `log_probs=True`) have the
+    gradient of teacher forcing: that of log p(token | tokens before it), in the target's
+    parameters. JAX computes it by one more pass over the finished rows, and only if it is asked
+    for. It is the same for all drafters. The drafter's parameters have the gradient 0, since they
+    change no probability of the target. `jax.jvp` is refused by JAX.
 
     Args:
         prepared: a generation, as `jaxspec.prepare` returns it.
-        weights: parameters, such as `prepared.weights._replace(target=params)`; by default the generation's.
-        prompt: rows of token ids, as many as the generation has prompts; by default the generation's.
+        weights: parameters, such as `prepared.weights._replace(target=params)`; by default the
+            generation's.
+        prompt: rows of token ids, as many as the generation has prompts; by default the
+            generation's.
         key: one key, or one per row; by default the generation's.
 
     Returns:
@@ -73,31 +77,50 @@ def rollout(
 
     Raises:
         TypeError: the generation, the weights, the prompt or the key is something else.
-        ValueError: while tracing: the prompt has another number of rows, or more positions than the model with the
-            generation's limit. A prompt that is not traced is also refused if it is empty or has other ids. In
-            `jax.grad`: the target's pass over the finished rows cannot be differentiated.
+        ValueError: while tracing: the prompt has another number of rows, or more positions than the
+            model with the generation's limit. A prompt that is not traced is also refused if it is
+            empty or has other ids. In `jax.grad`: the target's pass over the finished rows cannot
+            be differentiated.
 
     Example:
         >>> import jax, jaxspec
         >>> from jaxspec.testing import table_model
         >>> model = table_model(jax.random.key(1), vocab=5)
         >>> prompt = jaxspec.Prompt(jax.numpy.array([[3, 1]]), jax.numpy.array([2]))
-        >>> prepared = jaxspec.prepare(model, prompt, drafter=model, gamma=3, max_new_tokens=8, temperature=1.0,
-        ...                       key=jax.random.key(0))
+        >>> prepared = jaxspec.prepare(
+        ...     model,
+        ...     prompt,
+        ...     drafter=model,
+        ...     gamma=3,
+        ...     max_new_tokens=8,
+        ...     temperature=1.0,
+        ...     key=jax.random.key(0),
+        ... )
         >>> sample = jax.jit(lambda key: jaxspec.rollout(prepared, key=key).length)
         >>> sample(jax.random.key(7)).tolist()
         [8]
     """
     begin = arguments(prepared, weights=weights, prompt=prompt, key=key)
     loop.check_fits(prepared)
-    # A training loop would otherwise store the whole loop for a gradient, which a loop of unknown length cannot have.
-    constant, fixed_prompt, request = jax.lax.stop_gradient((begin.weights, begin.prompt, begin.request))
-    outcome = loop.generation(prepared.decoder, constant, fixed_prompt, request, prepared.max_new_tokens, begin.before)
+    # A training loop would otherwise store the whole loop for a gradient, which a loop of unknown
+    # length cannot have.
+    constant, fixed_prompt, request = jax.lax.stop_gradient(
+        (begin.weights, begin.prompt, begin.request)
+    )
+    outcome = loop.generation(
+        prepared.decoder, constant, fixed_prompt, request, prepared.max_new_tokens, begin.before
+    )
     if outcome.log_probs is None:
         return outcome
-    differentiable = Differentiable(begin.weights.target, begin.prompt, begin.request.sampling_params)
+    differentiable = Differentiable(
+        begin.weights.target, begin.prompt, begin.request.sampling_params
+    )
     reported = _with_gradient(
-        prepared.target.lm, prepared.sampler, differentiable, (outcome.tokens, outcome.length), outcome.log_probs
+        prepared.target.lm,
+        prepared.sampler,
+        differentiable,
+        (outcome.tokens, outcome.length),
+        outcome.log_probs,
     )
     return outcome._replace(log_probs=reported)
 
@@ -118,7 +141,9 @@ NewTokens = tuple[Int[Array, "B T"], Int[Array, " B"]]
 def _with_gradient(
     lm: LanguageModel, sampler: Sampler, inputs: Differentiable, new: NewTokens, reported: LogProbs
 ) -> LogProbs:
-    """Returns the log probabilities that a generation has reported, with the gradient of teacher forcing."""
+    """Returns the log probabilities that a generation has reported, with the gradient of teacher
+    forcing.
+    """
     return reported
 
 
@@ -128,7 +153,9 @@ def _forward(
     return reported, (inputs, new, reported.top_tokens)
 
 
-def _backward(lm: LanguageModel, sampler: Sampler, residuals: Any, gradient: LogProbs) -> tuple[Any, None, None]:
+def _backward(
+    lm: LanguageModel, sampler: Sampler, residuals: Any, gradient: LogProbs
+) -> tuple[Any, None, None]:
     inputs, new, top_tokens = residuals
 
     def computed(inputs: Differentiable) -> LogProbs:
@@ -139,13 +166,15 @@ def _backward(lm: LanguageModel, sampler: Sampler, residuals: Any, gradient: Log
     except (ValueError, NotImplementedError) as error:
         if programs.has_explicit_context():
             raise ValueError(
-                "log probabilities of rollout have no gradient under jax.set_mesh with Explicit axes: take the "
-                "gradient outside of it, or make the mesh with axis_types=(jax.sharding.AxisType.Auto,) * len(names)"
+                "log probabilities of rollout have no gradient under jax.set_mesh with Explicit "
+                "axes: take the gradient outside of it, or make the mesh with "
+                "axis_types=(jax.sharding.AxisType.Auto,) * len(names)"
             ) from error
         raise ValueError(
-            "log probabilities of rollout have no gradient here, since the target's pass over the finished rows cannot "
-            f"be differentiated: {error}. Make the target's functions differentiable in reverse (no while_loop or "
-            "kernel without a gradient), or compute the log probabilities of rollout(...).tokens by a pass of your own"
+            "log probabilities of rollout have no gradient here, since the target's pass over the "
+            f"finished rows cannot be differentiated: {error}. Make the target's functions "
+            "differentiable in reverse (no while_loop or kernel without a gradient), or compute "
+            "the log probabilities of rollout(...).tokens by a pass of your own"
         ) from error
 
 
@@ -159,31 +188,45 @@ def arguments(
     prompt: Prompt | None = None,
     key: Key[Array, ""] | Keys | None = None,
 ) -> Arguments:
-    """Returns what `prepared.decoder.init` takes, for a loop of your own over `decoder.step`; see `rollout`."""
+    """Returns what `prepared.decoder.init` takes, for a loop of your own over `decoder.step`; see
+    `rollout`.
+    """
     inputs.check_type(prepared, Prepared, "the generation", "what jaxspec.prepare returned")
-    inputs.check_type(weights, Weights | None, "weights", "prepared.weights._replace(target=params)")
+    inputs.check_type(
+        weights, Weights | None, "weights", "prepared.weights._replace(target=params)"
+    )
     inputs.check_type(prompt, Prompt | None, "prompt", "a jaxspec.Prompt of token ids")
     if prepared.before is not None and not (weights is None and prompt is None):
         raise ValueError(
-            "the generation was prepared with a prefix, which belongs to its weights and prompts: prepare it "
-            "without one to give others"
+            "the generation was prepared with a prefix, which belongs to its weights and prompts: "
+            "prepare it without one to give others"
         )
-    weights = prepared.weights if weights is None else weights
-    prompt = prepared.prompt if prompt is None else encoding.arrays_of(prompt)
-    request, rows = prepared.request, len(prepared.prompt.length)
+    if weights is None:
+        weights = prepared.weights
+    if prompt is None:
+        prompt = prepared.prompt
+    else:
+        prompt = encoding.arrays_of(prompt)
+    request = prepared.request
+    rows = len(prepared.prompt.length)
     if prompt is not prepared.prompt:
         encoding.check_prompt(prompt, prepared.target.lm)
         if len(prompt.length) != rows:
             shape = prompt.tokens.shape
-            raise ValueError(f"got prompt tokens of shape {shape}: expected {rows} rows, as the generation has")
+            raise ValueError(
+                f"got prompt tokens of shape {shape}: expected {rows} rows, as the generation has"
+            )
         # Lengths may be traced; the prompts' width bounds them.
         limit = np.asarray(request.max_new_tokens)
         check_positions(prepared.target, prepared.drafter, prompt, limit, padded=True)
     if jax.tree.structure(weights) != jax.tree.structure(prepared.weights):
         raise ValueError(
-            f"weights have the structure {jax.tree.structure(weights)!s:.200}: expected that of prepared.weights"
+            f"weights have the structure {jax.tree.structure(weights)!s:.200}: expected that of "
+            "prepared.weights"
         )
     if key is not None:
-        request = request._replace(keys=noise.row_keys(inputs.key_of(key), len(request.max_new_tokens)))
+        request = request._replace(
+            keys=noise.row_keys(inputs.key_of(key), len(request.max_new_tokens))
+        )
     headroom = token_rows.headroom(prepared.max_new_tokens, prepared.decoder.nodes)
     return Arguments(weights, prompt, request, headroom, prepared.before)

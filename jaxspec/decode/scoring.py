@@ -1,8 +1,9 @@
-"""Scoring text that is given: the log probability of each of its tokens, after a prompt or by itself.
+"""Scoring text that is given: the log probability of each of its tokens, after a prompt or by
+itself.
 
-Rows of one batch are about as long as each other. A row is read as a chat goes on with a conversation, in chunks
-through the model's cache (`core.chunks`). So memory does not grow with the square of its length. Logits are read off
-some positions at a time, and none are kept.
+Rows of one batch are about as long as each other. A row is read as a chat goes on with a
+conversation, in chunks through the model's cache (`core.chunks`). So memory does not grow with the
+square of its length. Logits are read off some positions at a time, and none are kept.
 
 Shapes: B batch, T tokens that are fed, V vocabulary.
 """
@@ -27,12 +28,18 @@ from jaxspec.core.checks import are_shapes, at_least, integer
 from jaxspec.decode import causality, encoding, inputs
 from jaxspec.decode.shared_prefix import common
 
-SORTED_BATCHES = 32  # rows of so many batches are sorted by their length before they are put into batches
+# rows of so many batches are sorted by their length before they are put into batches
+SORTED_BATCHES = 32
 LOGITS = 2**25  # that are made at a time: 128 MB
-PAIR = 'expected a text, ids of tokens, or a pair (prompt, continuation) of these, such as ("2 + 2 =", " 4")'
+PAIR = (
+    'expected a text, ids of tokens, or a pair (prompt, continuation) of these, such as ("2 + 2 '
+    '=", " 4")'
+)
 
 Text = str | Sequence[int] | tuple[Any, Any]
-"""A text or ids, or a pair of a prompt (text, ids, or a conversation) and what follows it (text or ids)."""
+"""A text or ids, or a pair of a prompt (text, ids, or a conversation) and what follows it (text or
+ids).
+"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,13 +48,20 @@ class Score:
 
     Attributes:
         tokens: the ids that were scored.
-        log_probs: the log probability of each, given all tokens before it: the model's own, at temperature 1.
+        log_probs: the log probability of each, given all tokens before it: the model's own, at
+            temperature 1.
         greedy: whether each is the most probable token at its place.
-        num_bytes: bytes of the text that these tokens spell, in UTF-8; None for a text that was given as ids.
+        num_bytes: bytes of the text that these tokens spell, in UTF-8; None for a text that was
+            given as ids.
 
     Example:
         >>> score = Score([3, 1], np.log([0.5, 0.25]), np.array([True, False]), num_bytes=3)
-        >>> round(score.log_prob, 3), score.is_greedy, round(score.perplexity, 3), score.bits_per_byte
+        >>> (
+        ...     round(score.log_prob, 3),
+        ...     score.is_greedy,
+        ...     round(score.perplexity, 3),
+        ...     score.bits_per_byte,
+        ... )
         (-2.079, False, 2.828, 1.0)
     """
 
@@ -73,17 +87,33 @@ class Score:
 
     @property
     def bits_per_byte(self) -> float | None:
-        """The negative log probability in bits for each byte of the text; None where bytes are not known."""
-        return -self.log_prob / math.log(2) / self.num_bytes if self.num_bytes else None
+        """The negative log probability in bits for each byte of the text; None where bytes are not
+        known.
+        """
+        if self.num_bytes:
+            return -self.log_prob / math.log(2) / self.num_bytes
+        return None
 
     def to_dict(self, tokens: bool = True) -> dict[str, Any]:
-        """Returns plain values for JSON; with `tokens` the ids, too, and the log probability of each."""
+        """Returns plain values for JSON; with `tokens` the ids, too, and the log probability of
+        each.
+        """
         names = ("log_prob", "is_greedy", "perplexity", "bits_per_byte", "num_bytes")
         values = {name: getattr(self, name) for name in names} | {"num_tokens": len(self.tokens)}
-        values = {name: None if value in (math.inf, -math.inf) else value for name, value in values.items()}
+        values = {
+            name: None if value in (math.inf, -math.inf) else value
+            for name, value in values.items()
+        }
         if tokens:
-            finite = [None if value == -math.inf else value for value in np.asarray(self.log_probs).tolist()]
-            values |= {"tokens": self.tokens, "log_probs": finite, "greedy": np.asarray(self.greedy).tolist()}
+            finite = [
+                None if value == -math.inf else value
+                for value in np.asarray(self.log_probs).tolist()
+            ]
+            values |= {
+                "tokens": self.tokens,
+                "log_probs": finite,
+                "greedy": np.asarray(self.greedy).tolist(),
+            }
         return values
 
 
@@ -96,20 +126,24 @@ def score(
     end: bool = False,
     chat_template_kwargs: Mapping[str, Any] | None = None,
 ) -> list[Score]:
-    """Computes the log probabilities that a model gives to texts: perplexities, and answers to choose among.
+    """Computes the log probabilities that a model gives to texts: perplexities, and answers to
+    choose among.
 
-    A pair (prompt, continuation) scores the continuation. Text is encoded as evaluation harnesses do it: both together,
-    and what prompt and whole have in common is the prompt's. A token that spans the border belongs to the continuation.
-    A text by itself is scored from its second token on, or from its first one after a begin-of-sequence token: the
-    tokenizer's, if it puts one there, or `start`. Of an encoder-decoder the prompt is the source, and the continuation
-    its target text.
+    A pair (prompt, continuation) scores the continuation. Text is encoded as evaluation harnesses
+    do it: both together, and what prompt and whole have in common is the prompt's. A token that
+    spans the border belongs to the continuation. A text by itself is scored from its second token
+    on, or from its first one after a begin-of-sequence token: the tokenizer's, if it puts one
+    there, or `start`. Of an encoder-decoder the prompt is the source, and the continuation its
+    target text.
 
     Args:
         target: the model.
-        texts: one or several, each a text, ids of tokens, or a pair (prompt, continuation). A prompt may be a list of
-            messages for the model's chat template, too.
-        batch_size: rows read at a time. Their number does not change the scores, except by rounding.
-        start: a token that is put before texts and empty prompts, by id or name, such as "<|endoftext|>".
+        texts: one or several, each a text, ids of tokens, or a pair (prompt, continuation). A
+            prompt may be a list of messages for the model's chat template, too.
+        batch_size: rows read at a time. Their number does not change the scores, except by
+            rounding.
+        start: a token that is put before texts and empty prompts, by id or name, such as
+            "<|endoftext|>".
         end: whether the end-of-sequence token after each text is scored, too.
         chat_template_kwargs: values for the template of conversations.
 
@@ -117,7 +151,8 @@ def score(
         A `Score` for each text, in their order.
 
     Raises:
-        ValueError, TypeError: a text cannot be read, has no token to score, or is longer than the model's positions.
+        ValueError, TypeError: a text cannot be read, has no token to score, or is longer than the
+            model's positions.
         FloatingPointError: the model's logits are not finite.
 
     Example:
@@ -129,10 +164,17 @@ def score(
         >>> score.is_greedy, bool(np.allclose(score.log_probs, out.log_probs.raw[0]))
         (True, True)
     """
-    if isinstance(texts, tuple) and len(texts) == 2 and all(isinstance(text, str) or _is_ids(text) for text in texts):
-        raise TypeError("texts is a tuple of two texts: give [(prompt, continuation)], or a list of two texts")
+    if (
+        isinstance(texts, tuple)
+        and len(texts) == 2
+        and all(isinstance(text, str) or _is_ids(text) for text in texts)
+    ):
+        raise TypeError(
+            "texts is a tuple of two texts: give [(prompt, continuation)], or a list of two texts"
+        )
     single = isinstance(texts, str) or (not isinstance(texts, Iterator) and _is_ids(texts))
-    return list(iterate(target, [texts] if single else texts, batch_size, start, end, chat_template_kwargs))  # type: ignore[arg-type]
+    all_texts: Any = [texts] if single else texts
+    return list(iterate(target, all_texts, batch_size, start, end, chat_template_kwargs))
 
 
 @programs.outside_context_mesh
@@ -145,7 +187,9 @@ def iterate(
     chat_template_kwargs: Mapping[str, Any] | None = None,
 ) -> Iterator[Score]:
     """Yields the score of each text, in their order, while further ones are read; see `score`."""
-    for scored in outcomes(target, texts, batch_size, start, end, chat_template_kwargs, keeps_errors=False):
+    for scored in outcomes(
+        target, texts, batch_size, start, end, chat_template_kwargs, keeps_errors=False
+    ):
         assert isinstance(scored, Score)
         yield scored
 
@@ -160,10 +204,12 @@ def outcomes(
     *,
     keeps_errors: bool = True,
 ) -> Iterator[Score | Exception]:
-    """Yields the score of each text, in their order, and an exception in place of one that cannot be scored.
+    """Yields the score of each text, in their order, and an exception in place of one that cannot
+    be scored.
 
-    An exception among the texts, of a line that could not be read, is yielded in its place. Without `keeps_errors` the
-    first one is raised. What holds for all texts, such as a lack of memory, is raised in any case.
+    An exception among the texts, of a line that could not be read, is yielded in its place. Without
+    `keeps_errors` the first one is raised. What holds for all texts, such as a lack of memory, is
+    raised in any case.
     """
     inputs.check_model(target, "target")
     encoding.check_reads_text(target)
@@ -171,13 +217,23 @@ def outcomes(
     at_least(1, batch_size=batch_size)
     inputs.check_untraced(target.params)
     if are_shapes(target.params):
-        raise ValueError(f"{target.name or 'the target'} has shapes in place of parameters: load it to score texts")
+        raise ValueError(
+            f"{target.name or 'the target'} has shapes in place of parameters: load it to score "
+            "texts"
+        )
     causality.check(target)
     if start is not None and target.lm.limits.start_token is not None:
-        raise ValueError(f"start is {start!r}, and {target.name or 'the target'} has a start token: leave start out")
-    first = None if start is None else inputs.end_ids(start, target.tokenizer, "start")[0]
+        raise ValueError(
+            f"start is {start!r}, and {target.name or 'the target'} has a start token: leave start "
+            "out"
+        )
+    first = None
+    if start is not None:
+        first = inputs.end_ids(start, target.tokenizer, "start")[0]
     if end and not token_ids.ends(target):
-        raise ValueError(f"end is True, and {target.name or 'the target'} has no end-of-sequence token")
+        raise ValueError(
+            f"end is True, and {target.name or 'the target'} has no end-of-sequence token"
+        )
 
     def read_row(number: int, text: Text | Exception) -> _Row | Exception:
         try:
@@ -195,15 +251,23 @@ def outcomes(
         readable = {index: row for index, row in enumerate(chunk) if isinstance(row, _Row)}
         done = dict[int, Score | Exception]()
         done |= {index: row for index, row in enumerate(chunk) if isinstance(row, Exception)}
-        # Rows of one length in a batch need little padding; results are yielded in the order of the texts.
-        order = sorted(readable, key=lambda index: (len(readable[index].ids), len(readable[index].source)))
+        # Rows of one length in a batch need little padding; results are yielded in the order of the
+        # texts.
+        order = sorted(
+            readable, key=lambda index: (len(readable[index].ids), len(readable[index].source))
+        )
         for begin in range(0, len(order), batch_size):
             chosen = order[begin : begin + batch_size]
-            results = _of_batch(target, [readable[index] for index in chosen], min(batch_size, len(order)))
+            results = _of_batch(
+                target, [readable[index] for index in chosen], min(batch_size, len(order))
+            )
             for index, result in zip(chosen, results, strict=True):
                 done[index] = result
-                if not np.all(result.log_probs <= 1e-3):  # NaN, too; rounding may leave a little above 0
-                    error = FloatingPointError(f"the target's logits are not finite in text {begun + index}")
+                # NaN, too; rounding may leave a little above 0
+                if not np.all(result.log_probs <= 1e-3):
+                    error = FloatingPointError(
+                        f"the target's logits are not finite in text {begun + index}"
+                    )
                     if not keeps_errors:
                         raise error
                     done[index] = error
@@ -214,26 +278,34 @@ def outcomes(
 class _Row(NamedTuple):
     """A text as ids."""
 
-    source: list[int]  # the part that prefill reads: an encoder's prompt, or a decoder's first token
+    # the part that prefill reads: an encoder's prompt, or a decoder's first token
+    source: list[int]
     ids: list[int]  # the tokens that follow
     skipped: int  # how many of them belong to the prompt, and are not scored
     num_bytes: int | None  # see `Score`
 
 
 def _row(
-    target: core.Model, text: Text, number: int, first: int | None, end: bool, template: Mapping[str, Any] | None
+    target: core.Model,
+    text: Text,
+    number: int,
+    first: int | None,
+    end: bool,
+    template: Mapping[str, Any] | None,
 ) -> _Row:
     name = f"text {number}"
     is_pair = isinstance(text, tuple | list) and len(text) == 2 and not _is_ids(text)
     prompt, scored = text if is_pair else (None, text)
     if not (isinstance(scored, str) or _is_ids(scored)):
         raise TypeError(f"{name} is {scored!r:.80}, of type {type(scored).__name__}: {PAIR}")
-    num_bytes = len(scored.encode(errors="surrogatepass")) if isinstance(scored, str) else None
+    num_bytes = None
+    if isinstance(scored, str):
+        num_bytes = len(scored.encode(errors="surrogatepass"))
     is_decoder = target.lm.limits.start_token is None
     if not is_decoder and prompt is None:
         raise ValueError(
-            f"{name} has no prompt, and {target.name or 'the target'} is an encoder-decoder: give pairs of a source "
-            "and its target text"
+            f"{name} has no prompt, and {target.name or 'the target'} is an encoder-decoder: give "
+            "pairs of a source and its target text"
         )
     before, ids = _encoded(target, prompt, scored, number, template)
     # A tokenizer may have put the beginning there already; it is not doubled.
@@ -243,24 +315,42 @@ def _row(
         ids = [*ids, token_ids.ends(target)[0]]
     row = [*before, *ids] if is_decoder else ids
     if prompt is not None and not before:
-        raise ValueError(f"{name} has an empty prompt: give start, a token to begin with, such as '<|endoftext|>'")
+        raise ValueError(
+            f"{name} has an empty prompt: give start, a token to begin with, such as "
+            "'<|endoftext|>'"
+        )
     if not ids or (is_decoder and len(row) < 2):
-        complaint = "no token" if not ids else "one token, and nothing before it: give start, a token to begin with"
+        if not ids:
+            complaint = "no token"
+        else:
+            complaint = "one token, and nothing before it: give start, a token to begin with"
         raise ValueError(f"{name} has {complaint}")
     for tokens, vocab in ((before, target.lm.prompt_vocab), (ids, target.lm.vocab_size)):
-        if outside := [token for token in tokens if not 0 <= token < vocab]:
-            raise ValueError(f"{name} has token id {outside[0]}: expected ids from 0 to {vocab - 1}")
-    max_positions, read = target.lm.limits.max_positions, len(row) + len(target.lm.limits.first_tokens)
+        outside = [token for token in tokens if not 0 <= token < vocab]
+        if outside:
+            raise ValueError(
+                f"{name} has token id {outside[0]}: expected ids from 0 to {vocab - 1}"
+            )
+    max_positions = target.lm.limits.max_positions
+    read = len(row) + len(target.lm.limits.first_tokens)
     if max_positions is not None and read > max_positions:
-        raise ValueError(f"{name} has {read} tokens, and the model has {max_positions} positions: cut it into parts")
+        raise ValueError(
+            f"{name} has {read} tokens, and the model has {max_positions} positions: cut it into "
+            "parts"
+        )
     if not is_decoder:
-        if (longest := target.lm.limits.max_prompt) is not None and len(before) > longest:
-            raise ValueError(f"{name} has a source of {len(before)} tokens, and the model reads {longest}")
+        longest = target.lm.limits.max_prompt
+        if longest is not None and len(before) > longest:
+            raise ValueError(
+                f"{name} has a source of {len(before)} tokens, and the model reads {longest}"
+            )
         return _Row(before, ids, 0, num_bytes)
     # Nothing precedes a first token of the text, which is not scored.
     if not before and isinstance(scored, str):
         unscored = token_ids.num_bytes_of_first(target.tokenizer, scored, row[0])
-        num_bytes = None if unscored is None else len(scored.encode()) - unscored
+        num_bytes = None
+        if unscored is not None:
+            num_bytes = len(scored.encode()) - unscored
     return _Row(row[:1], row[1:], max(len(before) - 1, 0), num_bytes)
 
 
@@ -275,40 +365,61 @@ def _encoded(
                 raise ValueError("this model has no tokenizer: give ids of tokens instead of text")
     is_decoder = target.lm.limits.start_token is None
     if isinstance(prompt, str) and isinstance(scored, str) and is_decoder:
-        # A tokenizer may join the prompt's end and the text's beginning into one token, which is then scored.
-        together, alone = _ids_of(target, prompt + scored), _ids_of(target, prompt)
+        # A tokenizer may join the prompt's end and the text's beginning into one token, which is
+        # then scored.
+        together = _ids_of(target, prompt + scored)
+        alone = _ids_of(target, prompt)
         same = common(together, alone)
         return together[:same], together[same:]
-    ids = [int(x) for x in scored] if not isinstance(scored, str) else _ids_of(target, scored, begins=prompt is None)
+    if not isinstance(scored, str):
+        ids = [int(x) for x in scored]
+    else:
+        ids = _ids_of(target, scored, begins=prompt is None)
     if prompt is None:
         return [], ids
     if not isinstance(prompt, str) and encoding.is_chat(prompt):
         return encoding.chat_ids(target, prompt, template=template), ids
     if isinstance(prompt, str):
-        return (_ids_of(target, prompt) if is_decoder else list(target.tokenizer(prompt)["input_ids"])), ids
+        return (
+            _ids_of(target, prompt) if is_decoder else list(target.tokenizer(prompt)["input_ids"])
+        ), ids
     if not (_is_ids(prompt) or (hasattr(prompt, "__len__") and len(prompt) == 0)):
-        raise TypeError(f"text {number} has the prompt {prompt!r:.80}, of type {type(prompt).__name__}: {PAIR}")
+        raise TypeError(
+            f"text {number} has the prompt {prompt!r:.80}, of type {type(prompt).__name__}: {PAIR}"
+        )
     return [int(x) for x in prompt], ids
 
 
 def _ids_of(target: core.Model, text: str, begins: bool = True) -> list[int]:
-    """Encodes a text without the end token that a tokenizer may put after it; `begins` keeps what it puts before it."""
+    """Encodes a text without the end token that a tokenizer may put after it; `begins` keeps what
+    it puts before it.
+    """
     # Some tokenizers of encoder-decoders write another vocabulary than they read (Marian's).
-    writes = {"text": text} if target.lm.limits.start_token is None else {"text_target": text}
+    if target.lm.limits.start_token is None:
+        writes = {"text": text}
+    else:
+        writes = {"text_target": text}
     ids = list(target.tokenizer(**writes, add_special_tokens=begins)["input_ids"])
     if begins and ids and ids[-1] == getattr(target.tokenizer, "eos_token_id", None):
         # A text may itself end with the end token.
-        return ids if text.endswith(target.tokenizer.eos_token or "\0") else ids[:-1]
+        if text.endswith(target.tokenizer.eos_token or "\0"):
+            return ids
+        return ids[:-1]
     return ids
 
 
 def _is_ids(value: Any) -> bool:
-    values = value.tolist() if hasattr(value, "tolist") else value
+    if hasattr(value, "tolist"):
+        values = value.tolist()
+    else:
+        values = value
     return isinstance(values, list | tuple) and bool(values) and all(map(encoding.is_id, values))
 
 
 def _of_batch(target: core.Model, rows: Sequence[_Row], batch: int) -> list[Score]:
-    """Scores rows of about one length: a program for each bucket of lengths, and for each number of rows."""
+    """Scores rows of about one length: a program for each bucket of lengths, and for each number of
+    rows.
+    """
     # The last batch repeats a row, so that it runs the program of the others.
     filled = [*rows, *[rows[-1]] * (batch - len(rows))]
     is_decoder = target.lm.limits.start_token is None
@@ -317,17 +428,27 @@ def _of_batch(target: core.Model, rows: Sequence[_Row], batch: int) -> list[Scor
     weights = core.Weights(target.params)
     if inputs.is_large(batch, fed.tokens.shape[1], 0):
         # Shapes alone: memory is refused before anything is allocated.
-        begin = functools.partial(target.lm.prefill, room=_room(target.lm, prompt, fed.tokens.shape[1]))
+        begin = functools.partial(
+            target.lm.prefill, room=_room(target.lm, prompt, fed.tokens.shape[1])
+        )
         parts = {"weights": inputs.size_of(weights)}
-        parts["caches"] = inputs.size_of(jax.eval_shape(begin, programs.automatic(target.params), prompt)[1])
+        parts["caches"] = inputs.size_of(
+            jax.eval_shape(begin, programs.automatic(target.params), prompt)[1]
+        )
         purpose = f"{batch} texts of up to {fed.tokens.shape[1]} tokens, padding included,"
         inputs.check_memory(parts, purpose, "batch_size", inputs.devices(weights))
-    if (mesh := sharding.mesh_of(weights)) is not None:
+    mesh = sharding.mesh_of(weights)
+    if mesh is not None:
         prompt, fed = sharding.place((prompt, fed), batch, mesh)
     # Two numbers a token leave the device; logits never do.
     log_probs, greedy = sharding.fetch(read(target.lm, target.params, prompt, fed))
     return [
-        Score(row.ids[row.skipped :], lp[row.skipped : len(row.ids)], best[row.skipped : len(row.ids)], row.num_bytes)
+        Score(
+            row.ids[row.skipped :],
+            lp[row.skipped : len(row.ids)],
+            best[row.skipped : len(row.ids)],
+            row.num_bytes,
+        )
         for row, lp, best in zip(rows, log_probs, greedy, strict=False)
     ]
 
@@ -341,9 +462,11 @@ def _room(lm: core.LanguageModel, prompt: core.Prompt, width: int) -> core.Room:
 def read(
     lm: core.LanguageModel, params: core.Params, prompt: core.Prompt, fed: core.Prompt
 ) -> tuple[Float[Array, "B T"], Bool[Array, "B T"]]:
-    """Computes the log probability of each token that follows a prompt, and whether it is the most probable one.
+    """Computes the log probability of each token that follows a prompt, and whether it is the most
+    probable one.
 
-    Prefill reads the prompt: one token of a decoder-only model, an encoder's text. At padding there is garbage.
+    Prefill reads the prompt: one token of a decoder-only model, an encoder's text. At padding there
+    is garbage.
     """
     width = fed.tokens.shape[1]
     room = _room(lm, prompt, width)
@@ -358,28 +481,42 @@ def read(
     following = jnp.concatenate([fed.tokens[:, 1:], jnp.zeros_like(fed.tokens[:, :1])], axis=1)
 
     def feed(
-        cache: core.Cache, entries: tuple[Int[Array, "B C"], Int[Array, "B C"]], real: Int[Array, " B"]
+        cache: core.Cache,
+        entries: tuple[Int[Array, "B C"], Int[Array, "B C"]],
+        real: Int[Array, " B"],
     ) -> tuple[Any, core.Cache]:
         forward, cache = lm.extend(params, cache, entries[0], real=real)
         return _read_off(lm, params, forward, entries[1]), cache
 
-    before, shapes = core.Before(cache, begun, width), jax.eval_shape(lambda: cache)
+    before = core.Before(cache, begun, width)
+    shapes = jax.eval_shape(lambda: cache)
     later, _, _ = chunks.read(
-        feed, lm.rewind, lambda *_: shapes, (fed.tokens, following), begun + fed.length, room, before
+        feed,
+        lm.rewind,
+        lambda *_: shapes,
+        (fed.tokens, following),
+        begun + fed.length,
+        room,
+        before,
     )
-    return jax.tree.map(lambda begin, more: jnp.concatenate([begin, more[:, :-1]], axis=1), first, later)
+    return jax.tree.map(
+        lambda begin, more: jnp.concatenate([begin, more[:, :-1]], axis=1), first, later
+    )
 
 
 def _read_off(
     lm: core.LanguageModel, params: core.Params, forward: core.Forward, following: Int[Array, "B C"]
 ) -> tuple[Float[Array, "B C"], Bool[Array, "B C"]]:
-    """Reads off a pass what it says of the tokens that follow, with few logits at a time where the model has a head."""
+    """Reads off a pass what it says of the tokens that follow, with few logits at a time where the
+    model has a head.
+    """
     batch, step = following.shape
     # Features [B, C, M] are small; logits [B, size, V] exist for a few positions at a time.
     size = max(1, min(step, LOGITS // (batch * lm.vocab_size)))
     if lm.inside is None or size == step:
         return _of_tokens(forward.logits, following)
-    head, count = lm.inside.head, -(-step // size)
+    head = lm.inside.head
+    count = -(-step // size)
 
     def parts(x: Array) -> Array:  # [B, C, ..] -> [count, B, size, ..]
         padded = jnp.pad(x, [(0, 0), (0, size * count - step)] + [(0, 0)] * (x.ndim - 2))

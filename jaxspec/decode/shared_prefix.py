@@ -16,7 +16,8 @@ from jaxspec.core import programs, token_rows
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class SharedPrefix:
-    """The beginning of prompts, read once by the target and perhaps a drafter; `jaxspec.prefix` makes it.
+    """The beginning of prompts, read once by the target and perhaps a drafter; `jaxspec.prefix`
+    makes it.
 
     Attributes:
         tokens: its ids.
@@ -34,38 +35,50 @@ class SharedPrefix:
 
     def __repr__(self) -> str:
         """Its length and its models; the arrays are large."""
-        drafter = "" if self.drafter is None else f", drafter {self.drafter.name}"
-        return f"SharedPrefix of {len(self)} tokens, target {self.target.name or 'without a name'}{drafter}"
+        if self.drafter is None:
+            drafter = ""
+        else:
+            drafter = f", drafter {self.drafter.name}"
+        return (
+            f"SharedPrefix of {len(self)} tokens, target "
+            f"{self.target.name or 'without a name'}{drafter}"
+        )
 
     def followed_by(self, row: Sequence[int], form: str, index: int = 0) -> list[int]:
         """Returns the ids of the whole prompt number `index`, which is a "text", "ids" or a "chat".
 
-        `row` has the ids of what follows, of a text with what its tokenizer puts in front; of a chat it has all ids.
+        `row` has the ids of what follows, of a text with what its tokenizer puts in front; of a
+        chat it has all ids.
         """
         row = list(row)
         if form == "chat":
             same = common(self.tokens, row)
             if same < len(self):
                 raise ValueError(
-                    f"prompt {index} is a chat whose first {same} tokens are those of the prefix, which has "
-                    f"{len(self)}: give the whole conversation, with the messages that the prefix was made of in front"
+                    f"prompt {index} is a chat whose first {same} tokens are those of the prefix, "
+                    f"which has {len(self)}: give the whole conversation, with the messages that "
+                    "the prefix was made of in front"
                 )
             return row
         first = getattr(self.target.tokenizer, "bos_token_id", None)
         return self.tokens + row[1 if form == "text" and row[:1] == [first] else 0 :]
 
-    def before(self, target: core.Model, drafter: core.BoundDrafter | None, width: int) -> core.Before:
+    def before(
+        self, target: core.Model, drafter: core.BoundDrafter | None, width: int
+    ) -> core.Before:
         """Returns what decoders take, for whole prompts that are `width` wide."""
         check_same("target", self.target, target)
         if drafter is not None and self.drafter is None:
             raise ValueError(
-                f"the prefix was read by the target alone, and {drafter.name or 'a drafter'} is to draft: make it with "
-                "jaxspec.prefix(target, text, drafter=drafter)"
+                f"the prefix was read by the target alone, and {drafter.name or 'a drafter'} is to "
+                "draft: make it with jaxspec.prefix(target, text, drafter=drafter)"
             )
         if drafter is not None and self.drafter is not None:
             check_same("drafter", self.drafter, drafter)
         following = width - token_rows.bucket(len(self) - 1)  # see `widths`
-        return self.caches.before(jnp.asarray([len(self)], jnp.int32), following, drafts=drafter is not None)
+        return self.caches.before(
+            jnp.asarray([len(self)], jnp.int32), following, drafts=drafter is not None
+        )
 
 
 def common(first: Sequence[Any], second: Sequence[Any]) -> int:
@@ -78,20 +91,32 @@ def common(first: Sequence[Any], second: Sequence[Any]) -> int:
     return next((index for index, (a, b) in pairs if a != b), min(len(first), len(second)))
 
 
-def check_same(role: str, old: core.Model | core.BoundDrafter, new: core.Model | core.BoundDrafter) -> None:
+def check_same(
+    role: str, old: core.Model | core.BoundDrafter, new: core.Model | core.BoundDrafter
+) -> None:
     """Refuses a prefix that was read by another party."""
-    names, arrays = (old.name, new.name), [jax.tree.leaves(party.params) for party in (old, new)]
-    if names[0] == names[1] and len(arrays[0]) == len(arrays[1]) and all(map(operator.is_, *arrays)):
+    names = (old.name, new.name)
+    arrays = [jax.tree.leaves(party.params) for party in (old, new)]
+    if (
+        names[0] == names[1]
+        and len(arrays[0]) == len(arrays[1])
+        and all(map(operator.is_, *arrays))
+    ):
         return
-    is_other = f"is {new.name or 'without a name'}" if names[0] != names[1] else "has other parameters"
+    if names[0] != names[1]:
+        is_other = f"is {new.name or 'without a name'}"
+    else:
+        is_other = "has other parameters"
     raise ValueError(
-        f"the prefix was read by the {role} {old.name or 'without a name'}, and the {role} {is_other}: read it again, "
-        "jaxspec.prefix(target, text, drafter=drafter), with the models that you generate with"
+        f"the prefix was read by the {role} {old.name or 'without a name'}, and the {role} "
+        f"{is_other}: read it again, jaxspec.prefix(target, text, drafter=drafter), with the "
+        "models that you generate with"
     )
 
 
 def widths(start: int, length: int) -> tuple[int, int]:
-    """Returns how wide prompts of at most `length` tokens are padded, and their part from `start` on: buckets.
+    """Returns how wide prompts of at most `length` tokens are padded, and their part from `start`
+    on: buckets.
 
     >>> widths(100, 130)
     (160, 32)
@@ -108,7 +133,8 @@ def read(
     room = token_rows.room(lm, prompt, 1, 0)  # the last token is read again
     forward, cache = lm.prefill(weights.target, prompt, room)
     return core.Caches(
-        cache, None if drafter is None else drafter.init(core.DraftStart(weights, prompt, room, forward))
+        cache,
+        None if drafter is None else drafter.init(core.DraftStart(weights, prompt, room, forward)),
     )
 
 
@@ -116,6 +142,7 @@ def check_drafter(drafter: core.BoundDrafter) -> None:
     """Refuses a drafter that cannot go on from a state of the beginning of a prompt."""
     if not drafter.functions.resumes:
         raise ValueError(
-            f"the drafter {drafter.name or 'without a name'} cannot go on from a prefix, or from turn to turn of a "
-            "chat (Drafter.resumes is False): give whole prompts to jaxspec.generate"
+            f"the drafter {drafter.name or 'without a name'} cannot go on from a prefix, or from "
+            "turn to turn of a chat (Drafter.resumes is False): give whole prompts to "
+            "jaxspec.generate"
         )

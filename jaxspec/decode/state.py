@@ -1,4 +1,6 @@
-"""The work of every decoder around its passes: start rows, commit tokens, end rows, count, tell followers."""
+"""The work of every decoder around its passes: start rows, commit tokens, end rows, count, tell
+followers.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,11 @@ from jaxspec.sampling import samplers
 
 
 def read_prompt(
-    lm: core.LanguageModel, params: core.Params, prompt: core.Prompt, room: core.Room, before: core.Before | None
+    lm: core.LanguageModel,
+    params: core.Params,
+    prompt: core.Prompt,
+    room: core.Room,
+    before: core.Before | None,
 ) -> tuple[core.Forward, core.Cache]:
     """Reads the prompts, or what they have after what was read `before`; see `core.Prefill`."""
     if before is None:
@@ -44,7 +50,8 @@ def init_state(
 ) -> core.State:
     """The state after prefill: every row with its first new token, drawn from prefill's own logits.
 
-    Row of a decoder-only model: before [p1 p2 p3 . . .], after [p1 p2 p3 t1 . .]; of an encoder-decoder: [start t1].
+    Row of a decoder-only model: before [p1 p2 p3 . . .], after [p1 p2 p3 t1 . .]; of an
+    encoder-decoder: [start t1].
     """
     forward, cache = prefilled
     row = token_rows.decoder_prompt(lm, prompt)
@@ -66,29 +73,42 @@ def init_state(
     return commit_round(state, result, followers._replace(policy=None), lm.vocab_size)[0]
 
 
-def own_token(state: core.State, forward: core.Forward, cache: core.Cache, sampler: core.Sampler) -> core.RoundResult:
-    """The result of a pass of the target without a draft: one token of each row, drawn from its own distribution."""
+def own_token(
+    state: core.State, forward: core.Forward, cache: core.Cache, sampler: core.Sampler
+) -> core.RoundResult:
+    """The result of a pass of the target without a draft: one token of each row, drawn from its own
+    distribution.
+    """
     distribution = sampler(state.request.sampling_params, forward.logits, preceding(state))
-    token, none = sample(state, distribution), empty_draft(state.length)
+    token = sample(state, distribution)
+    none = empty_draft(state.length)
     target_pass = core.TargetPass(forward, distribution, unusable(forward, distribution))
     verdict = core.Verdict(none.length, token, none.length)
-    return core.RoundResult(none, verdict, token[:, None], target_pass, state.caches._replace(target=cache))
+    return core.RoundResult(
+        none, verdict, token[:, None], target_pass, state.caches._replace(target=cache)
+    )
 
 
 def samples(prompt: core.Prompt, request: core.Request) -> int:
-    """Counts the rows of a request that continue each prompt: they lie one after the other, and share its prefill."""
+    """Counts the rows of a request that continue each prompt: they lie one after the other, and
+    share its prefill.
+    """
     return request.max_new_tokens.shape[0] // prompt.length.shape[0]
 
 
 def preceding(state: core.State) -> core.Preceding:
     """Returns what precedes the next token: the committed row."""
-    return core.Preceding(core.Prompt(state.tokens, state.length), state.start, memory=state.memory.sampler)
+    return core.Preceding(
+        core.Prompt(state.tokens, state.length), state.start, memory=state.memory.sampler
+    )
 
 
 def distributions(
     state: core.State, sampler: core.Sampler, vocab: int
 ) -> tuple[core.ToDistribution, core.ToDistribution]:
-    """Makes the distributions of a round, after the committed row and draft tokens: the target's and the drafter's."""
+    """Makes the distributions of a round, after the committed row and draft tokens: the target's
+    and the drafter's.
+    """
 
     def to_distribution(
         sampling_params: Any,
@@ -99,9 +119,13 @@ def distributions(
         after = preceding(state)._replace(draft_tokens=draft_tokens, seen=seen)
         return sampler(sampling_params, sampling.match_vocab(logits, vocab), after)
 
-    params, draft_params = state.request.sampling_params, state.request.draft_sampling_params
-    draft_params = params if draft_params is None else draft_params
-    return functools.partial(to_distribution, params), functools.partial(to_distribution, draft_params)
+    params = state.request.sampling_params
+    draft_params = state.request.draft_sampling_params
+    if draft_params is None:
+        draft_params = params
+    return functools.partial(to_distribution, params), functools.partial(
+        to_distribution, draft_params
+    )
 
 
 def sample(state: core.State, distribution: core.Distribution) -> Int[Array, " B"]:
@@ -114,22 +138,31 @@ def sample(state: core.State, distribution: core.Distribution) -> Int[Array, " B
 
 
 def failures(result: core.RoundResult, vocab: int) -> Int[Array, " B"]:
-    """Finds rows that cannot go on, a `core.Failure` for each: nothing can be drawn, or the verdict is impossible.
+    """Finds rows that cannot go on, a `core.Failure` for each: nothing can be drawn, or the verdict
+    is impossible.
 
-    A rule must not accept more tokens than were drafted, or fewer than none, or choose what is no token.
+    A rule must not accept more tokens than were drafted, or fewer than none, or choose what is no
+    token.
 
     >>> draft, count = core.Draft(jnp.array([[3, 4]] * 3), jnp.array([1] * 3)), jnp.array([0, 1, 2])
     >>> usable = core.TargetPass(None, None, jnp.zeros((3, 3), bool))
-    >>> failures(core.RoundResult(draft, core.Verdict(count, count, count), None, usable, None), vocab=5).tolist()
+    >>> failures(
+    ...     core.RoundResult(draft, core.Verdict(count, count, count), None, usable, None), vocab=5
+    ... ).tolist()
     [0, 0, 2]
     """
-    draft, verdict, target_pass = result.draft, result.verdict, result.target
+    draft = result.draft
+    verdict = result.verdict
+    target_pass = result.target
     on_path = fed_on_path(verdict, target_pass.unusable.shape[1])
-    invalid = jnp.any(jnp.logical_and(target_pass.unusable, on_path), axis=1)
-    accepted, token = verdict.num_accepted, verdict.next_token
-    count = jnp.logical_or(accepted < 0, accepted > draft.length)
-    impossible = jnp.logical_or(count, jnp.logical_or(token < 0, token >= vocab))
-    return jnp.where(invalid, int(core.Failure.LOGITS), jnp.where(impossible, int(core.Failure.RULE), 0))
+    invalid = jnp.any(target_pass.unusable & on_path, axis=1)
+    accepted = verdict.num_accepted
+    token = verdict.next_token
+    count = (accepted < 0) | (accepted > draft.length)
+    impossible = count | (token < 0) | (token >= vocab)
+    return jnp.where(
+        invalid, int(core.Failure.LOGITS), jnp.where(impossible, int(core.Failure.RULE), 0)
+    )
 
 
 def draft_context(
@@ -140,11 +173,13 @@ def draft_context(
     sampler: core.Sampler,
     entropy: Callable[[core.Distribution], Float[Array, " B"]] | None = None,
 ) -> core.DraftContext:
-    """The drafter's context of a round: limits as the policy decides, but no draft token that could not be emitted.
+    """The drafter's context of a round: limits as the policy decides, but no draft token that could
+    not be emitted.
 
     `entropy` is for a trace with numbers, see `core.DraftContext`.
     """
-    values, memory = state.request.policy, state.memory.policy
+    values = state.request.policy
+    memory = state.memory.policy
     limit = jnp.minimum(max_useful_draft(state), gamma)
     context = core.DraftContext(
         state.request.keys,
@@ -167,18 +202,22 @@ def draft_context(
     return context._replace(confidence=policy.confidence, should_continue=should_continue)
 
 
-def shorten(policy: core.Policy | None, state: core.State) -> Callable[[core.Draft], Int[Array, " B"]] | None:
+def shorten(
+    policy: core.Policy | None, state: core.State
+) -> Callable[[core.Draft], Int[Array, " B"]] | None:
     """Returns the policy's limit on what the target reads of a draft; None: it reads all."""
     if policy is None or (shorten := policy.shorten) is None:
         return None
-    return lambda draft: shorten(state.request.policy, state.memory.policy, draft, tokens_left(state))
+    return lambda draft: shorten(
+        state.request.policy, state.memory.policy, draft, tokens_left(state)
+    )
 
 
 def max_useful_draft(state: core.State) -> Int[Array, " B"]:
     """Counts the draft tokens that can save a row a pass: one fewer than it may still generate.
 
-    A row with 6 tokens of 9 is done after 2 accepted ones. More would never be emitted, and counting them would
-    describe the limit, not the drafter. A finished row has use for none.
+    A row with 6 tokens of 9 is done after 2 accepted ones. More would never be emitted, and
+    counting them would describe the limit, not the drafter. A finished row has use for none.
     """
     return jnp.maximum(tokens_left(state) - 1, 0)
 
@@ -193,14 +232,17 @@ def end_round(
     result: core.RoundResult,
     followers: Followers,
     vocab: int,
-    numbers_of: Callable[[core.Keys, Int[Array, " B"], core.RoundResult], core.TraceNumbers] | None = None,
+    numbers_of: Callable[[core.Keys, Int[Array, " B"], core.RoundResult], core.TraceNumbers]
+    | None = None,
 ) -> tuple[core.State, core.RoundInfo]:
-    """Commits a round's tokens and reports the round; rows that had ended before it stay as they are.
+    """Commits a round's tokens and reports the round; rows that had ended before it stay as they
+    are.
 
-    The caches are still those from before the round. `numbers_of` makes the report's numbers, if they are asked for.
+    The caches are still those from before the round. `numbers_of` makes the report's numbers, if
+    they are asked for.
     """
     after, committed = commit_round(state, result, followers, vocab)
-    live = jnp.logical_not(state.done)
+    live = ~state.done
     after, info = update_stats(after, live, result.draft, result.verdict, committed)
     if numbers_of is None:
         return after, info
@@ -217,23 +259,28 @@ def commit_round(
 
 
 def commit(
-    state: core.State, new: Int[Array, "B step"], count: Int[Array, " B"], bad: Bool[Array, " B"] | Int[Array, " B"]
+    state: core.State,
+    new: Int[Array, "B step"],
+    count: Int[Array, " B"],
+    bad: Bool[Array, " B"] | Int[Array, " B"],
 ) -> tuple[core.State, Int[Array, " B"]]:
-    """Appends up to `count` of the new tokens of each live row, ends rows, and counts the tokens committed.
+    """Appends up to `count` of the new tokens of each live row, ends rows, and counts the tokens
+    committed.
 
-    A row ends after its first end token or at its limit; a `bad` row (a `Failure`, or True for its first kind) ends
-    with nothing and is marked as failed.
+    A row ends after its first end token or at its limit; a `bad` row (a `Failure`, or True for its
+    first kind) ends with nothing and is marked as failed.
     """
-    request, live = state.request, jnp.logical_not(state.done)
+    request = state.request
+    live = ~state.done
     new_failure = jnp.where(live, bad.astype(state.failed.dtype), 0)
     remaining = request.max_new_tokens - (state.length - state.start)
     committed, ended = token_rows.num_to_commit(new, count, remaining, request.eos)
-    committed = jnp.where(jnp.logical_and(live, new_failure == 0), committed, 0)
+    committed = jnp.where(live & (new_failure == 0), committed, 0)
     failed = jnp.maximum(state.failed, new_failure)
     state = state._replace(
         tokens=token_rows.append(state.tokens, state.length, new),
         length=state.length + committed,
-        done=jnp.logical_or(jnp.logical_or(state.done, ended), failed > 0),
+        done=state.done | ended | (failed > 0),
         failed=failed,
         stats=state.stats._replace(emitted=state.stats.emitted + committed),
     )
@@ -249,25 +296,37 @@ def finish(state: core.State) -> Int[Array, " B"]:
     is_end = jnp.any(last[:, None] == state.request.eos, axis=1)
     at_limit = state.length - state.start >= state.request.max_new_tokens
     reason = jnp.where(
-        is_end, int(core.Finish.EOS), jnp.where(at_limit, int(core.Finish.LENGTH), int(core.Finish.STOP))
+        is_end,
+        int(core.Finish.EOS),
+        jnp.where(at_limit, int(core.Finish.LENGTH), int(core.Finish.STOP)),
     )
-    return jnp.where(state.done, jnp.where(state.failed > 0, int(core.Finish.FAILURE), reason), 0).astype(jnp.int32)
+    return jnp.where(
+        state.done, jnp.where(state.failed > 0, int(core.Finish.FAILURE), reason), 0
+    ).astype(jnp.int32)
 
 
 def update_stats(
-    state: core.State, live: Bool[Array, " B"], draft: core.Draft, verdict: core.Verdict, committed: Int[Array, " B"]
+    state: core.State,
+    live: Bool[Array, " B"],
+    draft: core.Draft,
+    verdict: core.Verdict,
+    committed: Int[Array, " B"],
 ) -> tuple[core.State, core.RoundInfo]:
     """Adds one round to the statistics of the rows that were live in it, and reports it."""
     drafted = draft.length
     if draft.parent is not None:
         drafted = jnp.sum(tree.in_tree(draft.parent), axis=1, dtype=draft.length.dtype)
-    drafted, accepted, tested = (jnp.where(live, x, 0) for x in (drafted, verdict.num_accepted, verdict.num_tested))
+    drafted, accepted, tested = (
+        jnp.where(live, x, 0) for x in (drafted, verdict.num_accepted, verdict.num_tested)
+    )
     stats = state.stats._replace(
         rounds=state.stats.rounds + live.astype(jnp.int32),
         drafted=state.stats.drafted + drafted,
         accepted=state.stats.accepted + jnp.minimum(accepted, committed),
     )
-    info = core.RoundInfo(draft.tokens, drafted, accepted, committed, tested, draft.parent, verdict.path)
+    info = core.RoundInfo(
+        draft.tokens, drafted, accepted, committed, tested, draft.parent, verdict.path
+    )
     return state._replace(stats=stats), info
 
 
@@ -282,7 +341,9 @@ def empty_draft(length: Int[Array, " B"]) -> core.Draft:
 
 
 class Followers(NamedTuple):
-    """The followers whose memories are the entries of `core.Memory`; one that nobody asked for is None."""
+    """The followers whose memories are the entries of `core.Memory`; one that nobody asked for is
+    None.
+    """
 
     policy: core.Follower | None = None
     sampler: core.Follower | None = None
@@ -291,20 +352,28 @@ class Followers(NamedTuple):
     def init(self, state: core.State, headroom: int) -> core.State:
         """Returns the state with the memories of all followers, before the first new token."""
         # Every leaf is batch-first, so rows refill, permute and resume with the state.
-        memories = (None if follower is None else follower.init(state, headroom) for follower in self)
+        memories = (
+            None if follower is None else follower.init(state, headroom) for follower in self
+        )
         return state._replace(memory=core.Memory(*memories))
 
-    def update(self, state: core.State, result: core.RoundResult, committed: Int[Array, " B"]) -> core.State:
+    def update(
+        self, state: core.State, result: core.RoundResult, committed: Int[Array, " B"]
+    ) -> core.State:
         """Tells all followers of a round, whose first `committed` tokens were committed."""
         pairs = zip(self, state.memory, strict=True)
         memories = (
-            old if follower is None else follower.update(state, old, result, committed) for follower, old in pairs
+            old if follower is None else follower.update(state, old, result, committed)
+            for follower, old in pairs
         )
         return state._replace(memory=core.Memory(*memories))
 
 
 def followers(
-    sampler: core.Sampler, vocab: int, top_log_probs: int | None = None, policy: core.Policy | None = None
+    sampler: core.Sampler,
+    vocab: int,
+    top_log_probs: int | None = None,
+    policy: core.Policy | None = None,
 ) -> Followers:
     """Makes the followers of a decoder; the arguments are those of `speculative`."""
     return Followers(
@@ -318,7 +387,9 @@ def _of_policy(policy: core.Policy) -> core.Follower:
     def init(state: core.State, headroom: int) -> Any:
         return policy.init(state.request.policy, core.Prompt(state.tokens, state.length))
 
-    def update(state: core.State, memory: Any, result: core.RoundResult, committed: Int[Array, " B"]) -> Any:
+    def update(
+        state: core.State, memory: Any, result: core.RoundResult, committed: Int[Array, " B"]
+    ) -> Any:
         return policy.update(state.request.policy, memory, result.draft, result.verdict, committed)
 
     return core.Follower(init, update)

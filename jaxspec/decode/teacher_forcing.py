@@ -1,8 +1,10 @@
 """Reads finished texts once more, in one pass that has a gradient.
 
-Logits are the largest arrays by far: they are made for a few positions at a time, and again for the gradient.
+Logits are the largest arrays by far: they are made for a few positions at a time, and again for the
+gradient.
 
-Shapes: B rows, P tokens of a prompt, T new tokens, C of them at once, V vocabulary, top tokens reported beside each.
+Shapes: B rows, P tokens of a prompt, T new tokens, C of them at once, V vocabulary, top tokens
+reported beside each.
 """
 
 from __future__ import annotations
@@ -45,21 +47,27 @@ def at_new_tokens(
     carried: Any = None,
     beside: tuple[Array, ...] = (),
 ) -> Any:
-    """Calls `read` with the logits that each new token was drawn from, from the first tokens to the last ones.
+    """Calls `read` with the logits that each new token was drawn from, from the first tokens to the
+    last ones.
 
     Args:
         lm, params: the model whose logits are taken.
-        prompt, tokens: the prompts, and the tokens generated after them; each prompt has the same number of rows.
+        prompt, tokens: the prompts, and the tokens generated after them; each prompt has the same
+            number of rows.
         read: the function of the logits of some positions; it is called again for the gradient.
-        carried: the value that the first call is given; each further call is given that of the call before it.
+        carried: the value that the first call is given; each further call is given that of the call
+            before it.
         beside: further arrays [B, T, ...] that it reads.
 
     Returns:
         The outputs of `read` at all positions.
     """
-    shared_ids = jnp.minimum(tokens, lm.vocab_size - 1)  # another model's text may have ids that this one lacks
+    # another model's text may have ids that this one lacks
+    shared_ids = jnp.minimum(tokens, lm.vocab_size - 1)
     room = token_rows.reading_room(lm, prompt, tokens.shape[1])
-    before = token_rows.repeat_rows(_prefill(lm, params, prompt, room), len(tokens) // len(prompt.length))
+    before = token_rows.repeat_rows(
+        _prefill(lm, params, prompt, room), len(tokens) // len(prompt.length)
+    )
     carried, first = read(carried, before[0], *(x[:, :1] for x in beside))
     if tokens.shape[1] == 1:
         return first
@@ -82,7 +90,9 @@ def at_new_tokens(
 
 
 def _prefill(lm: LanguageModel, params: Params, prompt: Prompt, room: Room) -> tuple[Array, Cache]:
-    """Reads the prompts; returns the logits after each row's last token [B, 1, V], and the cache."""
+    """Reads the prompts; returns the logits after each row's last token [B, 1, V], and the
+    cache.
+    """
     width = prompt.tokens.shape[1]
     if width <= chunks.LONGEST or lm.limits.start_token is not None:
         forward, cache = lm.prefill(params, prompt, room)
@@ -101,20 +111,30 @@ def _prefill(lm: LanguageModel, params: Params, prompt: Prompt, room: Room) -> t
 
 
 def _by_blocks(
-    read_block: Callable[[Any, tuple[Array, ...]], tuple[Any, Any]], carried: Any, rows: tuple[Array, ...], size: int
+    read_block: Callable[[Any, tuple[Array, ...]], tuple[Any, Any]],
+    carried: Any,
+    rows: tuple[Array, ...],
+    size: int,
 ) -> Any:
-    """Calls `read_block` with [size, B, ...] of arrays [B, T, ...], block after block; the last one may be smaller."""
+    """Calls `read_block` with [size, B, ...] of arrays [B, T, ...], block after block; the last one
+    may be smaller.
+    """
     count = rows[0].shape[1] // size
     over_time = tuple(jnp.moveaxis(x, 1, 0) for x in rows)  # [T, B, ...]
     block = jax.checkpoint(read_block)
     outputs = []
     if count:
-        blocks_of_rows = tuple(x[: count * size].reshape(count, size, *x.shape[1:]) for x in over_time)
+        blocks_of_rows = tuple(
+            x[: count * size].reshape(count, size, *x.shape[1:]) for x in over_time
+        )
         carried, blocks = jax.lax.scan(block, carried, blocks_of_rows)
         outputs.append(jax.tree.map(lambda x: x.reshape(count * size, *x.shape[2:]), blocks))
     if count * size < len(over_time[0]):
         outputs.append(block(carried, tuple(x[count * size :] for x in over_time))[1])
-    joined = outputs[0] if len(outputs) == 1 else jax.tree.map(lambda *x: jnp.concatenate(x), *outputs)
+    if len(outputs) == 1:
+        joined = outputs[0]
+    else:
+        joined = jax.tree.map(lambda *x: jnp.concatenate(x), *outputs)
     return jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1), joined)
 
 
@@ -129,7 +149,8 @@ def log_probs_of(
     length: Int[Array, " B"],
     top_tokens: Int[Array, "B T top"],
 ) -> LogProbs:
-    """Computes what a generation reports of its tokens (`core.LogProbs`), by a pass over the finished rows.
+    """Computes what a generation reports of its tokens (`core.LogProbs`), by a pass over the
+    finished rows.
 
     Args:
         lm, params: the target.
@@ -142,13 +163,18 @@ def log_probs_of(
     begun = token_rows.repeat_rows(token_rows.decoder_prompt(lm, prompt), times)
     padded = jnp.pad(begun.tokens, ((0, 0), (0, tokens.shape[1])))
     row = Prompt(token_rows.append(padded, begun.length, tokens), begun.length)
-    processors = sampler.processors if isinstance(sampler, samplers.Chain) else ()
+    if isinstance(sampler, samplers.Chain):
+        processors = sampler.processors
+    else:
+        processors = ()
     memory = samplers.memories(processors, sampling_params, row, row.length, lm.vocab_size)
     real = jnp.arange(tokens.shape[1], dtype=length.dtype)[None, :] < length[:, None]
 
-    def read(carried: Any, logits: Array, tokens: Array, real: Array, top_tokens: Array) -> tuple[Any, LogProbs]:
-        # Where there is no token, logits and memory are those of a place that has a distribution. The garbage that
-        # is there would make the gradient NaN, though it counts for nothing.
+    def read(
+        carried: Any, logits: Array, tokens: Array, real: Array, top_tokens: Array
+    ) -> tuple[Any, LogProbs]:
+        # Where there is no token, logits and memory are those of a place that has a distribution.
+        # The garbage that is there would make the gradient NaN, though it counts for nothing.
         logits = jnp.where(real[..., None], logits, 0.0)
         if not processors:
             distribution = sampler(sampling_params, logits)

@@ -1,7 +1,7 @@
 """Draft heads: networks that draft from the target's hidden states.
 
-Each kind is one file: the configuration, the network, the drafter, the reading and writing of published files, and the
-training. The file ends in an entry of this table. Kinds share:
+Each kind is one file: the configuration, the network, the drafter, the reading and writing of
+published files, and the training. The file ends in an entry of this table. Kinds share:
 
     kind         Kind, an entry of the table; sizes of transformer layers in recipes
     target       what heads take of their target: its embedding, its head, its vocabulary; their drafters
@@ -19,11 +19,21 @@ from typing import Any
 import jax
 
 from jaxspec import optional_imports
-from jaxspec.draft_heads import assistant, block, dflash2, eagle, kangaroo, lookahead_embeddings, medusa, mtp
+from jaxspec.draft_heads import (
+    assistant,
+    block,
+    dflash2,
+    eagle,
+    kangaroo,
+    lookahead_embeddings,
+    medusa,
+    mtp,
+)
 from jaxspec.draft_heads.kind import Kind
 from jaxspec.weights import parameters
 
-KINDS: tuple[Kind, ...] = (  # files are of the first whose format they match: a module for MTP lies beside a model
+# files are of the first whose format they match: a module for MTP lies beside a model
+KINDS: tuple[Kind, ...] = (
     eagle.KIND,
     dflash2.KIND,  # which has DFlash's tensors, and more
     block.KIND,

@@ -1,17 +1,20 @@
-"""Gemma 4's assistants: a few layers without keys of their own, which attend to what the target has cached.
+"""Gemma 4's assistants: a few layers without keys of their own, which attend to what the target has
+cached.
 
-Google publishes one beside each size of Gemma 4 (`google/gemma-4-E2B-it-assistant`). It joins the embedding of a token
-with the target's hidden state of the position before, or with its own output in place of that. Its layers project
-queries only. They attend to the keys and values of the target's last local and last global layer that have any. So an
-assistant works without a cache: it never reads the prompt, and never takes anything back. All draft tokens of a round
-attend to the same entries, from the same position.
+Google publishes one beside each size of Gemma 4 (`google/gemma-4-E2B-it-assistant`). It joins the
+embedding of a token with the target's hidden state of the position before, or with its own output
+in place of that. Its layers project queries only. They attend to the keys and values of the
+target's last local and last global layer that have any. So an assistant works without a cache: it
+never reads the prompt, and never takes anything back. All draft tokens of a round attend to the
+same entries, from the same position.
 
-Large vocabularies are ordered by centroids. Only the tokens of the nearest centroids get a logit; the others get -inf.
-The distribution of the drafts is then known, and the text exact. (transformers fills in the least logit minus
-1, and drafts the argmax.)
+Large vocabularies are ordered by centroids. Only the tokens of the nearest centroids get a logit;
+the others get -inf. The distribution of the drafts is then known, and the text exact. (transformers
+fills in the least logit minus 1, and drafts the argmax.)
 
-Shapes: B batch, T tokens, S slots of a cache, F fed draft tokens, K key-value heads, D head dimension, H the target's
-width, M the layers' width, C centroids that are looked at, N their tokens, V vocabulary.
+Shapes: B batch, T tokens, S slots of a cache, F fed draft tokens, K key-value heads, D head
+dimension, H the target's width, M the layers' width, C centroids that are looked at, N their
+tokens, V vocabulary.
 """
 
 from __future__ import annotations
@@ -52,13 +55,17 @@ class AssistantConfig:
     """The shape of an assistant.
 
     Attributes:
-        layer: the shape of its layers, as if they had keys: head sizes and key-value heads are those of the target's.
+        layer: the shape of its layers, as if they had keys: head sizes and key-value heads are
+            those of the target's.
         hidden_size: the width of the target's hidden states.
-        sources: for each layer, the number of the target's layer whose keys and values it attends to.
-        centroids: the number of centroids by which its vocabulary is ordered, each with as many tokens; 0: it is not.
+        sources: for each layer, the number of the target's layer whose keys and values it attends
+            to.
+        centroids: the number of centroids by which its vocabulary is ordered, each with as many
+            tokens; 0: it is not.
         nearest: the number of centroids whose tokens get a logit.
-        positions_back: the position of its queries, counted back from the row's length. 1 is the last committed
-            token's, as in transformers. 2 is that of the last token the target has read, as in vLLM.
+        positions_back: the position of its queries, counted back from the row's length. 1 is the
+            last committed token's, as in transformers. 2 is that of the last token the target has
+            read, as in vLLM.
     """
 
     layer: DecoderConfig
@@ -71,14 +78,29 @@ class AssistantConfig:
     def __post_init__(self):
         at_least(1, nearest=self.nearest, positions_back=self.positions_back)
         if min(self.sources, default=0) < 0:
-            raise ValueError(f"sources is {self.sources}: expected layers of the target, counted from 0")
+            raise ValueError(
+                f"sources is {self.sources}: expected layers of the target, counted from 0"
+            )
         if len(self.sources) != len(self.layer.layers):
-            raise ValueError(f"sources has {len(self.sources)} layers of the target: expected {len(self.layer.layers)}")
-        if self.centroids and (self.layer.vocab_size % self.centroids or self.nearest > self.centroids):
-            ordered = f"{self.centroids} centroids order {self.layer.vocab_size} tokens, and {self.nearest} are nearest"
-            raise ValueError(f"{ordered}: expected as many tokens for each, and no more nearest ones than there are")
+            raise ValueError(
+                f"sources has {len(self.sources)} layers of the target: expected "
+                f"{len(self.layer.layers)}"
+            )
+        if self.centroids and (
+            self.layer.vocab_size % self.centroids or self.nearest > self.centroids
+        ):
+            ordered = (
+                f"{self.centroids} centroids order {self.layer.vocab_size} tokens, and "
+                f"{self.nearest} are nearest"
+            )
+            raise ValueError(
+                f"{ordered}: expected as many tokens for each, and no more nearest ones than there "
+                "are"
+            )
         if not self.layer.tied_head:
-            raise ValueError("tied_head is False: expected an assistant whose head is its embedding")
+            raise ValueError(
+                "tied_head is False: expected an assistant whose head is its embedding"
+            )
 
 
 class TargetKeys(NamedTuple):
@@ -92,12 +114,13 @@ class TargetKeys(NamedTuple):
 class AssistantHead(NamedTuple):
     """An assistant as pure functions."""
 
-    # (parameters, shared, tokens [B, T], hidden states [B, T, H], the keys of each layer's source, the rows' lengths
-    # with the last committed token) -> the logits of what follows the tokens [B, T, V], and the hidden states that
-    # stand for the target's there
+    # (parameters, shared, tokens [B, T], hidden states [B, T, H], the keys of each layer's source,
+    # the rows' lengths with the last committed token) -> the logits of what follows the tokens [B,
+    # T, V], and the hidden states that stand for the target's there
     read: Callable[..., tuple[Float[Array, "B T V"], Float[Array, "B T H"]]]
     sources: tuple[int, ...]  # the target's layers whose keys it reads, one for each of its own
-    key_sizes: tuple[tuple[int, int], ...]  # key-value heads of each of these layers, and their size
+    # key-value heads of each of these layers, and their size
+    key_sizes: tuple[tuple[int, int], ...]
     requirements: TargetRequirements  # its requirements of the target
 
 
@@ -112,13 +135,16 @@ class Assistant(nn.Module):
     def setup(self):
         config, c, dtype = self.config, self.config.layer, jnp.dtype(self.config.layer.dtype)
         self.embedding = Embedding(c.vocab_size, c.dim, dtype=dtype)
-        self.joined, self.fed_on = Dense(c.dim, dtype=dtype), Dense(config.hidden_size, dtype=dtype)
+        self.joined = Dense(c.dim, dtype=dtype)
+        self.fed_on = Dense(config.hidden_size, dtype=dtype)
         self.layers = [layer_of(c, i, without_keys=True) for i in range(len(c.layers))]
         self.norm = c.norm_module()
         if config.centroids:
             self.centers = Dense(config.centroids, dtype=dtype)
             # The ids of each centroid's tokens, one centroid after the other.
-            self.vocabulary = self.param(VOCABULARY, lambda _: jnp.arange(c.vocab_size, dtype=jnp.int32))
+            self.vocabulary = self.param(
+                VOCABULARY, lambda _: jnp.arange(c.vocab_size, dtype=jnp.int32)
+            )
 
     def __call__(self, *arrays: Any) -> tuple[Float[Array, "B T V"], Float[Array, "B T H"]]:
         """Reads with an embedding of zeros for the target's: for initialisation."""
@@ -139,29 +165,40 @@ class Assistant(nn.Module):
         x = self.joined(jnp.concatenate([embedded, hidden.astype(dtype)], axis=-1))
         position = (length - config.positions_back)[:, None]  # [B, 1], of all tokens of a round
         for layer, shape, source in zip(self.layers, c.layers, memory, strict=True):
-            turn, window = shape.attention.rotation, shape.attention.window
+            turn = shape.attention.rotation
+            window = shape.attention.window
             is_read = source.position >= 0
             if window is not None:  # that of the last committed token
-                is_read = jnp.logical_and(is_read, source.position >= length[:, None] - window)
-            inputs = LayerInputs(is_read[:, None, None], turn and turn[0].at(position, turn[1]), None)
+                is_read = is_read & (source.position >= length[:, None] - window)
+            inputs = LayerInputs(
+                is_read[:, None, None], turn and turn[0].at(position, turn[1]), None
+            )
             x, _ = layer(x, functools.partial(_cached, source, dtype), inputs)
         x = self.norm(x)
         return self._logits(x), self.fed_on(x)
 
     def _logits(self, x: Float[Array, "B T M"]) -> Float[Array, "B T V"]:
-        config, c = self.config, self.config.layer
+        c = self.config.layer
+        config = self.config
         if not config.centroids:
             logits = self.embedding.logits(x).astype(jnp.float32)
-            return logits if c.logits_cap is None else softcap(logits, c.logits_cap)
+            if c.logits_cap is None:
+                return logits
+            return softcap(logits, c.logits_cap)
         _, nearest = jax.lax.top_k(self.centers(x), config.nearest)  # [B, T, C]
-        ids = self.vocabulary.reshape(config.centroids, -1)[nearest].reshape(*x.shape[:2], -1)  # [B, T, N]
+        # [B, T, N]
+        ids = self.vocabulary.reshape(config.centroids, -1)[nearest].reshape(*x.shape[:2], -1)
         if ids.size < c.vocab_size:
-            # The rows of N tokens are gathered, 4,096 of 262,144 in E2B's, and the matrix is not read as a whole.
+            # The rows of N tokens are gathered, 4,096 of 262,144 in E2B's, and the matrix is not
+            # read as a whole.
             rows = self.embedding(ids)  # [B, T, N, M]
-            logits = jnp.einsum("btm,btnm->btn", x, rows, precision=precision(x.dtype)).astype(jnp.float32)
+            logits = jnp.einsum("btm,btnm->btn", x, rows, precision=precision(x.dtype)).astype(
+                jnp.float32
+            )
         else:  # so many that the whole matrix is less to read
             logits = jnp.take_along_axis(self.embedding.logits(x).astype(jnp.float32), ids, axis=-1)
-        logits = logits if c.logits_cap is None else softcap(logits, c.logits_cap)
+        if c.logits_cap is not None:
+            logits = softcap(logits, c.logits_cap)
         impossible = jnp.full((*x.shape[:2], c.vocab_size), -jnp.inf, jnp.float32)
         return jnp.put_along_axis(impossible, ids, logits, axis=-1, inplace=False)
 
@@ -186,8 +223,11 @@ def init(config: AssistantConfig, key: Key[Array, ""]) -> core.Params:
     shapes = [layer.attention for layer in config.layer.layers]
     keys = [jnp.zeros((1, shape.kv_heads, 1, shape.head_dim), jnp.float32) for shape in shapes]
     memory = tuple(TargetKeys(k, k, jnp.zeros((1, 1), jnp.int32)) for k in keys)
-    tokens, hidden = jnp.zeros((1, 2), jnp.int32), jnp.zeros((1, 2, config.hidden_size), jnp.float32)
-    return stack.init_params(Assistant(config), key, tokens, hidden, memory, jnp.ones((1,), jnp.int32))
+    tokens = jnp.zeros((1, 2), jnp.int32)
+    hidden = jnp.zeros((1, 2, config.hidden_size), jnp.float32)
+    return stack.init_params(
+        Assistant(config), key, tokens, hidden, memory, jnp.ones((1,), jnp.int32)
+    )
 
 
 # --- the drafter
@@ -203,10 +243,11 @@ class AssistantState(NamedTuple):
 def assistant(
     head: DraftHead[AssistantHead], target: core.Model, trimmed: core.Model | None = None
 ) -> core.BoundDrafter:
-    """Drafts with an assistant of Gemma 4, whose layers attend to the target's cached keys and values.
+    """Drafts with an assistant of Gemma 4, whose layers attend to the target's cached keys and
+    values.
 
-    A draft token costs a pass of a few narrow layers. Nothing is read of the prompt and nothing after a verification,
-    so a long prompt costs no more than a short one.
+    A draft token costs a pass of a few narrow layers. Nothing is read of the prompt and nothing
+    after a verification, so a long prompt costs no more than a short one.
 
     Args:
         head: a network and its parameters: `draft_heads.assistant.head(config)` in a `DraftHead`;
@@ -220,10 +261,18 @@ def assistant(
     Example:
         >>> import jax, jaxspec
         >>> from jaxspec.nets import decoder
-        >>> shape = decoder.decoder_config(32, dim=16, ff_dim=32, layers=3, heads=4, kv_heads=2, head_dim=4)
-        >>> target = jaxspec.Model(decoder.language_model(shape), decoder.init(shape, jax.random.key(0)))
-        >>> narrow = decoder.decoder_config(32, dim=8, ff_dim=16, layers=1, heads=2, kv_heads=2, head_dim=4)
-        >>> config = AssistantConfig(dataclasses.replace(narrow, tied_head=True), hidden_size=16, sources=(2,))
+        >>> shape = decoder.decoder_config(
+        ...     32, dim=16, ff_dim=32, layers=3, heads=4, kv_heads=2, head_dim=4
+        ... )
+        >>> target = jaxspec.Model(
+        ...     decoder.language_model(shape), decoder.init(shape, jax.random.key(0))
+        ... )
+        >>> narrow = decoder.decoder_config(
+        ...     32, dim=8, ff_dim=16, layers=1, heads=2, kv_heads=2, head_dim=4
+        ... )
+        >>> config = AssistantConfig(
+        ...     dataclasses.replace(narrow, tied_head=True), hidden_size=16, sources=(2,)
+        ... )
         >>> drafter = assistant(DraftHead(head(config), init(config, jax.random.key(1))), target)
         >>> prompt = jaxspec.Prompt(jnp.array([[5, 6, 7]]), jnp.array([3]))
         >>> out = jaxspec.generate(target, prompt, drafter=drafter, gamma=3, max_new_tokens=9)
@@ -233,7 +282,8 @@ def assistant(
     Reference: Google, Gemma 4's assistants, https://huggingface.co/google/gemma-4-E2B-it-assistant.
     """
     drafter = bind(_drafter, head, target, trimmed, "an assistant", "assistant")
-    inside, layers = target.lm.inside, max(head.network.sources)
+    inside = target.lm.inside
+    layers = max(head.network.sources)
     assert inside is not None, "bind"
     if inside.keys_values is None or inside.layers is None or inside.layers.count <= layers:
         lacks = f"{target.name or 'the target'} has none to read (Inside.keys_values)"
@@ -242,7 +292,9 @@ def assistant(
     return drafter
 
 
-def read_keys(head: AssistantHead, inside: core.Inside, cache: core.Cache) -> tuple[TargetKeys, ...]:
+def read_keys(
+    head: AssistantHead, inside: core.Inside, cache: core.Cache
+) -> tuple[TargetKeys, ...]:
     """Reads the keys and values of the target's layers that an assistant attends to.
 
     Raises:
@@ -250,13 +302,18 @@ def read_keys(head: AssistantHead, inside: core.Inside, cache: core.Cache) -> tu
     """
     assert inside.keys_values is not None, "assistant"
     memory = tuple(TargetKeys(*inside.keys_values(cache, layer)) for layer in head.sources)
-    for layer, (source, expected, read) in enumerate(zip(head.sources, head.key_sizes, memory, strict=True)):
-        heads, size = read.keys.shape[1], read.keys.shape[3]
+    for layer, (source, expected, read) in enumerate(
+        zip(head.sources, head.key_sizes, memory, strict=True)
+    ):
+        heads = read.keys.shape[1]
+        size = read.keys.shape[3]
         if (heads, size) != expected:
             made_for = "{} key-value heads of size {}".format(*expected)
             of_target = f"layer {source} of the target has {heads} of size {size}"
             advice = "expected the target that it was made for, or other sources"
-            raise ValueError(f"layer {layer} of the assistant reads {made_for}, and {of_target}: {advice}")
+            raise ValueError(
+                f"layer {layer} of the assistant reads {made_for}, and {of_target}: {advice}"
+            )
     return memory
 
 
@@ -269,22 +326,31 @@ def _drafter(head: AssistantHead, parts: HeadParts) -> core.Drafter:
         num_read = token_rows.decoder_prompt(parts.lm, start.prompt).length
         return AssistantState(last_features(parts.lm, start), num_read)
 
-    def begin(weights: core.Weights, caches: core.Caches, context: core.DraftContext, fed: int | None) -> core.Reading:
+    def begin(
+        weights: core.Weights, caches: core.Caches, context: core.DraftContext, fed: int | None
+    ) -> core.Reading:
         (params, shared), row = parts(weights), context.row
         memory = read_keys(head, inside, caches.target)
         last = token_rows.window(row.tokens, row.length - 1, 1)  # [B, 1]
 
-        def read(tokens: Int[Array, "B n"], before: Float[Array, "B n H"], hidden: Array, first: int) -> NodeLogits:
+        def read(
+            tokens: Int[Array, "B n"], before: Float[Array, "B n H"], hidden: Array, first: int
+        ) -> NodeLogits:
             logits, output = head.read(params, shared, tokens, before, memory, row.length)
-            return logits, jax.lax.dynamic_update_slice_in_dim(hidden, output.astype(hidden.dtype), first, axis=1)
+            return logits, jax.lax.dynamic_update_slice_in_dim(
+                hidden, output.astype(hidden.dtype), first, axis=1
+            )
 
         def root(hidden: Float[Array, "B F+1 H"]) -> NodeLogits:
             return read(last, hidden[:, :1], hidden, 0)
 
-        def nodes(tokens: Int[Array, "B n"], parent: Parent, level: Any, hidden: Array) -> NodeLogits:
+        def nodes(
+            tokens: Int[Array, "B n"], parent: Parent, level: Any, hidden: Array
+        ) -> NodeLogits:
             if parent is None:
                 return read(tokens, hidden, hidden, 0)
-            # `parent` counts draft tokens from 0, and is -1 after the last committed one, whose output is in front.
+            # `parent` counts draft tokens from 0, and is -1 after the last committed one, whose
+            # output is in front.
             first = parent.shape[1] - tokens.shape[1]
             before = jnp.take_along_axis(hidden, parent[:, first:, None] + 1, axis=1)
             return read(tokens, before, hidden, first + 1)
@@ -294,8 +360,10 @@ def _drafter(head: AssistantHead, parts: HeadParts) -> core.Drafter:
         return core.Reading(hidden, root, nodes)
 
     def commit(end: core.RoundEnd) -> core.Caches:
-        state, num_read = end.caches.draft, end.row.length - 1
-        count = num_read - state.num_read  # of the fed tokens, how many are committed; 0 in a finished row
+        state = end.caches.draft
+        num_read = end.row.length - 1
+        # of the fed tokens, how many are committed; 0 in a finished row
+        count = num_read - state.num_read
         features = on_path(end.forward, end.verdict).features
         hidden = jnp.where(
             (count > 0)[:, None], take_position(features, jnp.maximum(count - 1, 0)), state.hidden
@@ -307,8 +375,10 @@ def _drafter(head: AssistantHead, parts: HeadParts) -> core.Drafter:
 
 # --- its files
 
-ASSISTANT, UNIFIED = "gemma4_assistant", "gemma4_unified_assistant"
-WITHOUT = ("self_attn.k_proj.", "self_attn.v_proj.", "self_attn.k_norm.")  # layers that read others' keys
+ASSISTANT = "gemma4_assistant"
+UNIFIED = "gemma4_unified_assistant"
+# layers that read others' keys
+WITHOUT = ("self_attn.k_proj.", "self_attn.v_proj.", "self_attn.k_norm.")
 OUTER = {
     "joined": "pre_projection",
     "fed_on": "post_projection",
@@ -320,20 +390,30 @@ OUTER = {
 def canonical(name: str) -> str | None:
     """Leaves out a copy of the tied head, and keys that no layer uses.
 
-    >>> canonical("model.layers.0.self_attn.q_proj.weight"), canonical("model.layers.0.self_attn.k_proj.weight")
+    >>> (
+    ...     canonical("model.layers.0.self_attn.q_proj.weight"),
+    ...     canonical("model.layers.0.self_attn.k_proj.weight"),
+    ... )
     ('model.layers.0.self_attn.q_proj.weight', None)
     """
-    return None if name == "lm_head.weight" or any(key in name for key in WITHOUT) else decoders.canonical(name)
+    if name == "lm_head.weight" or any(key in name for key in WITHOUT):
+        return None
+    return decoders.canonical(name)
 
 
 def read(table: dict, shapes: Shapes, target: TargetShape) -> AssistantConfig:
-    """Reads the network of a config.json, in either spelling, and finds the target's layers that it attends to."""
+    """Reads the network of a config.json, in either spelling, and finds the target's layers that it
+    attends to.
+    """
     text = decoders.text_half(table)
     only(text, hidden_size_per_layer_input=0, enable_moe_block=False, use_double_wide_mlp=False)
     only(text, tie_word_embeddings=True)
-    count, shared = need(text, "num_hidden_layers"), text.get("num_kv_shared_layers")
+    count = need(text, "num_hidden_layers")
+    shared = text.get("num_kv_shared_layers")
     if shared not in (None, 0, count):
-        raise FamilyError(f"num_kv_shared_layers is {shared}, of {count} layers: expected all of them")
+        raise FamilyError(
+            f"num_kv_shared_layers is {shared}, of {count} layers: expected all of them"
+        )
     layer = gemma4.read({**text, "num_kv_shared_layers": 0, "hidden_size_per_layer_input": 0})
     width = table.get("backbone_hidden_size") or (3840 if table["model_type"] == UNIFIED else 1536)
     formats.check_same(
@@ -341,7 +421,9 @@ def read(table: dict, shapes: Shapes, target: TargetShape) -> AssistantConfig:
         ("vocabulary size", layer.vocab_size, target.vocab_size),
     )
     numbers = table.get("sources") or [None] * count
-    sources = tuple(_source(x.attention, target, i) for x, i in zip(layer.layers, numbers, strict=True))
+    sources = tuple(
+        _source(x.attention, target, i) for x, i in zip(layer.layers, numbers, strict=True)
+    )
     is_ordered = bool(table.get("use_ordered_embeddings", False))
     return AssistantConfig(
         layer,
@@ -359,8 +441,11 @@ def _source(attention: AttentionShape, target: TargetShape, number: int | None) 
     A `number` chooses another of these layers.
     """
     if nets.find(target.config) != decoder.NETWORK:
-        raise FamilyError("its layers attend to the keys of a Gemma 4, and the target is another kind of network")
-    is_local, mixers = attention.window is not None, [layer.attention for layer in target.config.layers]
+        raise FamilyError(
+            "its layers attend to the keys of a Gemma 4, and the target is another kind of network"
+        )
+    is_local = attention.window is not None
+    mixers = [layer.attention for layer in target.config.layers]
     owners = [
         (i, x)
         for i, x in enumerate(mixers)
@@ -368,8 +453,14 @@ def _source(attention: AttentionShape, target: TargetShape, number: int | None) 
         if number in (None, i)
     ]
     if not owners:
-        name = "sliding_attention" if is_local else "full_attention"
-        raise FamilyError(f"it attends to keys of {name}, and the target has no such layer: it was made for another")
+        if is_local:
+            name = "sliding_attention"
+        else:
+            name = "full_attention"
+        raise FamilyError(
+            f"it attends to keys of {name}, and the target has no such layer: it was made for "
+            "another"
+        )
     number, source = owners[-1]
     formats.check_same(
         ("head size", attention.head_dim, source.head_dim),
@@ -379,11 +470,15 @@ def _source(attention: AttentionShape, target: TargetShape, number: int | None) 
 
 
 def write(config: AssistantConfig, verifier: dict, tokens: int) -> dict:
-    """Writes the config.json as transformers has it; keys of ours name the sources, and where queries stand."""
+    """Writes the config.json as transformers has it; keys of ours name the sources, and where
+    queries stand.
+    """
     text = gemma4.write(config.layer)
     reread = gemma4.read({**text, "num_kv_shared_layers": 0, "hidden_size_per_layer_input": 0})
     if reread.layers != config.layer.layers:
-        raise FamilyError("transformers' format stores layers of Gemma 4 only, and the assistant has others")
+        raise FamilyError(
+            "transformers' format stores layers of Gemma 4 only, and the assistant has others"
+        )
     text |= {"num_kv_shared_layers": len(config.sources), "vocab_size_per_layer_input": 0}
     table = {
         "architectures": ["Gemma4AssistantForCausalLM"],
@@ -397,17 +492,29 @@ def write(config: AssistantConfig, verifier: dict, tokens: int) -> dict:
         "tie_word_embeddings": True,
         "sources": list(config.sources),
     }
-    return table if config.positions_back == 1 else table | {"positions_back": config.positions_back}
+    if config.positions_back == 1:
+        return table
+    return table | {"positions_back": config.positions_back}
 
 
-# Sizes of E2B's, whose config.json alone is known; its target owns keys up to layers 13 (local) and 14 (global).
+# Sizes of E2B's, whose config.json alone is known; its target owns keys up to layers 13 (local) and
+# 14 (global).
 _E2B = {
-    **{"model_type": "gemma4_text", "vocab_size": 262_144, "hidden_size": 256, "intermediate_size": 2048},
+    **{
+        "model_type": "gemma4_text",
+        "vocab_size": 262_144,
+        "hidden_size": 256,
+        "intermediate_size": 2048,
+    },
     **{"num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 256},
     **{"global_head_dim": 512, "sliding_window": 512, "hidden_size_per_layer_input": 0},
     "layer_types": [gemma4.LOCAL] * 3 + [gemma4.GLOBAL],
 }
-SIZES = {"gemma-4-e2b-assistant": AssistantConfig(gemma4.read(_E2B), 1536, (13, 13, 13, 14), centroids=2048)}
+SIZES = {
+    "gemma-4-e2b-assistant": AssistantConfig(
+        gemma4.read(_E2B), 1536, (13, 13, 13, 14), centroids=2048
+    )
+}
 
 
 KIND = Kind(

@@ -23,24 +23,26 @@ class BlockConfig:
         hidden_size: width of the target's hidden states.
         taps: the layers that it reads, counted as `language_model(config, taps)` does.
         block: fed tokens of a block: the last committed one, and mask tokens.
-        mask_token: the id of these; it may lie past the target's vocabulary if the embedding is its own.
-        from_anchor: whether the position of the last committed token predicts a token, too (DSpark). A block then has
-            `block` draft tokens, otherwise one fewer.
+        mask_token: the id of these; it may lie past the target's vocabulary if the embedding is its
+            own.
+        from_anchor: whether the position of the last committed token predicts a token, too
+            (DSpark). A block then has `block` draft tokens, otherwise one fewer.
         markov_rank: the rank of DSpark's matrix; 0 for none.
         markov: the name of one of its three forms.
-        confidence: whether it estimates the probability that a draft token is accepted, for `policies.confidence`, from
-            the features of its position.
+        confidence: whether it estimates the probability that a draft token is accepted, for
+            `policies.confidence`, from the features of its position.
         confidence_reads_token: whether this estimate also reads the token before.
         draft_vocab: size of its own vocabulary; None: the target's.
         own_embedding, own_head: whether it has these, or takes the target's.
-        causal_windows: whether a token of a block sees only those before it and itself, in layers with a window;
-            otherwise it sees the whole block.
+        causal_windows: whether a token of a block sees only those before it and itself, in layers
+            with a window; otherwise it sees the whole block.
         causal_full: the same choice for layers without a window.
-        windows_from_anchor: whether all tokens of a block see as far back as its first position does (speculators);
-            otherwise a window of w ends w - 1 positions before, and if not causal after, each token (z-lab, SGLang).
+        windows_from_anchor: whether all tokens of a block see as far back as its first position
+            does (speculators); otherwise a window of w ends w - 1 positions before, and if not
+            causal after, each token (z-lab, SGLang).
         reads_source: whether it reads the output of the target's encoder.
-        embedding_scale, logits_scale, logits_cap: the factors of embeddings and logits, then a soft cap of the logits.
-            They replace those of the target's embedding and head.
+        embedding_scale, logits_scale, logits_cap: the factors of embeddings and logits, then a soft
+            cap of the logits. They replace those of the target's embedding and head.
     """
 
     layer: DecoderConfig
@@ -69,17 +71,25 @@ class BlockConfig:
         if c.positions != "rotary":
             raise ValueError("expected layers with rotary positions")
         if not self.taps:
-            raise ValueError("taps is empty: a block drafter reads hidden states of at least one layer")
+            raise ValueError(
+                "taps is empty: a block drafter reads hidden states of at least one layer"
+            )
         one_of(self.markov, "markov", MARKOV)
         at_least(1 if self.from_anchor else 2, block=self.block)
         formats.check_own_parts(self, c.dim, self.hidden_size)
         if self.confidence and self.confidence_reads_token and not self.markov_rank:
-            raise ValueError("confidence_reads_token is True, and markov_rank is 0: expected vectors of tokens")
+            raise ValueError(
+                "confidence_reads_token is True, and markov_rank is 0: expected vectors of tokens"
+            )
         in_range(0, c.vocab_size, below=True, mask_token=self.mask_token)
         if self.reads_source and c.windows:
-            raise ValueError("got reads_source and layers with windows: a window would hide the source")
+            raise ValueError(
+                "got reads_source and layers with windows: a window would hide the source"
+            )
         if not (self.windows_from_anchor or c.windows):
-            raise ValueError("windows_from_anchor is False, and no layer has a window: give one, or leave it out")
+            raise ValueError(
+                "windows_from_anchor is False, and no layer has a window: give one, or leave it out"
+            )
 
     @property
     def count(self) -> int:
@@ -94,9 +104,13 @@ class BlockConfig:
     @property
     def memory(self) -> int:
         """Width of the memory that passes from token to token of a block."""
-        return self.markov_rank if self.markov == "rnn" else 0
+        if self.markov == "rnn":
+            return self.markov_rank
+        return 0
 
     @property
     def lead(self) -> int:
-        """The positions that a memory has read before the first draft token's: the last committed token's, 1, or 0."""
+        """The positions that a memory has read before the first draft token's: the last committed
+        token's, 1, or 0.
+        """
         return int(self.memory > 0 and not self.from_anchor)

@@ -1,4 +1,6 @@
-"""The files of block drafters: config.json and tensors' names of z-lab, DeepSpec, JetSpec and `speculators`."""
+"""The files of block drafters: config.json and tensors' names of z-lab, DeepSpec, JetSpec and
+`speculators`.
+"""
 
 from __future__ import annotations
 
@@ -24,9 +26,11 @@ OPTIONS = {  # of dflash_config
 }
 # Keys of one meaning. Whoever reads a file knows one of them, and a file may have several.
 CAUSAL = ("is_causal", "causal", "causal_head")  # z-lab's; vLLM's, ModelOpt's and NeMo's; JetSpec's
-SHIFTED = ("sample_from_anchor", "draft_shift", "shift_label")  # speculators'; JetSpec's; SpecForge's and ModelOpt's
+# speculators'; JetSpec's; SpecForge's and ModelOpt's
+SHIFTED = ("sample_from_anchor", "draft_shift", "shift_label")
 OPTIONS |= {*CAUSAL, *SHIFTED}
-UNLIKE: dict[str, Any] = {  # options of drafters for MiMo, Gemma 3 and others, with the values that change nothing
+# options of drafters for MiMo, Gemma 3 and others, with the values that change nothing
+UNLIKE: dict[str, Any] = {
     "attention_sink_bias": False,
     "attention_value_scale": 1.0,
     "use_gemma_norm": False,
@@ -55,7 +59,8 @@ def read(
 
     `counts`: further fields of the configuration's type, which are integers, and their keys.
     """
-    options, of_speculators = _options(table, counts), "speculators_model_type" in table
+    options = _options(table, counts)
+    of_speculators = "speculators_model_type" in table
     layer = _layer(table, shapes)
     if ADAPTER in shapes:
         text = f"it has {ADAPTER}, which JetSpec fills at random for a target of another width"
@@ -75,20 +80,30 @@ def read(
     spark = "dspark" in (table.get("speculators_model_type"), options.get("projector_type"))
     spark = spark or "DSpark" in "".join(table.get("architectures") or ())
     more: dict[str, Any] = {field: int(formats.need(options, key)) for field, key in counts.items()}
-    width, is_shifted = formats.axis_of(shapes, f"{CONFIDENCE}.weight", 1), _flag(options, SHIFTED)
-    parts, is_causal = formats.own_parts(shapes), _flag(options, CAUSAL)
-    # Without a word on it, z-lab's code and SGLang's let tokens see ahead in layers without a window alone.
+    width = formats.axis_of(shapes, f"{CONFIDENCE}.weight", 1)
+    is_shifted = _flag(options, SHIFTED)
+    parts = formats.own_parts(shapes)
+    is_causal = _flag(options, CAUSAL)
+    # Without a word on it, z-lab's code and SGLang's let tokens see ahead in layers without a
+    # window alone.
     causal_windows = is_causal is not False
     if of_speculators:
         formats.only(options, **dict.fromkeys(CAUSAL, False))
-        # Where the window is dropped, speculators hides nothing of the block, whatever the option says.
+        # Where the window is dropped, speculators hides nothing of the block, whatever the option
+        # says.
         is_dropped = any(x.attention.window == formats.HIDES_NOTHING for x in layer.layers)
-        causal_windows = not (is_dropped or options.get("sliding_window_non_causal", kind is not BlockConfig))
-    # Speculators trains on the rows of the target's matrix. So does z-lab where a factor of them is given; without one
-    # the rows are taken as the target's first layer reads them.
-    scale = 1.0 if of_speculators or parts["own_embedding"] else target.embedding_scale
+        causal_windows = not (
+            is_dropped or options.get("sliding_window_non_causal", kind is not BlockConfig)
+        )
+    # Speculators trains on the rows of the target's matrix. So does z-lab where a factor of them is
+    # given; without one the rows are taken as the target's first layer reads them.
+    scale = 1.0
+    if not (of_speculators or parts["own_embedding"]):
+        scale = target.embedding_scale
     # z-lab's code has blocks of 16 where config.json is silent.
-    defaults = {} if of_speculators or spark else {"block_size": 16}
+    defaults = {}
+    if not (of_speculators or spark):
+        defaults = {"block_size": 16}
     return kind(
         layer,
         hidden,
@@ -114,19 +129,28 @@ def read(
 
 
 def _options(table: dict, counts: Mapping[str, str]) -> dict[str, Any]:
-    """Reads the options, which lie in dflash_config or beside it, and refuses those that are not known."""
-    nested, expected = table.get("dflash_config") or {}, OPTIONS.union(counts.values(), UNLIKE)
-    if unknown := sorted(nested.keys() - expected):
-        raise formats.FamilyError(f"dflash_config has {', '.join(unknown)}: expected {', '.join(sorted(expected))}")
-    options = {name: value for name, value in {**table, **nested}.items() if value is not None}  # null is no value
+    """Reads the options, which lie in dflash_config or beside it, and refuses those that are not
+    known.
+    """
+    nested = table.get("dflash_config") or {}
+    expected = OPTIONS.union(counts.values(), UNLIKE)
+    unknown = sorted(nested.keys() - expected)
+    if unknown:
+        raise formats.FamilyError(
+            f"dflash_config has {', '.join(unknown)}: expected {', '.join(sorted(expected))}"
+        )
+    # null is no value
+    options = {name: value for name, value in {**table, **nested}.items() if value is not None}
     formats.only(options, **UNLIKE)
-    if (projector := options.get("projector_type")) not in (None, "dflash", "dspark"):
+    projector = options.get("projector_type")
+    if projector not in (None, "dflash", "dspark"):
         raise formats.FamilyError(f"projector_type is {projector!r}: expected 'dflash' or 'dspark'")
     return options
 
 
 def _flag(options: Mapping[str, Any], keys: tuple[str, ...]) -> bool | None:
-    """Returns the value that a file gives under several keys of one meaning; None if it has none of them.
+    """Returns the value that a file gives under several keys of one meaning; None if it has none of
+    them.
 
     >>> _flag({"causal": True, "block_size": 8}, CAUSAL)
     True
@@ -134,12 +158,15 @@ def _flag(options: Mapping[str, Any], keys: tuple[str, ...]) -> bool | None:
     values = {key: bool(options[key]) for key in keys if key in options}
     if len(set(values.values())) > 1:
         written = " and ".join(f"{key} {value}" for key, value in values.items())
-        raise formats.FamilyError(f"its config.json has {written}: expected one value, as these keys mean the same")
+        raise formats.FamilyError(
+            f"its config.json has {written}: expected one value, as these keys mean the same"
+        )
     return next(iter(values.values()), None)
 
 
 def usual_taps(target_layers: int, layers: int) -> list[int]:
-    """Numbers the layers that z-lab's code reads where config.json is silent: evenly from the second to the last but 3.
+    """Numbers the layers that z-lab's code reads where config.json is silent: evenly from the
+    second to the last but 3.
 
     >>> usual_taps(36, 5)
     [1, 9, 17, 25, 33]
@@ -154,11 +181,15 @@ def _layer(table: dict, shapes: Shapes) -> DecoderConfig:
     if "speculators_model_type" not in table:
         # Whatever config.json calls it (gpt_oss, say), their code reads all of it as a Qwen 3.
         table = {**table, "model_type": "qwen3"}
-    key = next((x for x in ("rope_parameters", "rope_scaling") if "rope_dim" in (table.get(x) or {})), None)
+    key = next(
+        (x for x in ("rope_parameters", "rope_scaling") if "rope_dim" in (table.get(x) or {})), None
+    )
     if key is None:
         return formats.layer_of(table, shapes, windows=True)
-    # The rotated width that it was trained with; other keys were copied from its target, and count for nothing.
-    dims, copied = table[key]["rope_dim"], ("rope_dim", "mrope_section", "mrope_interleaved", decoders.PARTIAL)
+    # The rotated width that it was trained with; other keys were copied from its target, and count
+    # for nothing.
+    dims = table[key]["rope_dim"]
+    copied = ("rope_dim", "mrope_section", "mrope_interleaved", decoders.PARTIAL)
     plain = {name: x for name, x in table.items() if name != decoders.PARTIAL}
     plain[key] = {name: x for name, x in table[key].items() if name not in copied}
     layer = formats.layer_of(plain, shapes, windows=True)
@@ -189,7 +220,9 @@ def modules(config: BlockConfig) -> dict[str, str]:
 
 
 def write(config: BlockConfig, verifier: dict, tokens: int) -> dict:
-    """Writes the config.json as `speculators` has it, or as z-lab has it if the network differs from those."""
+    """Writes the config.json as `speculators` has it, or as z-lab has it if the network differs
+    from those.
+    """
     formats.check_head_norms(config.layer, "block drafters")
     scales = config.embedding_scale, config.logits_scale, config.logits_cap
     if scales != (1.0, 1.0, None) or config.causal_full or not config.windows_from_anchor:
@@ -201,21 +234,35 @@ def write(config: BlockConfig, verifier: dict, tokens: int) -> dict:
         "mask_token_id": config.mask_token,
         "sample_from_anchor": config.from_anchor,
         "sliding_window_non_causal": not config.causal_windows,
-        "target_hidden_size": None if config.hidden_size == config.layer.dim else config.hidden_size,
+        "target_hidden_size": None
+        if config.hidden_size == config.layer.dim
+        else config.hidden_size,
     }
-    algorithm, architecture = "dflash", "DFlashSpeculator"
+    algorithm = "dflash"
+    architecture = "DFlashSpeculator"
     if config.markov_rank:
-        algorithm, architecture = "dspark", "DSparkSpeculator"
+        algorithm = "dspark"
+        architecture = "DSparkSpeculator"
         table |= {"markov_rank": config.markov_rank, "markov_head_type": config.markov}
         reads_token = config.confidence_reads_token
-        table |= {"enable_confidence_head": config.confidence, "confidence_head_with_markov": reads_token}
+        table |= {
+            "enable_confidence_head": config.confidence,
+            "confidence_head_with_markov": reads_token,
+        }
     layer = formats.written_layer(config.layer, types=("qwen3",))
-    return formats.speculators(algorithm, architecture, layer, table, verifier, min(tokens, config.count))
+    return formats.speculators(
+        algorithm, architecture, layer, table, verifier, min(tokens, config.count)
+    )
 
 
 def _zlabs(config: BlockConfig, verifier: dict) -> dict:
     """Writes the config.json as z-lab's code and SGLang read it."""
-    stored: dict[str, Any] = {"markov_rank": 0, "draft_vocab": None, "own_embedding": False, "own_head": False}
+    stored: dict[str, Any] = {
+        "markov_rank": 0,
+        "draft_vocab": None,
+        "own_embedding": False,
+        "own_head": False,
+    }
     stored |= {"confidence": False, "from_anchor": False}
     stored |= {"windows_from_anchor": False} if config.layer.windows else {}
     stored |= {"causal_windows": True} if config.causal_full else {}
@@ -229,7 +276,11 @@ def _zlabs(config: BlockConfig, verifier: dict) -> dict:
         "output_multiplier": config.logits_scale,
         "final_logit_softcapping": config.logits_cap,
     }
-    causal = {(True, False): {}, (True, True): {"is_causal": True}, (False, False): {"is_causal": False}}
+    causal = {
+        (True, False): {},
+        (True, True): {"is_causal": True},
+        (False, False): {"is_causal": False},
+    }
     causal = causal[config.causal_windows, config.causal_full]
     # vLLM and JetSpec's own code read their key inside of this table alone.
     table |= {key: value for value in causal.values() for key in CAUSAL[1:]}

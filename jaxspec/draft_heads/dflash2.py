@@ -1,13 +1,16 @@
-"""DFlash 2: a block drafter that mixes neighbouring positions, and walks through the best tokens of each position.
+"""DFlash 2: a block drafter that mixes neighbouring positions, and walks through the best tokens of
+each position.
 
-It is DFlash with two additions (z-lab, `github.com/z-lab/dflash`). Before and after each sublayer, a position's vector
-is added to those of the positions before it in the block, each times factors that depend on the position. And each
-position names a few candidates, the most probable tokens by DFlash's logits. A candidate's score is its logit plus a
-product of three vectors: one of the token before, one of the position, one of the candidate. So the draft is a Markov
-chain with known conditional distributions, which every acceptance rule can take.
+It is DFlash with two additions (z-lab, `github.com/z-lab/dflash`). Before and after each sublayer,
+a position's vector is added to those of the positions before it in the block, each times factors
+that depend on the position. And each position names a few candidates, the most probable tokens by
+DFlash's logits. A candidate's score is its logit plus a product of three vectors: one of the token
+before, one of the position, one of the candidate. So the draft is a Markov chain with known
+conditional distributions, which every acceptance rule can take.
 
-Shapes: B batch, T step, M the layers' width, V vocabulary, R rank of the selector. C draft tokens of a block, K
-candidates of a position, n tokens before, N drafts, O positions that a convolution reads.
+Shapes: B batch, T step, M the layers' width, V vocabulary, R rank of the selector. C draft tokens
+of a block, K candidates of a position, n tokens before, N drafts, O positions that a convolution
+reads.
 """
 
 from __future__ import annotations
@@ -59,10 +62,17 @@ class DFlash2Config(BlockConfig):
         in_range(1, self.block, reach=self.reach)
         in_range(1, self.layer.dim, group=self.group)
         if self.layer.dim % self.group:
-            raise ValueError(f"group is {self.group}: expected a divisor of the layers' width, {self.layer.dim}")
+            raise ValueError(
+                f"group is {self.group}: expected a divisor of the layers' width, {self.layer.dim}"
+            )
         if self.markov_rank or self.draft_vocab is not None:
-            options = f"markov_rank is {self.markov_rank} and draft_vocab {self.draft_vocab}: expected 0 and None"
-            raise ValueError(f"{options}, since the selector scores tokens of the target's vocabulary")
+            options = (
+                f"markov_rank is {self.markov_rank} and draft_vocab {self.draft_vocab}: expected 0 "
+                "and None"
+            )
+            raise ValueError(
+                f"{options}, since the selector scores tokens of the target's vocabulary"
+            )
 
     @property
     def is_sequential(self) -> bool:
@@ -79,37 +89,53 @@ class Convolution(nn.Module):
     config: DFlash2Config
 
     def setup(self):
-        c, dim = self.config, self.config.layer.dim
+        c = self.config
+        dim = self.config.layer.dim
         # At first every position keeps its own vector, and nothing depends on it.
         is_first = jnp.arange(c.reach)[None, :, None] == 0
-        self.base = self.param("base", lambda _: jnp.broadcast_to(is_first, (2, c.reach, dim)).astype(jnp.float32))
+        self.base = self.param(
+            "base", lambda _: jnp.broadcast_to(is_first, (2, c.reach, dim)).astype(jnp.float32)
+        )
         dtype = jnp.dtype(c.layer.dtype)
-        self.factors = Dense(2 * c.reach * dim // c.group, dtype=dtype, weight_init=nn.initializers.zeros)
+        self.factors = Dense(
+            2 * c.reach * dim // c.group, dtype=dtype, weight_init=nn.initializers.zeros
+        )
 
     def kernels(self, x: Float[Array, "B T M"]) -> Float[Array, "2 B T O M"]:
         """Makes the factors before and after a sublayer, both from its input."""
         c = self.config
         by_group = self.factors(x).reshape(*x.shape[:2], 2, c.reach, -1)
-        return jnp.moveaxis(self.base.astype(x.dtype)[None, None] + jnp.repeat(by_group, c.group, axis=-1), 2, 0)
+        return jnp.moveaxis(
+            self.base.astype(x.dtype)[None, None] + jnp.repeat(by_group, c.group, axis=-1), 2, 0
+        )
 
-    def mixed(self, kernel: Float[Array, "B T O M"], x: Float[Array, "B T M"]) -> Float[Array, "B T M"]:
-        """Adds up the vectors of neighbours, each times its factors; nothing crosses the border of a block."""
+    def mixed(
+        self, kernel: Float[Array, "B T O M"], x: Float[Array, "B T M"]
+    ) -> Float[Array, "B T M"]:
+        """Adds up the vectors of neighbours, each times its factors; nothing crosses the border of
+        a block.
+        """
         c, (batch, step, dim) = self.config, x.shape
-        blocks = x.reshape(batch, step // c.block, c.block, dim)  # in training several follow each other
+        # in training several follow each other
+        blocks = x.reshape(batch, step // c.block, c.block, dim)
         shifted = [
-            jnp.pad(blocks, ((0, 0), (0, 0), (i, 0), (0, 0)))[:, :, : c.block].reshape(x.shape) for i in range(c.reach)
+            jnp.pad(blocks, ((0, 0), (0, 0), (i, 0), (0, 0)))[:, :, : c.block].reshape(x.shape)
+            for i in range(c.reach)
         ]
         return functools.reduce(jnp.add, [kernel[:, :, i] * x for i, x in enumerate(shifted)])
 
 
 class MixingLayer(DecoderLayer):
-    """A layer with a convolution around its attention, and another around its feed-forward block."""
+    """A layer with a convolution around its attention, and another around its feed-forward
+    block.
+    """
 
     drafter: Any = None  # the `DFlash2Config`
 
     def setup(self):
         super().setup()
-        self.attention_mix, self.ff_mix = Convolution(self.drafter), Convolution(self.drafter)
+        self.attention_mix = Convolution(self.drafter)
+        self.ff_mix = Convolution(self.drafter)
 
     def __call__(self, x: Float[Array, "B T M"], read: stack.Read, inputs: LayerInputs):
         y = self.attention_norm(x)
@@ -135,7 +161,8 @@ class DFlash2(BlockDrafter):
 
     def setup(self):
         super().setup()
-        c, dtype = self.config, jnp.dtype(self.config.layer.dtype)
+        c = self.config
+        dtype = jnp.dtype(self.config.layer.dtype)
         self.before = Embedding(c.layer.vocab_size, c.rank, dtype=dtype)
         self.after = Embedding(c.layer.vocab_size, c.rank, dtype=dtype)
         self.here = Dense(c.rank, dtype=dtype)
@@ -169,7 +196,9 @@ class DFlash2(BlockDrafter):
         pair = (self.before(previous) * self.here(features)).astype(jnp.float32)
         return jnp.einsum("bnr,bkr->bnk", pair, self.after(ids).astype(jnp.float32))
 
-    def all_logits(self, shared: SharedWithTarget, features: Float[Array, "B C M"]) -> Float[Array, "B C V"]:
+    def all_logits(
+        self, shared: SharedWithTarget, features: Float[Array, "B C M"]
+    ) -> Float[Array, "B C V"]:
         """Makes DFlash's logits, of which the best tokens become candidates."""
         return super().logits(shared, features)
 
@@ -185,13 +214,15 @@ init = functools.partial(block.init, network=DFlash2)
 def draft_logits(
     config: DFlash2Config, params: core.Params, shared: SharedWithTarget, at: DraftStep
 ) -> tuple[Float[Array, "N V"], None]:
-    """Makes the walk's logits of the tokens of one number of blocks, given the text's token before each."""
+    """Makes the walk's logits of the tokens of one number of blocks, given the text's token before
+    each.
+    """
     functions, (feature, previous) = head(config), _read(at)
     assert functions.next_logits is not None
     candidates = functions.logits(params, shared, feature)
-    return functions.next_logits(params, candidates, previous, feature, jnp.zeros((len(feature), 0), jnp.float32))[0][
-        :, 0
-    ], None
+    return functions.next_logits(
+        params, candidates, previous, feature, jnp.zeros((len(feature), 0), jnp.float32)
+    )[0][:, 0], None
 
 
 def learned_logits(
@@ -212,17 +243,21 @@ def walk_lesson(
 ) -> tuple[Float[Array, "N K"], Float[Array, "N K"]]:
     """Makes the target's distribution among the candidates, and the walk's.
 
-    The target's most probable token takes the place of the last candidate if it is none: every position has something
-    to learn. With hard labels this is the objective of `speculators`.
+    The target's most probable token takes the place of the last candidate if it is none: every
+    position has something to learn. With hard labels this is the objective of `speculators`.
     """
     feature, previous = _read(at)
-    best, ids = jnp.argmax(log_p, axis=-1)[:, None], jax.lax.top_k(log_q, config.candidates)[1]
-    lacks = jnp.logical_not(jnp.any(ids == best, axis=-1))
+    best = jnp.argmax(log_p, axis=-1)[:, None]
+    ids = jax.lax.top_k(log_q, config.candidates)[1]
+    lacks = ~jnp.any(ids == best, axis=-1)
     ids = ids.at[:, -1].set(jnp.where(lacks, best[:, 0], ids[:, -1]))
     edges = stack.pure(DFlash2(config), DFlash2.edges)(params, ids, previous, feature)[:, 0]
     # Scores are normalised among the candidates, so log q serves as well as the logits.
     walk = jax.nn.log_softmax(jnp.take_along_axis(log_q, ids, axis=-1) + edges)
-    among = jnp.where(ids == best, 0.0, -jnp.inf) if hard else jnp.take_along_axis(log_p, ids, axis=-1)
+    if hard:
+        among = jnp.where(ids == best, 0.0, -jnp.inf)
+    else:
+        among = jnp.take_along_axis(log_p, ids, axis=-1)
     return jax.nn.log_softmax(among), walk
 
 
@@ -244,7 +279,8 @@ CONVOLUTIONS = {"attention": "attention", "ff": "mlp"}  # by the sublayer that t
 
 
 def canonical(name: str) -> str | None:
-    """Spells a name in one way: tables of vectors end in .weight only where z-lab's code has saved them again.
+    """Spells a name in one way: tables of vectors end in .weight only where z-lab's code has saved
+    them again.
 
     >>> canonical("candidate_selector.successor_codebook.weight")
     'candidate_selector.successor_codebook'
@@ -267,8 +303,14 @@ MODULES = {
     "before/embedding": f"{SELECTOR}predecessor_codebook",
     "after/embedding": f"{SELECTOR}successor_codebook",
     "here": f"{SELECTOR}hidden_projection",
-    **{f"layers_{{}}/{x}_mix/base": f"layers.{{}}.{y}_conv.base_kernel" for x, y in CONVOLUTIONS.items()},
-    **{f"layers_{{}}/{x}_mix/factors": f"layers.{{}}.{y}_conv.kernel_projection" for x, y in CONVOLUTIONS.items()},
+    **{
+        f"layers_{{}}/{x}_mix/base": f"layers.{{}}.{y}_conv.base_kernel"
+        for x, y in CONVOLUTIONS.items()
+    },
+    **{
+        f"layers_{{}}/{x}_mix/factors": f"layers.{{}}.{y}_conv.kernel_projection"
+        for x, y in CONVOLUTIONS.items()
+    },
 }
 
 
@@ -278,13 +320,18 @@ def modules(config: DFlash2Config) -> dict[str, str]:
 
 
 def write(config: DFlash2Config, verifier: dict, tokens: int) -> dict:
-    """Writes the config.json as `speculators` has it, or as z-lab has it if the network differs from those."""
-    table, name = block_files.write(config, verifier, tokens), "DFlash2DraftModel"
+    """Writes the config.json as `speculators` has it, or as z-lab has it if the network differs
+    from those.
+    """
+    table = block_files.write(config, verifier, tokens)
+    name = "DFlash2DraftModel"
     options = {key: vars(config)[field] for field, key in KEYS.items()}
     if "dflash_config" in table:
         return table | {"architectures": [name], "dflash_config": table["dflash_config"] | options}
     algorithm = {"speculators_config": table["speculators_config"] | {"algorithm": "dflash2"}}
-    return table | algorithm | {"architectures": [name], "speculators_model_type": "dflash2"} | options
+    return (
+        table | algorithm | {"architectures": [name], "speculators_model_type": "dflash2"} | options
+    )
 
 
 KIND = Kind(
@@ -296,7 +343,8 @@ KIND = Kind(
     drafter=block.block,
     format=Format("DFlash 2 drafter", canonical, matches, read, modules, write),
     training=Training(
-        *(functools.partial(block.draft_states, network=DFlash2), draft_logits),
+        hidden_states=functools.partial(block.draft_states, network=DFlash2),
+        logits=draft_logits,
         longest=lambda config: config.count,
         learned=learned_logits,
         own=walk_lesson,

@@ -1,11 +1,13 @@
-"""EAGLE: one transformer layer (or a few) that continues the target's hidden states, token by token.
+"""EAGLE: one transformer layer (or a few) that continues the target's hidden states, token by
+token.
 
-EAGLE-1 (Li et al., arXiv 2401.15077; EAGLE-2 drafts trees with the same network) reads the target's features and
-predicts the next one; the target's head makes logits of it. EAGLE-3 (Li et al., arXiv 2503.01840) fuses the outputs of
-several of the target's layers, has a head of its own, and often a vocabulary of its own.
+EAGLE-1 (Li et al., arXiv 2401.15077; EAGLE-2 drafts trees with the same network) reads the target's
+features and predicts the next one; the target's head makes logits of it. EAGLE-3 (Li et al., arXiv
+2503.01840) fuses the outputs of several of the target's layers, has a head of its own, and often a
+vocabulary of its own.
 
-Its files are the authors', those of SpecForge and SGLang, and of `speculators` (vLLM). One layer is called midlayer,
-layers.0 or model.layers.0; all other names are the same.
+Its files are the authors', those of SpecForge and SGLang, and of `speculators` (vLLM). One layer is
+called midlayer, layers.0 or model.layers.0; all other names are the same.
 
 Shapes: B batch, T step, D what is paired with tokens, M the layers' width, V vocabulary.
 """
@@ -42,16 +44,18 @@ class EagleConfig:
     Attributes:
         layer: the shape of its layers; its vocabulary is the target's.
         hidden_size: width of the target's hidden states; EAGLE-1's layers have the same.
-        taps: EAGLE-3: the layers that it reads, counted as `language_model(config, taps)` does. Empty: EAGLE-1.
+        taps: EAGLE-3: the layers that it reads, counted as `language_model(config, taps)` does.
+            Empty: EAGLE-1.
         draft_vocab: size of its own vocabulary; None: the target's.
         own_embedding, own_head: whether it has these, or takes the target's.
         fc_bias: whether the projection of what is read has a bias.
         norm_before_residual: whether the layer adds to the normalised hidden state.
         norm_before_fc: whether what is read is normalised, all layers as one vector.
-        norm_each_tap: whether what is read is normalised, each layer by itself (EAGLE 3.1's `fc_norm`).
+        norm_each_tap: whether what is read is normalised, each layer by itself (EAGLE 3.1's
+            `fc_norm`).
         norm_output: whether the next pair is given the normalised hidden state (EAGLE 3.1).
-        mask_token: the id that is fed in place of every draft token, which are so drafted in one pass (P-EAGLE). None:
-            one after the other.
+        mask_token: the id that is fed in place of every draft token, which are so drafted in one
+            pass (P-EAGLE). None: one after the other.
     """
 
     layer: DecoderConfig
@@ -70,26 +74,38 @@ class EagleConfig:
     def __post_init__(self):
         c = self.layer
         if c.positions != "rotary" or any(x != LayerShape(x.attention, x.ff) for x in c.layers):
-            raise ValueError("expected an EAGLE head with Llama's kind of layers: rotary positions, pre-norms alone")
+            raise ValueError(
+                "expected an EAGLE head with Llama's kind of layers: rotary positions, pre-norms "
+                "alone"
+            )
         if not self.taps and (c.dim != self.hidden_size or self.draft_vocab is not None):
-            eagle_1 = f"without taps this is EAGLE-1, with the target's width ({self.hidden_size}) and vocabulary"
+            eagle_1 = (
+                f"without taps this is EAGLE-1, with the target's width ({self.hidden_size}) and "
+                "vocabulary"
+            )
             raise ValueError(f"{eagle_1}: got width {c.dim} and draft_vocab {self.draft_vocab}")
         formats.check_own_parts(self, c.dim, self.hidden_size)
         if self.norm_before_fc and self.norm_each_tap:
             raise ValueError("got norm_before_fc and norm_each_tap: expected one of them at most")
         if not self.taps and (self.norm_before_fc or self.norm_each_tap):
-            raise ValueError("got a norm of taps without taps: expected neither norm_before_fc nor norm_each_tap")
+            raise ValueError(
+                "got a norm of taps without taps: expected neither norm_before_fc nor norm_each_tap"
+            )
         if self.mask_token is not None:
             in_range(0, c.vocab_size, below=True, mask_token=self.mask_token)
             if not self.taps:
-                raise ValueError(f"mask_token is {self.mask_token} without taps: expected None for EAGLE-1")
+                raise ValueError(
+                    f"mask_token is {self.mask_token} without taps: expected None for EAGLE-1"
+                )
 
 
 # --- the network
 
 
 class FirstLayer(DecoderLayer):
-    """The first layer: EAGLE-1's attention reads its input as it is, EAGLE-3's the token and the hidden state."""
+    """The first layer: EAGLE-1's attention reads its input as it is, EAGLE-3's the token and the
+    hidden state.
+    """
 
     joins: bool = False  # whether it joins these, as EAGLE-3's
     norm_before_residual: bool = False  # the option of `EagleConfig`
@@ -97,28 +113,35 @@ class FirstLayer(DecoderLayer):
     def setup(self):
         super().setup()  # the norm before attention is not called, and so has no parameters
         if self.joins:
-            self.embedding_norm, self.hidden_norm = self.norm(), self.norm()
+            self.embedding_norm = self.norm()
+            self.hidden_norm = self.norm()
 
     def __call__(self, x, read: stack.Read, embedded: Float[Array, "B T M"], inputs: LayerInputs):
         y = x
         if self.joins:
             hidden = self.hidden_norm(x)
-            # [B, T, 2 M]: the projections of EAGLE-3's first layer are twice as wide as those of the others.
+            # [B, T, 2 M]: the projections of EAGLE-3's first layer are twice as wide as those of
+            # the others.
             y = jnp.concatenate([self.embedding_norm(embedded), hidden], axis=-1)
-            x = hidden if self.norm_before_residual else x
+            if self.norm_before_residual:
+                x = hidden
         added, record = self.attention.mix(y, read, inputs)
         x = x + added
         return x + self.ff(self.ff_norm(x)), record
 
 
 class Eagle(RecurrentNetwork):
-    """The network; what it reads are the features of EAGLE-1, and a projection of the taps of EAGLE-3."""
+    """The network; what it reads are the features of EAGLE-1, and a projection of the taps of
+    EAGLE-3.
+    """
 
     config: EagleConfig
 
     def setup(self):
         super().setup()
-        config, c, norm = self.config, self.config.layer, self.config.layer.norm_module
+        c = self.config.layer
+        norm = self.config.layer.norm_module
+        config = self.config
         self.fc = Dense(c.dim, config.fc_bias, jnp.dtype(c.dtype))
         options = {"joins": bool(config.taps), "norm_before_residual": config.norm_before_residual}
         first = layer_of(c, 0, FirstLayer, **options)
@@ -138,16 +161,20 @@ class Eagle(RecurrentNetwork):
         return self.config.mask_token
 
     def read(self, forward: Forward) -> Float[Array, "B T D"]:
-        config, taps = self.config, forward.taps
+        config = self.config
+        taps = forward.taps
         if not config.taps:
             return forward.features
         assert taps is not None
         if config.norm_before_fc:
             taps = self.taps_norm(taps)
         if config.norm_each_tap:
-            # Taps lie side by side on the last axis, [B, T, taps D], in the order in which they were asked for.
+            # Taps lie side by side on the last axis, [B, T, taps D], in the order in which they
+            # were asked for.
             parts = jnp.split(taps, len(config.taps), axis=-1)
-            taps = jnp.concatenate([norm(tap) for norm, tap in zip(self.tap_norms, parts, strict=True)], axis=-1)
+            taps = jnp.concatenate(
+                [norm(tap) for norm, tap in zip(self.tap_norms, parts, strict=True)], axis=-1
+            )
         return self.fc(taps)
 
     def joined(
@@ -159,22 +186,31 @@ class Eagle(RecurrentNetwork):
         inputs: list[LayerInputs],
     ) -> tuple[Float[Array, "B T M"], list[stack.Layer]]:
         dtype = jnp.dtype(self.config.layer.dtype)
-        embedded, hidden = self.embed(shared, tokens).astype(dtype), hidden.astype(dtype)
+        embedded = self.embed(shared, tokens).astype(dtype)
+        hidden = hidden.astype(dtype)
         if not self.config.taps:
             # EAGLE-1 joins pairs before its layers; EAGLE-3's first layer does so itself.
             hidden = self.fc(jnp.concatenate([embedded, hidden], axis=-1))
         first, *later = self.layers
         first = functools.partial(first, embedded=embedded)
-        return hidden, [functools.partial(layer, inputs=x) for layer, x in zip((first, *later), inputs, strict=True)]
+        return hidden, [
+            functools.partial(layer, inputs=x)
+            for layer, x in zip((first, *later), inputs, strict=True)
+        ]
 
     def slot(self) -> Float[Array, " D"]:
         return self.read(Forward(self.mask_hidden, self.mask_hidden, self.mask_hidden))[0, 0]
 
     def fed_on(self, x: Float[Array, "B T M"]) -> Float[Array, "B T M"]:
-        return self.norm(x) if self.config.norm_output and self.config.taps else x
+        if self.config.norm_output and self.config.taps:
+            return self.norm(x)
+        return x
 
-    def logits(self, shared: SharedWithTarget, hidden: Float[Array, "B T M"]) -> Float[Array, "B T V"]:
-        # EAGLE-1's output is a prediction of features after the target's norm, so its head takes it as it is.
+    def logits(
+        self, shared: SharedWithTarget, hidden: Float[Array, "B T M"]
+    ) -> Float[Array, "B T V"]:
+        # EAGLE-1's output is a prediction of features after the target's norm, so its head takes it
+        # as it is.
         is_raw = self.config.taps and not self.config.norm_output
         return self.widened(self.draft_logits(shared, self.norm(hidden) if is_raw else hidden))
 
@@ -189,38 +225,54 @@ def head(config: EagleConfig) -> RecurrentHead:
 def init(config: EagleConfig, key: Key[Array, ""]) -> Params:
     """Draws random parameters; a vocabulary of its own is the target's first ids."""
     read = jnp.zeros((1, 2, config.hidden_size * max(len(config.taps), 1)), jnp.float32)
-    return stack.init_params(Eagle(config), key, Forward(read, read, read), jnp.zeros((1, 2), jnp.int32))
+    return stack.init_params(
+        Eagle(config), key, Forward(read, read, read), jnp.zeros((1, 2), jnp.int32)
+    )
 
 
 # --- the drafter
 
 
-def eagle(head: DraftHead[RecurrentHead], target: Model, trimmed: Model | None = None) -> BoundDrafter:
-    """Drafts with one layer that continues the target's hidden states (EAGLE-1 and 3), sampling from its distributions.
+def eagle(
+    head: DraftHead[RecurrentHead], target: Model, trimmed: Model | None = None
+) -> BoundDrafter:
+    """Drafts with one layer that continues the target's hidden states (EAGLE-1 and 3), sampling
+    from its distributions.
 
-    A draft token costs a pass of that layer and of a language-model head, a fraction of a pass of the target. The layer
-    reads the target's own hidden states, so it predicts better than a model of its size.
+    A draft token costs a pass of that layer and of a language-model head, a fraction of a pass of
+    the target. The layer reads the target's own hidden states, so it predicts better than a model
+    of its size.
 
-    After each verification the layer reads the accepted tokens again, with the target's hidden states instead of its
-    own. gamma draft tokens cost gamma passes, one of them over gamma + 1 tokens.
+    After each verification the layer reads the accepted tokens again, with the target's hidden
+    states instead of its own. gamma draft tokens cost gamma passes, one of them over gamma + 1
+    tokens.
 
     Args:
         head: a network and its parameters: `draft_heads.eagle.head(config)` in a `DraftHead`;
             `jaxspec.load_drafter` reads published ones.
-        target: the model whose text it drafts; with taps, if the head reads them (`jaxspec.with_taps`).
-        trimmed: a model whose head is used in place of the target's: `jaxspec.trim_vocabulary(target, size=...)`.
+        target: the model whose text it drafts; with taps, if the head reads them
+            (`jaxspec.with_taps`).
+        trimmed: a model whose head is used in place of the target's:
+            `jaxspec.trim_vocabulary(target, size=...)`.
 
     Raises:
-        ValueError: the head is for another target, or the target lacks the taps or the functions that it needs.
+        ValueError: the head is for another target, or the target lacks the taps or the functions
+            that it needs.
 
     Example:
         >>> import jax, jaxspec
         >>> from jaxspec import nets
         >>> from jaxspec.nets import decoder
-        >>> shape = decoder.decoder_config(32, dim=16, ff_dim=32, layers=4, heads=4, kv_heads=2, head_dim=4)
-        >>> target = jaxspec.Model(decoder.language_model(shape, taps=(0, 2)), decoder.init(shape, jax.random.key(0)))
+        >>> shape = decoder.decoder_config(
+        ...     32, dim=16, ff_dim=32, layers=4, heads=4, kv_heads=2, head_dim=4
+        ... )
+        >>> target = jaxspec.Model(
+        ...     decoder.language_model(shape, taps=(0, 2)), decoder.init(shape, jax.random.key(0))
+        ... )
         >>> config = EagleConfig(nets.replace(shape, layers=1), 16, taps=(0, 2), own_head=True)
-        >>> drafter = eagle(jaxspec.DraftHead(head(config), init(config, jax.random.key(1))), target)
+        >>> drafter = eagle(
+        ...     jaxspec.DraftHead(head(config), init(config, jax.random.key(1))), target
+        ... )
         >>> prompt = jaxspec.Prompt(jnp.array([[5, 6, 7]]), jnp.array([3]))
         >>> out = jaxspec.generate(target, prompt, drafter=drafter, gamma=3, max_new_tokens=9)
         >>> bool((out.tokens == jaxspec.generate(target, prompt, max_new_tokens=9).tokens).all())
@@ -250,7 +302,10 @@ def canonical(name: str) -> str | None:
 def matches(table: dict, shapes: Shapes) -> bool:
     """Tells whether these are EAGLE's tensors: a projection, and a layer that reads pairs."""
     # EAGLE-1's layer has no norm before attention, which tells it from a plain layer.
-    bare = "layers.0.self_attn.q_proj.weight" in shapes and "layers.0.input_layernorm.weight" not in shapes
+    bare = (
+        "layers.0.self_attn.q_proj.weight" in shapes
+        and "layers.0.input_layernorm.weight" not in shapes
+    )
     return "fc.weight" in shapes and (FUSED in shapes or bare)
 
 
@@ -261,9 +316,12 @@ def read(table: dict, shapes: Shapes, target: TargetShape) -> EagleConfig:
     formats.check_same(("vocabulary size", layer.vocab_size, target.vocab_size))
     parts = formats.own_parts(shapes) | {"fc_bias": "fc.bias" in shapes}
     if FUSED not in shapes:
-        formats.check_same(("width of hidden states", formats.axis_of(shapes, "fc.weight", 0), target.hidden_size))
+        formats.check_same(
+            ("width of hidden states", formats.axis_of(shapes, "fc.weight", 0), target.hidden_size)
+        )
         return EagleConfig(layer, target.hidden_size, (), None, **parts)
-    hidden, taps = table.get("target_hidden_size") or layer.dim, _taps(table, target)
+    hidden = table.get("target_hidden_size") or layer.dim
+    taps = _taps(table, target)
     formats.check_same(
         ("width of hidden states", hidden, target.hidden_size),
         ("width of all taps", formats.axis_of(shapes, "fc.weight", 1), len(taps) * hidden),
@@ -285,13 +343,20 @@ def read(table: dict, shapes: Shapes, target: TargetShape) -> EagleConfig:
 def _mask_token(table: dict) -> int:
     # The names of speculators, of vLLM, and of PARD, whose slots these are.
     options = {**table, **(table.get("eagle_config") or {})}
-    ids = [options[key] for key in ("mask_token_id", "ptd_token_id", "pard_token") if options.get(key) is not None]
+    ids = [
+        options[key]
+        for key in ("mask_token_id", "ptd_token_id", "pard_token")
+        if options.get(key) is not None
+    ]
     return int(ids[0] if ids else formats.need(table, "mask_token_id"))
 
 
 def _taps(table: dict, target: TargetShape) -> tuple[int, ...]:
-    # SGLang's key and DeepSpec's, the first two, number a layer's output; that of vLLM and speculators its input.
-    outputs = (table.get("eagle_config") or {}).get("eagle_aux_hidden_state_layer_ids") or table.get("target_layer_ids")
+    # SGLang's key and DeepSpec's, the first two, number a layer's output; that of vLLM and
+    # speculators its input.
+    outputs = (table.get("eagle_config") or {}).get(
+        "eagle_aux_hidden_state_layer_ids"
+    ) or table.get("target_layer_ids")
     if outputs:
         return formats.taps_of(outputs, 0, target)
     # What the authors' code reads where config.json is silent: a low, a middle and a high layer.
@@ -311,9 +376,15 @@ MODULES = formats.PARTS | {
 
 
 def write(config: EagleConfig, verifier: dict, tokens: int) -> dict:
-    """Writes the config.json of EAGLE-3 and P-EAGLE, as `speculators` has it; of EAGLE-1, as its authors have it."""
+    """Writes the config.json of EAGLE-3 and P-EAGLE, as `speculators` has it; of EAGLE-1, as its
+    authors have it.
+    """
     if not config.taps:
-        return {**formats.written_layer(config.layer), "architectures": ["LlamaForCausalLM"], "bias": config.fc_bias}
+        return {
+            **formats.written_layer(config.layer),
+            "architectures": ["LlamaForCausalLM"],
+            "bias": config.fc_bias,
+        }
     formats.check_stored("the format of speculators", config, fc_bias=False)
     table = {
         "draft_vocab_size": config.draft_vocab or config.layer.vocab_size,
@@ -323,11 +394,15 @@ def write(config: EagleConfig, verifier: dict, tokens: int) -> dict:
         "norm_before_fc": config.norm_before_fc,
         "norm_before_residual": config.norm_before_residual,
         "norm_output": config.norm_output,
-        "target_hidden_size": None if config.hidden_size == config.layer.dim else config.hidden_size,
+        "target_hidden_size": None
+        if config.hidden_size == config.layer.dim
+        else config.hidden_size,
     }
-    algorithm, architecture = "eagle3", "Eagle3Speculator"
+    algorithm = "eagle3"
+    architecture = "Eagle3Speculator"
     if config.mask_token is not None:
-        algorithm, architecture = "peagle", "PEagleSpeculator"
+        algorithm = "peagle"
+        architecture = "PEagleSpeculator"
         table |= {"mask_token_id": config.mask_token, "embed_requires_grad": config.own_embedding}
     layer = formats.written_layer(config.layer, types=("llama", "qwen3"))
     return formats.speculators(algorithm, architecture, layer, table, verifier, tokens)
@@ -341,9 +416,16 @@ KIND = Kind(
     head=head,
     drafter=eagle,
     format=Format(
-        *("EAGLE", canonical, matches, read, lambda config: MODULES | formats.layer_modules(config.layer), write)
+        title="EAGLE",
+        canonical=canonical,
+        matches=matches,
+        read=read,
+        modules=lambda config: MODULES | formats.layer_modules(config.layer),
+        write=write,
     ),
     training=Training(
-        *(recurrent.unrolled(Eagle), logits_of_head(head)), predicts_features=lambda config: not config.taps
+        hidden_states=recurrent.unrolled(Eagle),
+        logits=logits_of_head(head),
+        predicts_features=lambda config: not config.taps,
     ),
 )

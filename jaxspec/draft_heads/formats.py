@@ -1,4 +1,6 @@
-"""The parts that published formats of draft heads share: the target's shape, layers and tensors, numbers of layers."""
+"""The parts that published formats of draft heads share: the target's shape, layers and tensors,
+numbers of layers.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +16,11 @@ from jaxspec.weights.hf_families import decoders, describe
 from jaxspec.weights.hf_families.common import FamilyError, need, only
 
 Shapes = Mapping[str, tuple[int, ...]]
-IGNORED = ("t2d", "verifier_lm_head.weight", "verifier_norm.weight")  # derived from others, or the target's
+# derived from others, or the target's
+IGNORED = ("t2d", "verifier_lm_head.weight", "verifier_norm.weight")
 HIDES_NOTHING = 2**30  # a window wider than any row
-D2T = "d2t"  # for each id of the drafter's vocabulary, what is to be added to it to have the target's
+# for each id of the drafter's vocabulary, what is to be added to it to have the target's
+D2T = "d2t"
 
 
 class TargetShape(NamedTuple):
@@ -27,11 +31,14 @@ class TargetShape(NamedTuple):
     vocab_size: int
     hidden_size: int
     layers: int
-    taps: tuple[int, ...] | None = None  # the layers to read, should the caller know better than the files
+    # the layers to read, should the caller know better than the files
+    taps: tuple[int, ...] | None = None
 
     @property
     def embedding_scale(self) -> float:
-        """The factor between the rows of its embedding and what its first layer reads: Gemma's root of its width."""
+        """The factor between the rows of its embedding and what its first layer reads: Gemma's root
+        of its width.
+        """
         return nets.embedding_scale(self.config)
 
 
@@ -45,21 +52,27 @@ class Format(NamedTuple):
     """The functions that recognise, read and write the files of a kind of drafter."""
 
     title: str  # for people
-    canonical: Callable[[str], str | None]  # name of a tensor -> one spelling of it; None for one that is not read
+    # name of a tensor -> one spelling of it; None for one that is not read
+    canonical: Callable[[str], str | None]
     # (config.json, shapes by names in that spelling) -> whether this is one of these
     matches: Callable[[dict, Shapes], bool]
-    # (config.json, shapes by those names, target) -> configuration of the network. Raises FamilyError.
+    # (config.json, shapes by those names, target) -> configuration of the network. Raises
+    # FamilyError.
     read: Callable[[dict, Shapes, TargetShape], Any]
-    # configuration -> the names of its modules in that spelling, for `weights.hf_families.common.named`
+    # configuration -> the names of its modules in that spelling, for
+    # `weights.hf_families.common.named`
     modules: Callable[[Any], Mapping[str, str]]
-    # (configuration, the target's name and architectures, draft tokens a round) -> config.json as vLLM and SGLang read
-    # it, in the format of `speculators` where that has such a drafter. Raises FamilyError.
+    # (configuration, the target's name and architectures, draft tokens a round) -> config.json as
+    # vLLM and SGLang read it, in the format of `speculators` where that has such a drafter. Raises
+    # FamilyError.
     write: Callable[[Any, dict, int], dict]
-    written: Callable[[Any], Mapping[str, str]] | None = None  # `modules` as they have them; None: in that spelling
-    # names -> what is in front of those that `modules` has; a model's other tensors lie beside a drafter's
+    # `modules` as they have them; None: in that spelling
+    written: Callable[[Any], Mapping[str, str]] | None = None
+    # names -> what is in front of those that `modules` has; a model's other tensors lie beside a
+    # drafter's
     root: Callable[[Shapes], str] = lambda shapes: ""
-    # whether the tensor of a vocabulary of the drafter's own holds the target's ids, or (`D2T`) what is to be added to
-    # the drafter's
+    # whether the tensor of a vocabulary of the drafter's own holds the target's ids, or (`D2T`)
+    # what is to be added to the drafter's
     stores_ids: bool = False
 
 
@@ -70,29 +83,47 @@ def plain(name: str) -> str | None:
     ('layers.0.mlp.up_proj.weight', None)
     """
     name = name.removeprefix("model.")
-    return None if name in IGNORED or name.endswith("rotary_emb.inv_freq") else name
+    if name in IGNORED or name.endswith("rotary_emb.inv_freq"):
+        return None
+    return name
 
 
-def layer_of(table: dict, shapes: Shapes, prefix: str = "layers.0.", *, windows: bool = False) -> DecoderConfig:
-    """Reads the shape of a drafter's layers: sizes as config.json has them, options as there are tensors for them.
+def layer_of(
+    table: dict, shapes: Shapes, prefix: str = "layers.0.", *, windows: bool = False
+) -> DecoderConfig:
+    """Reads the shape of a drafter's layers: sizes as config.json has them, options as there are
+    tensors for them.
 
     `windows`: whether its layers may attend to a window.
     """
     table = with_windows(table.get("transformer_layer_config") or table)
     if "sliding_attention" in (table.get("layer_types") or ()):
         if not windows:
-            raise FamilyError("layer_types has sliding_attention: only full_attention is supported in such a drafter")
+            raise FamilyError(
+                "layer_types has sliding_attention: only full_attention is supported in such a "
+                "drafter"
+            )
         if table.get("sliding_window") is None:
-            raise FamilyError("layer_types has sliding_attention, but sliding_window is missing: expected a number")
+            raise FamilyError(
+                "layer_types has sliding_attention, but sliding_window is missing: expected a "
+                "number"
+            )
     if not windows:
         only(table, is_causal=False)
 
     def has(name: str) -> bool:
         return f"{prefix}{name}" in shapes
 
-    # Some files leave head_dim out, though it is not the width over the heads: the query projection has it.
-    heads, (rows, *_) = need(table, "num_attention_heads"), shapes.get(f"{prefix}self_attn.q_proj.weight", (0,))
-    sizes = {"head_dim": table.get("head_dim") or rows // heads or None, "tie_word_embeddings": False}
+    # Some files leave head_dim out, though it is not the width over the heads: the query projection
+    # has it.
+    heads, (rows, *_) = (
+        need(table, "num_attention_heads"),
+        shapes.get(f"{prefix}self_attn.q_proj.weight", (0,)),
+    )
+    sizes = {
+        "head_dim": table.get("head_dim") or rows // heads or None,
+        "tie_word_embeddings": False,
+    }
     return decoders.read(
         {**table, **sizes},
         qkv_bias=has("self_attn.q_proj.bias"),
@@ -104,28 +135,42 @@ def layer_of(table: dict, shapes: Shapes, prefix: str = "layers.0.", *, windows:
 
 
 def with_windows(table: dict) -> dict:
-    """Completes the keys of windows as transformers' Qwen3Config does, through which such files go elsewhere.
+    """Completes the keys of windows as transformers' Qwen3Config does, through which such files go
+    elsewhere.
 
-    Without `use_sliding_window` no window counts. The layers still are sliding ones, which may make them causal.
+    Without `use_sliding_window` no window counts. The layers still are sliding ones, which may make
+    them causal.
 
     >>> with_windows({"model_type": "qwen3", "sliding_window": 8})["sliding_window"]
     1073741824
-    >>> table = {"model_type": "qwen3", "use_sliding_window": True, "num_hidden_layers": 2, "max_window_layers": 1}
+    >>> table = {
+    ...     "model_type": "qwen3",
+    ...     "use_sliding_window": True,
+    ...     "num_hidden_layers": 2,
+    ...     "max_window_layers": 1,
+    ... }
     >>> with_windows(table)["layer_types"]
     ['full_attention', 'sliding_attention']
     """
     if table.get("model_type") != "qwen3":
         return table
-    width = table.get("sliding_window", 4096) if table.get("use_sliding_window") else None
+    width = None
+    if table.get("use_sliding_window"):
+        width = table.get("sliding_window", 4096)
     if width is None:
         return {**table, "sliding_window": HIDES_NOTHING}
-    first, count = table.get("max_window_layers"), need(table, "num_hidden_layers")
-    first = 28 if first is None else first  # null is no value
+    first = table.get("max_window_layers")
+    count = need(table, "num_hidden_layers")
+    # null is no value
+    if first is None:
+        first = 28
     usual = ["sliding_attention" if i >= first else "full_attention" for i in range(count)]
     return {**table, "sliding_window": width, "layer_types": table.get("layer_types") or usual}
 
 
-def layer_modules(config: DecoderConfig, path: str = "layers_{}", name: str = "layers.{}") -> dict[str, str]:
+def layer_modules(
+    config: DecoderConfig, path: str = "layers_{}", name: str = "layers.{}"
+) -> dict[str, str]:
     """Names the modules of the layers; `path` and `name` are in front of ours and theirs."""
     return decoders.layer_modules(config, {}, path, name)
 
@@ -135,7 +180,9 @@ PARTS = {"embedding": "embed_tokens", "head": "lm_head", "vocabulary": D2T}
 
 
 def own_parts(shapes: Shapes, prefix: str = "") -> dict[str, bool]:
-    """Tells which parts a drafter has of its own, by its tensors: the options of its configuration."""
+    """Tells which parts a drafter has of its own, by its tensors: the options of its
+    configuration.
+    """
     names = {"own_embedding": "embed_tokens.weight", "own_head": "lm_head.weight"}
     return {option: f"{prefix}{name}" in shapes for option, name in names.items()}
 
@@ -143,9 +190,10 @@ def own_parts(shapes: Shapes, prefix: str = "") -> dict[str, bool]:
 def taps_of(ids: list[int], offset: int, target: TargetShape) -> tuple[int, ...]:
     """Numbers layers as `language_model(config, taps)` does: 0 is the output of the first.
 
-    There are two ways to count. `offset` 0: the output of layer l, counted from 0 (DFlash, DeepSpec, SGLang). -1: the
-    input of layer l, which is transformers' `hidden_states[l]` (EAGLE, vLLM, speculators). The output of the last layer
-    is refused, too: transformers, with which drafters are trained, has it after the final norm only.
+    There are two ways to count. `offset` 0: the output of layer l, counted from 0 (DFlash,
+    DeepSpec, SGLang). -1: the input of layer l, which is transformers' `hidden_states[l]` (EAGLE,
+    vLLM, speculators). The output of the last layer is refused, too: transformers, with which
+    drafters are trained, has it after the final norm only.
 
     >>> taps_of([2, 16, 29], -1, TargetShape(None, 1, 1, layers=32))
     (1, 15, 28)
@@ -153,7 +201,8 @@ def taps_of(ids: list[int], offset: int, target: TargetShape) -> tuple[int, ...]
     if target.taps is not None:
         return target.taps
     taps = tuple(int(i) + offset for i in ids)
-    if missing := [i for i, tap in zip(ids, taps, strict=True) if not 0 <= tap < target.layers - 1]:
+    missing = [i for i, tap in zip(ids, taps, strict=True) if not 0 <= tap < target.layers - 1]
+    if missing:
         layers = f"it reads layers {list(ids)} of its target, which has {target.layers}"
         advice = "It was made for another target; or pass taps= to load_drafter"
         raise FamilyError(f"{layers}: the output of {missing[0]} cannot be read. {advice}")
@@ -161,7 +210,8 @@ def taps_of(ids: list[int], offset: int, target: TargetShape) -> tuple[int, ...]
 
 
 def check_same(*facts: tuple[str, int | None, int]) -> None:
-    """Compares what a drafter's files say of their target with the target: name, their value (None: silent), its.
+    """Compares what a drafter's files say of their target with the target: name, their value (None:
+    silent), its.
 
     >>> check_same(("layers", None, 4), ("vocabulary size", 13, 16))
     Traceback (most recent call last):
@@ -169,20 +219,32 @@ def check_same(*facts: tuple[str, int | None, int]) -> None:
     """
     for name, value, expected in facts:
         if value is not None and value != expected:
-            raise FamilyError(f"its {name} is {value}, and the target's {expected}: it was made for another target")
+            raise FamilyError(
+                f"its {name} is {value}, and the target's {expected}: it was made for another "
+                "target"
+            )
 
 
 def axis_of(shapes: Shapes, name: str, axis: int) -> int | None:
     """Returns the length of an axis of a tensor; None without the tensor."""
-    return shapes[name][axis] if name in shapes else None
+    if name in shapes:
+        return shapes[name][axis]
+    return None
 
 
 def check_own_parts(config: Any, dim: int, hidden_size: int) -> None:
-    """Refuses layers of another width or vocabulary than the target's that use the target's embedding or head."""
+    """Refuses layers of another width or vocabulary than the target's that use the target's
+    embedding or head.
+    """
     if dim != hidden_size and not (config.own_embedding and config.own_head):
-        raise ValueError(f"width {dim} is not the target's, {hidden_size}: expected own_embedding and own_head")
+        raise ValueError(
+            f"width {dim} is not the target's, {hidden_size}: expected own_embedding and own_head"
+        )
     if config.draft_vocab is not None and not config.own_head:
-        raise ValueError(f"draft_vocab is {config.draft_vocab} for the target's head, which has all: expected own_head")
+        raise ValueError(
+            f"draft_vocab is {config.draft_vocab} for the target's head, which has all: expected "
+            "own_head"
+        )
 
 
 def draft_vocab(shapes: Shapes, vocab: int) -> int | None:
@@ -192,7 +254,9 @@ def draft_vocab(shapes: Shapes, vocab: int) -> int | None:
     if "lm_head.weight" not in shapes:
         raise FamilyError("it has its own vocabulary (d2t), but no lm_head for it")
     size = shapes[D2T][0]
-    return None if size == vocab else size
+    if size == vocab:
+        return None
+    return size
 
 
 def written_layer(layer: DecoderConfig, types: Collection[str] = ()) -> dict[str, Any]:
@@ -201,45 +265,72 @@ def written_layer(layer: DecoderConfig, types: Collection[str] = ()) -> dict[str
     `types`: the values of model_type that the format's readers know; empty: any.
     """
     windows = sorted(layer.windows)
-    # The type is that of the layers without windows: drafters' readers know no Mistral, and go by the list.
+    # The type is that of the layers without windows: drafters' readers know no Mistral, and go by
+    # the list.
     changed = (lambda i, x: decoders.change(x, {"window": None})) if windows else None
     table = describe(decoders.with_layers(layer, changed, tied_head=False))[1]
     if types and table["model_type"] not in types:
-        raise FamilyError(f"its layers are those of {table['model_type']}: the format has those of {', '.join(types)}")
+        raise FamilyError(
+            f"its layers are those of {table['model_type']}: the format has those of "
+            f"{', '.join(types)}"
+        )
     if not windows:
         return table
     if len(windows) > 1:
-        raise FamilyError(f"its layers have windows of {windows}: the format stores one width for all")
-    kinds = ["full_attention" if x.attention.window is None else "sliding_attention" for x in layer.layers]
+        raise FamilyError(
+            f"its layers have windows of {windows}: the format stores one width for all"
+        )
+    kinds = [
+        "full_attention" if x.attention.window is None else "sliding_attention"
+        for x in layer.layers
+    ]
     return table | {"sliding_window": windows[0], "layer_types": kinds, "use_sliding_window": True}
 
 
 def check_stored(form: str, config: Any, **stored: Any) -> None:
-    """Refuses the fields of a configuration that a format has no place for: it stores these values alone.
+    """Refuses the fields of a configuration that a format has no place for: it stores these values
+    alone.
 
     >>> import types
-    >>> check_stored("the format", types.SimpleNamespace(fc_bias=True, own_head=False), fc_bias=False, own_head=False)
+    >>> check_stored(
+    ...     "the format",
+    ...     types.SimpleNamespace(fc_bias=True, own_head=False),
+    ...     fc_bias=False,
+    ...     own_head=False,
+    ... )
     Traceback (most recent call last):
     jaxspec.weights.hf_families.common.FamilyError: the format cannot store fc_bias True (expected False)
     """
     fields = vars(config)
-    if lacking := [f"{name} {fields[name]!r} (expected {x!r})" for name, x in stored.items() if fields[name] != x]:
+    lacking = [
+        f"{name} {fields[name]!r} (expected {x!r})"
+        for name, x in stored.items()
+        if fields[name] != x
+    ]
+    if lacking:
         raise FamilyError(f"{form} cannot store {', '.join(lacking)}")
 
 
 def check_head_norms(layer: DecoderConfig, drafters: str) -> None:
-    """Refuses to write layers without head norms: readers build Qwen 3's, and make norms that the files lack."""
+    """Refuses to write layers without head norms: readers build Qwen 3's, and make norms that the
+    files lack.
+    """
     if not all(x.attention.head_norms for x in layer.layers):
-        qwen = f"the format has only {drafters} with Qwen 3's layer, which normalises queries and keys"
+        qwen = (
+            f"the format has only {drafters} with Qwen 3's layer, which normalises queries and keys"
+        )
         advice = "train it with head_norms = true (the default of a recipe's [head])"
         raise FamilyError(f"{qwen}. This one has head_norms=False: {advice}")
 
 
-def speculators(kind: str, architecture: str, layer: dict, table: dict, verifier: dict, tokens: int) -> dict:
-    """Writes the config.json that `speculators`, and so vLLM and SGLang, read; `table` has this kind's own entries.
+def speculators(
+    kind: str, architecture: str, layer: dict, table: dict, verifier: dict, tokens: int
+) -> dict:
+    """Writes the config.json that `speculators`, and so vLLM and SGLang, read; `table` has this
+    kind's own entries.
 
-    `layer`: what `written_layer` returns. `verifier`: the target's name and architectures, and what else is known of
-    it. `tokens`: draft tokens a round.
+    `layer`: what `written_layer` returns. `verifier`: the target's name and architectures, and what
+    else is known of it. `tokens`: draft tokens a round.
     """
     return {
         "architectures": [architecture],

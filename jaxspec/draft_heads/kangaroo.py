@@ -1,10 +1,11 @@
-"""Kangaroo (Liu et al., arXiv 2404.18911): attention and a norm between a target's layer and its head.
+"""Kangaroo (Liu et al., arXiv 2404.18911): attention and a norm between a target's layer and its
+head.
 
-The network reads the output of one of the target's layers at each position, for draft tokens, too. The target's head
-makes logits of its output. It drafts by `drafters.early_exit`.
+The network reads the output of one of the target's layers at each position, for draft tokens, too.
+The target's head makes logits of its output. It drafts by `drafters.early_exit`.
 
-Its files hold attention and norms, named as Llama's. The authors' config.json names neither the layer nor the target;
-files written here do.
+Its files hold attention and norms, named as Llama's. The authors' config.json names neither the
+layer nor the target; files written here do.
 
 Shapes: B batch, T step, N nodes, M model dimension.
 """
@@ -36,14 +37,16 @@ from jaxspec.nets.decoder import DecoderConfig, empty_cache, layers_of
 class ExitAdapterConfig:
     """The shape of an adapter."""
 
-    # the shape of its layers (Kangaroo has one). They have no feed-forward block, so `ff_dim` is not read. Its
-    # vocabulary and width are the target's.
+    # the shape of its layers (Kangaroo has one). They have no feed-forward block, so `ff_dim` is
+    # not read. Its vocabulary and width are the target's.
     layer: DecoderConfig
     exit: int  # after how many of the target's layers it reads
 
     def __post_init__(self):
         if self.layer.positions != "rotary" or self.layer.windows:
-            raise ValueError("an adapter's layers are as Llama's: expected rotary positions and no windows")
+            raise ValueError(
+                "an adapter's layers are as Llama's: expected rotary positions and no windows"
+            )
 
     @property
     def taps(self) -> tuple[int, ...]:
@@ -64,7 +67,9 @@ class Net(nn.Module):
         self.layers = layers_of(c)
         self.norm = c.norm_module()
 
-    def __call__(self, x: Float[Array, "B T M"], cache: kv.KVCache, parent: Int[Array, "B N"] | None = None):
+    def __call__(
+        self, x: Float[Array, "B T M"], cache: kv.KVCache, parent: Int[Array, "B N"] | None = None
+    ):
         """Reads T further positions of each row."""
         pass_ = kv.Pass(cache.length, x.shape[1], parent)
         mask = causal(pass_.length, pass_.step, cache.capacity, parent)
@@ -72,14 +77,17 @@ class Net(nn.Module):
         inputs = LayerInputs(mask, turn and turn[0].at(pass_.positions(), turn[1]), None)
         # The adapter's layers are attention alone: their feed-forward blocks have no parameters.
         layers = [functools.partial(layer, inputs=inputs, mlp=False) for layer in self.layers]
-        x, _, cache = stack.with_cache(layers, x.astype(self.config.layer.dtype), cache, pass_=pass_)
+        x, _, cache = stack.with_cache(
+            layers, x.astype(self.config.layer.dtype), cache, pass_=pass_
+        )
         return self.norm(x), cache
 
 
 @functools.lru_cache
 def head(config: ExitAdapterConfig) -> ExitAdapter:
     """Makes an adapter's pure functions, for `drafters.early_exit`."""
-    module, c = Net(config), config.layer
+    module = Net(config)
+    c = config.layer
 
     def extend(params: Params, cache, hidden, parent=None):
         return module.apply({"params": params}, hidden, cache, parent)
@@ -91,15 +99,22 @@ def head(config: ExitAdapterConfig) -> ExitAdapter:
 def init(config: ExitAdapterConfig, key: Key[Array, ""]) -> Params:
     """Draws random parameters."""
     return stack.init_params(
-        Net(config), key, jnp.zeros((1, 2, config.layer.dim), jnp.float32), head(config).empty(1, Room(2))
+        Net(config),
+        key,
+        jnp.zeros((1, 2, config.layer.dim), jnp.float32),
+        head(config).empty(1, Room(2)),
     )
 
 
 # --- the drafter
 
 
-def drafter(adapter: DraftHead[ExitAdapter], target: Model, trimmed: Model | None = None) -> BoundDrafter:
-    """Drafts with the target's layers up to the adapter's, the adapter, and the target's or a trimmed head."""
+def drafter(
+    adapter: DraftHead[ExitAdapter], target: Model, trimmed: Model | None = None
+) -> BoundDrafter:
+    """Drafts with the target's layers up to the adapter's, the adapter, and the target's or a
+    trimmed head.
+    """
     (tap,) = adapter.network.requirements.taps
     return early_exit(target, tap + 1, head=trimmed, adapter=adapter)
 
@@ -107,9 +122,13 @@ def drafter(adapter: DraftHead[ExitAdapter], target: Model, trimmed: Model | Non
 # --- in training
 
 
-def draft_states(config: ExitAdapterConfig, params: Params, shared: SharedWithTarget, starts: DraftStarts):
+def draft_states(
+    config: ExitAdapterConfig, params: Params, shared: SharedWithTarget, starts: DraftStarts
+):
     """Reads whole rows in one pass: the draft tokens stand in the text."""
-    adapter, taps, position = head(config), starts.forward.taps, starts.place
+    adapter = head(config)
+    taps = starts.forward.taps
+    position = starts.place
     assert taps is not None
     batch, size, _ = taps.shape
     hidden, _ = adapter.extend(params, adapter.empty(batch, Room(size)), taps)
@@ -117,7 +136,9 @@ def draft_states(config: ExitAdapterConfig, params: Params, shared: SharedWithTa
     return hidden[:, jnp.minimum(index, size - 1)]  # past the end nothing is compared
 
 
-def draft_logits(config, params: Params, shared: SharedWithTarget, at: DraftStep) -> tuple[Array, None]:
+def draft_logits(
+    config, params: Params, shared: SharedWithTarget, at: DraftStep
+) -> tuple[Array, None]:
     """Makes logits with the target's head."""
     return shared.logits(at.hidden[:, at.depth : at.depth + 1]).astype(jnp.float32)[:, 0], None
 
@@ -125,12 +146,16 @@ def draft_logits(config, params: Params, shared: SharedWithTarget, at: DraftStep
 # --- its files
 
 EXIT = "early_exit_layer"  # of ours: after how many of the target's layers
-TARGET, LAYERS = "base_model_name_or_path", "num_target_layers"  # of ours, too: whose layers these are
+# of ours, too: whose layers these are
+TARGET = "base_model_name_or_path"
+LAYERS = "num_target_layers"
 QUERIES = "layers.0.self_attn.q_proj.weight"
 
 
 def matches(table: dict, shapes: Shapes) -> bool:
-    """Tells whether there are layers without feed-forward blocks, and nothing that joins hidden states with tokens."""
+    """Tells whether there are layers without feed-forward blocks, and nothing that joins hidden
+    states with tokens.
+    """
     # Kangaroo publishes no other mark: what is missing tells its files apart.
     alone = not any(".mlp." in name or name.startswith("fc.") for name in shapes)
     return {QUERIES, "layers.0.input_layernorm.weight", "norm.weight"} <= shapes.keys() and alone
@@ -146,10 +171,14 @@ def read(table: dict, shapes: Shapes, target: TargetShape) -> ExitAdapterConfig:
     )
     if EXIT not in table and target.taps is None:
         advice = "if it reads the output of the second layer, as Kangaroo's for 7B models do"
-        raise formats.FamilyError(f"its config.json has no {EXIT}: pass taps=[1] to load_drafter {advice}")
+        raise formats.FamilyError(
+            f"its config.json has no {EXIT}: pass taps=[1] to load_drafter {advice}"
+        )
     tap, *more = formats.taps_of([table.get(EXIT, 0)], -1, target)
     if more:
-        raise formats.FamilyError(f"taps is {[tap, *more]}: an adapter reads the output of one layer")
+        raise formats.FamilyError(
+            f"taps is {[tap, *more]}: an adapter reads the output of one layer"
+        )
     return ExitAdapterConfig(dataclasses.replace(layer, tied_head=False), tap + 1)
 
 

@@ -1,4 +1,6 @@
-"""The type of a kind of draft head: an entry of the table `jaxspec.draft_heads.KINDS`, made by one file."""
+"""The type of a kind of draft head: an entry of the table `jaxspec.draft_heads.KINDS`, made by one
+file.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,8 @@ from jaxspec.drafters.hidden_states import DraftHead, inside_of
 from jaxspec.nets.decoder import DecoderConfig, decoder_config
 from jaxspec.nets.uniform import period
 
-OF_TARGET = ("layer", "vocab_size", "dim", "hidden_size", "dtype")  # fields of configurations that a target says
+# fields of configurations that a target says
+OF_TARGET = ("layer", "vocab_size", "dim", "hidden_size", "dtype")
 
 
 class Kind(NamedTuple):
@@ -30,28 +33,34 @@ class Kind(NamedTuple):
     name: str  # its name in recipes, their family
     config: type  # type of the network's configuration
     init: Callable[[Any, Key[Array, ""]], Params]  # (configuration, key) -> random parameters
-    # configuration -> the network as pure functions, whose `requirements` are what it expects of its target; the same
-    # object for the same configuration
+    # configuration -> the network as pure functions, whose `requirements` are what it expects of
+    # its target; the same object for the same configuration
     head: Callable[[Any], Any]
-    # (those functions and their parameters, target, a model with a trimmed head or None) -> the drafter
+    # (those functions and their parameters, target, a model with a trimmed head or None) -> the
+    # drafter
     drafter: Callable[[DraftHead[Any], Model, Model | None], BoundDrafter]
     format: Format  # how its files are recognised, read and written
-    # type of a recipe's [head] table: a frozen dataclass of what the target does not say, whose `config(target)` is the
-    # configuration for a target; None for a kind that is not trained here
+    # type of a recipe's [head] table: a frozen dataclass of what the target does not say, whose
+    # `config(target)` is the configuration for a target; None for a kind that is not trained here
     sizes: type | None = None
     training: Training | None = None  # how it is trained; None for such a kind
-    published: Mapping[str, Any] = types.MappingProxyType({})  # configurations of published sizes by name
+    # configurations of published sizes by name
+    published: Mapping[str, Any] = types.MappingProxyType({})
 
 
 def shape_of(head: Any) -> Any:
-    """Returns the part of a head's configuration with `vocab_size` and `dtype`: its transformer layers, if any."""
+    """Returns the part of a head's configuration with `vocab_size` and `dtype`: its transformer
+    layers, if any.
+    """
     return getattr(head, "layer", head)
 
 
 def in_dtype(head: Any, dtype: str) -> Any:
     """Returns a head's configuration with another dtype of its computation."""
     shape = dataclasses.replace(shape_of(head), dtype=dtype)
-    return dataclasses.replace(head, layer=shape) if hasattr(head, "layer") else shape
+    if hasattr(head, "layer"):
+        return dataclasses.replace(head, layer=shape)
+    return shape
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -73,8 +82,13 @@ class LayerSizes:
         """Returns the configuration of the layers."""
         dim = self.dim or inside_of(target).width
         if (head_dim := self.head_dim or dim // self.heads) % 2 or head_dim == 0:
-            sizes = f"heads is {self.heads} for layers of width {dim}, which makes head_dim {head_dim}"
-            raise ValueError(f"{sizes}: expected an even one, for rotary positions. Choose other heads, or a head_dim")
+            sizes = (
+                f"heads is {self.heads} for layers of width {dim}, which makes head_dim {head_dim}"
+            )
+            raise ValueError(
+                f"{sizes}: expected an even one, for rotary positions. Choose other heads, or a "
+                "head_dim"
+            )
         return decoder_config(
             vocab_size=target.lm.vocab_size,
             dim=dim,
@@ -98,31 +112,51 @@ class WindowedSizes(LayerSizes):
     """Layers that may attend to a window."""
 
     window: int = 0  # positions that a layer attends to; 0: all
-    full_layers: tuple[int, ...] = ()  # layers, counted from 0, that attend to all in spite of `window`
+    # layers, counted from 0, that attend to all in spite of `window`
+    full_layers: tuple[int, ...] = ()
 
     def __post_init__(self):
         at_least(0, window=self.window)
-        if unknown := [i for i in self.full_layers if not (self.window and 0 <= i < self.layers)]:
-            raise ValueError(f"full_layers has {unknown[0]}: expected a window, and layers from 0 to {self.layers - 1}")
+        unknown = [i for i in self.full_layers if not (self.window and 0 <= i < self.layers)]
+        if unknown:
+            raise ValueError(
+                f"full_layers has {unknown[0]}: expected a window, and layers from 0 to "
+                f"{self.layers - 1}"
+            )
 
     def _windows(self) -> dict[str, Any]:
         if not self.window:
             return {}
-        return {"window": self.window, "local": period([i not in self.full_layers for i in range(self.layers)])}
+        return {
+            "window": self.window,
+            "local": period([i not in self.full_layers for i in range(self.layers)]),
+        }
 
 
 def sizes_of(
-    config: type, without: Collection[str] = (), layers: type[LayerSizes] = LayerSizes, **defaults: Any
+    config: type,
+    without: Collection[str] = (),
+    layers: type[LayerSizes] = LayerSizes,
+    **defaults: Any,
 ) -> type:
-    """Makes the type of a recipe's [head] table: the fields of a configuration that a target does not say.
+    """Makes the type of a recipe's [head] table: the fields of a configuration that a target does
+    not say.
 
-    It has those of `layers` where the configuration has layers, with `defaults` of its own, and lacks the fields
-    `without`. A draft_vocab of 0 is the target's, as None is.
+    It has those of `layers` where the configuration has layers, with `defaults` of its own, and
+    lacks the fields `without`. A draft_vocab of 0 is the target's, as None is.
     """
-    hints, named = typing.get_type_hints(config), {field.name: field for field in dataclasses.fields(config)}
-    fields = [field for name, field in named.items() if name not in OF_TARGET and name not in without]
-    members = [(field.name, hints[field.name], dataclasses.field(default=field.default)) for field in fields]
-    members += [(name, type(value), dataclasses.field(default=value)) for name, value in defaults.items()]
+    hints = typing.get_type_hints(config)
+    named = {field.name: field for field in dataclasses.fields(config)}
+    fields = [
+        field for name, field in named.items() if name not in OF_TARGET and name not in without
+    ]
+    members = [
+        (field.name, hints[field.name], dataclasses.field(default=field.default))
+        for field in fields
+    ]
+    members += [
+        (name, type(value), dataclasses.field(default=value)) for name, value in defaults.items()
+    ]
 
     def of_target(sizes: Any, target: Model) -> Any:
         width = inside_of(target).width
@@ -130,8 +164,12 @@ def sizes_of(
         of_target |= {"layer": sizes.layer(target)} if "layer" in named else {}
         values = {field.name: getattr(sizes, field.name) for field in fields}
         values |= {"draft_vocab": values["draft_vocab"] or None} if "draft_vocab" in values else {}
-        return config(**{name: value for name, value in of_target.items() if name in named}, **values)
+        return config(
+            **{name: value for name, value in of_target.items() if name in named}, **values
+        )
 
-    bases, methods = (layers,) if "layer" in named else (), {"config": of_target}
-    name, options = f"{config.__name__}Sizes", {"frozen": True, "kw_only": True}
+    bases = (layers,) if "layer" in named else ()
+    methods = {"config": of_target}
+    name = f"{config.__name__}Sizes"
+    options = {"frozen": True, "kw_only": True}
     return dataclasses.make_dataclass(name, members, bases=bases, namespace=methods, **options)

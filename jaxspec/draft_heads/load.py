@@ -1,6 +1,8 @@
-"""Loading drafters of a target, published ones and those that were trained here: EAGLE, Medusa, MTP, DFlash, PARD.
+"""Loading drafters of a target, published ones and those that were trained here: EAGLE, Medusa,
+MTP, DFlash, PARD.
 
-What a folder's config.json means, and what its tensors are called, the kinds say (`jaxspec.draft_heads.KINDS`).
+What a folder's config.json means, and what its tensors are called, the kinds say
+(`jaxspec.draft_heads.KINDS`).
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ from jaxspec.weights.huggingface import CONFIG
 from jaxspec.weights.tensors import CheckpointError
 
 PARD = "pard_token"  # the key of the mask token of whole models that draft in parallel
-SPECULATORS = ("eagle", "eagle3", "peagle", "dflash", "dflash2", "dspark", "mtp")  # its algorithms that are read here
+# its algorithms that are read here
+SPECULATORS = ("eagle", "eagle3", "peagle", "dflash", "dflash2", "dspark", "mtp")
 
 
 def load_drafter(
@@ -43,7 +46,8 @@ def load_drafter(
     revision: str | None = None,
     check: bool | Sequence[str] | Prompt = False,
 ) -> BoundDrafter:
-    """Loads a published drafter that reads a target's hidden states, ready for `generate(target, ..., drafter=...)`.
+    """Loads a published drafter that reads a target's hidden states, ready for `generate(target,
+    ..., drafter=...)`.
 
         target = jaxspec.load("Qwen/Qwen3-8B", dtype="bfloat16")
         drafter = jaxspec.load_drafter("AngelSlim/Qwen3-8B_eagle3", target=target)
@@ -61,35 +65,43 @@ def load_drafter(
 
     Args:
         source: a folder, a hub id, owner/name, or the name of a shipped drafter.
-        target: the model that it was made for. Its matrices get the dtype of the target's computation, and lie on its
-            mesh.
-        taps: the layers to read, counted from 0 for the output of the first one, if the folder is wrong or silent about
-            them. Numbers that are off by one cost acceptance, never exactness.
-        head: `jaxspec.trim_vocabulary(target, size=...)`, for a drafter that uses the target's head: it then computes
-            the logits of so many tokens, and drafts no others (FR-Spec).
+        target: the model that it was made for. Its matrices get the dtype of the target's
+            computation, and lie on its mesh.
+        taps: the layers to read, counted from 0 for the output of the first one, if the folder is
+            wrong or silent about them. Numbers that are off by one cost acceptance, never
+            exactness.
+        head: `jaxspec.trim_vocabulary(target, size=...)`, for a drafter that uses the target's
+            head: it then computes the logits of so many tokens, and drafts no others (FR-Spec).
         revision: a branch, a tag or a commit, for a hub id.
-        check: whether to measure how often its first draft token is accepted, on a few texts or on prompts that are
-            given, and to warn if that is too seldom for a drafter of this target. Nothing else shows that weights are
-            another's: the text stays exact. Takes as long as generating 32 tokens. A warning comes with a table of
-            what was tried, taps, norms, scales, positions and tokens, and says what to look at.
+        check: whether to measure how often its first draft token is accepted, on a few texts or on
+            prompts that are given, and to warn if that is too seldom for a drafter of this target.
+            Nothing else shows that weights are another's: the text stays exact. Takes as long as
+            generating 32 tokens. A warning comes with a table of what was tried, taps, norms,
+            scales, positions and tokens, and says what to look at.
 
     Returns:
         The drafter, for this target.
 
     Raises:
         CheckpointError: the folder is missing, damaged, in another format, or for another target.
-        ValueError: a revision was given for a source that is not on the hub, or a head for a drafter with its own.
+        ValueError: a revision was given for a source that is not on the hub, or a head for a
+            drafter with its own.
 
     Warns:
         UserWarning: the folder names another model than this target, one of the same shapes.
     """
     folder = _folder_of(source, target, revision)
-    if (mask_token := _mask_token(folder, _table(folder))) is not None:
+    mask_token = _mask_token(folder, _table(folder))
+    if mask_token is not None:
         for option, value in (("taps", taps), ("head", head)):
             if value is not None:
-                raise ValueError(f"{option} is of draft heads, and {folder} is a whole model: leave it out")
-        mesh, dtype = sharding.mesh_of(target.params), nets.dtype_of(target.config)
-        network, draft = None, models.load(folder, dtype=dtype, mesh=mesh)
+                raise ValueError(
+                    f"{option} is of draft heads, and {folder} is a whole model: leave it out"
+                )
+        mesh = sharding.mesh_of(target.params)
+        dtype = nets.dtype_of(target.config)
+        network = None
+        draft = models.load(folder, dtype=dtype, mesh=mesh)
         try:
             drafter = parallel(draft, mask_token)
         except ValueError as error:
@@ -104,9 +116,14 @@ def load_drafter(
 
 
 def read_head(
-    source: str | Path, *, target: Model, taps: Sequence[int] | None = None, revision: str | None = None
+    source: str | Path,
+    *,
+    target: Model,
+    taps: Sequence[int] | None = None,
+    revision: str | None = None,
 ) -> tuple[Any, Params]:
-    """Reads the configuration and the parameters of a drafter, to be trained further, say, or to be written.
+    """Reads the configuration and the parameters of a drafter, to be trained further, say, or to be
+    written.
 
     Arguments and errors as those of `load_drafter`. `draft_heads.save.save` writes them.
     """
@@ -117,18 +134,24 @@ def read_head(
     both = tokenizer is not None and target.tokenizer is not None
     if both and (first := first_difference(target.tokenizer, tokenizer)) is not None:
         differs = "id {} is {!r} for the target and {!r} there".format(*first)
-        raise CheckpointError(f"{folder} has another tokenizer than the target: {differs}. It is another target's")
+        raise CheckpointError(
+            f"{folder} has another tokenizer than the target: {differs}. It is another target's"
+        )
     _check_name(folder, _table(folder), target)
     config, params = restore(folder, target, None if taps is None else tuple(taps))
     if taps is not None and not kind_of(config).head(config).requirements.taps:
-        raise ValueError(f"taps is {list(taps)}, and {folder} reads the last layer's output only: leave it out")
+        raise ValueError(
+            f"taps is {list(taps)}, and {folder} reads the last layer's output only: leave it out"
+        )
     return config, params
 
 
 def _folder_of(source: str | Path, target: Model, revision: str | None) -> Path:
     """Returns the folder of a drafter, as `find`, once the target is known to be a model."""
     if not isinstance(target, Model):
-        raise TypeError(f"target is {target!r}: expected a jaxspec.Model, as jaxspec.load returns it")
+        raise TypeError(
+            f"target is {target!r}: expected a jaxspec.Model, as jaxspec.load returns it"
+        )
     return find(source, revision)
 
 
@@ -141,7 +164,9 @@ def _table(folder: Path) -> dict[str, Any]:
 
 
 def _mask_token(folder: Path, table: dict[str, Any]) -> int | None:
-    """Returns the mask token of a whole model that drafts in parallel (PARD's); None of other drafters."""
+    """Returns the mask token of a whole model that drafts in parallel (PARD's); None of other
+    drafters.
+    """
     mask_token = table.get(PARD)
     if mask_token is None:
         return None
@@ -149,15 +174,18 @@ def _mask_token(folder: Path, table: dict[str, Any]) -> int | None:
     if any("mask_hidden" in name for name in names):  # P-EAGLE's heads have both
         return None
     if type(mask_token) is not int:
-        raise CheckpointError(f"{folder / CONFIG}: {PARD} is {mask_token!r}: expected the id of the mask token")
+        raise CheckpointError(
+            f"{folder / CONFIG}: {PARD} is {mask_token!r}: expected the id of the mask token"
+        )
     return mask_token
 
 
 def _check_name(folder: Path, table: dict[str, Any], target: Model) -> None:
     """Compares the name of the target with that of the model that a folder says it was made for.
 
-    Only names that mean one model are compared: the hub's ids, and those of shipped models. A folder may be called
-    anything, and a name that holds the other is a copy's, as a rule: quantised, or fine-tuned.
+    Only names that mean one model are compared: the hub's ids, and those of shipped models. A
+    folder may be called anything, and a name that holds the other is a copy's, as a rule:
+    quantised, or fine-tuned.
     """
     try:
         verifier = (table.get("speculators_config") or {}).get("verifier") or {}
@@ -165,20 +193,27 @@ def _check_name(folder: Path, table: dict[str, Any], target: Model) -> None:
     except AttributeError:  # `restore` says so
         return
     shipped_models = models.shipped()
-    if not isinstance(named, str) or not all(models.is_hub_id(x) or x in shipped_models for x in (named, target.name)):
+    if not isinstance(named, str) or not all(
+        models.is_hub_id(x) or x in shipped_models for x in (named, target.name)
+    ):
         return
-    file_name, target_name = (re.sub(r"[^a-z0-9]", "", x.rpartition("/")[2].lower()) for x in (named, target.name))
+    file_name, target_name = (
+        re.sub(r"[^a-z0-9]", "", x.rpartition("/")[2].lower()) for x in (named, target.name)
+    )
     if not file_name or not target_name or file_name in target_name or target_name in file_name:
         return
     if named in shipped_models:
         layers = decoder_layers(orbax.read_manifest(shipped_models[named]).model)
         target_layers = decoder_layers(target.config)
         if target_layers and layers != target_layers:
-            others = f"{folder} was made for {named}, a model of {layers} layers, and {target.name} has {target_layers}"
+            others = (
+                f"{folder} was made for {named}, a model of {layers} layers, and {target.name} has "
+                f"{target_layers}"
+            )
             raise CheckpointError(f"{others}: load it with target=jaxspec.load({named!r})")
     warnings.warn(
-        f"{folder} was made for {named}, and the target is {target.name}: the text stays exact, but few draft tokens "
-        "may be accepted; check=True measures how many",
+        f"{folder} was made for {named}, and the target is {target.name}: the text stays exact, "
+        "but few draft tokens may be accepted; check=True measures how many",
         stacklevel=4,
     )
 
@@ -189,11 +224,16 @@ def shipped() -> dict[str, Path]:
 
 
 def find(source: str | Path, revision: str | None = None) -> Path:
-    """Returns the folder of a drafter that reads hidden states; one of the hub is downloaded first."""
-    if (path := models.local(source, shipped(), revision)) is not None:
+    """Returns the folder of a drafter that reads hidden states; one of the hub is downloaded
+    first.
+    """
+    path = models.local(source, shipped(), revision)
+    if path is not None:
         return path
     if Path(source).name in models.shipped():
-        raise CheckpointError(f"{source} is a model: load it by jaxspec.load, and pass it as the drafter")
+        raise CheckpointError(
+            f"{source} is a model: load it by jaxspec.load, and pass it as the drafter"
+        )
     if not models.is_hub_id(source):
         names = ", ".join(shipped()) or "none in this installation"
         expected = f"a folder, the name of a shipped one ({names}), or a hub id (owner/name)"
@@ -209,7 +249,8 @@ class FileTensor(NamedTuple):
 
 
 def restore(folder: Path, target: Model, taps: tuple[int, ...] | None = None) -> tuple[Any, Params]:
-    """Reads a drafter's folder: the configuration of its network, of one of `KINDS`, and its parameters.
+    """Reads a drafter's folder: the configuration of its network, of one of `KINDS`, and its
+    parameters.
 
     Matrices get the dtype of the target's computation, and its mesh.
     """
@@ -223,15 +264,18 @@ class Description(NamedTuple):
 
     form: Format  # how its files are read
     config: Any  # the configuration of its network
-    paths: dict[str, tuple[str, str]]  # by a tensor's name in the files, its canonical name, and our parameter's path
+    # by a tensor's name in the files, its canonical name, and our parameter's path
+    paths: dict[str, tuple[str, str]]
 
 
 def describe(
     folder: Path, files: list[tensors.Shard], target: Model, taps: tuple[int, ...] | None = None
 ) -> Description:
-    """Reads a drafter's config.json, and compares it with the shapes of its tensors and with the target.
+    """Reads a drafter's config.json, and compares it with the shapes of its tensors and with the
+    target.
 
-    Only names and shapes are read of the files, so a drafter of another target is refused before weights are read.
+    Only names and shapes are read of the files, so a drafter of another target is refused before
+    weights are read.
     """
     try:
         table = common.read_object(folder / CONFIG)
@@ -240,44 +284,66 @@ def describe(
         shapes = {name: tensor.shape for name, tensor in by_name.items()}
         config = form.read(table, shapes, target_shape(target, taps))
         config = in_dtype(config, nets.dtype_of(target.config))
-        expected, prefix = shapes_of(config), form.root(shapes)
+        expected = shapes_of(config)
+        prefix = form.root(shapes)
         named = common.named(expected, form.modules(config))
     except (OSError, ValueError, TypeError, RecursionError) as error:
         raise CheckpointError(f"{folder} holds no drafter that can be loaded: {error}") from error
     paths = {f"{prefix}{tensor.name}": path for path, tensor in named.items()}
     read_shapes = {name: shape for name, shape in shapes.items() if name.startswith(prefix)}
     # A drafter with the whole vocabulary needs no map, though some files have one.
-    read_shapes = {name: shape for name, shape in read_shapes.items() if name != D2T or D2T in paths}
-    if complaint := parameters.differences({name: expected[path].shape for name, path in paths.items()}, read_shapes):
+    read_shapes = {
+        name: shape for name, shape in read_shapes.items() if name != D2T or D2T in paths
+    }
+    complaint = parameters.differences(
+        {name: expected[path].shape for name, path in paths.items()}, read_shapes
+    )
+    if complaint:
         wrong = f"the weights are not those of the {form.title} of its {CONFIG}:{complaint}"
         raise CheckpointError(f"{folder}: {quantised_files.unread(folder, read_shapes) or wrong}")
-    return Description(form, config, {by_name[name].name: (name, path) for name, path in paths.items()})
+    return Description(
+        form, config, {by_name[name].name: (name, path) for name, path in paths.items()}
+    )
 
 
-def _recognised(folder: Path, table: dict, files: list[tensors.Shard]) -> tuple[Format, dict[str, FileTensor]]:
+def _recognised(
+    folder: Path, table: dict, files: list[tensors.Shard]
+) -> tuple[Format, dict[str, FileTensor]]:
     """Returns the first format that matches, and the tensors by its spelling of their names."""
-    if (algorithm := table.get("speculators_model_type", "eagle3")) not in SPECULATORS:
-        raise FamilyError(f"speculators_model_type is {algorithm!r}: expected one of {', '.join(SPECULATORS)}")
+    algorithm = table.get("speculators_model_type", "eagle3")
+    if algorithm not in SPECULATORS:
+        raise FamilyError(
+            f"speculators_model_type is {algorithm!r}: expected one of {', '.join(SPECULATORS)}"
+        )
     for form in (head_kind.format for head_kind in KINDS):
         by_name: dict[str, FileTensor] = {}
-        for name, shape in ((name, shape) for shard in files for name, shape in shard.shapes.items()):
-            if (canonical := form.canonical(name)) is None:
+        for name, shape in (
+            (name, shape) for shard in files for name, shape in shard.shapes.items()
+        ):
+            canonical = form.canonical(name)
+            if canonical is None:
                 continue
             if canonical in by_name:
-                raise CheckpointError(f"{folder} holds {canonical} twice, as {by_name[canonical].name} and as {name}")
+                raise CheckpointError(
+                    f"{folder} holds {canonical} twice, as {by_name[canonical].name} and as {name}"
+                )
             by_name[canonical] = FileTensor(shape, name)
         if form.matches(table, {name: tensor.shape for name, tensor in by_name.items()}):
             return form, by_name
-    if quantised := quantised_files.unread(folder, (name for shard in files for name in shard.shapes)):
+    quantised = quantised_files.unread(folder, (name for shard in files for name in shard.shapes))
+    if quantised:
         raise FamilyError(quantised)
     titles = ", ".join(head_kind.format.title for head_kind in KINDS)
     raise FamilyError(f"its tensors match no known format: expected one of {titles}")
 
 
-def _placed(files: list[tensors.Shard], description: Description, target: Model) -> Iterator[tuple[str, jax.Array]]:
+def _placed(
+    files: list[tensors.Shard], description: Description, target: Model
+) -> Iterator[tuple[str, jax.Array]]:
     """Yields parameters by path."""
     form, config, tensor_paths = description
-    mesh, shape = sharding.mesh_of(target.params), shape_of(config)
+    mesh = sharding.mesh_of(target.params)
+    shape = shape_of(config)
     # Drafters are split over a mesh by the same table of axes as their targets.
     axes = nets.axes_of(shape)
     for shard in files:
@@ -298,6 +364,9 @@ def _ids(x: np.ndarray, form: Format, vocab: int, where: str) -> np.ndarray:
     # EAGLE's files hold offsets: d2t[i] = id - i.
     ids = x if form.stores_ids else x + np.arange(len(x))
     if ids.min() < 0 or ids.max() >= vocab or len(np.unique(ids)) != len(ids):
-        got = f"ids from {ids.min()} to {ids.max()}, {len(np.unique(ids))} different ones of {len(ids)}"
+        got = (
+            f"ids from {ids.min()} to {ids.max()}, {len(np.unique(ids))} different ones of "
+            f"{len(ids)}"
+        )
         raise CheckpointError(f"{where} gives {got}: expected different ids from 0 to {vocab - 1}")
     return ids.astype(np.int32)

@@ -1,7 +1,7 @@
 """PaSS: vectors that, fed after a text, make the model itself predict tokens further ahead.
 
-Monea, Joulin, Grave, arXiv 2311.13581. Only these vectors are trained; the model stays as it is. Their authors publish
-none, nor a format: the one here is ours, a matrix and its sizes.
+Monea, Joulin, Grave, arXiv 2311.13581. Only these vectors are trained; the model stays as it is.
+Their authors publish none, nor a format: the one here is ours, a matrix and its sizes.
 
 Shapes: B batch, T step, C draft tokens, M model dimension, V vocabulary.
 """
@@ -37,7 +37,8 @@ class LookAheadConfig:
 
     Attributes:
         vocab_size, dim: the target's vocabulary, and the width of its features.
-        vectors: how many. Vector i predicts the token after i + 1 draft tokens: the first one is the target's own.
+        vectors: how many. Vector i predicts the token after i + 1 draft tokens: the first one is
+            the target's own.
         dtype: the dtype of the target's computation.
     """
 
@@ -53,8 +54,8 @@ class LookAheadConfig:
 class LookAheadEmbeddings(NamedTuple):
     """Such vectors as pure functions."""
 
-    # (vectors, the target's `extend`, its parameters, cache, tokens, parent) -> what that `extend` returns, where ids
-    # from the vocabulary's size on are the vectors
+    # (vectors, the target's `extend`, its parameters, cache, tokens, parent) -> what that `extend`
+    # returns, where ids from the vocabulary's size on are the vectors
     extend: Callable[..., tuple[core.Forward, core.Cache]]
     # (vectors, shared, the target's features [B, T, M]) -> logits [B, T, V]
     logits: Callable[[core.Params, SharedWithTarget, Float[Array, "B T M"]], Float[Array, "B T V"]]
@@ -67,13 +68,20 @@ def head(config: LookAheadConfig) -> LookAheadEmbeddings:
     """Makes the vectors' pure functions, for `drafters.lookahead_embeddings`."""
 
     def extend(
-        params: core.Params, run: Callable[..., Any], target: core.Params, cache: core.Cache, tokens: Array, parent
+        params: core.Params,
+        run: Callable[..., Any],
+        target: core.Params,
+        cache: core.Cache,
+        tokens: Array,
+        parent,
     ):
         # Vectors are further rows of the target's embedding: ids from its vocabulary's size on.
         embedding = {**target["embedding"], "more": params["vectors"]}
         return run({**target, "embedding": embedding}, cache, tokens, parent)
 
-    def logits(params: core.Params, shared: SharedWithTarget, hidden: Float[Array, "B T M"]) -> Float[Array, "B T V"]:
+    def logits(
+        params: core.Params, shared: SharedWithTarget, hidden: Float[Array, "B T M"]
+    ) -> Float[Array, "B T V"]:
         return shared.logits(hidden)
 
     requirements = TargetRequirements(config.vocab_size, config.dim, head=True)
@@ -91,18 +99,21 @@ def init(config: LookAheadConfig, key: Key[Array, ""]) -> core.Params:
 def lookahead_embeddings(
     head: DraftHead[LookAheadEmbeddings], target: core.Model, trimmed: core.Model | None = None
 ) -> core.BoundDrafter:
-    """Drafts with the target itself, in one pass over the last committed token and trained look-ahead vectors (PaSS).
+    """Drafts with the target itself, in one pass over the last committed token and trained
+    look-ahead vectors (PaSS).
 
-    The pass gives the target's own distribution of the next token, which is accepted with certainty (up to rounding),
-    and a draft token more for each vector; these are independent of each other. A round is two passes of the target,
-    which yield at least two tokens: it pays where the vectors are good for a third. What is stored is the vectors
-    alone. gamma is cut to one more than there are vectors.
+    The pass gives the target's own distribution of the next token, which is accepted with certainty
+    (up to rounding), and a draft token more for each vector; these are independent of each other. A
+    round is two passes of the target, which yield at least two tokens: it pays where the vectors
+    are good for a third. What is stored is the vectors alone. gamma is cut to one more than there
+    are vectors.
 
     Args:
         head: `draft_heads.lookahead_embeddings.head(config)` and the vectors, in a `DraftHead`;
             `jaxspec train` makes them, and `jaxspec.load_drafter` reads them.
         target: the model.
-        trimmed: a model whose head is used in place of the target's: `jaxspec.trim_vocabulary(target, size=...)`.
+        trimmed: a model whose head is used in place of the target's:
+            `jaxspec.trim_vocabulary(target, size=...)`.
 
     Raises:
         ValueError: the vectors are for another target, or it is no network of `jaxspec.nets`.
@@ -111,11 +122,15 @@ def lookahead_embeddings(
         >>> import jaxspec
         >>> from jaxspec.nets import decoder
         >>> shape = decoder.gpt_config(32, dim=16, ff_dim=32, layers=1, heads=2, max_positions=48)
-        >>> target = jaxspec.Model(decoder.language_model(shape), decoder.init(shape, jax.random.key(0)))
+        >>> target = jaxspec.Model(
+        ...     decoder.language_model(shape), decoder.init(shape, jax.random.key(0))
+        ... )
         >>> config = LookAheadConfig(32, dim=16, vectors=2)
         >>> vectors = jaxspec.DraftHead(head(config), init(config, jax.random.key(1)))
         >>> prompt = jaxspec.Prompt(jnp.array([[5, 6, 7]]), jnp.array([3]))
-        >>> out = jaxspec.generate(target, prompt, drafter=lookahead_embeddings(vectors, target), max_new_tokens=9)
+        >>> out = jaxspec.generate(
+        ...     target, prompt, drafter=lookahead_embeddings(vectors, target), max_new_tokens=9
+        ... )
         >>> bool((out.tokens == jaxspec.generate(target, prompt, max_new_tokens=9).tokens).all())
         True
 
@@ -128,14 +143,19 @@ def lookahead_embeddings(
 def _drafter(head: LookAheadEmbeddings, parts: HeadParts) -> core.Drafter:
     lm = parts.lm
 
-    def begin(weights: core.Weights, caches: core.Caches, context: core.DraftContext, fed: int | None) -> core.Reading:
+    def begin(
+        weights: core.Weights, caches: core.Caches, context: core.DraftContext, fed: int | None
+    ) -> core.Reading:
         (params, shared), row, count = parts(weights), context.row, context.gamma
         last = token_rows.window(row.tokens, row.length - 1, 1)
 
         def every_logits(cache: core.Cache) -> tuple[Float[Array, "B C V"], core.Cache]:
-            ids = jnp.broadcast_to(lm.vocab_size + jnp.arange(count - 1, dtype=last.dtype), (len(last), count - 1))
+            ids = jnp.broadcast_to(
+                lm.vocab_size + jnp.arange(count - 1, dtype=last.dtype), (len(last), count - 1)
+            )
             # The target's own cache is used, and rewound again before the target's pass.
-            cache, tokens = lm.rewind(cache, row.length - 1), jnp.concatenate([last, ids], axis=1)
+            cache = lm.rewind(cache, row.length - 1)
+            tokens = jnp.concatenate([last, ids], axis=1)
             forward, cache = head.extend(params, lm.extend, weights.target, cache, tokens, None)
             return head.logits(params, shared, forward.features), cache
 
@@ -147,18 +167,28 @@ def _drafter(head: LookAheadEmbeddings, parts: HeadParts) -> core.Drafter:
 # --- in training
 
 
-def begin(config: LookAheadConfig, params: core.Params, target: core.Model, often: Frequencies) -> core.Params:
+def begin(
+    config: LookAheadConfig, params: core.Params, target: core.Model, often: Frequencies
+) -> core.Params:
     """Begins with the vectors of frequent tokens."""
     tokens = jnp.asarray(trim.frequent_ids(target, config.vectors, often))
     return {"vectors": inside_of(target).embed(target.params, tokens[None])[0]}
 
 
-def draft_states(config: LookAheadConfig, params: core.Params, shared: SharedWithTarget, starts: DraftStarts):
-    """Reads the token after each place, and the vectors after that, in one pass of the target over a tree."""
-    size, count, position = starts.forward.features.shape[1], starts.depths - 1, starts.place
+def draft_states(
+    config: LookAheadConfig, params: core.Params, shared: SharedWithTarget, starts: DraftStarts
+):
+    """Reads the token after each place, and the vectors after that, in one pass of the target over
+    a tree.
+    """
+    size = starts.forward.features.shape[1]
+    count = starts.depths - 1
+    position = starts.place
     tokens = starts.tokens[:, :size]
     fed = jnp.tile(config.vocab_size + jnp.arange(count, dtype=tokens.dtype), position.shape[0])
-    nodes = jnp.concatenate([tokens, jnp.broadcast_to(fed, (tokens.shape[0], fed.shape[0]))], axis=1)
+    nodes = jnp.concatenate(
+        [tokens, jnp.broadcast_to(fed, (tokens.shape[0], fed.shape[0]))], axis=1
+    )
     # Nodes 0 to S - 1 are the text, a chain; each place has a branch of its own vectors after that.
     vector = size + jnp.arange(fed.shape[0], dtype=jnp.int32).reshape(-1, count)
     index = jnp.concatenate([position[:, None].astype(jnp.int32), vector], axis=1)

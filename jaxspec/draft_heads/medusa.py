@@ -1,13 +1,15 @@
-"""Heads beside a model's own, each of which predicts a token further ahead from the same features (Medusa).
+"""Heads beside a model's own, each of which predicts a token further ahead from the same features
+(Medusa).
 
-- Blockwise parallel decoding (Stern, Shazeer, Uszkoreit, arXiv 1811.03115): a feed-forward block each, and the model's
-  head for all.
+- Blockwise parallel decoding (Stern, Shazeer, Uszkoreit, arXiv 1811.03115): a feed-forward block
+  each, and the model's head for all.
 - Medusa (Cai et al., arXiv 2401.10774): residual blocks and a head each.
-- Hydra (Ankner et al., arXiv 2402.05109): a head also reads the tokens before the one that it predicts.
+- Hydra (Ankner et al., arXiv 2402.05109): a head also reads the tokens before the one that it
+  predicts.
 
-Medusa's files are read as their authors publish them and as vLLM has them; all are written in vLLM's format. Blockwise
-decoding's feed-forward blocks, heads without a vocabulary projection and Hydra's projection of tokens are extra tensors
-in that format. Only jaxspec reads them.
+Medusa's files are read as their authors publish them and as vLLM has them; all are written in
+vLLM's format. Blockwise decoding's feed-forward blocks, heads without a vocabulary projection and
+Hydra's projection of tokens are extra tensors in that format. Only jaxspec reads them.
 
 Shapes: B batch, T step, C draft tokens, M model dimension, H heads, V vocabulary.
 """
@@ -51,14 +53,15 @@ class HeadsConfig:
         vocab_size, dim: the target's vocabulary, and the width of its features.
         heads: how many. Head i predicts the token after i draft tokens.
         blocks: how many blocks each head has, one after the other.
-        block: "residual": x + silu(W x + b), Medusa's. "feed_forward": x + W2 relu(W1 x + b1) + b2, of blockwise
-            decoding.
+        block: "residual": x + silu(W x + b), Medusa's. "feed_forward": x + W2 relu(W1 x + b1) + b2,
+            of blockwise decoding.
         ff_dim: width inside of a feed-forward block.
         bias: whether blocks have biases.
         own_head: whether each head has a vocabulary projection, or takes the target's.
         draft_vocab: size of the heads' vocabulary; None: the target's.
-        reads_tokens: whether a head reads the last committed token and the draft tokens before its own (Hydra): the
-            first block then takes all of them side by side, and adds a projection of them instead of x.
+        reads_tokens: whether a head reads the last committed token and the draft tokens before its
+            own (Hydra): the first block then takes all of them side by side, and adds a projection
+            of them instead of x.
         dtype: the dtype of the computation.
     """
 
@@ -92,10 +95,14 @@ class HeadBlock(nn.Module):
 
     @nn.compact
     def __call__(self, x: Float[Array, "B T in"]) -> Float[Array, "B T M"]:
-        c, dtype = self.config, jnp.dtype(self.config.dtype)
+        c = self.config
+        dtype = jnp.dtype(self.config.dtype)
         zero = nn.initializers.zeros
         # Hydra's first block reads tokens beside the features, and is wider than what it adds to.
-        base = x if x.shape[-1] == c.dim else Dense(c.dim, dtype=dtype, name="shortcut")(x)
+        if x.shape[-1] == c.dim:
+            base = x
+        else:
+            base = Dense(c.dim, dtype=dtype, name="shortcut")(x)
         if c.block == "residual":
             return base + jax.nn.silu(Dense(c.dim, c.bias, dtype, zero, name="linear")(x))
         hidden = jax.nn.relu(Dense(c.ff_dim, c.bias, dtype, name="wi")(x))
@@ -108,19 +115,24 @@ class MedusaHead(nn.Module):
     config: HeadsConfig
 
     def setup(self):
-        c, dtype = self.config, jnp.dtype(self.config.dtype)
+        c = self.config
+        dtype = jnp.dtype(self.config.dtype)
         self.blocks = [HeadBlock(c) for _ in range(c.blocks)]
         if c.own_head:
             self.head = Dense(c.draft_vocab or c.vocab_size, dtype=dtype)
 
-    def __call__(self, x: Float[Array, "B T in"], shared: SharedWithTarget) -> Float[Array, "B T V"]:
+    def __call__(
+        self, x: Float[Array, "B T in"], shared: SharedWithTarget
+    ) -> Float[Array, "B T V"]:
         for block in self.blocks:
             x = block(x)
         return (self.head(x) if self.config.own_head else shared.logits(x)).astype(jnp.float32)
 
 
 class Heads(nn.Module):
-    """The network: `__call__` is all heads at each position, as in training; `logits_of` is one of them in decoding."""
+    """The network: `__call__` is all heads at each position, as in training; `logits_of` is one of
+    them in decoding.
+    """
 
     config: HeadsConfig
 
@@ -128,34 +140,53 @@ class Heads(nn.Module):
         c = self.config
         self.heads = [MedusaHead(c) for _ in range(c.heads)]
         if c.draft_vocab is not None:
-            self.vocabulary = self.param("vocabulary", lambda _: jnp.arange(c.draft_vocab, dtype=jnp.int32))
+            self.vocabulary = self.param(
+                "vocabulary", lambda _: jnp.arange(c.draft_vocab, dtype=jnp.int32)
+            )
 
     def __call__(
         self, features: Float[Array, "B T M"], tokens: Int[Array, "B T H"], shared: SharedWithTarget
     ) -> Float[Array, "B T H V"]:
-        """Makes all heads' logits; `tokens[:, t]`: as many after position t as there are heads, for Hydra's only."""
-        levels = [self.logits_of(i, features, tokens[:, :, : i + 1], shared) for i in range(self.config.heads)]
+        """Makes all heads' logits; `tokens[:, t]`: as many after position t as there are heads, for
+        Hydra's only.
+        """
+        levels = [
+            self.logits_of(i, features, tokens[:, :, : i + 1], shared)
+            for i in range(self.config.heads)
+        ]
         return jnp.stack(levels, axis=2)
 
     def logits_of(
-        self, index: int, features: Float[Array, "B T M"], tokens: Int[Array, "B T i"], shared: SharedWithTarget
+        self,
+        index: int,
+        features: Float[Array, "B T M"],
+        tokens: Int[Array, "B T i"],
+        shared: SharedWithTarget,
     ) -> Float[Array, "B T V"]:
         """Makes the logits of one head."""
-        c, x = self.config, features.astype(jnp.dtype(self.config.dtype))
+        c = self.config
+        x = features.astype(jnp.dtype(self.config.dtype))
         if c.reads_tokens:
-            embedded = [shared.embed(tokens[:, :, i]).astype(x.dtype) for i in range(tokens.shape[2])]
+            embedded = [
+                shared.embed(tokens[:, :, i]).astype(x.dtype) for i in range(tokens.shape[2])
+            ]
             x = jnp.concatenate([x, *embedded], axis=-1)
         logits = self.heads[index](x, shared)
-        return logits if c.draft_vocab is None else match_vocab(logits, c.vocab_size, self.vocabulary)
+        if c.draft_vocab is None:
+            return logits
+        return match_vocab(logits, c.vocab_size, self.vocabulary)
 
 
 class ParallelHeads(NamedTuple):
     """Such heads as pure functions."""
 
-    # (parameters, shared, number of the head, features [B, M], tokens [B, H]) -> logits of the draft token of that
-    # number [B, V]. Features: the target's at the last position that it read. Tokens: the last committed one and the
-    # draft tokens so far, which not every network looks at.
-    logits: Callable[[core.Params, SharedWithTarget, int, Float[Array, "B M"], Int[Array, "B H"]], Float[Array, "B V"]]
+    # (parameters, shared, number of the head, features [B, M], tokens [B, H]) -> logits of the
+    # draft token of that number [B, V]. Features: the target's at the last position that it read.
+    # Tokens: the last committed one and the draft tokens so far, which not every network looks at.
+    logits: Callable[
+        [core.Params, SharedWithTarget, int, Float[Array, "B M"], Int[Array, "B H"]],
+        Float[Array, "B V"],
+    ]
     count: int  # how many heads
     reads_tokens: bool  # whether heads look at the tokens before theirs
     requirements: TargetRequirements  # its requirements of the target
@@ -166,8 +197,12 @@ def head(config: HeadsConfig) -> ParallelHeads:
     """Makes the heads' pure functions, for `drafters.heads`."""
     logits_of = stack.pure(Heads(config), Heads.logits_of)
 
-    def logits(params: core.Params, shared: SharedWithTarget, index: int, features: Array, tokens: Array):
-        return logits_of(params, index, features[:, None], tokens[:, None, : index + 1], shared)[:, 0]
+    def logits(
+        params: core.Params, shared: SharedWithTarget, index: int, features: Array, tokens: Array
+    ):
+        return logits_of(params, index, features[:, None], tokens[:, None, : index + 1], shared)[
+            :, 0
+        ]
 
     requirements = TargetRequirements(config.vocab_size, config.dim, head=not config.own_head)
     return ParallelHeads(logits, config.heads, config.reads_tokens, requirements)
@@ -183,19 +218,23 @@ def init(config: HeadsConfig, key: Key[Array, ""]) -> core.Params:
 # --- the drafter
 
 
-def heads(head: DraftHead[ParallelHeads], target: core.Model, trimmed: core.Model | None = None) -> core.BoundDrafter:
-    """Drafts as many tokens as there are heads beside the target's own, all from the features of its last pass
-    (Medusa).
+def heads(
+    head: DraftHead[ParallelHeads], target: core.Model, trimmed: core.Model | None = None
+) -> core.BoundDrafter:
+    """Drafts as many tokens as there are heads beside the target's own, all from the features of
+    its last pass (Medusa).
 
-    There is no pass of any model: head i is a small block and a vocabulary projection, which predicts the token after i
-    draft tokens. Medusa's and blockwise decoding's heads do not look at these, and so each token is drawn
-    independently of those before it; Hydra's do. gamma is cut to the number of heads.
+    There is no pass of any model: head i is a small block and a vocabulary projection, which
+    predicts the token after i draft tokens. Medusa's and blockwise decoding's heads do not look at
+    these, and so each token is drawn independently of those before it; Hydra's do. gamma is cut to
+    the number of heads.
 
     Args:
         head: heads and their parameters: `draft_heads.medusa.head(config)` in a `DraftHead`;
             `jaxspec.load_drafter` reads Medusa's.
         target: the model whose features they read.
-        trimmed: a model whose head is used in place of the target's: `jaxspec.trim_vocabulary(target, size=...)`.
+        trimmed: a model whose head is used in place of the target's:
+            `jaxspec.trim_vocabulary(target, size=...)`.
 
     Raises:
         ValueError: the heads are for another target, or the target gives no features.
@@ -204,7 +243,9 @@ def heads(head: DraftHead[ParallelHeads], target: core.Model, trimmed: core.Mode
         >>> import jaxspec
         >>> from jaxspec.nets import decoder
         >>> shape = decoder.gpt_config(32, dim=16, ff_dim=32, layers=1, heads=2, max_positions=48)
-        >>> target = jaxspec.Model(decoder.language_model(shape), decoder.init(shape, jax.random.key(0)))
+        >>> target = jaxspec.Model(
+        ...     decoder.language_model(shape), decoder.init(shape, jax.random.key(0))
+        ... )
         >>> config = HeadsConfig(32, dim=16, heads=3)
         >>> medusa = heads(jaxspec.DraftHead(head(config), init(config, jax.random.key(1))), target)
         >>> prompt = jaxspec.Prompt(jnp.array([[5, 6, 7]]), jnp.array([3]))
@@ -212,20 +253,23 @@ def heads(head: DraftHead[ParallelHeads], target: core.Model, trimmed: core.Mode
         >>> bool((out.tokens == jaxspec.generate(target, prompt, max_new_tokens=9).tokens).all())
         True
 
-    Reference: Stern, Shazeer, Uszkoreit, NeurIPS 2018, arXiv 1811.03115. Cai et al., Medusa, ICML 2024, arXiv
-    2401.10774. Ankner et al., Hydra, arXiv 2402.05109.
+    Reference: Stern, Shazeer, Uszkoreit, NeurIPS 2018, arXiv 1811.03115. Cai et al., Medusa, ICML
+    2024, arXiv 2401.10774. Ankner et al., Hydra, arXiv 2402.05109.
     """
     return bind(_drafter, head, target, trimmed, "the heads", "heads")
 
 
 @functools.lru_cache
 def _drafter(head: ParallelHeads, parts: HeadParts) -> core.Drafter:
-    # The state is the target's features at the last position that it has read: that before the last committed token.
+    # The state is the target's features at the last position that it has read: that before the last
+    # committed token.
 
     def init(start: core.DraftStart, nodes: int) -> Float[Array, "B M"]:
         return last_features(parts.lm, start)
 
-    def begin(weights: core.Weights, caches: core.Caches, context: core.DraftContext, fed: int | None) -> core.Reading:
+    def begin(
+        weights: core.Weights, caches: core.Caches, context: core.DraftContext, fed: int | None
+    ) -> core.Reading:
         (params, shared), row, count = parts(weights), context.row, context.gamma
         last = token_rows.window(row.tokens, row.length - 1, 1)
 
@@ -235,12 +279,18 @@ def _drafter(head: ParallelHeads, parts: HeadParts) -> core.Drafter:
         def root(tokens: Int[Array, "B H"]) -> NodeLogits:
             return logits_of(0, tokens), tokens
 
-        def nodes(new: Int[Array, "B n"], parent: Any, level: int | Int[Array, ""], tokens: Array) -> NodeLogits:
-            if isinstance(level, int):  # in a tree one head makes the logits of all nodes of a level
+        def nodes(
+            new: Int[Array, "B n"], parent: Any, level: int | Int[Array, ""], tokens: Array
+        ) -> NodeLogits:
+            # in a tree one head makes the logits of all nodes of a level
+            if isinstance(level, int):
                 logits = logits_of(level, tokens)
                 return jnp.broadcast_to(logits, (*new.shape, logits.shape[-1])), tokens
-            # Each head reads a static number of tokens, so all draft tokens so far are kept in one row, [B, H].
-            tokens = jax.lax.dynamic_update_slice_in_dim(tokens, new.astype(tokens.dtype), level, axis=1)
+            # Each head reads a static number of tokens, so all draft tokens so far are kept in one
+            # row, [B, H].
+            tokens = jax.lax.dynamic_update_slice_in_dim(
+                tokens, new.astype(tokens.dtype), level, axis=1
+            )
             later = range(1, count) or (0,)  # of a single draft token this is traced, and never run
             # Heads differ in their parameters' names: a traced level can only switch between them.
             branches = [functools.partial(logits_of, index) for index in later]
@@ -254,20 +304,25 @@ def _drafter(head: ParallelHeads, parts: HeadParts) -> core.Drafter:
         return end.caches._replace(draft=take_position(features, end.verdict.num_accepted))
 
     steps = core.Steps(init, begin, commit, head.requirements.vocab_size, head.count)
-    return chain(steps, trees=not head.reads_tokens)  # heads that read tokens would need those of each path
+    # heads that read tokens would need those of each path
+    return chain(steps, trees=not head.reads_tokens)
 
 
 # --- in training
 
 
-def draft_states(config: HeadsConfig, params: core.Params, shared: SharedWithTarget, starts: DraftStarts):
+def draft_states(
+    config: HeadsConfig, params: core.Params, shared: SharedWithTarget, starts: DraftStarts
+):
     """Takes the target's features, which all heads read."""
     return starts.forward.features[:, starts.place][:, :, None]
 
 
 def draft_logits(config: HeadsConfig, params: core.Params, shared: SharedWithTarget, at: DraftStep):
     """Makes the logits of the head of a step's number."""
-    return head(config).logits(params, shared, at.depth, at.hidden[:, 0], at.ahead[:, : at.depth + 1]), None
+    return head(config).logits(
+        params, shared, at.depth, at.hidden[:, 0], at.ahead[:, : at.depth + 1]
+    ), None
 
 
 # --- its files
@@ -278,29 +333,47 @@ MAP = "token_map"  # vLLM's: the target's ids of the heads' vocabulary
 def canonical(name: str) -> str | None:
     """Spells a name in one way: "head.block" and "head.head".
 
-    >>> canonical("2.0.linear.weight"), canonical("2.1.weight"), canonical("blocks.2.layers.0.weight")
+    >>> (
+    ...     canonical("2.0.linear.weight"),
+    ...     canonical("2.1.weight"),
+    ...     canonical("blocks.2.layers.0.weight"),
+    ... )
     ('2.0.weight', '2.head.weight', '2.0.weight')
     """
     name = name.removeprefix("medusa_heads.").removeprefix("medusa_head.")
-    if match := re.fullmatch(r"(\d+)\.(\d+)\.linear\.(weight|bias)", name):
+    match = re.fullmatch(r"(\d+)\.(\d+)\.linear\.(weight|bias)", name)
+    if match:
         return f"{match[1]}.{match[2]}.{match[3]}"
-    if match := re.fullmatch(r"blocks\.(\d+)\.layers\.(\d+)\.(.+)", name):
+    match = re.fullmatch(r"blocks\.(\d+)\.layers\.(\d+)\.(.+)", name)
+    if match:
         return f"{match[1]}.{match[2]}.{match[3]}"
-    if match := re.fullmatch(r"(?:lm_heads\.(\d+)|(\d+)\.\d+)\.weight", name):
+    match = re.fullmatch(r"(?:lm_heads\.(\d+)|(\d+)\.\d+)\.weight", name)
+    if match:
         return f"{match[1] or match[2]}.head.weight"
     return name
 
 
 def read(table: dict, shapes: Shapes, target: TargetShape) -> HeadsConfig:
-    """Reads as many heads and blocks as there are tensors of; config.json is often wrong about the former."""
-    heads, blocks = (len({name.split(".")[i] for name in shapes if re.match(r"\d+\.\d+\.", name)}) for i in (0, 1))
+    """Reads as many heads and blocks as there are tensors of; config.json is often wrong about the
+    former.
+    """
+    heads, blocks = (
+        len({name.split(".")[i] for name in shapes if re.match(r"\d+\.\d+\.", name)})
+        for i in (0, 1)
+    )
     ff_dim, *_ = shapes.get("0.0.wi.weight", (0,))
-    # Hydra's first block takes tokens beside the features, and has a projection of both.
-    # The first matrix that reads the features: its input axis is their width. Square ones show it on either axis.
-    first = next(name for name in ("0.0.shortcut.weight", "0.0.wi.weight", "0.0.weight") if name in shapes)
+    # Hydra's first block takes tokens beside the features, and has a projection of both. The first
+    # matrix that reads the features: its input axis is their width. Square ones show it on either
+    # axis.
+    first = next(
+        name for name in ("0.0.shortcut.weight", "0.0.wi.weight", "0.0.weight") if name in shapes
+    )
     hydra = first == "0.0.shortcut.weight"
-    formats.check_same(("width of hidden states", shapes[first][int(not hydra)], target.hidden_size))
-    draft_vocab, vocab = formats.axis_of(shapes, MAP, 0), formats.axis_of(shapes, "0.head.weight", 0)
+    formats.check_same(
+        ("width of hidden states", shapes[first][int(not hydra)], target.hidden_size)
+    )
+    draft_vocab = formats.axis_of(shapes, MAP, 0)
+    vocab = formats.axis_of(shapes, "0.head.weight", 0)
     if draft_vocab is None:
         formats.check_same(("vocabulary size", vocab, target.vocab_size))
     elif vocab not in (None, draft_vocab):
@@ -322,7 +395,9 @@ def read(table: dict, shapes: Shapes, target: TargetShape) -> HeadsConfig:
 
 def modules(block: str, head: str) -> dict[str, str]:
     """Names the modules of a network, by the names of a block and of a head."""
-    layers = {f"heads_{{}}/blocks_{{}}/{layer}": f"{block}.{layer}" for layer in ("wi", "out", "shortcut")}
+    layers = {
+        f"heads_{{}}/blocks_{{}}/{layer}": f"{block}.{layer}" for layer in ("wi", "out", "shortcut")
+    }
     return {"vocabulary": MAP, "heads_{}/head": head, "heads_{}/blocks_{}/linear": block, **layers}
 
 
@@ -358,5 +433,7 @@ KIND = Kind(
         written=lambda config: modules("blocks.{}.layers.{}", "lm_heads.{}"),
         stores_ids=True,
     ),
-    training=Training(draft_states, draft_logits, longest=lambda config: config.heads, separate_heads=True),
+    training=Training(
+        draft_states, draft_logits, longest=lambda config: config.heads, separate_heads=True
+    ),
 )

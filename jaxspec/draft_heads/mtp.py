@@ -1,8 +1,10 @@
-"""Multi-token prediction: a further layer that was trained with the model, to draft what follows the next token.
+"""Multi-token prediction: a further layer that was trained with the model, to draft what follows
+the next token.
 
-DeepSeek-V3 (arXiv 2412.19437) and Qwen3-Next publish such modules beside their models' layers. A module joins the
-target's features of a position with the token after it, runs one of the model's own layers, and uses the model's
-embedding and head. To draft several tokens it reads its own output.
+DeepSeek-V3 (arXiv 2412.19437) and Qwen3-Next publish such modules beside their models' layers. A
+module joins the target's features of a position with the token after it, runs one of the model's
+own layers, and uses the model's embedding and head. To draft several tokens it reads its own
+output.
 
 Its tensors lie beside a model's own, in its folder, or in one of `speculators`:
 
@@ -11,9 +13,9 @@ Its tensors lie beside a model's own, in its folder, or in one of `speculators`:
     MiMo                   model.mtp_layers.0.*, with the same names
     DeepSeek-V3, GLM-4     model.layers.N.{eh_proj, enorm, hnorm, shared_head.*, embed_tokens, *} of N layers
 
-The layer of a module is read if it is one of `nets.decoder`, with gated attention (Qwen 3.5) or without. A mixture of
-experts and latent attention are not read. Of several modules the first is read. Beside a recurrent target (Qwen 3.5) a
-module drafts chains: the target takes no trees.
+The layer of a module is read if it is one of `nets.decoder`, with gated attention (Qwen 3.5) or
+without. A mixture of experts and latent attention are not read. Of several modules the first is
+read. Beside a recurrent target (Qwen 3.5) a module drafts chains: the target takes no trees.
 
 Shapes: B batch, T step, M model dimension, V vocabulary.
 """
@@ -51,9 +53,10 @@ class MTPConfig:
 
     Attributes:
         layer: the shape of its one layer, with the model's vocabulary and width.
-        hidden_first: whether the hidden state comes before the token where the two are joined (MiMo).
-        feeds_normed: whether the module is fed its normalised output (Qwen, MiMo), or what comes before the norm
-            (DeepSeek).
+        hidden_first: whether the hidden state comes before the token where the two are joined
+            (MiMo).
+        feeds_normed: whether the module is fed its normalised output (Qwen, MiMo), or what comes
+            before the norm (DeepSeek).
         zero_first: whether the embedding of the first pair is zeros (DeepSeek, MiMo).
         own_embedding, own_head: whether it has copies of these (DeepSeek), or takes the target's.
     """
@@ -81,8 +84,11 @@ class MTP(RecurrentNetwork):
 
     def setup(self):
         super().setup()
-        c, norm = self.config.layer, self.config.layer.norm_module
-        self.embedding_norm, self.hidden_norm, self.norm = norm(), norm(), norm()
+        c = self.config.layer
+        norm = self.config.layer.norm_module
+        self.embedding_norm = norm()
+        self.hidden_norm = norm()
+        self.norm = norm()
         self.fc = Dense(c.dim, dtype=jnp.dtype(c.dtype))
         self.layer = layer_of(c, 0)
 
@@ -103,9 +109,13 @@ class MTP(RecurrentNetwork):
         return x, [functools.partial(self.layer, inputs=inputs[0])]
 
     def fed_on(self, x: Float[Array, "B T M"]) -> Float[Array, "B T M"]:
-        return self.norm(x) if self.config.feeds_normed else x
+        if self.config.feeds_normed:
+            return self.norm(x)
+        return x
 
-    def logits(self, shared: SharedWithTarget, hidden: Float[Array, "B T M"]) -> Float[Array, "B T V"]:
+    def logits(
+        self, shared: SharedWithTarget, hidden: Float[Array, "B T M"]
+    ) -> Float[Array, "B T V"]:
         return self.draft_logits(shared, hidden if self.config.feeds_normed else self.norm(hidden))
 
 
@@ -118,24 +128,30 @@ def head(config: MTPConfig) -> RecurrentHead:
 def init(config: MTPConfig, key: Key[Array, ""]) -> Params:
     """Draws random parameters."""
     features = jnp.zeros((1, 2, config.layer.dim), jnp.float32)
-    return stack.init_params(MTP(config), key, Forward(features, features), jnp.zeros((1, 2), jnp.int32))
+    return stack.init_params(
+        MTP(config), key, Forward(features, features), jnp.zeros((1, 2), jnp.int32)
+    )
 
 
 # --- the drafter
 
 
-def mtp(head: DraftHead[RecurrentHead], target: Model, trimmed: Model | None = None) -> BoundDrafter:
-    """Drafts with the module that a model's checkpoint brings along for predicting the token after the next.
+def mtp(
+    head: DraftHead[RecurrentHead], target: Model, trimmed: Model | None = None
+) -> BoundDrafter:
+    """Drafts with the module that a model's checkpoint brings along for predicting the token after
+    the next.
 
-    Such a module is one more of the model's layers, and reads the model's features. Its loop is that of
-    `drafters.eagle`. After the first draft token it reads its own output, so later tokens are accepted less often,
-    unless it was trained that way.
+    Such a module is one more of the model's layers, and reads the model's features. Its loop is
+    that of `drafters.eagle`. After the first draft token it reads its own output, so later tokens
+    are accepted less often, unless it was trained that way.
 
     Args:
         head: a network and its parameters: `draft_heads.mtp.head(config)` in a `DraftHead`;
             `jaxspec.load_drafter` reads those of a model's own folder.
         target: the model.
-        trimmed: a model whose head is used in place of the target's: `jaxspec.trim_vocabulary(target, size=...)`.
+        trimmed: a model whose head is used in place of the target's:
+            `jaxspec.trim_vocabulary(target, size=...)`.
 
     Raises:
         ValueError: the module is of another model, or the target lacks the functions that it needs.
@@ -143,23 +159,34 @@ def mtp(head: DraftHead[RecurrentHead], target: Model, trimmed: Model | None = N
     Example:
         >>> import jax, jaxspec
         >>> from jaxspec.nets import decoder
-        >>> shape = decoder.decoder_config(32, dim=16, ff_dim=32, layers=2, heads=4, kv_heads=2, head_dim=4)
-        >>> target = jaxspec.Model(decoder.language_model(shape), decoder.init(shape, jax.random.key(0)))
+        >>> shape = decoder.decoder_config(
+        ...     32, dim=16, ff_dim=32, layers=2, heads=4, kv_heads=2, head_dim=4
+        ... )
+        >>> target = jaxspec.Model(
+        ...     decoder.language_model(shape), decoder.init(shape, jax.random.key(0))
+        ... )
         >>> config = MTPConfig(nets.replace(shape, layers=1))
         >>> module = jaxspec.DraftHead(head(config), init(config, jax.random.key(1)))
         >>> prompt = jaxspec.Prompt(jnp.array([[5, 6, 7]]), jnp.array([3]))
-        >>> out = jaxspec.generate(target, prompt, drafter=mtp(module, target), gamma=2, max_new_tokens=9)
+        >>> out = jaxspec.generate(
+        ...     target, prompt, drafter=mtp(module, target), gamma=2, max_new_tokens=9
+        ... )
         >>> bool((out.tokens == jaxspec.generate(target, prompt, max_new_tokens=9).tokens).all())
         True
 
-    Reference: DeepSeek-AI, DeepSeek-V3, arXiv 2412.19437, section 2.2; Gloeckle et al., arXiv 2404.19737.
+    Reference: DeepSeek-AI, DeepSeek-V3, arXiv 2412.19437, section 2.2; Gloeckle et al., arXiv
+    2404.19737.
     """
     return bind(recurrent.drafter, head, target, trimmed, "an MTP module", "mtp")
 
 
 # --- its files
 
-QWEN, SPECULATORS, MIMO, NEXTN = "qwen.", "speculators.", "mimo.", "nextn."  # in front of names, by where they lie
+# in front of names, by where they lie
+QWEN = "qwen."
+SPECULATORS = "speculators."
+MIMO = "mimo."
+NEXTN = "nextn."
 PARTS = {
     "fc": "fc",
     "pre_fc_norm_embedding": "embedding_norm",
@@ -177,7 +204,8 @@ PARTS = {
     "embed_tokens": "embed_tokens",
 }
 WRITTEN = {
-    PARTS[x]: f"mtp_layers.0.{x}" for x in ("input_proj", "token_layernorm", "hidden_layernorm", "final_layernorm")
+    PARTS[x]: f"mtp_layers.0.{x}"
+    for x in ("input_proj", "token_layernorm", "hidden_layernorm", "final_layernorm")
 }
 PATTERNS = (
     (r"mtp\.layers\.0\.(.+)", QWEN),
@@ -197,8 +225,10 @@ def canonical(name: str) -> str | None:
     ('nextn.61.fc.weight', None)
     """
     for pattern, root in PATTERNS:
-        if match := re.fullmatch(pattern, name):
-            number, suffix = "", match[1]
+        match = re.fullmatch(pattern, name)
+        if match:
+            number = ""
+            suffix = match[1]
             if root == NEXTN:
                 number, dot, suffix = suffix.partition(".")
                 number += dot
@@ -216,21 +246,30 @@ def place_of(shapes: Shapes) -> str | None:
     for root in (QWEN, SPECULATORS, MIMO):
         if f"{root}fc.weight" in shapes:
             return root
-    numbers = [int(name.split(".")[1]) for name in shapes if re.fullmatch(r"nextn\.\d+\.fc\.weight", name)]
-    return f"{NEXTN}{min(numbers)}." if numbers else None
+    numbers = [
+        int(name.split(".")[1]) for name in shapes if re.fullmatch(r"nextn\.\d+\.fc\.weight", name)
+    ]
+    if numbers:
+        return f"{NEXTN}{min(numbers)}."
+    return None
 
 
 def read(table: dict, shapes: Shapes, target: TargetShape) -> MTPConfig:
     """Reads the module beside a model, whose layer is as the model's are."""
     root = place_of(shapes)
     assert root is not None
-    formats.check_same(("width of hidden states", shapes[f"{root}fc.weight"][0], target.hidden_size))
+    formats.check_same(
+        ("width of hidden states", shapes[f"{root}fc.weight"][0], target.hidden_size)
+    )
     if root == SPECULATORS:
         inner = table.get("transformer_layer_config") or {}
         is_gated = inner.get("model_type") in qwen3_5.TYPES
         # A module is one layer of full attention; keys on layers were copied from its model.
         alone = {"num_hidden_layers": 1, "layer_types": ["full_attention"]}
-        layer = qwen3_5.read(inner | alone) if is_gated else formats.layer_of(table, shapes, f"{root}layers.0.")
+        if is_gated:
+            layer = qwen3_5.read(inner | alone)
+        else:
+            layer = formats.layer_of(table, shapes, f"{root}layers.0.")
         formats.check_same(("vocabulary size", layer.vocab_size, target.vocab_size))
     # Other folders hold no config.json of the module's: its layer is one more of the model's.
     elif nets.find(target.config) == decoder.NETWORK and target.config.positions == "rotary":
@@ -239,10 +278,13 @@ def read(table: dict, shapes: Shapes, target: TargetShape) -> MTPConfig:
         without = "its layer has the target's shape, which has no rotary positions"
         raise formats.FamilyError(f"{without}: expected a target like Llama or Qwen")
     nextn = root.startswith(NEXTN)
-    # A module attends to the whole row, though most layers of its model may have windows, or be recurrent.
+    # A module attends to the whole row, though most layers of its model may have windows, or be
+    # recurrent.
     with_attention = [x for x in layer.layers if isinstance(x.attention, AttentionShape)]
     if not with_attention:
-        raise formats.FamilyError("its layer has the target's shape, and no layer of the target has attention")
+        raise formats.FamilyError(
+            "its layer has the target's shape, and no layer of the target has attention"
+        )
     shape = next((x for x in with_attention if x.attention.window is None), with_attention[0])
     shape = dataclasses.replace(shape, attention=dataclasses.replace(shape.attention, window=None))
     return MTPConfig(
@@ -262,11 +304,15 @@ def modules(config: MTPConfig) -> dict[str, str]:
 
 def write(config: MTPConfig, verifier: dict, tokens: int) -> dict:
     """Writes the config.json, as `speculators` has it."""
-    form = "the format of speculators, in which a module like Qwen's uses its target's embedding and head,"
+    form = (
+        "the format of speculators, in which a module like Qwen's uses its target's embedding and "
+        "head,"
+    )
     of_qwen = {"hidden_first": False, "feeds_normed": True, "zero_first": False}
     formats.check_stored(form, config, **of_qwen, own_embedding=False, own_head=False)
     formats.check_head_norms(config.layer, "modules")
-    table, layer = {"num_nextn_predict_layers": 1}, formats.written_layer(config.layer)
+    table = {"num_nextn_predict_layers": 1}
+    layer = formats.written_layer(config.layer)
     return formats.speculators("mtp", "MTPDraftModel", layer, table, verifier, tokens)
 
 
@@ -286,7 +332,9 @@ KIND = Kind(
         read=read,
         modules=modules,
         write=write,
-        written=lambda config: WRITTEN | formats.layer_modules(config.layer, "layer", "mtp_layers.0"),
+        written=lambda config: (
+            WRITTEN | formats.layer_modules(config.layer, "layer", "mtp_layers.0")
+        ),
         root=lambda shapes: place_of(shapes) or "",
     ),
     training=Training(recurrent.unrolled(MTP), logits_of_head(head)),

@@ -25,16 +25,23 @@ from jaxspec.weights.tensors import CheckpointError
 
 
 def save(
-    config: Any, params: Params, folder: str | Path, *, target: Model, tokens: int = 5, overwrite: bool = False
+    config: Any,
+    params: Params,
+    folder: str | Path,
+    *,
+    target: Model,
+    tokens: int = 5,
+    overwrite: bool = False,
 ) -> Path:
-    """Writes a drafter: EAGLE-3, DFlash 1 and 2, DSpark and MTP as `speculators` has them, for vLLM and SGLang.
+    """Writes a drafter: EAGLE-3, DFlash 1 and 2, DSpark and MTP as `speculators` has them, for vLLM
+    and SGLang.
 
-    DFlash with scales, caps or windows that count from each token is written as z-lab has it, EAGLE-1 as its authors
-    publish it. Medusa is written as vLLM has it, with tensors of our own for blockwise and Hydra heads. Tensors of
-    block drafters that read the source are our own, too.
+    DFlash with scales, caps or windows that count from each token is written as z-lab has it,
+    EAGLE-1 as its authors publish it. Medusa is written as vLLM has it, with tensors of our own for
+    blockwise and Hydra heads. Tensors of block drafters that read the source are our own, too.
 
-    Block drafters and MTP modules without `head_norms` are refused: `speculators` and z-lab's code would load them with
-    norms of queries and keys that nobody trained, and without an error.
+    Block drafters and MTP modules without `head_norms` are refused: `speculators` and z-lab's code
+    would load them with norms of queries and keys that nobody trained, and without an error.
 
     Args:
         config: the network's configuration, as `draft_heads.load.read_head` returns it.
@@ -48,7 +55,8 @@ def save(
         CheckpointError: there is something at `folder` already, or the format has no such drafter.
     """
     folder = Path(folder).expanduser().resolve()
-    if complaint := folders.occupied(folder, "Hugging Face folder", overwrite, marker=CONFIG):
+    complaint = folders.occupied(folder, "Hugging Face folder", overwrite, marker=CONFIG)
+    if complaint:
         raise CheckpointError(complaint)
     tables = {CONFIG: config_json(config, target, tokens)}
     return huggingface.write_folder(folder, tables, _theirs(config, params, kind_of(config).format))
@@ -67,8 +75,11 @@ def config_json(config: Any, target: Model, tokens: int = 5) -> dict[str, Any]:
     return table | {"torch_dtype": shape_of(config).dtype}
 
 
-def save_parallel(draft: Model, mask_token: int, folder: str | Path, *, overwrite: bool = False) -> Path:
-    """Writes a model that `drafters.parallel` drafts with, as PARD's are published: with `pard_token` in config.json.
+def save_parallel(
+    draft: Model, mask_token: int, folder: str | Path, *, overwrite: bool = False
+) -> Path:
+    """Writes a model that `drafters.parallel` drafts with, as PARD's are published: with
+    `pard_token` in config.json.
 
     vLLM reads such a folder, and so does `load_drafter`.
 
@@ -97,7 +108,8 @@ def _verifier(target: Model) -> dict[str, Any]:
 
 def _theirs(config: Any, params: Params, form: Format) -> Iterator[tuple[str, np.ndarray]]:
     """Yields tensors by the names that they are written by."""
-    flat, shape = parameters.flat(params), shape_of(config)
+    flat = parameters.flat(params)
+    shape = shape_of(config)
     modules = (form.written or form.modules)(config)
     for path, (name, *_) in common.named(shapes_of(config), modules).items():
         x = sharding.fetch(parameters.apart(flat[path]))

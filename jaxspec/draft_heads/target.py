@@ -1,4 +1,5 @@
-"""The parts of a target that draft heads take instead of having their own: its embedding, its head, its vocabulary.
+"""The parts of a target that draft heads take instead of having their own: its embedding, its head,
+its vocabulary.
 
 Shapes: B batch, T step, M model dimension, V the target's vocabulary, W a drafter's.
 """
@@ -25,14 +26,17 @@ class SharedWithTarget(NamedTuple):
 
     # tokens [B, T] -> rows of the target's embedding [B, T, M]: `Inside.embed`
     embed: Callable[[Int[Array, "B T"]], Float[Array, "B T M"]]
-    # (features [B, T, M], raw=False) -> logits of the target's language-model head [B, T, V]: `Inside.head`
+    # (features [B, T, M], raw=False) -> logits of the target's language-model head [B, T, V]:
+    # `Inside.head`
     logits: Callable[..., Float[Array, "B T V"]]
 
 
 def shared_with(lm: LanguageModel, params: Params) -> SharedWithTarget:
     """Fills in the target's parameters."""
     assert lm.inside is not None, "check_target"
-    return SharedWithTarget(functools.partial(lm.inside.embed, params), functools.partial(lm.inside.head, params))
+    return SharedWithTarget(
+        functools.partial(lm.inside.embed, params), functools.partial(lm.inside.head, params)
+    )
 
 
 def zeros(dim: int, vocab: int) -> SharedWithTarget:
@@ -44,35 +48,44 @@ def zeros(dim: int, vocab: int) -> SharedWithTarget:
 
 
 class PartlyShared(nn.Module):
-    """A network that has an embedding, a head and a vocabulary of its own, or uses its target's, as its `config` says.
+    """A network that has an embedding, a head and a vocabulary of its own, or uses its target's, as
+    its `config` says.
 
-    `config` has `own_embedding`, `own_head` and `draft_vocab`, and a `layer`, whose `dim` and `vocab_size` these have.
+    `config` has `own_embedding`, `own_head` and `draft_vocab`, and a `layer`, whose `dim` and
+    `vocab_size` these have.
     """
 
     config: Any
 
     def setup(self):
-        config, c = self.config, self.config.layer
+        c = self.config.layer
+        config = self.config
         dtype = jnp.dtype(c.dtype)
         if config.own_embedding:
             self.embedding = Embedding(c.vocab_size, c.dim, dtype=dtype)
         if config.own_head:
             self.head = Dense(config.draft_vocab or c.vocab_size, dtype=dtype)
         if config.draft_vocab is not None:
-            self.vocabulary = self.param("vocabulary", lambda _: jnp.arange(config.draft_vocab, dtype=jnp.int32))
+            self.vocabulary = self.param(
+                "vocabulary", lambda _: jnp.arange(config.draft_vocab, dtype=jnp.int32)
+            )
 
     def embed(self, shared: SharedWithTarget, tokens: Int[Array, "B T"]) -> Float[Array, "B T M"]:
         """Embeds tokens."""
-        return self.embedding(tokens) if self.config.own_embedding else shared.embed(tokens)
+        if self.config.own_embedding:
+            return self.embedding(tokens)
+        return shared.embed(tokens)
 
     def draft_logits(
         self, shared: SharedWithTarget, features: Float[Array, "B T M"], raw: bool = False
     ) -> Float[Array, "B T W"]:
-        """Makes float32 logits of the ids that are drafted; `raw` leaves out the target's scale and cap of logits."""
+        """Makes float32 logits of the ids that are drafted; `raw` leaves out the target's scale and
+        cap of logits.
+        """
         of_target = {"raw": True} if raw else {}
-        return (self.head(features) if self.config.own_head else shared.logits(features, **of_target)).astype(
-            jnp.float32
-        )
+        return (
+            self.head(features) if self.config.own_head else shared.logits(features, **of_target)
+        ).astype(jnp.float32)
 
     def widened(self, logits: Float[Array, "B T W"]) -> Float[Array, "B T V"]:
         """Puts logits of the ids that are drafted into the target's vocabulary."""
@@ -81,7 +94,9 @@ class PartlyShared(nn.Module):
         return match_vocab(logits, self.config.layer.vocab_size, self.vocabulary)
 
 
-def requirements_of(config: Any, hidden_size: int, taps: tuple[int, ...] = ()) -> TargetRequirements:
+def requirements_of(
+    config: Any, hidden_size: int, taps: tuple[int, ...] = ()
+) -> TargetRequirements:
     """Returns what a `PartlyShared` network expects of its target, whose hidden states it reads."""
     return TargetRequirements(config.layer.vocab_size, hidden_size, taps, head=not config.own_head)
 
@@ -94,7 +109,9 @@ class TrimmedParams(NamedTuple):
 
 
 class HeadParts(NamedTuple):
-    """The parts that a network drafts with: (weights of a round) -> its own parameters, and what it shares."""
+    """The parts that a network drafts with: (weights of a round) -> its own parameters, and what it
+    shares.
+    """
 
     lm: LanguageModel  # the target's
     # the head of another model, whose parameters are in `TrimmedParams`; None: the target's head
@@ -104,8 +121,11 @@ class HeadParts(NamedTuple):
         shared = shared_with(self.lm, weights.target)
         if self.head is None:
             return weights.draft, shared
-        # A trimmed head is another model's: its parameters travel with the drafter's, not with the target's.
-        return weights.draft.network, shared._replace(logits=functools.partial(self.head, weights.draft.head))
+        # A trimmed head is another model's: its parameters travel with the drafter's, not with the
+        # target's.
+        return weights.draft.network, shared._replace(
+            logits=functools.partial(self.head, weights.draft.head)
+        )
 
 
 def bind(
@@ -118,8 +138,8 @@ def bind(
 ) -> BoundDrafter:
     """Makes the drafter of a network that drafts for a target.
 
-    With a `trimmed` model the network uses its head in place of the target's, one of fewer tokens (FR-Spec). The text
-    keeps the target's distribution; what the head leaves out is never drafted.
+    With a `trimmed` model the network uses its head in place of the target's, one of fewer tokens
+    (FR-Spec). The text keeps the target's distribution; what the head leaves out is never drafted.
 
     Args:
         functions: (the network's functions, its parts) -> the drafter's functions.
@@ -127,18 +147,23 @@ def bind(
         title: the network's name in errors.
 
     Raises:
-        ValueError: the network is for another target. Or it has a head of its own, or the trimmed model's reads
-            features of another width or writes another vocabulary.
+        ValueError: the network is for another target. Or it has a head of its own, or the trimmed
+            model's reads features of another width or writes another vocabulary.
 
     Reference: Zhao et al., FR-Spec, arXiv 2502.14856.
     """
     requirements = head.network.requirements
     check_target(requirements, target, title)
     if trimmed is None:
-        return BoundDrafter(functions(head.network, HeadParts(target.lm)), head.params, target=target, name=name)
+        return BoundDrafter(
+            functions(head.network, HeadParts(target.lm)), head.params, target=target, name=name
+        )
     if not requirements.head:
-        raise ValueError("the drafter has its own head, which can be trimmed only in training (draft_vocab)")
+        raise ValueError(
+            "the drafter has its own head, which can be trimmed only in training (draft_vocab)"
+        )
     sizes = requirements.hidden_size, requirements.vocab_size
     inside = inside_of(trimmed, "the drafter", sizes, "expected jaxspec.trim_vocabulary(target)")
-    parts, params = HeadParts(target.lm, inside.head), TrimmedParams(head.params, trimmed.params)
+    parts = HeadParts(target.lm, inside.head)
+    params = TrimmedParams(head.params, trimmed.params)
     return BoundDrafter(functions(head.network, parts), params, target=target, name=name)

@@ -1,11 +1,12 @@
-"""Draft heads in training: how they draft at every position of a text at once, and what they begin with.
+"""Draft heads in training: how they draft at every position of a text at once, and what they begin
+with.
 
-A draft that begins after token s + 1 has read the target's hidden states up to position s. Its draft token number k
-(from 0) is to have the target's distribution after token s + 1 + k; the text's tokens stand for the draft tokens before
-it. `jaxspec.training.head_loss` compares the two.
+A draft that begins after token s + 1 has read the target's hidden states up to position s. Its
+draft token number k (from 0) is to have the target's distribution after token s + 1 + k; the text's
+tokens stand for the draft tokens before it. `jaxspec.training.head_loss` compares the two.
 
-Shapes: B batch, S positions of a row, A places where drafts begin, K draft tokens. D hidden states, N drafts, V
-vocabulary, R width of a sequential head's memory.
+Shapes: B batch, S positions of a row, A places where drafts begin, K draft tokens. D hidden states,
+N drafts, V vocabulary, R width of a sequential head's memory.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from jaxspec.draft_heads.target import SharedWithTarget
 from jaxspec.drafters.hidden_states import inside_of
 from jaxspec.vocab import trim
 
-VOCABULARY = "vocabulary"  # the parameter with the target's ids of a drafter's own tokens, which is not trained
+# the parameter with the target's ids of a drafter's own tokens, which is not trained
+VOCABULARY = "vocabulary"
 Frequencies = Int[np.ndarray, " V"]
 
 
@@ -52,10 +54,16 @@ class DraftStep(NamedTuple):
 
 
 def logits_of_head(head: Callable[[Any], Any]) -> Callable[..., tuple[Float[Array, "N V"], None]]:
-    """Makes logits of a draft token from the hidden states at its own depth, with `head(config).logits`."""
+    """Makes logits of a draft token from the hidden states at its own depth, with
+    `head(config).logits`.
+    """
 
-    def logits(config: Any, params: Params, shared: SharedWithTarget, step: DraftStep) -> tuple[Array, None]:
-        return head(config).logits(params, shared, step.hidden[:, step.depth : step.depth + 1])[:, 0], None
+    def logits(
+        config: Any, params: Params, shared: SharedWithTarget, step: DraftStep
+    ) -> tuple[Array, None]:
+        return head(config).logits(params, shared, step.hidden[:, step.depth : step.depth + 1])[
+            :, 0
+        ], None
 
     return logits
 
@@ -65,15 +73,18 @@ def begin_with_copies(config: Any, params: Params, target: Model, often: Frequen
 
     A drafter with a vocabulary of its own gets the tokens that occur most often.
     """
-    inside, ids = inside_of(target), None
+    inside = inside_of(target)
+    ids = None
     if VOCABULARY in params:
         ids = jnp.asarray(trim.frequent_ids(target, config.draft_vocab, often))
         params = {**params, VOCABULARY: ids}
     rows: Float[Array, "V M"] | None = None
     if nets.logits_cap(target.config) is None:
-        # The head of the identity is its matrix, whatever its parameters look like: quantised, tied or trimmed.
+        # The head of the identity is its matrix, whatever its parameters look like: quantised, tied
+        # or trimmed.
         rows = inside.head(target.params, jnp.eye(inside.width, dtype=jnp.float32)[None])[0].T
-        rows = rows if ids is None else rows[ids]
+        if ids is not None:
+            rows = rows[ids]
 
     def copied(path: tuple, x: Array) -> Array:
         names = [getattr(key, "key", "") for key in path]
@@ -97,14 +108,17 @@ class OwnLesson(Protocol):
         log_q: Float[Array, "N W"],
         hard: bool,
     ) -> tuple[Float[Array, "N K"], Float[Array, "N K"]] | None:
-        """Makes two distributions of something else than the draft token, whose forward KL is added to the loss.
+        """Makes two distributions of something else than the draft token, whose forward KL is added
+        to the loss.
 
-        They are the labels and the drafter's estimate, as log-probabilities; None: this drafter has no such lesson.
+        They are the labels and the drafter's estimate, as log-probabilities; None: this drafter has
+        no such lesson.
 
         Args:
             config, params: the drafter's network.
             shared, at: the parts of the target that it uses, and the draft tokens.
-            log_p: the target's distribution among the drafter's tokens; it sums to 1 only if these are all.
+            log_p: the target's distribution among the drafter's tokens; it sums to 1 only if these
+                are all.
             log_q: the drafter's, by `Training.learned`.
             hard: whether labels are the most probable token alone.
         """
@@ -115,24 +129,30 @@ class Training(NamedTuple):
     """The functions that training asks of a kind of draft head.
 
     Attributes:
-        hidden_states: (configuration, parameters, shared, starts) -> hidden states [B, A, _, D], from which the logits
-            of each draft's tokens are made. The third axis is 1 if all draft tokens share one.
-        logits: (configuration, parameters, shared, step) -> the logits that a step's tokens are drafted with, in the
-            target's vocabulary [N, V], and the memory for the next ones.
+        hidden_states: (configuration, parameters, shared, starts) -> hidden states [B, A, _, D],
+            from which the logits of each draft's tokens are made. The third axis is 1 if all draft
+            tokens share one.
+        logits: (configuration, parameters, shared, step) -> the logits that a step's tokens are
+            drafted with, in the target's vocabulary [N, V], and the memory for the next ones.
         longest: configuration -> most draft tokens; None: it goes on as long as it is asked to.
-        begin: (configuration, random parameters, target, how often tokens occur) -> parameters to begin with.
-        predicts_features: configuration -> whether its hidden states are predictions of the target's features, whose
-            distance can be a part of the loss (`learn.regression`).
+        begin: (configuration, random parameters, target, how often tokens occur) -> parameters to
+            begin with.
+        predicts_features: configuration -> whether its hidden states are predictions of the
+            target's features, whose distance can be a part of the loss (`learn.regression`).
         learned: logits that learn the target's distribution, in place of `logits`; None: the same.
         own: a lesson besides, weighted by `learn.own`; None if there is none.
-        names_candidates: whether that lesson is about candidates, whose labels `learn.hard` chooses.
-        separate_heads: whether each draft token has a head of its own on the target's features, without a memory. One
-            head alone can then learn in a step (`learn.one_head`), and the target can
-            learn with them (`learn.target_rate`).
+        names_candidates: whether that lesson is about candidates, whose labels `learn.hard`
+            chooses.
+        separate_heads: whether each draft token has a head of its own on the target's features,
+            without a memory. One head alone can then learn in a step (`learn.one_head`), and the
+            target can learn with them (`learn.target_rate`).
     """
 
     hidden_states: Callable[[Any, Params, SharedWithTarget, DraftStarts], Float[Array, "B A _ D"]]
-    logits: Callable[[Any, Params, SharedWithTarget, DraftStep], tuple[Float[Array, "N V"], Float[Array, "N R"] | None]]
+    logits: Callable[
+        [Any, Params, SharedWithTarget, DraftStep],
+        tuple[Float[Array, "N V"], Float[Array, "N R"] | None],
+    ]
     longest: Callable[[Any], int | None] = lambda config: None
     begin: Callable[[Any, Params, Model, Frequencies], Params] = begin_with_copies
     predicts_features: Callable[[Any], bool] = lambda config: False

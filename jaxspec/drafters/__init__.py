@@ -1,7 +1,8 @@
-"""Drafters, one per file. `stepwise` makes chains of those that know their logits, `trees` trees of the same functions.
+"""Drafters, one per file. `stepwise` makes chains of those that know their logits, `trees` trees of
+the same functions.
 
-Those that draft with a network on the target's hidden states are files of `jaxspec.draft_heads`, and handed on here;
-so is the int8 copy of a target, of `jaxspec.weights`.
+Those that draft with a network on the target's hidden states are files of `jaxspec.draft_heads`,
+and handed on here; so is the int8 copy of a target, of `jaxspec.weights`.
 """
 
 from __future__ import annotations
@@ -54,7 +55,9 @@ _ELSEWHERE = {
     "mtp": "jaxspec.draft_heads.mtp",
     "quantised": "jaxspec.weights.quantised_drafter",
 }
-_FACTORIES = [name for name, value in list(globals().items()) if callable(value) and name[0].islower()]
+_FACTORIES = [
+    name for name, value in list(globals().items()) if callable(value) and name[0].islower()
+]
 __all__ = sorted([*_ELSEWHERE, *_FACTORIES])
 
 

@@ -1,4 +1,6 @@
-"""A drafter's most probable token as a point mass, at any temperature: nothing is drawn from its distributions."""
+"""A drafter's most probable token as a point mass, at any temperature: nothing is drawn from its
+distributions.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +8,27 @@ import functools
 
 import jax.numpy as jnp
 
-from jaxspec.core import BoundDrafter, Caches, Distribution, Draft, DraftContext, Drafter, Model, Weights, noise
+from jaxspec.core import (
+    BoundDrafter,
+    Caches,
+    Distribution,
+    Draft,
+    DraftContext,
+    Drafter,
+    Model,
+    Weights,
+    noise,
+)
 from jaxspec.drafters.common import as_drafter, name_of
 
 
 def greedy(draft: Model | BoundDrafter) -> BoundDrafter:
     """Proposes a model's most probable continuation, one token at a time, as a point mass.
 
-    At temperature 0 that is what `drafters.model` does. At others a draft token x is accepted with probability p(x),
-    less often than a sample of a good q (sum of min(p, q)), and the rule reads no distribution of the size of the
-    vocabulary: worth trying where a drafter is sure and its probabilities are not.
+    At temperature 0 that is what `drafters.model` does. At others a draft token x is accepted with
+    probability p(x), less often than a sample of a good q (sum of min(p, q)), and the rule reads no
+    distribution of the size of the vocabulary: worth trying where a drafter is sure and its
+    probabilities are not.
 
     Args:
         draft: a model, or a drafter that samples from one (`drafters.without_backoff`).
@@ -36,8 +49,13 @@ def greedy(draft: Model | BoundDrafter) -> BoundDrafter:
     """
     drafter = as_drafter(draft)
     if drafter.functions.lm is None and drafter.target is None:
-        raise ValueError("greedy got a drafter without a model: expected a model, or a drafter that samples from one")
-    return drafter._replace(functions=_greedy(drafter.functions), name=f"greedy({name_of(drafter)})")
+        raise ValueError(
+            "greedy got a drafter without a model: expected a model, or a drafter that samples "
+            "from one"
+        )
+    return drafter._replace(
+        functions=_greedy(drafter.functions), name=f"greedy({name_of(drafter)})"
+    )
 
 
 @functools.lru_cache
@@ -47,7 +65,8 @@ def _greedy(drafter: Drafter) -> Drafter:
             sampled = context.to_distribution(*arguments)
             if sampled.log_probs is None:
                 return sampled
-            logits = sampled.log_probs  # for a policy, which reads the distribution that was not drawn from
+            # for a policy, which reads the distribution that was not drawn from
+            logits = sampled.log_probs
             if sampled.greedy is not None and sampled.logits is not None:
                 logits = jnp.where(sampled.greedy[:, None, None], sampled.logits, logits)
             return Distribution(tokens=noise.first_largest(sampled.log_probs), logits=logits)

@@ -1,4 +1,6 @@
-"""Hidden states for drafters: the features and taps a network needs of its target, read from each round."""
+"""Hidden states for drafters: the features and taps a network needs of its target, read from each
+round.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,16 @@ from typing import Generic, NamedTuple, TypeVar
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from jaxspec.core import DraftStart, Forward, Inside, LanguageModel, Model, Params, Verdict, token_rows
+from jaxspec.core import (
+    DraftStart,
+    Forward,
+    Inside,
+    LanguageModel,
+    Model,
+    Params,
+    Verdict,
+    token_rows,
+)
 from jaxspec.core.round import fed_before
 from jaxspec.rules.common import take_position
 
@@ -27,7 +38,8 @@ class TargetRequirements(NamedTuple):
 
     vocab_size: int  # number of token ids
     hidden_size: int  # width of the target's features, and of each tap
-    # layers whose output it reads (`Forward.taps`), counted as `language_model(config, taps)` does; empty: none
+    # layers whose output it reads (`Forward.taps`), counted as `language_model(config, taps)` does;
+    # empty: none
     taps: tuple[int, ...] = ()
     head: bool = False  # whether it takes its target's
     encoder: bool = False  # whether it reads the output of its target's encoder
@@ -39,21 +51,23 @@ def inside_of(
     sizes: tuple[int, int] | None = None,
     advice: str = "it was made for another target",
 ) -> Inside:
-    """Returns the inside of a target, or of a model whose head is used in its place, that a reader can use.
+    """Returns the inside of a target, or of a model whose head is used in its place, that a reader
+    can use.
 
-    `sizes`: the width of features and the number of token ids that it expects; None: any. `advice`: what to do where
-    they differ.
+    `sizes`: the width of features and the number of token ids that it expects; None: any. `advice`:
+    what to do where they differ.
     """
-    inside, name = model.lm.inside, model.name or "the model"
+    inside = model.lm.inside
+    name = model.name or "the model"
     if inside is None:
         raise ValueError(
-            f"{reader} reads hidden states, and {name} gives none (its LanguageModel.inside is None): expected a "
-            "network of jaxspec.nets"
+            f"{reader} reads hidden states, and {name} gives none (its LanguageModel.inside is "
+            "None): expected a network of jaxspec.nets"
         )
     if sizes is not None and (inside.width, model.lm.vocab_size) != sizes:
         raise ValueError(
-            f"{reader} expects hidden states of width {sizes[0]} and {sizes[1]} token ids, and {name} has "
-            f"{inside.width} and {model.lm.vocab_size}: {advice}"
+            f"{reader} expects hidden states of width {sizes[0]} and {sizes[1]} token ids, and "
+            f"{name} has {inside.width} and {model.lm.vocab_size}: {advice}"
         )
     return inside
 
@@ -64,13 +78,17 @@ def check_target(requirements: TargetRequirements, target: Model, drafter: str) 
     taps = inside.taps
     if requirements.encoder and inside.encoder is None:
         raise ValueError(
-            f"{drafter} reads the output of an encoder, and {target.name or 'the target'} has none: it was made for "
-            "another target"
+            f"{drafter} reads the output of an encoder, and {target.name or 'the target'} has "
+            "none: it was made for another target"
         )
     if requirements.taps and taps != requirements.taps:
-        state = f"has the outputs of layers {list(taps)}" if taps else "was built without taps"
+        if taps:
+            state = f"has the outputs of layers {list(taps)}"
+        else:
+            state = "was built without taps"
         raise ValueError(
-            f"{drafter} reads the outputs of layers {list(requirements.taps)}, and {target.name or 'the target'} "
+            f"{drafter} reads the outputs of layers {list(requirements.taps)}, and "
+            f"{target.name or 'the target'} "
             f"{state}: give it jaxspec.with_taps(target, {list(requirements.taps)})"
         )
 
@@ -78,15 +96,23 @@ def check_target(requirements: TargetRequirements, target: Model, drafter: str) 
 def last_features(lm: LanguageModel, start: DraftStart) -> Float[Array, "B D"]:
     """Takes the target's features at the last token that prefill has read of each row."""
     last = token_rows.decoder_prompt(lm, start.prompt).length - 1
-    return take_position(start.prefilled.features, last if start.before is None else last - start.before.start)
+    return take_position(
+        start.prefilled.features, last if start.before is None else last - start.before.start
+    )
 
 
 def on_path(forward: Forward, verdict: Verdict) -> Forward:
-    """Takes the target's features and taps at the last committed token and the accepted ones after it, in order.
+    """Takes the target's features and taps at the last committed token and the accepted ones after
+    it, in order.
 
     Garbage follows these. Fed tokens of a chain are in order already.
     """
-    if (fed := fed_before(verdict, forward.logits.shape[1])) is None:
+    fed = fed_before(verdict, forward.logits.shape[1])
+    if fed is None:
         return forward
     along = functools.partial(jnp.take_along_axis, indices=fed[:, :, None], axis=1)
-    return Forward(forward.logits, along(forward.features), None if forward.taps is None else along(forward.taps))
+    return Forward(
+        forward.logits,
+        along(forward.features),
+        None if forward.taps is None else along(forward.taps),
+    )

@@ -1,7 +1,8 @@
 """One token after another, each drawn from the distribution after those before it.
 
-A drafter that knows its logits after any draft token writes `core.Steps`. `chain` makes a drafter of these, and
-`drafters.tree` and `drafters.dynamic_tree` make theirs of the same functions. `drafters.model` is an example.
+A drafter that knows its logits after any draft token writes `core.Steps`. `chain` makes a drafter
+of these, and `drafters.tree` and `drafters.dynamic_tree` make theirs of the same functions.
+`drafters.model` is an example.
 """
 
 from __future__ import annotations
@@ -30,22 +31,28 @@ def chain(steps: core.Steps, *, coupled: bool = False, trees: bool = True) -> co
 
     Args:
         steps: the drafter's functions; the same drafter is returned for the same ones.
-        coupled: draw each token with plain sampling's own noise for its position; given that noise it is certain, and
-            so proposed as a point mass.
+        coupled: draw each token with plain sampling's own noise for its position; given that noise
+            it is certain, and so proposed as a point mass.
         trees: whether drafters of trees may use the functions, too.
 
     Example:
         >>> import jaxspec
         >>> from jaxspec import drafters
         >>> from jaxspec.drafters.common import no_commit, no_state
-        >>> def begin(weights, caches, context, fed):  # sure of the last token + 1; reads no more than that token
+        >>> def begin(
+        ...     weights, caches, context, fed
+        ... ):  # sure of the last token + 1; reads no more than that token
         ...     def nodes(tokens, parent, level, carry):
         ...         return 99.0 * jax.nn.one_hot((tokens + 1) % 5, 5), carry
+        ...
         ...     last = core.token_rows.window(context.row.tokens, context.row.length - 1, 1)
         ...     return core.Reading((), lambda carry: nodes(last, None, 0, carry), nodes)
         >>> count = chain(core.Steps(no_state, begin, no_commit, width=5))
         >>> from jaxspec.testing import table_model
-        >>> target, prompt = table_model(jax.random.key(1), vocab=5), core.Prompt(jnp.array([[3]]), jnp.array([1]))
+        >>> target, prompt = (
+        ...     table_model(jax.random.key(1), vocab=5),
+        ...     core.Prompt(jnp.array([[3]]), jnp.array([1])),
+        ... )
         >>> plain = jaxspec.generate(target, prompt, max_new_tokens=9)
         >>> for drafter in (count, drafters.tree(count, (2, 1))):
         ...     out = jaxspec.generate(target, prompt, drafter=drafter, gamma=3, max_new_tokens=9)
@@ -56,34 +63,54 @@ def chain(steps: core.Steps, *, coupled: bool = False, trees: bool = True) -> co
     drafter = drafter_of(steps, functools.partial(sequential, coupled=coupled))
     propose_within = drafter.propose
 
-    def propose(weights: core.Weights, caches: core.Caches, context: core.DraftContext) -> core.Proposal:
-        depth = context.gamma if steps.depth is None else min(steps.depth, context.gamma)
+    def propose(
+        weights: core.Weights, caches: core.Caches, context: core.DraftContext
+    ) -> core.Proposal:
+        if steps.depth is None:
+            depth = context.gamma
+        else:
+            depth = min(steps.depth, context.gamma)
         if depth == context.gamma:
             return propose_within(weights, caches, context)
         # Among other drafters (`drafters.fallback`) gamma may be more than there are tokens.
         limit = jnp.minimum(context.max_draft, depth)
-        draft, caches = propose_within(weights, caches, context._replace(gamma=depth, max_draft=limit))
+        draft, caches = propose_within(
+            weights, caches, context._replace(gamma=depth, max_draft=limit)
+        )
         return padded(draft, context.gamma), caches
 
     steps_of_trees = steps if trees and not coupled else None
     return drafter._replace(propose=propose, longest=steps.depth, steps=steps_of_trees)
 
 
-DraftFunction = Callable[[core.Reading, core.DraftContext], tuple[core.Draft, Any, Int[Array, "#B N"] | None]]
-"""(reading, context) -> a draft, the carry after it, and the slots that `core.Reading.end` takes, if there is one."""
+DraftFunction = Callable[
+    [core.Reading, core.DraftContext], tuple[core.Draft, Any, Int[Array, "#B N"] | None]
+]
+"""(reading, context) -> a draft, the carry after it, and the slots that `core.Reading.end` takes,
+if there is one.
+"""
 
 
-def drafter_of(steps: core.Steps, draft: DraftFunction, fed: int | None = None, nodes: int = 0) -> core.Drafter:
-    """Makes a drafter of a way to draft with a reading: a chain, or a tree of `nodes` nodes, `fed` of which are fed."""
+def drafter_of(
+    steps: core.Steps, draft: DraftFunction, fed: int | None = None, nodes: int = 0
+) -> core.Drafter:
+    """Makes a drafter of a way to draft with a reading: a chain, or a tree of `nodes` nodes, `fed`
+    of which are fed.
+    """
 
-    def propose(weights: core.Weights, caches: core.Caches, context: core.DraftContext) -> core.Proposal:
+    def propose(
+        weights: core.Weights, caches: core.Caches, context: core.DraftContext
+    ) -> core.Proposal:
         reading = steps.begin(weights, caches, context, fed)
         drafted, carry, slots = draft(reading, context)
-        return drafted, caches if reading.end is None or slots is None else reading.end(carry, drafted, slots)
+        return drafted, caches if reading.end is None or slots is None else reading.end(
+            carry, drafted, slots
+        )
 
     return core.Drafter(
         lambda start: steps.init(start, nodes),
-        *(propose, steps.commit),
+        propose,
+        steps.commit,
         complete_target_pass=steps.complete_target_pass,
         rollback=steps.rollback,
     )
@@ -92,7 +119,8 @@ def drafter_of(steps: core.Steps, draft: DraftFunction, fed: int | None = None, 
 def at_once(
     read: Callable[[Any], NodeLogits], carry: Any, end: Callable[[Any], core.Caches] | None = None
 ) -> core.Reading:
-    """Makes the reading of a drafter whose logits all come from one pass: `read` returns those of each draft token.
+    """Makes the reading of a drafter whose logits all come from one pass: `read` returns those of
+    each draft token.
 
     Args:
         read: carry -> logits [B, G, W], token by token, and the carry.
@@ -104,15 +132,21 @@ def at_once(
         logits, after = read(state[1])
         return logits[:, :1], (logits, after)
 
-    def nodes(tokens: Int[Array, "B n"], parent: Any, level: Any, state: tuple[Array, Any]) -> NodeLogits:
+    def nodes(
+        tokens: Int[Array, "B n"], parent: Any, level: Any, state: tuple[Array, Any]
+    ) -> NodeLogits:
         return at_level(state[0], tokens, level), state
 
     empty: Any = jax.eval_shape(read, carry)[0]
     state = jnp.zeros(empty.shape, empty.dtype), carry
-    return core.Reading(state, root, nodes, None if end is None else lambda state, draft, slots: end(state[1]))
+    return core.Reading(
+        state, root, nodes, None if end is None else lambda state, draft, slots: end(state[1])
+    )
 
 
-def at_level(logits: Float[Array, "B G W"], tokens: Int[Array, "B n"], level: Any) -> Float[Array, "B n W"]:
+def at_level(
+    logits: Float[Array, "B G W"], tokens: Int[Array, "B n"], level: Any
+) -> Float[Array, "B n W"]:
     """Takes the logits of one level for each of its nodes."""
     of_level = jax.lax.dynamic_slice_in_dim(logits, level, 1, axis=1)
     return jnp.broadcast_to(of_level, (*tokens.shape, logits.shape[-1]))
@@ -136,25 +170,33 @@ class DraftLoop(NamedTuple):
 def sequential(
     reading: core.Reading, context: core.DraftContext, *, coupled: bool = False
 ) -> tuple[core.Draft, Any, Int[Array, "#B G"] | None]:
-    """Drafts a chain; returns it, the carry, and the slots of its tokens, -1 for those that were not fed.
+    """Drafts a chain; returns it, the carry, and the slots of its tokens, -1 for those that were
+    not fed.
 
     There are no slots where nobody takes them.
     """
-    gamma, limit = context.gamma, context.max_draft
+    gamma = context.gamma
+    limit = context.max_draft
     dynamic = context.adaptive or reading.going is not None
     keys = noise.at(context.keys, context.row.length, noise.Purpose.DRAFT)
     position = context.row.length
 
     def choose(
-        i: Int[Array, ""], distribution: core.Distribution, going: Bool[Array, " B"], loop: DraftLoop
+        i: Int[Array, ""],
+        distribution: core.Distribution,
+        going: Bool[Array, " B"],
+        loop: DraftLoop,
     ) -> tuple[Int[Array, " B"], DraftLoop]:
         """Chooses token i of each row, and notes what it was drawn from, or with which noise."""
         if distribution.log_probs is None:
             assert distribution.tokens is not None
-            return jnp.maximum(distribution.tokens[:, 0], 0), loop  # -1, where nothing is allowed, could not be fed
+            # -1, where nothing is allowed, could not be fed
+            return jnp.maximum(distribution.tokens[:, 0], 0), loop
         log_probs = distribution.log_probs[:, 0]  # B V
         if coupled:
-            token_keys = noise.at(context.keys, position + i.astype(position.dtype), noise.Purpose.TOKEN)
+            token_keys = noise.at(
+                context.keys, position + i.astype(position.dtype), noise.Purpose.TOKEN
+            )
             gumbel = noise.gumbel(token_keys, log_probs.shape[-1])
             token = noise.categorical(token_keys, log_probs, drawn=gumbel)
             return token, loop._replace(gumbel=_put(loop.gumbel, gumbel, i))
@@ -166,9 +208,12 @@ def sequential(
         """Draws token i of each row from its logits, and asks which rows go on after it."""
         seen = (jnp.arange(gamma, dtype=jnp.int32) < i)[None, None, :]
         distribution = context.to_distribution(logits, loop.tokens, seen)
-        going = loop.going if reading.going is None else jnp.logical_and(loop.going, reading.going(loop.carry))
+        if reading.going is None:
+            going = loop.going
+        else:
+            going = loop.going & reading.going(loop.carry)
         if dynamic:
-            going = jnp.logical_and(going, i < limit)
+            going = going & (i < limit)
         token, loop = choose(i, distribution, going, loop)
         length = loop.length + going.astype(loop.length.dtype)
         if context.entropy is not None:
@@ -176,8 +221,10 @@ def sequential(
         if context.confidence is not None and context.should_continue is not None:
             if reading.estimate is not None:  # of this token, made of the tokens before it
                 distribution = distribution._replace(estimate=reading.estimate(loop.carry))
-            confidence = _put(loop.confidence, jnp.where(going, context.confidence(distribution), 0.0), i)
-            going = jnp.logical_and(going, context.should_continue(i, confidence))
+            confidence = _put(
+                loop.confidence, jnp.where(going, context.confidence(distribution), 0.0), i
+            )
+            going = going & context.should_continue(i, confidence)
             loop = loop._replace(confidence=confidence)
         return loop._replace(tokens=_put(loop.tokens, token, i), length=length, going=going)
 
@@ -187,7 +234,9 @@ def sequential(
         return draw(i, logits, loop._replace(carry=carry))
 
     # Where no row may draft, nothing is read.
-    logits, carry = read_if_wanted(context._replace(adaptive=dynamic), 0, reading.root, reading.carry)
+    logits, carry = read_if_wanted(
+        context._replace(adaptive=dynamic), 0, reading.root, reading.carry
+    )
     loop = draw(jnp.zeros((), jnp.int32), logits, _empty(context, logits, carry, coupled))
     if not dynamic:
         loop = jax.lax.fori_loop(jnp.int32(1), jnp.int32(gamma), one_token, loop)
@@ -196,7 +245,7 @@ def sequential(
 
         def unfinished(state: tuple[Int[Array, ""], DraftLoop]) -> Bool[Array, ""]:
             i, loop = state
-            return jnp.logical_and(i < gamma, jnp.any(jnp.logical_and(loop.going, i < limit)))
+            return (i < gamma) & jnp.any(loop.going & (i < limit))
 
         def step(state: tuple[Int[Array, ""], DraftLoop]) -> tuple[Int[Array, ""], DraftLoop]:
             return state[0] + 1, one_token(*state)
@@ -212,18 +261,27 @@ def sequential(
     return draft, loop.carry, jnp.where(slots < num_fed, slots, -1)
 
 
-def read_if_wanted(context: core.DraftContext, depth: int, read: Callable[[Any], NodeLogits], carry: Any) -> NodeLogits:
-    """Reads logits; where no row may draft so deep, returns zeros for logits, and the carry as it is."""
+def read_if_wanted(
+    context: core.DraftContext, depth: int, read: Callable[[Any], NodeLogits], carry: Any
+) -> NodeLogits:
+    """Reads logits; where no row may draft so deep, returns zeros for logits, and the carry as it
+    is.
+    """
     if not context.adaptive:
         return read(carry)
     return branches.run_or_zeros(jnp.any(context.max_draft > depth), read, carry)
 
 
-def _empty(context: core.DraftContext, logits: Float[Array, "B 1 W"], carry: Any, coupled: bool) -> DraftLoop:
+def _empty(
+    context: core.DraftContext, logits: Float[Array, "B 1 W"], carry: Any, coupled: bool
+) -> DraftLoop:
     shape = context.max_draft.shape[0], context.gamma
     distribution: core.Distribution = jax.eval_shape(context.to_distribution, logits)
     log_probs = distribution.log_probs
-    rows = None if log_probs is None else jnp.zeros((*shape, log_probs.shape[-1]), jnp.float32)  # B G V
+    # B G V
+    rows = None
+    if log_probs is not None:
+        rows = jnp.zeros((*shape, log_probs.shape[-1]), jnp.float32)
     return DraftLoop(
         tokens=jnp.zeros(shape, jnp.int32),
         log_probs=None if coupled else rows,

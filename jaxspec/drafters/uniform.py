@@ -1,4 +1,6 @@
-"""Random tokens: the drafter of section 3.6 of Leviathan et al., arXiv 2211.17192, which costs nothing."""
+"""Random tokens: the drafter of section 3.6 of Leviathan et al., arXiv 2211.17192, which costs
+nothing.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +19,9 @@ from jaxspec.drafters.stepwise import NodeLogits, sequential
 def uniform() -> core.BoundDrafter:
     """Draws each draft token uniformly from the target's vocabulary, whatever the temperature.
 
-    Its acceptance rate is the sum of min(p, 1/V): between 1/V, where the target is sure, and 1, where all tokens are
-    alike. It is the least that any drafter with a use has to beat, and it shows that no drafter changes the text's
-    distribution. State: the uniform distribution.
+    Its acceptance rate is the sum of min(p, 1/V): between 1/V, where the target is sure, and 1,
+    where all tokens are alike. It is the least that any drafter with a use has to beat, and it
+    shows that no drafter changes the text's distribution. State: the uniform distribution.
 
     Example:
         >>> import jax, jaxspec

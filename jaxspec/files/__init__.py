@@ -16,8 +16,13 @@ from jaxspec import optional_imports
 from jaxspec.files import folders
 
 # Files that are often given, and do not consist of lines of text.
-OTHER_FILES = (*(".json", ".csv", ".tsv"), *(".parquet", ".arrow"), *(".zst", ".bz2", ".xz", ".zip", ".tar", ".tgz"))
-ENCODING = "utf-8-sig"  # UTF-8; a byte order mark, which Windows' editors put first, is no part of the text
+OTHER_FILES = (
+    *(".json", ".csv", ".tsv"),
+    *(".parquet", ".arrow"),
+    *(".zst", ".bz2", ".xz", ".zip", ".tar", ".tgz"),
+)
+# UTF-8; a byte order mark, which Windows' editors put first, is no part of the text
+ENCODING = "utf-8-sig"
 
 
 def read_text(path: str | Path) -> str:
@@ -59,7 +64,9 @@ def check_lines(path: Path) -> None:
     ValueError: prompts.csv is no file of lines by its name: expected text or .jsonl, perhaps with a .gz
     """
     if path.name.lower().removesuffix(".gz").endswith(OTHER_FILES):
-        raise ValueError(f"{path} is no file of lines by its name: expected text or .jsonl, perhaps with a .gz")
+        raise ValueError(
+            f"{path} is no file of lines by its name: expected text or .jsonl, perhaps with a .gz"
+        )
 
 
 def read_json(path: Path, advice: str) -> Any:
@@ -82,11 +89,14 @@ def opened(path: Path) -> Iterator[IO[bytes]]:
         with gzip.open(path) if path.suffix.lower() == ".gz" else path.open("rb") as file:
             yield cast(IO[bytes], file)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise ValueError(f"{path} is cut off or damaged, or is not compressed by gzip ({error})") from None
+        raise ValueError(
+            f"{path} is cut off or damaged, or is not compressed by gzip ({error})"
+        ) from None
 
 
 def read_lines(path: str | Path) -> Iterator[tuple[str, str]]:
-    """Reads the lines of a file, perhaps compressed, that are not blank: each after its place, for messages.
+    """Reads the lines of a file, perhaps compressed, that are not blank: each after its place, for
+    messages.
 
     >>> path = Path(tempfile.mkdtemp()) / "text"
     >>> _ = path.write_text("one\\n\\ntwo\\n")
@@ -119,7 +129,9 @@ def read_jsonl(path: str | Path, *fields: str) -> Iterator[dict[str, Any]]:
             yield json_object(line, where, fields)
 
 
-def json_object(line: str, where: str, fields: Iterable[str] = (), optional: Iterable[str] = ()) -> dict[str, Any]:
+def json_object(
+    line: str, where: str, fields: Iterable[str] = (), optional: Iterable[str] = ()
+) -> dict[str, Any]:
     """Reads the JSON object of a line.
 
     Args:
@@ -131,7 +143,10 @@ def json_object(line: str, where: str, fields: Iterable[str] = (), optional: Ite
     Traceback (most recent call last):
     ValueError: texts.jsonl: line 2 has 'text': 3: expected {"text": "..."}
     """
-    expected = "expected {" + ", ".join(f'"{name}": "..."' for name in fields) + "}" if fields else "expected an object"
+    if fields:
+        expected = "expected {" + ", ".join(f'"{name}": "..."' for name in fields) + "}"
+    else:
+        expected = "expected an object"
     expected += "".join(f', and perhaps a "{name}": "..."' for name in optional)
     try:
         row = json.loads(line)
@@ -141,7 +156,10 @@ def json_object(line: str, where: str, fields: Iterable[str] = (), optional: Ite
         raise ValueError(f"{where} is {line.strip()[:60]}: {expected}")
     for name in (*fields, *(name for name in optional if row.get(name) is not None)):
         if not isinstance(row.get(name), str):
-            got = f"{name!r}: {json.dumps(row[name])[:60]}" if name in row else f"no {name!r}, but {sorted(row)}"
+            if name in row:
+                got = f"{name!r}: {json.dumps(row[name])[:60]}"
+            else:
+                got = f"no {name!r}, but {sorted(row)}"
             raise ValueError(f"{where} has {got}: {expected}")
     return row
 
@@ -152,18 +170,23 @@ def write_text(path: str | Path, chunks: Iterable[str], *, overwrite: bool = Tru
     Args:
         path: the file; its folder is created if missing.
         chunks: the text, in pieces. If producing them fails, an older file stays as it was.
-        overwrite: whether it takes the place of a file that is there in the end; else that one stays.
+        overwrite: whether it takes the place of a file that is there in the end; else that one
+            stays.
     """
-    with whole(Path(path), overwrite=overwrite) as beside, beside.open("w", encoding="utf-8", newline="\n") as file:
+    with (
+        whole(Path(path), overwrite=overwrite) as beside,
+        beside.open("w", encoding="utf-8", newline="\n") as file,
+    ):
         file.writelines(chunks)
 
 
 @contextlib.contextmanager
 def whole(path: Path, *, overwrite: bool = True) -> Iterator[Path]:
-    """Yields a new file to write, which becomes `path` when the block ends; a failure leaves what was there.
+    """Yields a new file to write, which becomes `path` when the block ends; a failure leaves what
+    was there.
 
-    It is on the disk by then, and a machine that loses its power keeps it. As with `folders.whole`, the next process
-    that writes the same file deletes what a killed one left unfinished.
+    It is on the disk by then, and a machine that loses its power keeps it. As with `folders.whole`,
+    the next process that writes the same file deletes what a killed one left unfinished.
     """
     with folders.unfinished(path, "tmp", Path.touch) as beside:
         yield beside
@@ -196,7 +219,8 @@ def json_line(row: Mapping[str, Any]) -> str:
 
 
 def check_file(path: Path, option: str) -> None:
-    """Refuses a file, given by an option, that could not be written, before the work that it is to hold.
+    """Refuses a file, given by an option, that could not be written, before the work that it is to
+    hold.
 
     >>> check_file(Path(), "--csv")
     Traceback (most recent call last):

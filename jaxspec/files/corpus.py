@@ -1,4 +1,6 @@
-"""Texts, and the token rows that a model would write them as, for tables and datastores; the held-out texts."""
+"""Texts, and the token rows that a model would write them as, for tables and datastores; the
+held-out texts.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +27,9 @@ def read_texts(path: str | Path, field: str = "text", tasks: Sequence[str] = ())
     """Reads the texts of a file.
 
     Args:
-        path: JSON lines (`.jsonl`, `.ndjson`), of which one field is read; any other file is plain text, in which blank
-            lines part one text from the next. Either may be compressed (`.gz`).
+        path: JSON lines (`.jsonl`, `.ndjson`), of which one field is read; any other file is plain
+            text, in which blank lines part one text from the next. Either may be compressed
+            (`.gz`).
         field: the field of JSON lines to read.
         tasks: only lines whose `task` is one of these; all if there are none.
 
@@ -42,7 +45,9 @@ def read_texts(path: str | Path, field: str = "text", tasks: Sequence[str] = ())
         raise FileNotFoundError(f"no text at {path}: expected a .jsonl file or a text file")
     check_lines(path)
     if is_json_lines(path.name):
-        texts = [row[field] for row in read_jsonl(path, field) if not tasks or row.get("task") in tasks]
+        texts = [
+            row[field] for row in read_jsonl(path, field) if not tasks or row.get("task") in tasks
+        ]
     else:
         texts = [text.strip("\n") for text in read_text(path).split("\n\n")]
     texts = [text for text in texts if text.strip()]
@@ -58,22 +63,28 @@ def token_rows(
     *,
     encoder: bool = False,
 ) -> list[Int[np.ndarray, " tokens"]]:
-    """Tokenises each text as a model with `tokenizer` would write it, the end-of-sequence token included.
+    """Tokenises each text as a model with `tokenizer` would write it, the end-of-sequence token
+    included.
 
     Args:
         texts: the texts.
         tokenizer: a Hugging Face tokenizer.
         advance: called from time to time with how many more texts have been tokenised.
-        encoder: whether the model has an encoder. Its tokenizer may write other pieces than it reads (Marian's).
+        encoder: whether the model has an encoder. Its tokenizer may write other pieces than it
+            reads (Marian's).
     """
-    end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
+    end = []
+    if tokenizer.eos_token_id is not None:
+        end = [tokenizer.eos_token_id]
     rows = []
     for first in range(0, len(texts), CHUNK):
         chunk = list(texts[first : first + CHUNK])
         for index, text in enumerate(chunk, first):
             token_ids.check_unicode(text, f"text {index}")
         options = dict(add_special_tokens=False, return_attention_mask=False, verbose=False)
-        ids = (tokenizer(text_target=chunk, **options) if encoder else tokenizer(chunk, **options))["input_ids"]
+        ids = (tokenizer(text_target=chunk, **options) if encoder else tokenizer(chunk, **options))[
+            "input_ids"
+        ]
         rows += [np.array([*row, *end], np.int32) for row in ids]
         advance(len(chunk))
     return rows
@@ -89,7 +100,9 @@ def tasks_of(target: Model) -> tuple[str, ...]:
     """
     if target.name.endswith("-edit"):
         return ("edit",)
-    return ("text",) if target.lm.limits.start_token is None else ("translation", "synopsis")
+    if target.lm.limits.start_token is None:
+        return ("text",)
+    return ("translation", "synopsis")
 
 
 def heldout(task: str) -> list[dict[str, str]]:

@@ -1,6 +1,7 @@
 """Folders of files and a manifest.toml, written whole or not at all, and refused when damaged.
 
-Checkpoints and datastores are such folders. The manifest holds size and SHA-256 of every other file.
+Checkpoints and datastores are such folders. The manifest holds size and SHA-256 of every other
+file.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ except ImportError:
 MANIFEST = "manifest.toml"
 LOCK = ".lock"
 FULL = (errno.ENOSPC, errno.EDQUOT)
-STALE = 24 * 3600  # seconds after which an unfinished folder is a killed process's, where none can be locked
+# seconds after which an unfinished folder is a killed process's, where none can be locked
+STALE = 24 * 3600
 YOUNG = 1.0  # seconds: between making a folder and locking it
 REPLACING = "give overwrite to replace it"  # the advice; a command gives its own option instead
 LISTED = 8  # of many similar complaints, as many are printed
@@ -37,7 +39,8 @@ LISTED = 8  # of many similar complaints, as many are printed
 
 @contextlib.contextmanager
 def whole(folder: Path) -> Iterator[Path]:
-    """Yields a new folder to write into, which becomes `folder` when the block ends; a failure leaves what was there.
+    """Yields a new folder to write into, which becomes `folder` when the block ends; a failure
+    leaves what was there.
 
     What a killed process left unfinished is deleted by the next one that writes the same folder.
 
@@ -51,14 +54,19 @@ def whole(folder: Path) -> Iterator[Path]:
     (['new'], 'text')
     """
     folder = folder.resolve()
-    with unfinished(folder, "partial", Path.mkdir) as beside, full_disk(folder, "nothing was written"):
+    with (
+        unfinished(folder, "partial", Path.mkdir) as beside,
+        full_disk(folder, "nothing was written"),
+    ):
         yield beside
         put_in_place(beside, folder)
 
 
 @contextlib.contextmanager
 def unfinished(path: Path, ending: str, create: Callable[[Path], None]) -> Iterator[Path]:
-    """Yields a new file or folder beside a path, which is locked, and deleted in the end where it still is there."""
+    """Yields a new file or folder beside a path, which is locked, and deleted in the end where it
+    still is there.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     sweep(path, ending)
     beside = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.{ending}")
@@ -89,19 +97,22 @@ def full_disk(path: Path, outcome: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if getattr(error, "errno", None) in FULL or "No space left" in str(error):  # libraries have their own errors
+        # libraries have their own errors
+        if getattr(error, "errno", None) in FULL or "No space left" in str(error):
             raise OSError(errno.ENOSPC, f"the disk is full, and {outcome}", str(path)) from error
         raise
 
 
 @contextlib.contextmanager
 def locked(folder: Path, program: str, lock: str = LOCK) -> Iterator[None]:
-    """Holds a folder for this process, as the operating system does, which ends that with the process.
+    """Holds a folder for this process, as the operating system does, which ends that with the
+    process.
 
     Args:
         folder: the folder; it is made if it is not there.
         program: the program that uses the folder, in words.
-        lock: the name of the lock's file, which stays. Locks of other names do not disturb each other.
+        lock: the name of the lock's file, which stays. Locks of other names do not disturb each
+            other.
     """
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / lock
@@ -111,7 +122,9 @@ def locked(folder: Path, program: str, lock: str = LOCK) -> Iterator[None]:
             stack.enter_context(in_use(file, wait=False))
         except BlockingIOError:
             process = file.read_text().strip() or "unknown"
-            raise OSError(errno.EBUSY, f"{program} is using this folder (process {process})", str(folder)) from None
+            raise OSError(
+                errno.EBUSY, f"{program} is using this folder (process {process})", str(folder)
+            ) from None
         file.write_text(str(os.getpid()))
         yield
 
@@ -122,15 +135,22 @@ def no_room(folder: Path, needed: int) -> str:
     >>> no_room(Path("/"), 1), no_room(Path("/"), 2**70).split(" of")[0]
     ('', '/ would take 1.2 ZB')
     """
-    existing = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+    existing = next(
+        path for path in (folder.absolute(), *folder.absolute().parents) if path.exists()
+    )
     free = shutil.disk_usage(existing).free
     if needed <= free:
         return ""
-    return f"{folder} would take {filesize.decimal(needed)} of disk, and {existing} has {filesize.decimal(free)} left"
+    return (
+        f"{folder} would take {filesize.decimal(needed)} of disk, and {existing} has "
+        f"{filesize.decimal(free)} left"
+    )
 
 
 def flush(path: Path) -> None:
-    """Has the disk hold what was written to a file, or the names that a folder has, should the power fail."""
+    """Has the disk hold what was written to a file, or the names that a folder has, should the
+    power fail.
+    """
     if os.name == "nt" and path.is_dir():  # Windows opens none
         return
     descriptor = os.open(path, os.O_RDWR if os.name == "nt" else os.O_RDONLY)
@@ -144,16 +164,18 @@ def flush(path: Path) -> None:
 
 
 def put_in_place(new: Path, folder: Path) -> None:
-    """Renames a folder, over another one if there is one; after a kill on the way `recover` finds the one or the other.
+    """Renames a folder, over another one if there is one; after a kill on the way `recover` finds
+    the one or the other.
 
-    What is new is on the disk before what was there is deleted. Between two renames nothing is in place: what was there
-    waits beside, and a reader that comes then puts it back.
+    What is new is on the disk before what was there is deleted. Between two renames nothing is in
+    place: what was there waits beside, and a reader that comes then puts it back.
     """
     for path in (*new.rglob("*"), new):
         flush(path)
     recover(folder)
     old = _set_aside(folder)
-    shutil.rmtree(old, ignore_errors=True)  # it was replaced, and the one that did it killed before this
+    # it was replaced, and the one that did it killed before this
+    shutil.rmtree(old, ignore_errors=True)
     if folder.exists():
         folder.rename(old)
     try:
@@ -166,7 +188,9 @@ def put_in_place(new: Path, folder: Path) -> None:
 
 
 def recover(folder: Path) -> None:
-    """Puts back what a killed `put_in_place` set aside and had not replaced. Deletes nothing: readers call it, too."""
+    """Puts back what a killed `put_in_place` set aside and had not replaced. Deletes nothing:
+    readers call it, too.
+    """
     folder = folder.resolve()  # as in writing; and "." has no name
     if not folder.exists() and _set_aside(folder).is_dir():
         with contextlib.suppress(OSError):  # another process was faster; or it is not ours to mend
@@ -174,9 +198,12 @@ def recover(folder: Path) -> None:
 
 
 def sweep(path: Path, ending: str) -> None:
-    """Deletes what killed processes left unfinished beside a path; not what another one may be writing just now."""
+    """Deletes what killed processes left unfinished beside a path; not what another one may be
+    writing just now.
+    """
     for stale in path.parent.glob(f".{glob.escape(path.name)}.*.{ending}"):
-        with contextlib.suppress(OSError), in_use(stale, wait=False) as locked:  # another one's, or gone already
+        # another one's, or gone already
+        with contextlib.suppress(OSError), in_use(stale, wait=False) as locked:
             age = time.time() - max(inner.stat().st_mtime for inner in (stale, *stale.rglob("*")))
             if age > (YOUNG if locked else STALE):
                 _delete(stale)
@@ -184,15 +211,17 @@ def sweep(path: Path, ending: str) -> None:
 
 @contextlib.contextmanager
 def in_use(path: Path, wait: bool = True) -> Iterator[bool]:
-    """Locks a folder or a file for this process, as the operating system does, which ends that with the process.
+    """Locks a folder or a file for this process, as the operating system does, which ends that with
+    the process.
 
-    Yields whether it is locked: not every file system can. If another process has locked it, this waits, or raises a
-    BlockingIOError.
+    Yields whether it is locked: not every file system can. If another process has locked it, this
+    waits, or raises a BlockingIOError.
     """
     if fcntl is None:  # Windows has no such locks
         yield False
         return
-    descriptor, is_locked = os.open(path, os.O_RDONLY), True
+    descriptor = os.open(path, os.O_RDONLY)
+    is_locked = True
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -210,7 +239,9 @@ def _set_aside(folder: Path) -> Path:
 
 
 def occupied(folder: Path, kind: str, overwrite: bool, marker: str = MANIFEST) -> str:
-    """Says why nothing may be written to a folder; empty if it may: one with the file `marker` is of the kind."""
+    """Says why nothing may be written to a folder; empty if it may: one with the file `marker` is
+    of the kind.
+    """
     recover(folder)
     if not folder.exists():
         return ""
@@ -224,7 +255,10 @@ def occupied(folder: Path, kind: str, overwrite: bool, marker: str = MANIFEST) -
 def fingerprints(folder: Path) -> dict[str, list[Any]]:
     """Returns [size in bytes, SHA-256] of every file, by its path in the folder."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
-    return {path.relative_to(folder).as_posix(): [path.stat().st_size, digests.of_file(path)] for path in files}
+    return {
+        path.relative_to(folder).as_posix(): [path.stat().st_size, digests.of_file(path)]
+        for path in files
+    }
 
 
 def ill_formed(files: dict[str, Any]) -> str:
@@ -245,13 +279,18 @@ def damage(folder: Path, files: dict[str, list[Any]]) -> str:
         elif (got := path.stat().st_size) != size:
             complaints.append(f"{file} has {got} bytes, expected {size}")
         elif (got := digests.of_file(path)) != digest:
-            complaints.append(f"{file} is altered (SHA-256 {got[:12]}..., expected {digest[:12]}...)")
+            complaints.append(
+                f"{file} is altered (SHA-256 {got[:12]}..., expected {digest[:12]}...)"
+            )
     return some(complaints)
 
 
 def some(names: list[str]) -> str:
     """Lists the first few names, and how many more there are."""
-    more = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
+    if len(names) > LISTED:
+        more = f" and {len(names) - LISTED} more"
+    else:
+        more = ""
     return ", ".join(names[:LISTED]) + more
 
 
@@ -268,4 +307,6 @@ def to_toml(table: dict[str, Any]) -> str:
     try:
         return tomli_w.dumps(table)
     except TypeError as error:
-        raise ValueError(f"a manifest holds strings, numbers, booleans, lists and tables of these: {error}") from None
+        raise ValueError(
+            f"a manifest holds strings, numbers, booleans, lists and tables of these: {error}"
+        ) from None

@@ -1,4 +1,6 @@
-"""Tables of TOML files into frozen dataclasses. Strict: an unknown key, a missing one or a wrong type is an error."""
+"""Tables of TOML files into frozen dataclasses. Strict: an unknown key, a missing one or a wrong
+type is an error.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ class RecipeError(ValueError):
 
 
 def build(kind: type, table: dict[str, Any], where: str) -> Any:
-    """Builds a frozen dataclass from a table, or raises a RecipeError that names the key at fault."""
+    """Builds a frozen dataclass from a table, or raises a RecipeError that names the key at
+    fault.
+    """
     if not isinstance(table, dict):
         raise RecipeError(f"{where} must be a table, got {table!r}")
     fields = {field.name: field for field in dataclasses.fields(kind)}
@@ -24,7 +28,9 @@ def build(kind: type, table: dict[str, Any], where: str) -> Any:
         if key not in fields:
             raise RecipeError(f"{where} has an unknown key {key!r}{suggest(key, fields)}")
     for name, field in fields.items():
-        required = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+        required = (
+            field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+        )
         if name not in table and required:
             raise RecipeError(f"{where} lacks the key {name!r}")
     values = {key: _convert(value, hints[key], f"{where} {key}") for key, value in table.items()}
@@ -42,18 +48,28 @@ def _convert(value: Any, hint: Any, where: str) -> Any:
     if dataclasses.is_dataclass(hint) and isinstance(value, dict):
         return build(typing.cast(type, hint), value, where)
     hint = typing.cast(Any, hint)
-    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    origin = typing.get_origin(hint)
+    args = typing.get_args(hint)
     if origin is types.UnionType:
-        return value if value is None else _convert(value, args[0], where)
+        if value is None:
+            return value
+        return _convert(value, args[0], where)
     if origin is tuple:
         if not isinstance(value, list | tuple):
             raise RecipeError(f"{where} must be a list, got {value!r}")
-        inner = args[:1] * len(value) if args[1:] == (Ellipsis,) else args
+        if args[1:] == (Ellipsis,):
+            inner = args[:1] * len(value)
+        else:
+            inner = args
         if len(inner) != len(value):
             raise RecipeError(f"{where} must have {len(inner)} entries, got {value!r}")
-        return tuple(_convert(item, item_hint, where) for item, item_hint in zip(value, inner, strict=True))
+        return tuple(
+            _convert(item, item_hint, where) for item, item_hint in zip(value, inner, strict=True)
+        )
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
-    if hint is not Any and (not isinstance(value, hint) or (isinstance(value, bool) and hint is not bool)):
+    if hint is not Any and (
+        not isinstance(value, hint) or (isinstance(value, bool) and hint is not bool)
+    ):
         raise RecipeError(f"{where} must be of type {hint.__name__}, got {value!r}")
     return value

@@ -1,4 +1,6 @@
-"""Jobs: any number of prompts, in slots that are refilled. `many` is the host's side, `slots` the device's."""
+"""Jobs: any number of prompts, in slots that are refilled. `many` is the host's side, `slots` the
+device's.
+"""
 
 from jaxspec import optional_imports
 from jaxspec.jobs.many import generate_many

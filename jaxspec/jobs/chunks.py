@@ -1,8 +1,9 @@
 """The chunks of a job while they are filled: no finished row is lost.
 
-Rows end in any order. Each is appended to the journal of its chunk, a file beside the chunks. When all rows of a chunk
-are in its journal, the chunk is written, whole, and the journal deleted. So a killed job loses only the rows that were
-being decoded, and a resumed one decodes no other row again.
+Rows end in any order. Each is appended to the journal of its chunk, a file beside the chunks. When
+all rows of a chunk are in its journal, the chunk is written, whole, and the journal deleted. So a
+killed job loses only the rows that were being decoded, and a resumed one decodes no other row
+again.
 """
 
 from __future__ import annotations
@@ -37,13 +38,17 @@ class Chunks:
     """
 
     def __init__(self, output: Output, total: int):
-        self._output, self._total, self.num_done = output, total, 0
+        self._output = output
+        self._total = total
+        self.num_done = 0
         self._whole = set[int]()
-        self._rows = collections.defaultdict[int, dict[int, Rows]](dict)  # of the other chunks, by line
+        # of the other chunks, by line
+        self._rows = collections.defaultdict[int, dict[int, Rows]](dict)
         self._files = dict[int, BinaryIO]()  # open journals
         names = {path.name for path in output.folder.iterdir()}
         for index in range(-(-total // output.chunk)):
-            path, journal = output.path(index), output.journal(index)
+            path = output.path(index)
+            journal = output.journal(index)
             if path.name in names:
                 self._whole.add(index)
                 self.num_done += self._size(index)
@@ -77,7 +82,8 @@ class Chunks:
             raise ValueError(f"the row of number {number} is in {self._output.folder} already")
         index = self._index(number)
         with folders.full_disk(self._output.folder, KEPT):
-            if index not in self._files:  # without a buffer: no kill of the process takes back a line
+            # without a buffer: no kill of the process takes back a line
+            if index not in self._files:
                 self._files[index] = self._output.journal(index).open("ab", buffering=0)
             append(self._files[index], json.dumps(rows).encode() + b"\n")
         self._end(number, rows)
@@ -130,7 +136,8 @@ def append(file: BinaryIO, line: bytes) -> None:
 
 
 def _journaled(journal: Path) -> dict[int, Rows]:
-    r"""Reads a journal, by the numbers of lines, and cuts off what a kill or a full disk left unfinished at its end.
+    r"""Reads a journal, by the numbers of lines, and cuts off what a kill or a full disk left
+    unfinished at its end.
 
     Another line that is damaged, by a machine that lost its power, is left out.
 
@@ -140,7 +147,8 @@ def _journaled(journal: Path) -> dict[int, Rows]:
     >>> _journaled(path), path.read_bytes()
     ({2: [{'number': 2}]}, b'[{"number": 2}]\n')
     """
-    written, entries = journal.read_bytes(), dict[int, Rows]()
+    written = journal.read_bytes()
+    entries = dict[int, Rows]()
     os.truncate(journal, written.rfind(b"\n") + 1)
     for line in written.split(b"\n")[:-1]:
         with contextlib.suppress(ValueError, TypeError, KeyError):

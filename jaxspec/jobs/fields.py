@@ -1,7 +1,8 @@
 """The fields of a job's prompts: one table, for dicts in Python and for the lines of files.
 
-A field is a setting if it has the name of an option of jaxspec or of another library (`decode.option_names`). A setting
-is obeyed, or refused by name. Any other field is the caller's data, and comes back with the result.
+A field is a setting if it has the name of an option of jaxspec or of another library
+(`decode.option_names`). A setting is obeyed, or refused by name. Any other field is the caller's
+data, and comes back with the result.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ OBEYED = (
     *(*OPTIONS, *patterns.NAMES),
 )
 SAMPLES = "num_samples"  # the job's name for "n"
-SHORT = ("temperature", "seed", "stop")  # names of one word that are settings in any spelling, such as "Temperature"
+# names of one word that are settings in any spelling, such as "Temperature"
+SHORT = ("temperature", "seed", "stop")
 EVERY_TOKEN = (0, -1)  # values of top_k that keep every token, as in vLLM and transformers
 REFUSED: Mapping[
     str, tuple[str, tuple[Any, ...]]
@@ -77,26 +79,40 @@ def read(fields: Mapping[str, Any], most: int | None = None) -> Settings:
 
     `most` is the job's limit of new tokens.
 
-    >>> settings = read({"prompt": "a", "temperature": 0.5, "max_tokens": 7, "label": "x", "length_penalty": 1.0})
+    >>> settings = read(
+    ...     {
+    ...         "prompt": "a",
+    ...         "temperature": 0.5,
+    ...         "max_tokens": 7,
+    ...         "label": "x",
+    ...         "length_penalty": 1.0,
+    ...     }
+    ... )
     >>> settings.max_new_tokens, settings.sampling
     (7, {'temperature': 0.5})
     >>> read({"prompt": "a", "length_penalty": 0.6})  # doctest: +ELLIPSIS
     Traceback (most recent call last):
     ValueError: the field 'length_penalty' is not obeyed: only jaxspec.beam_search has it. ...
     """
-    values, names = dict[str, Any](), dict[str, str]()
+    values = dict[str, Any]()
+    names = dict[str, str]()
     for name, value in {**fields, **_response_format(fields)}.items():
         option = setting_of(name, fields)
         if option is None or _asks_for_nothing(option, value, fields):
             continue
         field = _field_of(option)
         if field is None:
-            advice = REFUSED[option][0] if option in REFUSED else option_names.advice_for_line(option)
+            if option in REFUSED:
+                advice = REFUSED[option][0]
+            else:
+                advice = option_names.advice_for_line(option)
             raise ValueError(f"the field {name!r} is not obeyed: {advice}. {DATA}")
         if option != name:
             raise ValueError(f"the field {name!r} is spelled {option!r} here")
         if field in values:
-            raise ValueError(f"the fields {names[field]!r} and {name!r} mean the same: give one of them")
+            raise ValueError(
+                f"the fields {names[field]!r} and {name!r} mean the same: give one of them"
+            )
         values[field], names[field] = value, name
     if fields.get("do_sample") is False:  # as in transformers, whatever the temperature is
         values["temperature"] = 0.0
@@ -113,7 +129,8 @@ def read(fields: Mapping[str, Any], most: int | None = None) -> Settings:
 
 
 def setting_of(name: str, fields: Mapping[str, Any]) -> str | None:
-    """Returns the option that a field names, in Python's spelling; None if the field is the caller's own data.
+    """Returns the option that a field names, in Python's spelling; None if the field is the
+    caller's own data.
 
     >>> setting_of("max_tokens", {}), setting_of("lengthPenalty", {}), setting_of("label", {})
     ('max_tokens', 'length_penalty', None)
@@ -141,7 +158,9 @@ def _field_of(option: str) -> str | None:
         return "n"
     if option in OBEYED:
         return option
-    return OTHER_NAMES[option].field or None if option in OTHER_NAMES else None
+    if option in OTHER_NAMES:
+        return OTHER_NAMES[option].field or None
+    return None
 
 
 def _asks_for_nothing(option: str, value: Any, fields: Mapping[str, Any]) -> bool:
@@ -159,12 +178,16 @@ def _asks_for_nothing(option: str, value: Any, fields: Mapping[str, Any]) -> boo
     # Three options whose meaning depends on other fields.
     if option == "do_sample":
         temperature = fields.get("temperature")
-        return value is False or (value is True and isinstance(temperature, int | float) and temperature > 0)
+        return value is False or (
+            value is True and isinstance(temperature, int | float) and temperature > 0
+        )
     if option == "tool_choice" and value == "none":
         return option_names.is_empty(fields.get("tools"))
     if option == "add_special_tokens":  # a template writes them itself
         is_chat = fields.get("messages") is not None or encoding.is_chat(fields.get("prompt"))
-        return value is not is_chat if isinstance(value, bool) else False
+        if isinstance(value, bool):
+            return value is not is_chat
+        return False
     return option_names.asks_for_nothing(option, value)
 
 
@@ -172,19 +195,26 @@ def _template(values: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the values for the template of a chat."""
     template = values.get("chat_template_kwargs", {})
     if not isinstance(template, Mapping):
-        raise ValueError(f"chat_template_kwargs is {template!r:.80}: expected an object of values for the template")
+        raise ValueError(
+            f"chat_template_kwargs is {template!r:.80}: expected an object of values for the "
+            "template"
+        )
     template = dict(template)
     for name in ("tools", "documents"):
         if name not in values:
             continue
         objects = values[name]
-        if not isinstance(objects, list | tuple) or not all(isinstance(entry, Mapping) for entry in objects):
+        if not isinstance(objects, list | tuple) or not all(
+            isinstance(entry, Mapping) for entry in objects
+        ):
             raise ValueError(f"{name} is {objects!r:.80}: expected a list of objects")
         if objects:
             template[name] = list(objects)
     if template and "messages" not in values and not encoding.is_chat(values.get("prompt")):
         name = next(name for name in TEMPLATE if name in values)
-        raise ValueError(f"the field {name!r} is for the template of a chat: give messages with it. {DATA}")
+        raise ValueError(
+            f"the field {name!r} is for the template of a chat: give messages with it. {DATA}"
+        )
     return template
 
 
@@ -196,26 +226,37 @@ def _language(values: Mapping[str, Any], name: str, names: Mapping[str, str]) ->
 
 
 def missing(prepared: Prepared, needs: Mapping[str, Any], bounded: bool) -> dict[str, Any]:
-    """Returns the options that a generation must also have so that its program serves rows with some options.
+    """Returns the options that a generation must also have so that its program serves rows with
+    some options.
 
-    Their values are no row's, since rows bring their own. They say what the program can do: draw, and find so many of
-    the largest logits.
+    Their values are no row's, since rows bring their own. They say what the program can do: draw,
+    and find so many of the largest logits.
 
     Args:
         needs: the options of a row.
         bounded: whether every row has a top_k, because the job has one.
     """
-    options, vocab, added = prepared.options, prepared.target.lm.vocab_size, dict[str, Any]()
+    options = prepared.options
+    vocab = prepared.target.lm.vocab_size
+    added = dict[str, Any]()
     temperature = options.get("temperature")
     for name, value in needs.items():
         old = options.get(name)
         if is_neutral(name, value):
             continue
         if name == "temperature":
-            if value and np.ndim(0.0 if temperature is None else temperature) == 0 and not temperature:
+            if (
+                value
+                and np.ndim(0.0 if temperature is None else temperature) == 0
+                and not temperature
+            ):
                 added[name] = np.zeros(1, np.float32)  # one for each row: a program that draws
         elif name in ("logit_bias", "banned"):
-            if is_set(value) and not is_set(options.get("logit_bias")) and not is_set(options.get("banned")):
+            if (
+                is_set(value)
+                and not is_set(options.get("logit_bias"))
+                and not is_set(options.get("banned"))
+            ):
                 added["logit_bias"] = np.zeros(vocab, np.float32)
         elif name in ("top_k", "draft_top_k"):
             if old is None or int(old) < value:
@@ -235,18 +276,28 @@ def missing(prepared: Prepared, needs: Mapping[str, Any], bounded: bool) -> dict
 
 
 def is_neutral(name: str, value: Any) -> bool:
-    """Says whether an option of sampling has the value that changes nothing, so that no program needs it.
+    """Says whether an option of sampling has the value that changes nothing, so that no program
+    needs it.
 
     >>> is_neutral("top_p", 1), is_neutral("top_p", 0.9), is_neutral("temperature", 1.0)
     (True, False, False)
     """
-    return name in OPTIONS and OPTIONS[name].neutral is not None and option_names.is_same(value, OPTIONS[name].neutral)
+    return (
+        name in OPTIONS
+        and OPTIONS[name].neutral is not None
+        and option_names.is_same(value, OPTIONS[name].neutral)
+    )
 
 
-def _whole(values: Mapping[str, Any], name: str, names: Mapping[str, str], least: int, limit: int | None) -> int | None:
+def _whole(
+    values: Mapping[str, Any], name: str, names: Mapping[str, str], least: int, limit: int | None
+) -> int | None:
     if name not in values:
         return None
-    expected = f"an integer, {least} or more" if limit is None else f"an integer from {least} to {limit}"
+    if limit is None:
+        expected = f"an integer, {least} or more"
+    else:
+        expected = f"an integer from {least} to {limit}"
     expected += ", the job's own limit" if name == "max_new_tokens" and limit is not None else ""
     number = integer(values[name], names[name], expected)
     if number < least or (limit is not None and number > limit):
@@ -263,15 +314,20 @@ def _response_format(fields: Mapping[str, Any]) -> dict[str, Any]:
     form = fields.get("response_format")
     if form is None or option_names.is_empty(form):
         return {}
-    form_type = form.get("type") if isinstance(form, Mapping) else None
+    form_type = None
+    if isinstance(form, Mapping):
+        form_type = form.get("type")
     if form_type == "text":
         return {"response_format": None}
     if form_type == "json_object":
         return {"response_format": {"type": "object"}}
-    described = form.get("json_schema") if form_type == "json_schema" else None
+    described = None
+    if form_type == "json_schema":
+        described = form.get("json_schema")
     if not isinstance(described, Mapping) or not isinstance(described.get("schema"), Mapping):
         raise ValueError(
-            f"response_format is {form!r:.80}: expected a type among text, json_object and json_schema, with the last "
+            f"response_format is {form!r:.80}: expected a type among text, json_object and "
+            "json_schema, with the last "
             'also json_schema={"schema": ...}'
         )
     return {"response_format": described["schema"]}
@@ -279,10 +335,15 @@ def _response_format(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 def _sampling(name: str, value: Any) -> Any:
     """Reads an option of sampling; JSON has ids as text where they are names of an object."""
-    if name in ("top_k", "draft_top_k") and any(option_names.is_same(value, number) for number in EVERY_TOKEN):
+    if name in ("top_k", "draft_top_k") and any(
+        option_names.is_same(value, number) for number in EVERY_TOKEN
+    ):
         return ALL
     if name == "logit_bias" and isinstance(value, Mapping):
-        return {int(key) if isinstance(key, str) and key.isdecimal() else key: bias for key, bias in value.items()}
+        return {
+            int(key) if isinstance(key, str) and key.isdecimal() else key: bias
+            for key, bias in value.items()
+        }
     if name not in ("logit_bias", "banned") and np.ndim(value):
         raise ValueError(f"{name} is {value!r:.80}: expected a number")
     return value

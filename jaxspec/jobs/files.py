@@ -1,7 +1,8 @@
 """A job over files: JSON lines in, chunks of JSON lines out, a manifest, and resuming.
 
-A chunk holds the results of a fixed range of the input's lines, in their order, and is written whole or not at all
-(`chunks` says how). A killed job that goes on writes what it would have written.
+A chunk holds the results of a fixed range of the input's lines, in their order, and is written
+whole or not at all (`chunks` says how). A killed job that goes on writes what it would have
+written.
 """
 
 from __future__ import annotations
@@ -35,21 +36,26 @@ class InputShard(NamedTuple):
     index: int = 0
     count: int = 1
 
-    suffix = property(lambda self: f"{self.index:05}-of-{self.count:05}", doc="The part, as in the names of files.")
+    suffix = property(
+        lambda self: f"{self.index:05}-of-{self.count:05}",
+        doc="The part, as in the names of files.",
+    )
 
 
 class Survey(NamedTuple):
     """The input of a job, looked through once."""
 
     lines: int  # how many there are, blank ones left out
-    varying: Mapping[str, Any]  # options of sampling that lines set, each with the largest value; see `generate_many`
+    # options of sampling that lines set, each with the largest value; see `generate_many`
+    varying: Mapping[str, Any]
     twice: str  # the message about an id that occurs twice; empty if none does
 
 
 class Source(NamedTuple):
     """The input of a job."""
 
-    paths: Sequence[Path]  # text, one prompt a line, or JSON lines (.jsonl, .ndjson); also compressed (.gz)
+    # text, one prompt a line, or JSON lines (.jsonl, .ndjson); also compressed (.gz)
+    paths: Sequence[Path]
     field: str = PROMPT  # the field of a JSON line that has the prompt
     chat: bool = False  # whether a prompt that is text is a user's message to the model
     shard: InputShard = InputShard()  # the part to read
@@ -57,7 +63,9 @@ class Source(NamedTuple):
 
     def survey(self) -> Survey:
         """Looks through all lines of all parts."""
-        varying, ids = dict[str, Any](), array.array("q")  # of ids their hashes: 8 bytes a line
+        # of ids their hashes: 8 bytes a line
+        varying = dict[str, Any]()
+        ids = array.array("q")
         for line in self.lines():
             name = line.number if line.id is None else line.id
             ids.append(hash(json.dumps(name, sort_keys=True, default=str)))
@@ -78,7 +86,9 @@ class Source(NamedTuple):
             except (ValueError, TypeError):  # the line's own error, when it is decoded
                 pass
         if not ids:
-            raise ValueError(f"{', '.join(map(str, self.paths))} holds no prompt: expected one a line")
+            raise ValueError(
+                f"{', '.join(map(str, self.paths))} holds no prompt: expected one a line"
+            )
         return Survey(len(ids), varying, self._twice(np.frombuffer(ids, np.int64)))
 
     def count(self, lines: int) -> int:
@@ -86,7 +96,9 @@ class Source(NamedTuple):
         return max(0, -(-(lines - self.shard.index) // self.shard.count))
 
     def prompts(self, done: Container[int] = ()) -> Iterator[Line]:
-        """Yields the prompts of the part as `generate_many` takes them, but those whose number is in `done`."""
+        """Yields the prompts of the part as `generate_many` takes them, but those whose number is
+        in `done`.
+        """
         lines = itertools.islice(self.lines(), self.shard.index, None, self.shard.count)
         return (line for line in lines if line.number not in done)
 
@@ -97,25 +109,39 @@ class Source(NamedTuple):
         """
         numbers = itertools.count()
         for path in self.paths:  # named by their folders only where another file has the same name
-            name = path.name if sum(path.name == sibling.name for sibling in self.paths) == 1 else str(path)
+            if sum(path.name == sibling.name for sibling in self.paths) == 1:
+                name = path.name
+            else:
+                name = str(path)
             with files.opened(path) as file:
                 first = file.readline().removeprefix(codecs.BOM_UTF8)
                 if first.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
                     raise ValueError(f"{path} is not UTF-8 text but UTF-16: save it as UTF-8")
                 for number, line in enumerate(itertools.chain([first], file), 1):
                     if line.strip():
-                        yield self._line(next(numbers), f"{name}: line {number}", files.is_json_lines(path.name), line)
+                        yield self._line(
+                            next(numbers),
+                            f"{name}: line {number}",
+                            files.is_json_lines(path.name),
+                            line,
+                        )
 
     def _twice(self, ids: np.ndarray) -> str:
         """Says which lines have the same id: the first two, and how many others there are."""
         order = np.argsort(ids, kind="stable")
-        repeated = order[1:][ids[order[1:]] == ids[order[:-1]]]  # of those with one id all but the first
+        # of those with one id all but the first
+        repeated = order[1:][ids[order[1:]] == ids[order[:-1]]]
         if not repeated.size:
             return ""
         second = int(repeated.min())
         numbers = int(np.flatnonzero(ids == ids[second])[0]), second
-        first, later = (line for line in itertools.islice(self.lines(), second + 1) if line.number in numbers)
-        more = f" ({len(repeated) - 1:,} more lines repeat an id)" if len(repeated) > 1 else ""
+        first, later = (
+            line for line in itertools.islice(self.lines(), second + 1) if line.number in numbers
+        )
+        if len(repeated) > 1:
+            more = f" ({len(repeated) - 1:,} more lines repeat an id)"
+        else:
+            more = ""
         name = first.number if first.id is None else first.id
         twice = f"the id {name!r} stands twice, at {first.where} and {later.where}{more}"
         return f"{twice}: results differ by their numbers only"
@@ -125,9 +151,17 @@ class Source(NamedTuple):
         try:
             text = line.decode().rstrip("\r\n")
         except UnicodeDecodeError as error:
-            return Line(number, where, ValueError(f"the line is not UTF-8 ({error.reason} at byte {error.start})"))
+            return Line(
+                number,
+                where,
+                ValueError(f"the line is not UTF-8 ({error.reason} at byte {error.start})"),
+            )
         if "\0" in text:
-            return Line(number, where, ValueError("the line has a NUL character: is the file UTF-16? Save it as UTF-8"))
+            return Line(
+                number,
+                where,
+                ValueError("the line has a NUL character: is the file UTF-16? Save it as UTF-8"),
+            )
         if not is_json:
             return Line(number, where, self._messages({PROMPT: text}))
         try:
@@ -135,14 +169,20 @@ class Source(NamedTuple):
         except (ValueError, RecursionError) as error:
             return Line(number, where, ValueError(f"the line is no JSON ({error})"))
         if not isinstance(row, Mapping):
-            return Line(number, where, ValueError(f"the line is {text[:60]}: expected a JSON object"))
+            return Line(
+                number, where, ValueError(f"the line is {text[:60]}: expected a JSON object")
+            )
         for name in row:
             try:
                 if name == "id" or fields.is_own(name):
                     json.dumps(row[name], allow_nan=False)
-            except (ValueError, RecursionError) as error:  # 1e999 is read as infinity, which JSON has not
-                return Line(number, where, ValueError(f"the line's {name} cannot be written ({error})"))
-        name, row = row.get("id"), {field: value for field, value in row.items() if field != "id"}
+            except (ValueError, RecursionError) as error:
+                # 1e999 is read as infinity, which JSON has not
+                return Line(
+                    number, where, ValueError(f"the line's {name} cannot be written ({error})")
+                )
+        name = row.get("id")
+        row = {field: value for field, value in row.items() if field != "id"}
         try:
             if "custom_id" in row and "body" in row:  # of OpenAI's form
                 name = row["custom_id"]
@@ -152,18 +192,27 @@ class Source(NamedTuple):
             return Line(number, where, error, id=name)
 
     def _content(self, row: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Returns the fields of a line, with the prompt under its usual name, and those that only look like fields."""
-        # With a field of the caller's choice, "prompt" and "messages" are no prompts. The number is the line's.
+        """Returns the fields of a line, with the prompt under its usual name, and those that only
+        look like fields.
+        """
+        # With a field of the caller's choice, "prompt" and "messages" are no prompts. The number is
+        # the line's.
         is_default = self.field == PROMPT
-        alike = {"number"} if is_default else {"number", *fields.CONTENT} - {self.field}
+        if is_default:
+            alike = {"number"}
+        else:
+            alike = {"number", *fields.CONTENT} - {self.field}
         others = {name: row.pop(name) for name in alike & row.keys()}
         if self.field not in row and not (is_default and "messages" in row):
             names = sorted({**row, **others})
             if not names:
                 raise ValueError(
-                    f"the line is an object without fields: expected {self.field!r} or {fields.CONTENT[1]!r}"
+                    f"the line is an object without fields: expected {self.field!r} or "
+                    f"{fields.CONTENT[1]!r}"
                 )
-            raise ValueError(f"the line has no {self.field!r}, but {names}: choose one of these with --field")
+            raise ValueError(
+                f"the line has no {self.field!r}, but {names}: choose one of these with --field"
+            )
         if not is_default:
             row[PROMPT] = row.pop(self.field)
         return self._messages(row), others
@@ -172,7 +221,9 @@ class Source(NamedTuple):
         """Makes a prompt that is text a message, if that is asked for."""
         if not self.chat or not isinstance(row.get(PROMPT), str) or "messages" in row:
             return row
-        before = [] if self.system is None else [{"role": "system", "content": self.system}]
+        before = []
+        if self.system is not None:
+            before = [{"role": "system", "content": self.system}]
         message = {"role": "user", "content": row.pop(PROMPT)}
         return row | {"messages": [*before, message]}
 
@@ -184,7 +235,9 @@ class Output(NamedTuple):
     shard: InputShard  # the part of the input that they come from
     chunk: int  # lines of the input that a chunk has the results of
 
-    manifest = property(lambda self: self.folder / f"manifest-{self.shard.suffix}.json", doc="This part's manifest.")
+    manifest = property(
+        lambda self: self.folder / f"manifest-{self.shard.suffix}.json", doc="This part's manifest."
+    )
     summary = property(
         lambda self: self.folder / f"summary-{self.shard.suffix}.json",
         doc="This part's summary, which is there when all chunks are.",
@@ -207,14 +260,18 @@ class Output(NamedTuple):
         """Refuses a folder that cannot be written, or holds a job that is not to be resumed."""
         files.check_writable(self.manifest)
         if self.manifest.exists() and not resume:
-            raise ValueError(f"{self.folder} holds a job already: give --resume to go on with it, or another folder")
+            raise ValueError(
+                f"{self.folder} holds a job already: give --resume to go on with it, or another "
+                "folder"
+            )
         rows = sorted(self.folder.glob(f"*-{self.shard.suffix}-*"))
         if rows and not self.manifest.exists():
             gone = f"{rows[0]} is of a job whose {self.manifest.name} is gone"
             raise ValueError(f"{gone}: put it back, or choose another folder")
 
     def costs(self, measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """Returns the costs of passes that all parts of the job go on with: the first that were measured.
+        """Returns the costs of passes that all parts of the job go on with: the first that were
+        measured.
 
         What is drafted depends on them, and with it texts that are drawn.
         """
@@ -222,14 +279,21 @@ class Output(NamedTuple):
         if not path.exists():
             measured = json.dumps(measure()) + "\n"
             with folders.full_disk(self.folder, "no chunk was begun"):
-                files.write_text(path, [measured], overwrite=False)  # another part may have been first
+                # another part may have been first
+                files.write_text(path, [measured], overwrite=False)
         return files.read_json(path, ANOTHER_FOLDER)
 
     def begin(self, manifest: Mapping[str, Any]) -> None:
         """Writes the manifest, or compares it with that of the job to go on with."""
         expected = json.loads(json.dumps(manifest))
-        for path in [self.manifest] if self.manifest.exists() else sorted(self.folder.glob("manifest-*.json"))[:1]:
-            _compare(files.read_json(path, ANOTHER_FOLDER) | {"shard": self.shard.index}, expected, path)
+        for path in (
+            [self.manifest]
+            if self.manifest.exists()
+            else sorted(self.folder.glob("manifest-*.json"))[:1]
+        ):
+            _compare(
+                files.read_json(path, ANOTHER_FOLDER) | {"shard": self.shard.index}, expected, path
+            )
         if self.manifest.exists():
             self.summary.unlink(missing_ok=True)
         else:
@@ -241,19 +305,23 @@ class Output(NamedTuple):
 
     def _write_whole(self, path: Path, report: Mapping[str, Any], outcome: str) -> None:
         with folders.full_disk(self.folder, outcome):
-            # Names of files need not be text in any encoding: what UTF-8 does not have is written as \udc..
+            # Names of files need not be text in any encoding: what UTF-8 does not have is written
+            # as \udc..
             files.write_text(path, [json.dumps(report, indent=2) + "\n"])
 
 
 def manifest_of(
     source: Source, output: Output, models: Mapping[str, Any], options: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Describes a job by everything that its texts depend on; of models the names, and `digests_of` their files."""
+    """Describes a job by everything that its texts depend on; of models the names, and `digests_of`
+    their files.
+    """
     return {
         "versions": {name: importlib.metadata.version(name) for name in VERSIONS},
         "models": dict(models),
         "options": dict(options),
-        "input": [[path.name, digests.of_file(path)] for path in source.paths],  # whose order is that of the lines
+        # whose order is that of the lines
+        "input": [[path.name, digests.of_file(path)] for path in source.paths],
         "field": source.field,
         "chat": source.chat,
         "shard": source.shard.index,
@@ -263,36 +331,47 @@ def manifest_of(
 
 
 def digests_of(path: Path) -> dict[str, str]:
-    """Returns the SHA-256 of a file, or of each file of a folder by its name there; hidden files are left out.
+    """Returns the SHA-256 of a file, or of each file of a folder by its name there; hidden files
+    are left out.
 
     >>> import tempfile
     >>> folder = Path(tempfile.mkdtemp())
     >>> for name in ("weights", ".lock"):
     ...     _ = (folder / name).write_text(name)
-    >>> digests_of(folder).keys() == {"weights"} and digests_of(folder) == digests_of(folder / "weights")
+    >>> digests_of(folder).keys() == {"weights"} and digests_of(folder) == digests_of(
+    ...     folder / "weights"
+    ... )
     True
     """
     if path.is_file():
         return {path.name: digests.of_file(path)}
     names = {file.relative_to(path): file for file in sorted(path.rglob("*")) if file.is_file()}
     visible = {
-        name: file for name, file in names.items() if not any(component.startswith(".") for component in name.parts)
+        name: file
+        for name, file in names.items()
+        if not any(component.startswith(".") for component in name.parts)
     }
     return {name.as_posix(): digests.of_file(file) for name, file in visible.items()}
 
 
-def _compare(stored: Mapping[str, Any], expected: Mapping[str, Any], path: Path, within: str = "") -> None:
+def _compare(
+    stored: Mapping[str, Any], expected: Mapping[str, Any], path: Path, within: str = ""
+) -> None:
     for name in {**stored, **expected}:
         if stored.get(name) == expected.get(name):
             continue
         if isinstance(stored.get(name), Mapping) and isinstance(expected.get(name), Mapping):
             _compare(stored[name], expected[name], path, f"{within}{name}: ")
         if isinstance(stored.get(name), list) and isinstance(expected.get(name), list):
-            by_number = [{f"number {i}": x for i, x in enumerate(listed)} for listed in (stored[name], expected[name])]
+            by_number = [
+                {f"number {i}": x for i, x in enumerate(listed)}
+                for listed in (stored[name], expected[name])
+            ]
             _compare(by_number[0], by_number[1], path, f"{within}{name}: ")
         raise ValueError(
-            f"{path} is of another job ({within}{name} is {stored.get(name)!r} there and {expected.get(name)!r} here): "
-            "resume with what it began with, or choose another folder"
+            f"{path} is of another job ({within}{name} is {stored.get(name)!r} there and "
+            f"{expected.get(name)!r} here): resume with what it began with, or choose another "
+            "folder"
         )
 
 
@@ -305,7 +384,10 @@ def check_paths(paths: Sequence[Path]) -> None:
     """
     for path in paths:
         if str(path) == "-" or (path.exists() and not path.is_file() and not path.is_dir()):
-            raise ValueError(f"{path} is no regular file, and a job reads its input twice: write it to a file first")
+            raise ValueError(
+                f"{path} is no regular file, and a job reads its input twice: write it to a file "
+                "first"
+            )
         files.check_lines(path)
         with path.open("rb"):
             pass

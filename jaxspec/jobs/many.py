@@ -1,4 +1,6 @@
-"""`generate_many`: any number of prompts, in a batch whose finished rows are replaced while it runs."""
+"""`generate_many`: any number of prompts, in a batch whose finished rows are replaced while it
+runs.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ ROUNDS = 64  # between two looks of the host at the slots, at most
 STOP_ROUNDS = 8  # the same where it looks for stop strings: what is decoded past one is thrown away
 BLOCKS = 4  # prompts that are read ahead, in multiples of the slots
 AHEAD = 64  # prompts that may be begun after the first that is not done, in multiples of the slots
-LONG_TIMES, LONG = 4, 2048  # a prompt is long if it is so many times as wide as others, and wider than so many tokens
+# a prompt is long if it is so many times as wide as others, and wider than so many tokens
+LONG_TIMES = 4
+LONG = 2048
 NOTED = 2**28  # bytes: slots that become wider and take more are told about
 LONGEST_PAUSE = 2e-3  # seconds between two looks at whether a program has ended
 ON_ERROR = ("raise", "yield")
@@ -58,44 +62,55 @@ def generate_many(
 ) -> Iterator[Completion]:
     """Generates from any number of prompts, and yields each text when it is done.
 
-    `slots` rows are decoded together by one program; when some are done, others take their places, prefilled while the
-    program ran. So a batch does not wait for its longest row, and nothing is compiled after the first prompts of each
-    width. A prompt's text depends only on the key, its number and the prompt. `generate` writes the same text with the
-    same key, if the prompt has that number there.
+    `slots` rows are decoded together by one program; when some are done, others take their places,
+    prefilled while the program ran. So a batch does not wait for its longest row, and nothing is
+    compiled after the first prompts of each width. A prompt's text depends only on the key, its
+    number and the prompt. `generate` writes the same text with the same key, if the prompt has that
+    number there.
 
     Args:
         target: the model whose distribution the texts have.
-        prompts: any iterable, read as it is needed: texts, rows of token ids, chats (lists of messages, written in the
-            model's chat template), or dicts with "prompt" or "messages". A dict may also have an "id", and a "number"
-            in place of the prompt's place in the iterable. Its own settings take precedence over the job's: all
-            options of sampling, "max_new_tokens" (at most the job's), "stop", "seed", "n" (texts of this prompt),
-            "tools" and "chat_template_kwargs". Options that cannot differ from prompt to prompt are errors; fields
-            with other names come back in `Completion.fields`. Four prompts a slot are waited for
-            before the first is decoded, and then always read ahead; rows stand still while the iterable is waited for.
-            An error that it raises is raised when the results of all prompts before it were yielded.
+        prompts: any iterable, read as it is needed: texts, rows of token ids, chats (lists of
+            messages, written in the model's chat template), or dicts with "prompt" or "messages". A
+            dict may also have an "id", and a "number" in place of the prompt's place in the
+            iterable. Its own settings take precedence over the job's: all options of sampling,
+            "max_new_tokens" (at most the job's), "stop", "seed", "n" (texts of this prompt),
+            "tools" and "chat_template_kwargs". Options that cannot differ from prompt to prompt are
+            errors; fields with other names come back in `Completion.fields`. Four prompts a slot
+            are waited for before the first is decoded, and then always read ahead; rows stand still
+            while the iterable is waited for. An error that it raises is raised when the results of
+            all prompts before it were yielded.
         slots: rows that are decoded together; those that no prompt is left for stay idle.
-        in_order: whether texts are yielded in the order of the prompts; by default as they are done.
-        max_ahead: with `in_order`, how far after the first prompt that is not done others may be begun, and so how many
-            results may wait for it; by default 64 times the slots. Slots are idle while all that may be begun are done.
+        in_order: whether texts are yielded in the order of the prompts; by default as they are
+            done.
+        max_ahead: with `in_order`, how far after the first prompt that is not done others may be
+            begun, and so how many results may wait for it; by default 64 times the slots. Slots are
+            idle while all that may be begun are done.
         stop: strings that end a row, cut from its text.
         max_new_tokens: most new tokens of a prompt.
-        max_prompt_tokens: the longest prompt to accept, for which the slots are made. By default what the models can
-            read. Then a prompt that is wider than all before waits until the slots are empty, which are then made
-            wider. Prompts that are very long beside the others get fewer slots of their own, after a warning.
-        too_long: the treatment of longer prompts: "error", "truncate" or "skip" (there is no result). "truncate" cuts
-            the beginning of the text, for an encoder-decoder its end. What the tokenizer puts around the text stays.
-        on_error: "raise" raises the error of a prompt that cannot be decoded; "yield" yields it as a result.
-        group: rows that are prefilled together, and slots that must be free for it; by default a quarter of the slots.
+        max_prompt_tokens: the longest prompt to accept, for which the slots are made. By default
+            what the models can read. Then a prompt that is wider than all before waits until the
+            slots are empty, which are then made wider. Prompts that are very long beside the others
+            get fewer slots of their own, after a warning.
+        too_long: the treatment of longer prompts: "error", "truncate" or "skip" (there is no
+            result). "truncate" cuts the beginning of the text, for an encoder-decoder its end. What
+            the tokenizer puts around the text stays.
+        on_error: "raise" raises the error of a prompt that cannot be decoded; "yield" yields it as
+            a result.
+        group: rows that are prefilled together, and slots that must be free for it; by default a
+            quarter of the slots.
         progress: called with a `Progress` whenever the host looks at the slots.
         skipped: called with the number of each prompt that is skipped.
         chat_template_kwargs: values for the template of chats, such as {"enable_thinking": False}.
-        num_samples: texts of each prompt. Their keys are folded from the prompt's; the first text is that of
-            `num_samples=1`. A job yields each as it is done, with its `Completion.sample`.
-        varying: options of sampling that some prompts set, each with the largest value, such as {"temperature": 1.0,
-            "top_k": 50}. The job compiles for them at its beginning; otherwise when it meets the first such prompt.
-        **options: `generate`'s options of sampling and its `drafter`, `gamma`, `rule`, `policy`, `prefix`, `key`,
-            `eos_ids`, `log_probs` and `top_log_probs`: one value for all prompts. Prompts that follow a `prefix`
-            count its tokens as theirs, and are cut after it.
+        num_samples: texts of each prompt. Their keys are folded from the prompt's; the first text
+            is that of `num_samples=1`. A job yields each as it is done, with its
+            `Completion.sample`.
+        varying: options of sampling that some prompts set, each with the largest value, such as
+            {"temperature": 1.0, "top_k": 50}. The job compiles for them at its beginning; otherwise
+            when it meets the first such prompt.
+        **options: `generate`'s options of sampling and its `drafter`, `gamma`, `rule`, `policy`,
+            `prefix`, `key`, `eos_ids`, `log_probs` and `top_log_probs`: one value for all prompts.
+            Prompts that follow a `prefix` count its tokens as theirs, and are cut after it.
 
     Raises:
         ValueError, TypeError: the reasons of `generate`; also a prompt, if `on_error` is "raise".
@@ -106,7 +121,9 @@ def generate_many(
         >>> from jaxspec.testing import table_model
         >>> model = table_model(jax.random.key(1), vocab=5)
         >>> prompts = ({"id": f"row {n}", "prompt": [3, n]} for n in range(5))
-        >>> rows = jaxspec.generate_many(model, prompts, drafter=model, gamma=3, max_new_tokens=9, slots=2)
+        >>> rows = jaxspec.generate_many(
+        ...     model, prompts, drafter=model, gamma=3, max_new_tokens=9, slots=2
+        ... )
         >>> sorted((row.id, len(row.tokens), row.finish) for row in rows)[:2]
         [('row 0', 9, 'length'), ('row 1', 9, 'length')]
     """
@@ -118,26 +135,45 @@ def generate_many(
     one_of(on_error, "on_error", ON_ERROR)
     if isinstance(prompts, str):
         prompts = [prompts]
-    is_one = isinstance(prompts, Mapping | Prompt | bytes) or hasattr(prompts, "columns")  # or a table: yields names
+    # or a table: yields names
+    is_one = isinstance(prompts, Mapping | Prompt | bytes) or hasattr(prompts, "columns")
     if is_one or not hasattr(prompts, "__iter__"):
         type_name = type(prompts).__name__
         raise TypeError(
-            f"the prompts are of type {type_name}: expected an iterable of prompts, such as a list of dicts"
+            f"the prompts are of type {type_name}: expected an iterable of prompts, such as a list "
+            "of dicts"
         )
     inputs.check_shared(options, "give it in the dicts of the prompts")
     encoding.check_reads_text(target)
-    options["max_new_tokens"] = integer(max_new_tokens, "max_new_tokens", "an integer, 1 or more: dicts have their own")
+    options["max_new_tokens"] = integer(
+        max_new_tokens, "max_new_tokens", "an integer, 1 or more: dicts have their own"
+    )
     prepared = prepare(target, [[0]], **options)  # the prompts come later
     if num_samples > 1 and not prepared.is_sampled:
-        raise ValueError(f"num_samples is {num_samples}: expected 1, or more at a temperature above 0")
-    prepared = prepared.replace(**job_fields.missing(prepared, varying or {}, is_set(options.get("top_k"))))
+        raise ValueError(
+            f"num_samples is {num_samples}: expected 1, or more at a temperature above 0"
+        )
+    prepared = prepared.replace(
+        **job_fields.missing(prepared, varying or {}, is_set(options.get("top_k")))
+    )
     limits = limits_of(prepared, options["max_new_tokens"], max_prompt_tokens, too_long)
     described = options | {"num_samples": num_samples}
-    reader = PromptReader(target, prompts, limits, BLOCKS * slots, described, chat_template_kwargs, skipped)
+    reader = PromptReader(
+        target, prompts, limits, BLOCKS * slots, described, chat_template_kwargs, skipped
+    )
     stopper = stopping.checked(stop, target)
     width = limits.prompt if max_prompt_tokens else None
     ahead_limit = max_ahead if in_order else None
-    job = _Job(prepared, reader, stopper, progress, slots=slots, group=group, width=width, max_ahead=ahead_limit)
+    job = _Job(
+        prepared,
+        reader,
+        stopper,
+        progress,
+        slots=slots,
+        group=group,
+        width=width,
+        max_ahead=ahead_limit,
+    )
     return _checked(job.run(), on_error)
 
 
@@ -150,9 +186,10 @@ class _Live(NamedTuple):
 class _Job:
     """The host's side of a job.
 
-    It goes through stages, each with slots of its own, which are empty before the next begins. A stage ends when the
-    next prompt is too wide for its slots, or asks for an option of sampling that their program lacks. Prompts that are
-    very long beside the others wait, and get a stage of fewer slots.
+    It goes through stages, each with slots of its own, which are empty before the next begins. A
+    stage ends when the next prompt is too wide for its slots, or asks for an option of sampling
+    that their program lacks. Prompts that are very long beside the others wait, and get a stage of
+    fewer slots.
     """
 
     def __init__(
@@ -167,48 +204,76 @@ class _Job:
         width: int | None,  # tokens of the longest prompt; None: as long as prompts come
         max_ahead: int | None,  # None: results are yielded as they are done
     ):
-        self._prepared, self._reader, self._stop = prepared, reader, stop
-        self._slots, self._group, self._max_ahead = slots, group, max_ahead
+        self._prepared = prepared
+        self._reader = reader
+        self._stop = stop
+        self._slots = slots
+        self._group = group
+        self._max_ahead = max_ahead
         self._bounded = "top_k" in reader.defaults
         self._is_fixed = width is not None  # the caller has said how long prompts are
-        self._width = 0 if width is None else prepared.widths(width)[0]  # of slots that are not for long prompts
+        # of slots that are not for long prompts
+        if width is None:
+            self._width = 0
+        else:
+            self._width = prepared.widths(width)[0]
         self._usual = self._width  # width of most prompts, beside which others are long
         self._report = report
         self._progress = Progress()
         self._nodes = prepared.decoder.nodes
         self._finished = dict[int, Completion]()  # by place; not yielded yet
-        self._first = 0  # of the places, the first that is not done, if results are yielded in order
+        # of the places, the first that is not done, if results are yielded in order
+        self._first = 0
 
     def run(self) -> Iterator[Completion]:
         """Yields every prompt's result."""
         while self._reader.peek(1):
-            if slots := self._slots_for(self._ahead()):
+            slots = self._slots_for(self._ahead())
+            if slots:
                 yield from self._until_empty(slots)
             yield from self._ready()
         if self._reader.error is not None:
             raise self._reader.error
 
     def _slots_for(self, upcoming: list[JobPrompt]) -> Slots | None:
-        """Makes slots for the next prompts; of these, the ones that memory has no room for are finished."""
+        """Makes slots for the next prompts; of these, the ones that memory has no room for are
+        finished.
+        """
         while upcoming:
             # The lower median: a few long prompts must not make all slots wide.
-            self._usual = self._width or sorted(map(self._width_of, upcoming))[(len(upcoming) - 1) // 2]
-            ordinary = [request for request in upcoming if not self._is_long(self._width_of(request))]
+            self._usual = (
+                self._width or sorted(map(self._width_of, upcoming))[(len(upcoming) - 1) // 2]
+            )
+            ordinary = [
+                request for request in upcoming if not self._is_long(self._width_of(request))
+            ]
             stage = ordinary or upcoming
             for request in stage:
-                if missing := self._missing(request):
+                missing = self._missing(request)
+                if missing:
                     self._prepared = self._prepared.replace(**missing)
             widest = max(stage, key=self._width_of)
             width = max(self._width if ordinary else 0, self._width_of(widest))
-            count = self._slots if ordinary else max(1, self._slots * self._usual // width)
+            if ordinary:
+                count = self._slots
+            else:
+                count = max(1, self._slots * self._usual // width)
             try:
                 slots = self._make_slots(width, count)
             except inputs.NotEnoughMemory as error:
                 # Where there are too many slots for any prompt, this raises.
-                self._make_slots(max(self._width if ordinary else 0, self._prepared.widths(1)[0]), count)
-                too_wide = [request for request in stage if self._width_of(request) == self._width_of(widest)]
+                self._make_slots(
+                    max(self._width if ordinary else 0, self._prepared.widths(1)[0]), count
+                )
+                too_wide = [
+                    request
+                    for request in stage
+                    if self._width_of(request) == self._width_of(widest)
+                ]
                 self._reader.take(too_wide)
-                self._refuse([request._replace(error=request.at + str(error)) for request in too_wide])
+                self._refuse(
+                    [request._replace(error=request.at + str(error)) for request in too_wide]
+                )
                 upcoming = self._ahead()
             else:
                 if not ordinary or (width > self._usual and slots.needed > NOTED):
@@ -219,42 +284,61 @@ class _Job:
         return None
 
     def _make_slots(self, width: int, count: int) -> Slots:
-        group = min(self._group, max(1, count // 4)) if count < self._slots else self._group
+        if count < self._slots:
+            group = min(self._group, max(1, count // 4))
+        else:
+            group = self._group
         return Slots(self._prepared, width, count, group, ROUNDS, self._reader.defaults)
 
     def _is_long(self, width: int) -> bool:
-        """Says whether a prompt of a width would make all slots so wide that it gets slots of its own."""
+        """Says whether a prompt of a width would make all slots so wide that it gets slots of its
+        own.
+        """
         return not self._is_fixed and width > max(LONG_TIMES * self._usual, LONG)
 
     def _missing(self, request: JobPrompt) -> dict[str, Any]:
         return job_fields.missing(self._prepared, request.needs, self._bounded)
 
     def _ready(self) -> Iterator[Completion]:
-        """Takes out the results to yield: all there are, or in order those before the first that is not done."""
-        for number in sorted(number for number in self._finished if self._max_ahead is None or number < self._first):
+        """Takes out the results to yield: all there are, or in order those before the first that is
+        not done.
+        """
+        for number in sorted(
+            number for number in self._finished if self._max_ahead is None or number < self._first
+        ):
             yield self._finished.pop(number)
 
     def _until_empty(self, slots: Slots) -> Iterator[Completion]:
         """Decodes until the slots are empty, and the next prompt is none for them."""
-        live, free = dict[int, _Live](), list(range(slots.slots))
-        group, new = list[JobPrompt](), None
+        live = dict[int, _Live]()
+        free = list(range(slots.slots))
+        group = list[JobPrompt]()
+        new = None
         while True:
-            # As many groups as there is room for. The next one waits, perhaps prefilled, for rows to end.
+            # As many groups as there is room for. The next one waits, perhaps prefilled, for rows
+            # to end.
             while True:
                 group = group or self._next_group(slots)
                 if not group or len(free) < len(group):
                     break
                 indices = [free.pop() for _ in group]
-                new = slots.prefill([request.row for request in group]) if new is None else new
+                if new is None:
+                    new = slots.prefill([request.row for request in group])
                 slots.insert(new, indices)
                 live |= {slot: _Live(request) for slot, request in zip(indices, group, strict=True)}
-                group, new = [], None
+                group = []
+                new = None
             if live:
-                # The call ends as soon as the waiting group fits; without one, when as many more rows have ended.
-                rounds = STOP_ROUNDS if any(self._stop_of(row).strings for row in live.values()) else ROUNDS
+                # The call ends as soon as the waiting group fits; without one, when as many more
+                # rows have ended.
+                if any(self._stop_of(row).strings for row in live.values()):
+                    rounds = STOP_ROUNDS
+                else:
+                    rounds = ROUNDS
                 report = slots.run(len(group) or min(len(free) + slots.group, slots.slots), rounds)
                 if group and new is None:
-                    new = slots.prefill([request.row for request in group])  # while the rounds are run
+                    # while the rounds are run
+                    new = slots.prefill([request.row for request in group])
             yield from self._ready()
             if not live:
                 return
@@ -262,27 +346,40 @@ class _Job:
             free += self._collect(slots, live, sharding.fetch(report))
 
     def _next_group(self, slots: Slots) -> list[JobPrompt]:
-        """Takes the next prompts to prefill together: the first for these slots, and others of its width.
+        """Takes the next prompts to prefill together: the first for these slots, and others of its
+        width.
 
         So what prefill computes of a prompt, to the last bit, does not depend on the others.
         """
         are_long = self._is_long(slots.width)
-        upcoming = [request for request in self._ahead() if self._is_long(self._width_of(request)) == are_long]
+        upcoming = [
+            request
+            for request in self._ahead()
+            if self._is_long(self._width_of(request)) == are_long
+        ]
         if not upcoming or not self._fits(upcoming[0], slots):
             return []
         width = self._width_of(upcoming[0])
-        group = [r for r in upcoming if self._width_of(r) == width and self._fits(r, slots)][: slots.group]
+        group = [r for r in upcoming if self._width_of(r) == width and self._fits(r, slots)][
+            : slots.group
+        ]
         self._reader.take(group)
         return group
 
     def _fits(self, request: JobPrompt, slots: Slots) -> bool:
-        return self._width_of(request) <= slots.width and not self._missing(request) and slots.takes(request.row)
+        return (
+            self._width_of(request) <= slots.width
+            and not self._missing(request)
+            and slots.takes(request.row)
+        )
 
     def _ahead(self) -> list[JobPrompt]:
         """Reads prompts ahead, and finishes those of them that cannot be decoded."""
         upcoming = self._reader.peek(BLOCKS * self._slots)
         if self._max_ahead is not None:
-            upcoming = [request for request in upcoming if request.place < self._first + self._max_ahead]
+            upcoming = [
+                request for request in upcoming if request.place < self._first + self._max_ahead
+            ]
         wrong = [request for request in upcoming if request.error is not None]
         self._reader.take(wrong)
         self._refuse(wrong)
@@ -298,7 +395,10 @@ class _Job:
         return self._prepared.widths(len(request.row.tokens))[0]
 
     def _stop_of(self, row: _Live) -> stopping.Stop:
-        stop = self._stop if row.request.stop is None else row.request.stop
+        if row.request.stop is None:
+            stop = self._stop
+        else:
+            stop = row.request.stop
         return stop._replace(joins=row.request.row.pattern is not None)
 
     def _collect(self, slots: Slots, live: dict[int, _Live], report: Report) -> list[int]:
@@ -308,14 +408,17 @@ class _Job:
             rounds = *row.rounds, Rounds(*(counts[:, slot] for counts in report.rounds))
             tokens = report.tokens[slot, : report.length[slot]].tolist()
             stop = self._stop_of(row)
-            needed = stopping.tokens_needed(stop, tokens, row.searched) if stop.strings else None
+            needed = None
+            if stop.strings:
+                needed = stopping.tokens_needed(stop, tokens, row.searched)
             live[slot] = row = _Live(row.request, rounds, len(tokens))
             if needed is not None or report.finish[slot]:
                 del live[slot]
                 free.append(slot)
                 self._finish(row.request, self._completion(row, tokens, needed, report, slot))
         slots.end(free)
-        # A round of the call that ran has some row that committed; slots that committed nothing in it were idle.
+        # A round of the call that ran has some row that committed; slots that committed nothing in
+        # it were idle.
         committed = report.rounds.committed
         idle = int(np.sum(committed[np.any(committed > 0, axis=1)] == 0))
         self._progress = self._progress._replace(live=len(live), idle=self._progress.idle + idle)
@@ -326,14 +429,20 @@ class _Job:
         if self._report is not None:
             self._report(self._progress)
 
-    def _completion(self, row: _Live, tokens: list[int], needed: int | None, report: Report, slot: int) -> Completion:
-        failed, finish = int(report.failed[slot]), int(report.finish[slot])
+    def _completion(
+        self, row: _Live, tokens: list[int], needed: int | None, report: Report, slot: int
+    ) -> Completion:
+        failed = int(report.failed[slot])
+        finish = int(report.finish[slot])
         if needed is not None:  # a round that fails commits nothing, so it came after the string
-            tokens, finish, failed = tokens[:needed], Finish.STOP, 0
+            tokens = tokens[:needed]
+            finish = Finish.STOP
+            failed = 0
         log_probs = report.log_probs
         if log_probs is not None:
             log_probs = LogProbs(*(values[slot, : len(tokens)].copy() for values in log_probs))
-        tokenizer, request = self._prepared.target.tokenizer, row.request
+        tokenizer = self._prepared.target.tokenizer
+        request = row.request
         return _result(
             request,
             text=None if tokenizer is None else stopping.text_of(self._stop_of(row), tokens),
@@ -350,7 +459,9 @@ class _Job:
         self._finished[request.place] = completion
         while self._first in self._finished:
             self._first += 1
-        self._progress = self._progress.plus(vars(completion) | {"new_tokens": len(completion.tokens)})
+        self._progress = self._progress.plus(
+            vars(completion) | {"new_tokens": len(completion.tokens)}
+        )
 
 
 class WidePrompt(UserWarning):
@@ -374,15 +485,24 @@ class WidePrompt(UserWarning):
 
 def _note(widest: JobPrompt, slots: Slots, usual: int, is_long: bool) -> WidePrompt:
     """Makes the warning about a prompt that is wider than most."""
-    name, size = widest.where or f"prompt {widest.id}", filesize.decimal(slots.needed)
+    name = widest.where or f"prompt {widest.id}"
+    size = filesize.decimal(slots.needed)
     count = f"{slots.slots} slot{'s' * (slots.slots != 1)}"
-    memory = f"It gets {count} of its own, of {size}" if is_long else f"All {count} are made as wide, and take {size}"
+    if is_long:
+        memory = f"It gets {count} of its own, of {size}"
+    else:
+        memory = f"All {count} are made as wide, and take {size}"
     tokens = len(widest.row.tokens)
-    return WidePrompt(f"{name} has {tokens:,} tokens, and most prompts have at most {usual:,}. {memory} of memory.")
+    return WidePrompt(
+        f"{name} has {tokens:,} tokens, and most prompts have at most {usual:,}. {memory} of "
+        "memory."
+    )
 
 
 def _wait_for(array: Any) -> None:
-    """Waits for a computation in Python, where an interruption is noticed; in the runtime it would not be."""
+    """Waits for a computation in Python, where an interruption is noticed; in the runtime it would
+    not be.
+    """
     pause = 1e-4
     while hasattr(array, "is_ready") and not array.is_ready():
         time.sleep(pause)
@@ -393,7 +513,9 @@ def _counts(rounds: Sequence[Rounds], needed: int, nodes: int) -> dict[str, Any]
     """Counts what the first tokens of a row took, of which prefill has made one.
 
     >>> drafted, accepted, committed = np.array([3, 3]), np.array([2, 1]), np.array([3, 2])
-    >>> _counts([Rounds(drafted, accepted, committed)], 3, nodes=3)  # the second round's first token is the fifth
+    >>> _counts(
+    ...     [Rounds(drafted, accepted, committed)], 3, nodes=3
+    ... )  # the second round's first token is the fifth
     {'rounds': 1, 'drafted': 3, 'accepted': 2, 'acceptance_histogram': (0, 0, 1, 0)}
     """
     drafted, accepted, committed = (np.concatenate(counts) for counts in zip(*rounds, strict=True))
@@ -404,7 +526,9 @@ def _counts(rounds: Sequence[Rounds], needed: int, nodes: int) -> dict[str, Any]
         "rounds": int(ran.sum()),
         "drafted": int(drafted[ran].sum()),
         "accepted": int(emitted.sum()),
-        "acceptance_histogram": tuple(np.bincount(emitted, minlength=nodes + 1).tolist()) if nodes else (),
+        "acceptance_histogram": tuple(np.bincount(emitted, minlength=nodes + 1).tolist())
+        if nodes
+        else (),
     }
 
 
@@ -412,7 +536,12 @@ def _result(request: JobPrompt, **result: Any) -> Completion:
     """Returns the result of a prompt; without one, that of a prompt that cannot be decoded."""
     empty = {"text": None, "tokens": [], "finish": Finish.FAILURE.name.lower(), "prompt_tokens": 0}
     row = request.row
-    described = {"id": request.id, "number": row.number, "sample": row.sample, "samples": request.samples}
+    described = {
+        "id": request.id,
+        "number": row.number,
+        "sample": row.sample,
+        "samples": request.samples,
+    }
     return Completion(**described, fields=request.fields, **empty | result)
 
 
@@ -420,6 +549,9 @@ def _checked(results: Iterable[Completion], on_error: str) -> Iterator[Completio
     """Yields results, and raises the error of the first that has one, if it is to be raised."""
     for completion in results:
         if completion.error is not None and on_error == "raise":
-            error = FloatingPointError if completion.error.endswith(tuple(FAILURES.values())) else ValueError
+            if completion.error.endswith(tuple(FAILURES.values())):
+                error = FloatingPointError
+            else:
+                error = ValueError
             raise error(f"prompt {completion.id}: {completion.error}")
         yield completion

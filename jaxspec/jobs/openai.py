@@ -1,4 +1,6 @@
-"""The form of OpenAI's batches: requests {"custom_id", "method", "url", "body"} in, responses out."""
+"""The form of OpenAI's batches: requests {"custom_id", "method", "url", "body"} in, responses
+out.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +11,25 @@ from jaxspec.jobs import fields
 
 COMPLETIONS = "/v1/completions"
 URLS = {"/v1/chat/completions": "messages", COMPLETIONS: "prompt"}  # what the body of each has
-# Parameters of OpenAI's and vLLM's requests that no text depends on. They come back among the line's own fields.
+# Parameters of OpenAI's and vLLM's requests that no text depends on. They come back among the
+# line's own fields.
 WITHOUT_EFFECT = {
     *("model", "user", "metadata", "store", "service_tier", "safety_identifier"),
-    *("prompt_cache_key", "prompt_cache_retention", "request_id", "session_id", "priority", "cache_salt"),
-    *("stream_options", "stream_interval", "kv_transfer_params", "ec_transfer_params", "return_mm_kwargs"),
+    *(
+        "prompt_cache_key",
+        "prompt_cache_retention",
+        "request_id",
+        "session_id",
+        "priority",
+        "cache_salt",
+    ),
+    *(
+        "stream_options",
+        "stream_interval",
+        "kv_transfer_params",
+        "ec_transfer_params",
+        "return_mm_kwargs",
+    ),
     *("use_cache", "skip_reading_prefix_cache", "extra_headers", "extra_query", "timeout", "url"),
 }
 FINISH = {"eos": "stop", "stop": "stop", "length": "length"}
@@ -22,12 +38,17 @@ FINISH = {"eos": "stop", "stop": "stop", "length": "length"}
 def fields_of(row: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the fields of a request's body and those beside it.
 
-    All that a body holds is a setting, so an unknown name there is an error. Data of the caller's own stand beside it.
+    All that a body holds is a setting, so an unknown name there is an error. Data of the caller's
+    own stand beside it.
 
-    >>> fields_of({"custom_id": "a", "url": "/v1/completions", "body": {"prompt": "one", "max_tokens": 7}})
+    >>> fields_of(
+    ...     {"custom_id": "a", "url": "/v1/completions", "body": {"prompt": "one", "max_tokens": 7}}
+    ... )
     {'url': '/v1/completions', 'prompt': 'one', 'max_tokens': 7}
     """
-    method, url, body = row.get("method", "POST"), row.get("url"), row["body"]
+    method = row.get("method", "POST")
+    url = row.get("url")
+    body = row["body"]
     if method != "POST":
         raise ValueError(f"method is {method!r}: expected 'POST'")
     if url is not None and url not in URLS:
@@ -39,9 +60,12 @@ def fields_of(row: Mapping[str, Any]) -> dict[str, Any]:
     for name in body:
         if name not in WITHOUT_EFFECT and fields.setting_of(name, {}) is None:
             raise ValueError(
-                f"body has {name!r}, which is neither OpenAI's nor an option here: write data of your own beside body"
+                f"body has {name!r}, which is neither OpenAI's nor an option here: write data of "
+                "your own beside body"
             )
-    others = {name: value for name, value in row.items() if name not in ("custom_id", "method", "body")}
+    others = {
+        name: value for name, value in row.items() if name not in ("custom_id", "method", "body")
+    }
     return {**others, **body, **_one_prompt(body)}
 
 
@@ -52,40 +76,59 @@ def _one_prompt(body: Mapping[str, Any]) -> dict[str, Any]:
     ({'prompt': 'Hello'}, {})
     """
     prompts = body.get("prompt")
-    if not isinstance(prompts, list) or not prompts or not all(isinstance(x, str | list) for x in prompts):
+    if (
+        not isinstance(prompts, list)
+        or not prompts
+        or not all(isinstance(x, str | list) for x in prompts)
+    ):
         return {}
     if len(prompts) > 1:
-        raise ValueError(f"prompt is a list of {len(prompts)} prompts: expected one; write a request for each")
+        raise ValueError(
+            f"prompt is a list of {len(prompts)} prompts: expected one; write a request for each"
+        )
     return {"prompt": prompts[0]}
 
 
 def response(rows: Sequence[Mapping[str, Any]], model: str) -> dict[str, Any]:
     """Returns the line for a request: a response whose choices are the texts of the prompt.
 
-    Counts that the form has no place for are under "jaxspec". The time is left out, so that a resumed job writes the
-    same lines.
+    Counts that the form has no place for are under "jaxspec". The time is left out, so that a
+    resumed job writes the same lines.
 
-    >>> row = dict(id="a", number=4, text="One.", finish="eos", error=None, prompt_tokens=3, new_tokens=2)
+    >>> row = dict(
+    ...     id="a", number=4, text="One.", finish="eos", error=None, prompt_tokens=3, new_tokens=2
+    ... )
     >>> line = response([row], "small")
-    >>> line["custom_id"], line["response"]["body"]["choices"][0]["message"]["content"], line["error"]
+    >>> (
+    ...     line["custom_id"],
+    ...     line["response"]["body"]["choices"][0]["message"]["content"],
+    ...     line["error"],
+    ... )
     ('a', 'One.', None)
     """
-    first, name = rows[0], f"batch_req_{rows[0]['number']}"
+    first = rows[0]
+    name = f"batch_req_{rows[0]['number']}"
     kept = [{key: value for key, value in row.items() if key not in ("id", "text")} for row in rows]
     line = {"id": name, "custom_id": first["id"], "response": None, "error": None, "jaxspec": kept}
-    if wrong := next((row["error"] for row in rows if row["error"] is not None), None):
+    wrong = next((row["error"] for row in rows if row["error"] is not None), None)
+    if wrong:
         return line | {"error": {"code": "failure", "message": wrong}}
     is_chat = first.get("fields", {}).get("url") != COMPLETIONS
     choices = [
         {
             "index": index,
-            **({"message": {"role": "assistant", "content": row["text"]}} if is_chat else {"text": row["text"]}),
+            **(
+                {"message": {"role": "assistant", "content": row["text"]}}
+                if is_chat
+                else {"text": row["text"]}
+            ),
             "logprobs": None,
             "finish_reason": FINISH[row["finish"]],
         }
         for index, row in enumerate(rows)
     ]
-    read, new = first["prompt_tokens"], sum(row["new_tokens"] for row in rows)
+    read = first["prompt_tokens"]
+    new = sum(row["new_tokens"] for row in rows)
     body = {
         "id": name,
         "object": "chat.completion" if is_chat else "text_completion",

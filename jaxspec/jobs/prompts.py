@@ -33,8 +33,10 @@ class Line(NamedTuple):
 
     number: int  # its number in the whole input
     where: str  # the file and the line, for messages
-    fields: Mapping[str, Any] | Exception  # the fields of a prompt, as a dict has them, or what is wrong with the line
-    others: Mapping[str, Any] = MappingProxyType({})  # the caller's own fields that only look like those of a prompt
+    # the fields of a prompt, as a dict has them, or what is wrong with the line
+    fields: Mapping[str, Any] | Exception
+    # the caller's own fields that only look like those of a prompt
+    others: Mapping[str, Any] = MappingProxyType({})
     id: Any = None  # the line's name for it; None for its number
 
 
@@ -47,7 +49,8 @@ class JobPrompt(NamedTuple):
     place: int = 0  # its place among those of the job that have a result
     truncated: int = 0  # how many of the prompt's tokens were cut
     stop: stopping.Stop | None = None  # the strings that end its text; None for the job's
-    needs: Mapping[str, Any] = MappingProxyType({})  # options of sampling that its program must have
+    # options of sampling that its program must have
+    needs: Mapping[str, Any] = MappingProxyType({})
     fields: Mapping[str, Any] = MappingProxyType({})  # the caller's own fields
     where: str = ""  # the file and the line that it comes from; empty if it comes from elsewhere
     samples: int = 1  # how many texts the prompt gets
@@ -56,10 +59,14 @@ class JobPrompt(NamedTuple):
     @property
     def at(self) -> str:
         """The beginning of messages about it."""
-        return f"{self.where}: " if self.where else ""
+        if self.where:
+            return f"{self.where}: "
+        return ""
 
     def refused(self, error: str) -> JobPrompt:
-        """Returns the prompt with what is wrong with it, which is said once for all of its texts."""
+        """Returns the prompt with what is wrong with it, which is said once for all of its
+        texts.
+        """
         return self._replace(error=self.at + error, samples=1)
 
 
@@ -67,17 +74,24 @@ class RowLimits(NamedTuple):
     """The longest rows that a job takes."""
 
     prompt: int | None  # most tokens of a prompt; None for any that has a position
-    positions: int | None  # most tokens of a prompt and what is generated from it together; None for any
+    # most tokens of a prompt and what is generated from it together; None for any
+    positions: int | None
     new: int  # most new tokens of any prompt
     too_long: str  # the treatment of a longer prompt: one of `TOO_LONG`
 
 
-def limits_of(prepared: Prepared, new: int, max_prompt_tokens: int | None, too_long: str) -> RowLimits:
+def limits_of(
+    prepared: Prepared, new: int, max_prompt_tokens: int | None, too_long: str
+) -> RowLimits:
     """Returns the limits of the models of a generation, and of the caller."""
     one_of(too_long, "too_long", TOO_LONG)
     limits = [lm.limits for _, lm in readers(prepared.target, prepared.drafter)]
-    prompts = [x.max_prompt for x in limits if x.start_token is not None and x.max_prompt is not None]
-    positions = [x.max_positions for x in limits if x.start_token is None and x.max_positions is not None]
+    prompts = [
+        x.max_prompt for x in limits if x.start_token is not None and x.max_prompt is not None
+    ]
+    positions = [
+        x.max_positions for x in limits if x.start_token is None and x.max_positions is not None
+    ]
     if max_prompt_tokens is not None:
         prompts += integers(1, max_prompt_tokens=max_prompt_tokens)
     if positions and prompts:  # and at least one new token
@@ -98,7 +112,8 @@ class Numbers:
 
     def add(self, number: int) -> bool:
         """Adds a number, and says whether it is new."""
-        page, bit = number >> 10, 1 << (number & 1023)
+        page = number >> 10
+        bit = 1 << (number & 1023)
         before = self._pages.get(page, 0)
         self._pages[page] = before | bit
         return not before & bit
@@ -109,7 +124,8 @@ class PromptReader:
 
     Attributes:
         limits: the longest rows it accepts.
-        defaults: the values of sampling of prompts that have none of their own, as `Row.sampling` has them.
+        defaults: the values of sampling of prompts that have none of their own, as `Row.sampling`
+            has them.
         error: the error that the iterable has raised; None if there is none.
     """
 
@@ -122,14 +138,22 @@ class PromptReader:
         # The job's options; `prefix`, `key`, `num_samples` and those of sampling are read.
         options: Mapping[str, Any] = MappingProxyType({}),
         template: Mapping[str, Any] | None = None,  # values for the template of chats
-        skipped: Callable[[int], Any] | None = None,  # called with the number of each prompt that is skipped
+        # called with the number of each prompt that is skipped
+        skipped: Callable[[int], Any] | None = None,
     ):
-        self._target, self.limits, self._block = target, limits, block
+        self._target = target
+        self.limits = limits
+        self._block = block
         self._prefix: SharedPrefix | None = options.get("prefix")
-        self._template, self._skipped = dict(template or {}), skipped
-        self._samples, self._has_key = options.get("num_samples", 1), options.get("key") is not None
+        self._template = dict(template or {})
+        self._skipped = skipped
+        self._samples = options.get("num_samples", 1)
+        self._has_key = options.get("key") is not None
         self._options = {name: options[name] for name in OPTIONS if is_set(options.get(name))}
-        self._sizes, self._numbers, self._ids = sizes_of(target, 1), Numbers(), set[int]()  # and digests of ids
+        # and digests of ids
+        self._sizes = sizes_of(target, 1)
+        self._numbers = Numbers()
+        self._ids = set[int]()
         self.defaults = values_of(self._options, self._sizes)
         self._pattern = pattern_of(options)
         # A pattern is tried by itself before its prompt is taken in.
@@ -139,13 +163,15 @@ class PromptReader:
         self._readers: dict[str | None, Model] = {None: target}  # by the language of prompts
         self._source = enumerate(prompts)
         self._read = deque[JobPrompt]()
-        self._exhausted, self._places = False, itertools.count()
+        self._exhausted = False
+        self._places = itertools.count()
         self.error: Exception | None = None
 
     def peek(self, count: int) -> list[JobPrompt]:
         """Returns the next prompts, at most so many, without taking them.
 
-        An error of the iterable ends the prompts; it is `error`, to be raised when those before it are done.
+        An error of the iterable ends the prompts; it is `error`, to be raised when those before it
+        are done.
         """
         while len(self._read) < count and not self._exhausted:
             block = self._block_of(max(self._block, count))
@@ -158,7 +184,8 @@ class PromptReader:
         try:
             block.extend(itertools.islice(self._source, count))  # keeps those before an error
         except Exception as error:
-            self.error, self._source = error, enumerate(())
+            self.error = error
+            self._source = enumerate(())
         return block
 
     def take(self, chosen: Iterable[JobPrompt]) -> None:
@@ -182,67 +209,108 @@ class PromptReader:
                     yield request._replace(row=request.row._replace(sample=sample))
 
     def _encoded(self, requests: list[tuple[JobPrompt, Any]]) -> dict[int, list[int]]:
-        """Tokenises the contents that are text, those of one language at once; returns their ids by place."""
+        """Tokenises the contents that are text, those of one language at once; returns their ids by
+        place.
+        """
         places = collections.defaultdict[str | None, list[int]](list)
         for index, (request, content) in enumerate(requests):
             if isinstance(content, str):
                 places[request.language].append(index)
         encoded = dict[int, list[int]]()
         for language, indices in places.items():
-            ids = self._reader(language).tokenizer([requests[index][1] for index in indices])["input_ids"]
+            ids = self._reader(language).tokenizer([requests[index][1] for index in indices])[
+                "input_ids"
+            ]
             encoded |= zip(indices, ids, strict=True)
         return encoded
 
     def _reader(self, language: str | None) -> Model:
-        """Returns the model whose tokenizer reads prompts of a language; None for that of the model as it is."""
+        """Returns the model whose tokenizer reads prompts of a language; None for that of the model
+        as it is.
+        """
         if language not in self._readers:
             self._readers[language] = languages.with_languages(self._target, source=language)
         return self._readers[language]
 
     def _described(self, order: int, value: Any) -> tuple[JobPrompt, Any]:
         """Returns a prompt without its tokens, and its content: text or ids."""
-        is_message = isinstance(value, Mapping) and "role" in value and not value.keys() & {*job_fields.CONTENT}
+        is_message = (
+            isinstance(value, Mapping)
+            and "role" in value
+            and not value.keys() & {*job_fields.CONTENT}
+        )
         fields: Any = value if isinstance(value, Mapping) and not is_message else {"prompt": value}
-        where, number, others = "", order if fields.get("number") is None else fields["number"], {}
+        where = ""
+        if fields.get("number") is None:
+            number = order
+        else:
+            number = fields["number"]
+        others = {}
         if isinstance(value, Line):
-            where, number, fields, others = value.where, value.number, value.fields, value.others
-        # What is wrong with a prompt is the error of its own number, wherever among those read it stands.
+            where = value.where
+            number = value.number
+            fields = value.fields
+            others = value.others
+        # What is wrong with a prompt is the error of its own number, wherever among those read it
+        # stands.
         is_number = encoding.is_id(number) and 0 <= number < 2**31
-        name = value.id if isinstance(value, Line) else fields.get("id")
+        if isinstance(value, Line):
+            name = value.id
+        else:
+            name = fields.get("id")
         row = Row(int(number) if is_number else order, (), self.limits.new)
         request = JobPrompt(number if name is None else name, row, where=where)
         try:
             if isinstance(fields, Exception):
                 raise fields
-            others = {field: fields[field] for field in fields if job_fields.is_own(field)} | dict(others)
+            others = {field: fields[field] for field in fields if job_fields.is_own(field)} | dict(
+                others
+            )
             request = request._replace(fields=others)
             if not is_number:
                 raise ValueError(f"number is {number!r}: expected an integer from 0 to {2**31 - 1}")
             if not self._numbers.add(row.number):
-                raise ValueError(f"the number {number} is that of an earlier prompt, and so are its random numbers")
+                raise ValueError(
+                    f"the number {number} is that of an earlier prompt, and so are its random "
+                    "numbers"
+                )
             if not isinstance(value, Line):  # ids of files are told apart before
                 self._check_id(name, row.number)
             settings = job_fields.read(fields, self.limits.new)
             request = self._with_settings(request, settings)
             prompt, messages = (fields.get(name) for name in job_fields.CONTENT)
-            if (prompt is None) == (messages is None) and ("prompt" not in fields or messages is not None):
-                raise ValueError(f"the prompt has the fields {sorted(fields)}: expected either prompt or messages")
-            return request, self._content(request, prompt, messages, self._template | settings.template)
+            if (prompt is None) == (messages is None) and (
+                "prompt" not in fields or messages is not None
+            ):
+                raise ValueError(
+                    f"the prompt has the fields {sorted(fields)}: expected either prompt or "
+                    "messages"
+                )
+            return request, self._content(
+                request, prompt, messages, self._template | settings.template
+            )
         except (ValueError, TypeError) as error:
             return request._replace(error=str(error)), None
 
     def _check_id(self, name: Any, number: int) -> None:
-        """Warns of an id that an earlier prompt had; so many are remembered as fit into little memory."""
+        """Warns of an id that an earlier prompt had; so many are remembered as fit into little
+        memory.
+        """
         digest = hash(repr(name))
         if name is not None and digest in self._ids:
-            warnings.warn(f"the id {name!r} of prompt {number} is that of an earlier one, too", stacklevel=2)
+            warnings.warn(
+                f"the id {name!r} of prompt {number} is that of an earlier one, too", stacklevel=2
+            )
         elif name is not None and len(self._ids) < IDS:
             self._ids.add(digest)
 
     def _with_settings(self, request: JobPrompt, settings: job_fields.Settings) -> JobPrompt:
         """Returns a prompt with its own settings, or the job's."""
         sampling = self._options | settings.sampling
-        samples = self._samples if settings.samples is None else settings.samples
+        if settings.samples is None:
+            samples = self._samples
+        else:
+            samples = settings.samples
         row = request.row._replace(seed=settings.seed, begin=self._begin(settings))
         if settings.max_new_tokens is not None:
             row = row._replace(max_new_tokens=settings.max_new_tokens)
@@ -251,15 +319,29 @@ class PromptReader:
             row = row._replace(sampling=values_of(sampling, self._sizes))
         if not np.any(np.asarray(temperature) > 0):
             if samples > 1:
-                raise ValueError(f"n is {samples} at temperature 0: the texts would be the same. Set a temperature")
-            sampling = {name: value for name, value in sampling.items() if OPTIONS[name].processor is not None}
+                raise ValueError(
+                    f"n is {samples} at temperature 0: the texts would be the same. Set a "
+                    "temperature"
+                )
+            sampling = {
+                name: value
+                for name, value in sampling.items()
+                if OPTIONS[name].processor is not None
+            }
         elif not self._has_key and settings.seed is None:
             raise ValueError(
-                f"temperature is {temperature} and there is no key: give the job one, or the prompt a seed"
+                f"temperature is {temperature} and there is no key: give the job one, or the "
+                "prompt a seed"
             )
-        stop = None if settings.stop is None else stopping.checked(settings.stop, self._target)
+        if settings.stop is None:
+            stop = None
+        else:
+            stop = stopping.checked(settings.stop, self._target)
         needs = sampling if settings.sampling else {}
-        pattern = self._pattern if settings.pattern is None else settings.pattern
+        if settings.pattern is None:
+            pattern = self._pattern
+        else:
+            pattern = settings.pattern
         if pattern is not None:
             row = row._replace(pattern=pattern)
             bias = (self.defaults if row.sampling is None else row.sampling).get("bias")
@@ -275,14 +357,21 @@ class PromptReader:
 
     def _begin(self, settings: job_fields.Settings) -> tuple[int, ...]:
         """Returns the ids that a row begins with, if the prompt chooses its language; else none."""
-        language, positions = settings.target_language, self._target.lm.limits.max_positions
+        language = settings.target_language
+        positions = self._target.lm.limits.max_positions
         if language is None:
             return ()
         self._check_language("target_language", language)
         begin = languages.first_tokens(self._target, language)
-        new = self.limits.new if settings.max_new_tokens is None else settings.max_new_tokens
+        if settings.max_new_tokens is None:
+            new = self.limits.new
+        else:
+            new = settings.max_new_tokens
         if positions is not None and len(begin) + new > positions:
-            raise ValueError(f"max_new_tokens is {new}: expected at most {positions - len(begin)} after {language!r}")
+            raise ValueError(
+                f"max_new_tokens is {new}: expected at most {positions - len(begin)} after "
+                f"{language!r}"
+            )
         return begin
 
     def _check_language(self, name: str, language: str) -> None:
@@ -290,62 +379,93 @@ class PromptReader:
         try:
             languages.language_id(self._target, language)
         except ValueError as error:
-            raise ValueError(f"the field {name!r} is not obeyed: {error}. {job_fields.DATA}") from None
+            raise ValueError(
+                f"the field {name!r} is not obeyed: {error}. {job_fields.DATA}"
+            ) from None
 
-    def _content(self, request: JobPrompt, prompt: Any, messages: Any, template: Mapping[str, Any]) -> Any:
-        """Returns text that is to be tokenised, with others, or the ids of a chat; ids as they are."""
+    def _content(
+        self, request: JobPrompt, prompt: Any, messages: Any, template: Mapping[str, Any]
+    ) -> Any:
+        """Returns text that is to be tokenised, with others, or the ids of a chat; ids as they
+        are.
+        """
         number = request.row.number
         if messages is None and encoding.is_chat(prompt):
             messages = prompt
         if messages is not None:
-            if not encoding.is_chat(messages) or not all(isinstance(message, Mapping) for message in messages):
-                raise ValueError(f"the chat is {messages!r:.80}: expected a list of messages, each with a role")
+            if not encoding.is_chat(messages) or not all(
+                isinstance(message, Mapping) for message in messages
+            ):
+                raise ValueError(
+                    f"the chat is {messages!r:.80}: expected a list of messages, each with a role"
+                )
             try:
                 ids = encoding.chat_ids(self._reader(request.language), messages, template=template)
             except ValueError:
                 raise
             except Exception as error:  # the template is a program, and may end in any way
-                raise ValueError(f"the chat cannot be written ({type(error).__name__}: {error})") from error
-            return ids if self._prefix is None else self._prefix.followed_by(ids, "chat", number)[len(self._prefix) :]
+                raise ValueError(
+                    f"the chat cannot be written ({type(error).__name__}: {error})"
+                ) from error
+            if self._prefix is None:
+                return ids
+            return self._prefix.followed_by(ids, "chat", number)[len(self._prefix) :]
         if isinstance(prompt, str):
             encoding.check_text(prompt, None)
             if self._target.tokenizer is None:
                 raise ValueError("this model has no tokenizer: give token ids instead of text")
         elif request.language is not None:
-            raise ValueError(f"source_language is {request.language!r}, and the prompt is ids: give it as text")
+            raise ValueError(
+                f"source_language is {request.language!r}, and the prompt is ids: give it as text"
+            )
         return prompt
 
     def _with_tokens(self, request: JobPrompt, content: Any, content_form: str) -> JobPrompt | None:
-        """Returns the prompt with its tokens, or with what is wrong with it; None if it is to be skipped."""
+        """Returns the prompt with its tokens, or with what is wrong with it; None if it is to be
+        skipped.
+        """
         try:
-            row, shared = encoding.ids_of(content, None), 0
+            row = encoding.ids_of(content, None)
+            shared = 0
             if not row:
                 raise ValueError("the prompt is empty: it needs at least one token")
             if self._prefix is not None:
                 shared = len(self._prefix)
                 row = self._prefix.followed_by(row, content_form)
             vocab = self._target.lm.prompt_vocab
-            if outside := [token for token in row if not 0 <= token < vocab]:  # an array has no larger than int64
-                raise ValueError(f"the prompt has token id {outside[0]}: expected ids from 0 to {vocab - 1}")
+            outside = [token for token in row if not 0 <= token < vocab]
+            if outside:  # an array has no larger than int64
+                raise ValueError(
+                    f"the prompt has token id {outside[0]}: expected ids from 0 to {vocab - 1}"
+                )
         except (ValueError, TypeError) as error:
             return request._replace(error=str(error))
-        room = None if self.limits.positions is None else self.limits.positions - request.row.max_new_tokens
+        room = None
+        if self.limits.positions is not None:
+            room = self.limits.positions - request.row.max_new_tokens
         limit = min((x for x in (self.limits.prompt, room) if x is not None), default=None)
         if limit is not None and len(row) > limit:
             if self.limits.too_long == "skip":
                 if self._skipped is not None:
                     self._skipped(request.row.number)
                 return None
-            # A decoder goes on with the end of its prompt; an encoder's task stands at the beginning.
+            # A decoder goes on with the end of its prompt; an encoder's task stands at the
+            # beginning.
             keeps_end = self._target.lm.limits.start_token is None
             frame = self._frame(request.language)
-            cut = self.limits.too_long == "truncate" and frame.cut(row, limit, keeps_end=keeps_end, shared=shared)
+            cut = self.limits.too_long == "truncate" and frame.cut(
+                row, limit, keeps_end=keeps_end, shared=shared
+            )
             if not cut:
                 new = request.row.max_new_tokens
-                message = f"the prompt has {len(row)} tokens: expected at most {limit}, with {new} new ones. "
+                message = (
+                    f"the prompt has {len(row)} tokens: expected at most {limit}, with {new} new "
+                    "ones. "
+                )
                 message += "Shorten it, or lower max_new_tokens"
                 return request._replace(error=message)
-            request, row = request._replace(truncated=len(row) - len(cut)), cut
+            request = request._replace(truncated=len(row) - len(cut))
+            row = cut
         return request._replace(row=request.row._replace(tokens=row))
 
     def _frame(self, language: str | None) -> token_ids.Frame:

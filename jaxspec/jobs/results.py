@@ -18,33 +18,48 @@ class Completion:
 
     id: Any  # the prompt's id: what the caller gave, or its number
     number: int  # the prompt's number in the job; its random key is folded from it
-    text: str | None  # the text without the prompt, cut before a stop string; None if the target has no tokenizer
+    # the text without the prompt, cut before a stop string; None if the target has no tokenizer
+    text: str | None
     tokens: list[int]  # the new tokens
-    finish: str  # "eos" (an end token, the last of `tokens`), "stop" (a stop string), "length" (the limit) or "failure"
+    # "eos" (an end token, the last of `tokens`), "stop" (a stop string), "length" (the limit) or
+    # "failure"
+    finish: str
     prompt_tokens: int  # how many the prompt has; 0 if it was not decoded
     # these three: passes of the target after prefill, their draft tokens, and those emitted
     rounds: int = 0
     drafted: int = 0
     accepted: int = 0
-    acceptance_histogram: tuple[int, ...] = ()  # at n how many rounds emitted n draft tokens; empty: nothing is drafted
+    # at n how many rounds emitted n draft tokens; empty: nothing is drafted
+    acceptance_histogram: tuple[int, ...] = ()
     error: str | None = None  # the row's error; None if there is none
-    log_probs: LogProbs | None = None  # the tokens' log probabilities, if they were asked for; see `core.LogProbs`
-    truncated: int = 0  # how many more the prompt had before it was cut, with too_long="truncate"; 0 if it was not
+    # the tokens' log probabilities, if they were asked for; see `core.LogProbs`
+    log_probs: LogProbs | None = None
+    # how many more the prompt had before it was cut, with too_long="truncate"; 0 if it was not
+    truncated: int = 0
     sample: int = 0  # the number of this text among the prompt's, from 0
     samples: int = 1  # how many texts the prompt gets
-    fields: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # the caller's own fields of the prompt
+    # the caller's own fields of the prompt
+    fields: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything as plain values, for JSON, and for a table: `pandas.DataFrame(row.to_dict() for row in rows)`.
+        """Everything as plain values, for JSON, and for a table: `pandas.DataFrame(row.to_dict()
+        for row in rows)`.
 
-        Log probabilities are columns, named as in `Generation.records`, with a list for each row: `raw_log_probs`,
-        `sampled_log_probs`, and with `top_log_probs` also `top_tokens` and `top_log_probs`. Values of NumPy become
-        Python's.
+        Log probabilities are columns, named as in `Generation.records`, with a list for each row:
+        `raw_log_probs`, `sampled_log_probs`, and with `top_log_probs` also `top_tokens` and
+        `top_log_probs`. Values of NumPy become Python's.
         """
         columns = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        log_probs, histogram = columns.pop("log_probs"), columns.pop("acceptance_histogram")
-        columns |= {"id": plain(self.id), "fields": plain(self.fields), "new_tokens": len(self.tokens)}
-        for name in (("sample", "samples") if self.samples == 1 else ()) + (() if self.fields else ("fields",)):
+        log_probs = columns.pop("log_probs")
+        histogram = columns.pop("acceptance_histogram")
+        columns |= {
+            "id": plain(self.id),
+            "fields": plain(self.fields),
+            "new_tokens": len(self.tokens),
+        }
+        for name in (("sample", "samples") if self.samples == 1 else ()) + (
+            () if self.fields else ("fields",)
+        ):
             del columns[name]
         columns |= {"acceptance_histogram": list(histogram)} if histogram else {}
         return columns | ({} if log_probs is None else output.log_probs(log_probs))
@@ -61,11 +76,15 @@ def plain(value: Any) -> Any:
         return {plain(name): plain(entry) for name, entry in value.items()}
     if isinstance(value, list | tuple):
         return [plain(entry) for entry in value]
-    return value.tolist() if hasattr(value, "tolist") else value
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    return value
 
 
 class Progress(NamedTuple):
-    """Counts of a job's results, wherever it stands; also those of a whole job that was stopped and resumed."""
+    """Counts of a job's results, wherever it stands; also those of a whole job that was stopped and
+    resumed.
+    """
 
     done: int = 0  # texts that are done
     failed: int = 0  # texts that are errors
@@ -79,17 +98,24 @@ class Progress(NamedTuple):
     drafted: int = 0
     accepted: int = 0
     # how many texts ended for each reason
-    finish: Mapping[str, int] = MappingProxyType(dict.fromkeys((reason.name.lower() for reason in Finish), 0))
+    finish: Mapping[str, int] = MappingProxyType(
+        dict.fromkeys((reason.name.lower() for reason in Finish), 0)
+    )
     acceptance_histogram: tuple[int, ...] = ()  # at n how many of the rounds emitted n draft tokens
     live: int = 0  # rows that are being decoded
     idle: int = 0  # rounds of slots in which they had no row to decode
-    first_error: tuple[int, str] | None = None  # the number of the first prompt with an error, and the error
+    # the number of the first prompt with an error, and the error
+    first_error: tuple[int, str] | None = None
 
     def plus(self, row: Mapping[str, Any]) -> Progress:
         """Returns the counts with one more result, a line of a job's files."""
         sums = ("prompt_tokens", "new_tokens", "rounds", "drafted", "accepted")
-        pairs = itertools.zip_longest(self.acceptance_histogram, row.get("acceptance_histogram", ()), fillvalue=0)
-        errors = [(row["number"], row["error"])] if row["error"] is not None else []
+        pairs = itertools.zip_longest(
+            self.acceptance_histogram, row.get("acceptance_histogram", ()), fillvalue=0
+        )
+        errors = []
+        if row["error"] is not None:
+            errors = [(row["number"], row["error"])]
         return self._replace(
             done=self.done + 1,
             failed=self.failed + len(errors),
@@ -102,12 +128,17 @@ class Progress(NamedTuple):
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything as plain values, for JSON, with the `metrics` of `Generation.to_dict` in place of the histogram.
+        """Everything as plain values, for JSON, with the `metrics` of `Generation.to_dict` in place
+        of the histogram.
 
-        >>> progress = Progress(done=1, new_tokens=6, rounds=2, drafted=6, acceptance_histogram=(1, 0, 0, 1))
+        >>> progress = Progress(
+        ...     done=1, new_tokens=6, rounds=2, drafted=6, acceptance_histogram=(1, 0, 0, 1)
+        ... )
         >>> progress.to_dict()["metrics"]["speculative_decoding"]["mean_acceptance_length"]
         2.5
         """
-        counts = {name: value for name, value in self._asdict().items() if name != "acceptance_histogram"}
+        counts = {
+            name: value for name, value in self._asdict().items() if name != "acceptance_histogram"
+        }
         metrics = output.metrics_of(self.acceptance_histogram, self.drafted)
         return counts | {"finish": dict(self.finish), "metrics": metrics}

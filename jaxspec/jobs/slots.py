@@ -1,8 +1,8 @@
 """Slots of a running batch: rows are decoded together, leave when they are done, and are replaced.
 
-Three programs do the work, each compiled once: `prefill` (once for each width of prompts) makes the state of some new
-rows, `insert` puts them into free slots, and `run_rounds` decodes until enough rows are done. The host only learns of
-rounds in blocks, and never waits between two of them.
+Three programs do the work, each compiled once: `prefill` (once for each width of prompts) makes the
+state of some new rows, `insert` puts them into free slots, and `run_rounds` decodes until enough
+rows are done. The host only learns of rounds in blocks, and never waits between two of them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,17 @@ from jax.sharding import Sharding
 from jaxtyping import Array, Bool, Int, Key
 
 from jaxspec import sharding
-from jaxspec.core import Before, Decoder, LogProbs, Prompt, Request, State, Weights, programs, token_rows
+from jaxspec.core import (
+    Before,
+    Decoder,
+    LogProbs,
+    Prompt,
+    Request,
+    State,
+    Weights,
+    programs,
+    token_rows,
+)
 from jaxspec.decode import inputs, log_probs
 from jaxspec.decode import state as states
 from jaxspec.decode.request import Prepared
@@ -29,23 +39,31 @@ from jaxspec.structured.patterns import Pattern
 from jaxspec.structured.tables import TooLarge, values
 from jaxspec.vocab import languages
 
-# What a row without an option has in a program that reads it. Not a number: the row's own temperature.
-NEUTRAL = {entry.field: np.float64("nan" if entry.neutral is None else entry.neutral) for entry in OPTIONS.values()}
+# What a row without an option has in a program that reads it. Not a number: the row's own
+# temperature.
+NEUTRAL = {
+    entry.field: np.float64("nan" if entry.neutral is None else entry.neutral)
+    for entry in OPTIONS.values()
+}
 Layout = tuple[Sharding, ...] | None  # where each leaf of a state lies on a mesh; None without one
 
 
 class Row(NamedTuple):
     """A row to decode, with the options of its own; the generation holds the others."""
 
-    number: int  # the prompt's, in the whole job: the row's key is folded from it, as in `generate` from its place
+    # the prompt's, in the whole job: the row's key is folded from it, as in `generate` from its
+    # place
+    number: int
     tokens: Sequence[int]  # the prompt's ids
     max_new_tokens: int  # its limit
     sample: int = 0  # the number of this text among the prompt's, from 0; each has a key of its own
     seed: int | None = None  # makes the row's key in place of the job's key and `number`
-    # Its own values, by field of `SamplingParams`, [1] or [1, vocab]; the drafter's begin with "draft_".
+    # Its own values, by field of `SamplingParams`, [1] or [1, vocab]; the drafter's begin with
+    # "draft_".
     sampling: Mapping[str, np.ndarray] | None = None
     pattern: Pattern | None = None  # the text has to match it
-    begin: tuple[int, ...] = ()  # the ids that its text follows in an encoder-decoder's row; empty: the model's own
+    # the ids that its text follows in an encoder-decoder's row; empty: the model's own
+    begin: tuple[int, ...] = ()
 
 
 class KeySources(NamedTuple):
@@ -62,7 +80,8 @@ class NewRows(NamedTuple):
     prompt: Prompt
     sources: KeySources
     limit: Int[Array, " group"]  # most new tokens
-    sampling: tuple[Any, Any]  # the rows' values of sampling, and those of the drafter; None for the target's
+    # the rows' values of sampling, and those of the drafter; None for the target's
+    sampling: tuple[Any, Any]
 
 
 class StateSize(NamedTuple):
@@ -70,7 +89,8 @@ class StateSize(NamedTuple):
 
     headroom: int  # fills the slots' capacity after a prompt of this width
     growth: int  # tokens of it that a row uses
-    shapes: tuple[tuple[int, ...], ...] | None = None  # the leaves' shapes, to which zeros extend smaller ones
+    # the leaves' shapes, to which zeros extend smaller ones
+    shapes: tuple[tuple[int, ...], ...] | None = None
 
 
 class Until(NamedTuple):
@@ -114,20 +134,31 @@ class Slots:
         slots: int,  # rows that are decoded together
         group: int,  # rows that are prefilled together
         rounds: int,  # most rounds of a call of `run`
-        sampling: Mapping[str, np.ndarray] | None = None,  # values of rows without their own; None: those of `prepared`
+        # values of rows without their own; None: those of `prepared`
+        sampling: Mapping[str, np.ndarray] | None = None,
     ):
-        self.width, self.slots, self.group = width, slots, group
-        self._prepared, self._rounds = prepared, rounds
+        self.width = width
+        self.slots = slots
+        self.group = group
+        self._prepared = prepared
+        self._rounds = rounds
         self._mesh = sharding.mesh_of(prepared.weights)
-        # Rows of a model with languages say how they begin. Other models have one beginning for all rows.
+        # Rows of a model with languages say how they begin. Other models have one beginning for all
+        # rows.
         first = prepared.target.lm.limits.first_tokens
-        self._begin = max(len(first), 2) if first and languages.languages(prepared.target.tokenizer) else 0
+        if first and languages.languages(prepared.target.tokenizer):
+            self._begin = max(len(first), 2)
+        else:
+            self._begin = 0
         self._growth = token_rows.headroom(prepared.max_new_tokens, prepared.decoder.nodes)
         self._capacity = self._row_length(width) + self._growth
         self._shapes_for = functools.cache(self._shapes_of)
         has_patterns = prepared.request.sampling_params.structured is not None
         ends = [end for end in np.asarray(prepared.request.eos)[0].tolist() if end >= 0]
-        self._pool = pool_of(prepared.target, ends) if has_patterns else None
+        if has_patterns:
+            self._pool = pool_of(prepared.target, ends)
+        else:
+            self._pool = None
         self._key = np.asarray(jax.random.key_data(_key(prepared)))
         self._sampling = sampling
         self.needed = inputs.size_of(self._shapes_at(width)) // group * slots
@@ -150,7 +181,8 @@ class Slots:
         return True
 
     def prefill(self, rows: Sequence[Row]) -> State:
-        """Starts the computation of the states of some rows, at most `group`, and does not wait for it.
+        """Starts the computation of the states of some rows, at most `group`, and does not wait for
+        it.
 
         The group is filled with copies of its last row, which `insert` leaves out.
         """
@@ -161,7 +193,9 @@ class Slots:
         impl = jax.random.key_impl(_key(self._prepared))  # a seed's key is of the job's kind
         keys = [None if row.seed is None else jax.random.key(row.seed, impl=impl) for row in rows]
         sources: Any = KeySources(
-            jnp.asarray(np.stack([self._key if key is None else jax.random.key_data(key) for key in keys])),
+            jnp.asarray(
+                np.stack([self._key if key is None else jax.random.key_data(key) for key in keys])
+            ),
             jnp.asarray([row.number if row.seed is None else 0 for row in rows], jnp.int32),
             jnp.asarray([row.sample for row in rows], jnp.int32),
         )
@@ -171,13 +205,19 @@ class Slots:
             new = sharding.place(new, self.group, self._mesh)
         shapes = tuple(leaf.shape for leaf in jax.tree.leaves(self._shapes_at(self.width)))
         before = self._before(self._prepared.widths(longest)[1])
-        return prefill(**self._common, new=new, before=before, size=self._size_at(width)._replace(shapes=shapes))
+        return prefill(
+            **self._common,
+            new=new,
+            before=before,
+            size=self._size_at(width)._replace(shapes=shapes),
+        )
 
     def insert(self, new: State, slots: Sequence[int]) -> None:
         """Puts the first rows of what `prefill` made into some slots."""
         if self._state is None:
             self._state = empty(new, self.slots)
-            if self._mesh is not None:  # where the compiler put the leaves, and where they shall stay
+            # where the compiler put the leaves, and where they shall stay
+            if self._mesh is not None:
                 self._layout = tuple(leaf.sharding for leaf in jax.tree.leaves(self._state))
         places = np.full(self.group, self.slots, np.int32)  # beyond the last slot: left out
         places[: len(slots)] = slots
@@ -185,7 +225,9 @@ class Slots:
         self._state = insert(self._state, new, places, self._layout)
 
     def fill(self, rows: Sequence[Row]) -> State:
-        """Puts rows into all slots, again and again if they are fewer, and returns the state, which is then used up."""
+        """Puts rows into all slots, again and again if they are fewer, and returns the state, which
+        is then used up.
+        """
         for start in range(0, self.slots, self.group):
             places = range(start, min(start + self.group, self.slots))
             self.insert(self.prefill([rows[slot % len(rows)] for slot in places]), places)
@@ -193,13 +235,17 @@ class Slots:
         return self._state
 
     def run(self, finished: int, rounds: int | None = None) -> Report:
-        """Decodes until `finished` slots are done, or for a number of rounds, and does not wait for it."""
+        """Decodes until `finished` slots are done, or for a number of rounds, and does not wait for
+        it.
+        """
         p = self._prepared
+        limit = self._rounds if rounds is None else rounds
+        until: Any = Until(self._ended, np.int32(finished), np.int32(limit))  # type: ignore[arg-type]
         self._state, report = run_rounds(
             p.decoder,
             p.weights,
             self._state,
-            Until(self._ended, np.int32(finished), np.int32(self._rounds if rounds is None else rounds)),  # type: ignore[arg-type]
+            until,
             self._rounds,
             p.max_new_tokens,
             self._layout,
@@ -214,57 +260,89 @@ class Slots:
     def _before(self, unread: int) -> Before | None:
         """Returns what was read before, for prompts with at most so many further tokens."""
         before = self._prepared.before
-        return None if before is None else dataclasses.replace(before, width=unread)
+        if before is None:
+            return None
+        return dataclasses.replace(before, width=unread)
 
     def _row_length(self, width: int) -> int:
         """Counts what prefill puts into a row of a prompt of this width."""
         return self._begin or len(self._prepared.target.lm.limits.first_tokens) or width
 
     def _with_begin(self, prompt: Prompt, rows: Sequence[Row]) -> Prompt:
-        """Returns prompts for an encoder, beside the beginnings of their rows if these may differ."""
+        """Returns prompts for an encoder, beside the beginnings of their rows if these may
+        differ.
+        """
         if not self._begin:
             return prompt
         first = self._prepared.target.lm.limits.first_tokens
-        return token_rows.pad([row.begin or first for row in rows], self._begin)._replace(encoder=prompt)
+        return token_rows.pad([row.begin or first for row in rows], self._begin)._replace(
+            encoder=prompt
+        )
 
     def _shapes_at(self, width: int) -> State:
-        """The shapes of the state of a group of rows; its tables may have grown since it was asked last."""
-        return self._shapes_for(width, () if self._pool is None else tuple(x.shape for x in self._pool.tables))
+        """The shapes of the state of a group of rows; its tables may have grown since it was asked
+        last.
+        """
+        return self._shapes_for(
+            width, () if self._pool is None else tuple(x.shape for x in self._pool.tables)
+        )
 
     def _shapes_of(self, width: int, tables: tuple[tuple[int, ...], ...]) -> State:
         """The shapes of the state of a group of rows whose prompts have this width."""
         count = jax.ShapeDtypeStruct((self.group,), jnp.int32)
         prompt: Any = Prompt(jax.ShapeDtypeStruct((self.group, width), jnp.int32), count)  # type: ignore[arg-type]
         if self._begin:
-            prompt = Prompt(jax.ShapeDtypeStruct((self.group, self._begin), jnp.int32), count, prompt)  # type: ignore[arg-type]
+            beginning: Any = jax.ShapeDtypeStruct((self.group, self._begin), jnp.int32)
+            prompt = Prompt(beginning, count, prompt)  # type: ignore[arg-type]
         before = self._before(self._prepared.widths(1)[1])
         start = functools.partial(_start, **self._common, before=before, size=self._size_at(width))
         key = jax.ShapeDtypeStruct((self.group, *self._key.shape), self._key.dtype)
-        sources, sampling = KeySources(key, count, count), self._sampling_of([Row(0, (0,), 1)] * self.group)  # type: ignore[arg-type]
+        sources = KeySources(key, count, count)  # type: ignore[arg-type]
+        sampling = self._sampling_of([Row(0, (0,), 1)] * self.group)
         return jax.eval_shape(start, new=NewRows(prompt, sources, count, sampling))  # type: ignore[arg-type]
 
     def _sampling_of(self, rows: Sequence[Row]) -> tuple[Any, Any]:
-        """The values of sampling of some rows: the target's, and the drafter's where those are others."""
+        """The values of sampling of some rows: the target's, and the drafter's where those are
+        others.
+        """
         request = self._prepared.request
-        target, draft = request.sampling_params, request.draft_sampling_params
+        target = request.sampling_params
+        draft = request.draft_sampling_params
 
         def column(field: str, like: Array | np.ndarray) -> np.ndarray:
-            default = np.broadcast_to(NEUTRAL[field], (1, *like.shape[1:])) if self._sampling is not None else like
-            column_rows = [np.asarray(of_row.get(field, default)) for of_row in self._values_of(rows)]
+            if self._sampling is not None:
+                default = np.broadcast_to(NEUTRAL[field], (1, *like.shape[1:]))
+            else:
+                default = like
+            column_rows = [
+                np.asarray(of_row.get(field, default)) for of_row in self._values_of(rows)
+            ]
             return np.concatenate(column_rows).astype(like.dtype)
 
-        # One array a field, [rows] or [rows, vocab], in the dtype that the program was compiled for.
-        arrays = {name: like for name, like in target._asdict().items() if name not in ("processors", "structured")}
-        fields: Any = {name: None if like is None else column(name, like) for name, like in arrays.items()}
+        # One array a field, [rows] or [rows, vocab], in the dtype that the program was compiled
+        # for.
+        arrays = {
+            name: like
+            for name, like in target._asdict().items()
+            if name not in ("processors", "structured")
+        }
+        fields: Any = {
+            name: None if like is None else column(name, like) for name, like in arrays.items()
+        }
         fields["processors"] = token_rows.repeat_rows(target.processors, len(rows))
         # On the host: a slot's tables are donated with its state.
-        fields["structured"] = None if self._pool is None else values(self._pool, self._entries_of(rows))
+        if self._pool is None:
+            fields["structured"] = None
+        else:
+            fields["structured"] = values(self._pool, self._entries_of(rows))
         if draft is None:
             return type(target)(**fields), None
         names = [field.removeprefix(DRAFT) for field in NEUTRAL if field.startswith(DRAFT)]
         likes = {name: getattr(draft, name) for name in names if getattr(draft, name) is not None}
         # NaN stands for the target's own value, and no integer is NaN.
-        of_draft = {name: column(DRAFT + name, np.asarray(like, np.float64)) for name, like in likes.items()}
+        of_draft = {
+            name: column(DRAFT + name, np.asarray(like, np.float64)) for name, like in likes.items()
+        }
         return type(target)(**fields), type(target)(**fields | draft_values(fields, of_draft))
 
     def _values_of(self, rows: Sequence[Row]) -> list[Mapping[str, np.ndarray]]:
@@ -273,7 +351,8 @@ class Slots:
     def _entries_of(self, rows: Sequence[Row]) -> list[Any]:
         pairs = zip(rows, self._values_of(rows), strict=True)
         lists = (
-            pattern_rows([row.pattern], of_row.get("bias"), np.array([row.max_new_tokens])) for row, of_row in pairs
+            pattern_rows([row.pattern], of_row.get("bias"), np.array([row.max_new_tokens]))
+            for row, of_row in pairs
         )
         return list(itertools.chain.from_iterable(lists))
 
@@ -288,40 +367,55 @@ class Slots:
         return StateSize(self._capacity - self._row_length(width), self._growth)
 
     def _width_of(self, tokens: int) -> int:
-        """The narrowest width for a prompt whose state has, or can be given, the shapes of the widest one's."""
+        """The narrowest width for a prompt whose state has, or can be given, the shapes of the
+        widest one's.
+        """
         width = self._prepared.widths(tokens)[0]
-        return width if _can_grow(self._shapes_at(width), self._shapes_at(self.width)) else self.width
+        if _can_grow(self._shapes_at(width), self._shapes_at(self.width)):
+            return width
+        return self.width
 
 
 def _key(prepared: Prepared) -> Key[Array, ""]:
     key = prepared.options["key"]
-    return jax.random.key(0) if key is None else inputs.key_of(key)
+    if key is None:
+        return jax.random.key(0)
+    return inputs.key_of(key)
 
 
 def _row_keys(sources: KeySources, impl: Any) -> Key[Array, " group"]:
-    """The rows' keys: folded from the job's by the number of the prompt, and of the later texts by theirs.
+    """The rows' keys: folded from the job's by the number of the prompt, and of the later texts by
+    theirs.
 
-    A prompt's first text is that of a job which asks for one. Positions, which are folded in next, are below 2**31.
+    A prompt's first text is that of a job which asks for one. Positions, which are folded in next,
+    are below 2**31.
     """
     fold = jax.vmap(jax.random.fold_in)
     keys = fold(jax.random.wrap_key_data(sources.key, impl=impl), sources.number)
     later = fold(jax.random.clone(keys), sources.sample.astype(jnp.uint32) + jnp.uint32(2**31))
-    bits = jnp.where((sources.sample > 0)[:, None], jax.random.key_data(later), jax.random.key_data(keys))
+    bits = jnp.where(
+        (sources.sample > 0)[:, None], jax.random.key_data(later), jax.random.key_data(keys)
+    )
     return jax.random.wrap_key_data(bits, impl=impl)
 
 
 def _laid_out(state: State, layout: Layout) -> State:
-    """The state with each leaf where it has to lie, so that no program is compiled again for another place."""
+    """The state with each leaf where it has to lie, so that no program is compiled again for
+    another place.
+    """
     if layout is None:
         return state
     leaves, structure = jax.tree.flatten(state)
-    return jax.tree.unflatten(structure, list(map(jax.lax.with_sharding_constraint, leaves, layout)))
+    return jax.tree.unflatten(
+        structure, list(map(jax.lax.with_sharding_constraint, leaves, layout))
+    )
 
 
 def _can_grow(small: State, large: State) -> bool:
     """Says whether zeros make a state of one shape one of another.
 
-    Caches and their masks may be so extended, since entries that are not real are never read; ids and counts may not.
+    Caches and their masks may be so extended, since entries that are not real are never read; ids
+    and counts may not.
     """
     pairs = zip(jax.tree.leaves(small), jax.tree.leaves(large), strict=True)
     return all(
@@ -344,7 +438,9 @@ def _start(
 ) -> State:
     keys = _row_keys(new.sources, jax.random.key_impl(request.keys))
     request = token_rows.repeat_rows(request._replace(keys=None), new.limit.shape[0])
-    request = request._replace(sampling_params=new.sampling[0], draft_sampling_params=new.sampling[1])
+    request = request._replace(
+        sampling_params=new.sampling[0], draft_sampling_params=new.sampling[1]
+    )
     request = request._replace(keys=keys, max_new_tokens=new.limit)
     state = decoder.init(weights, new.prompt, request, size.headroom, before)
     state = log_probs.cut(state, size.growth)
@@ -366,12 +462,16 @@ def empty(new: State, slots: int) -> State:
 
 @programs.jit(static_argnames=("layout",), donate_argnames=("state",))
 def insert(state: State, new: State, slots: Int[Array, " group"], layout: Layout) -> State:
-    """Puts new rows into slots; those for slots that do not exist are left out. The state given is consumed."""
+    """Puts new rows into slots; those for slots that do not exist are left out. The state given is
+    consumed.
+    """
     state = token_rows.map_rows(lambda old, rows: old.at[slots].set(rows, mode="drop"), state, new)
     return _laid_out(state, layout)
 
 
-@programs.jit(static_argnames=("decoder", "rounds", "max_new_tokens", "layout"), donate_argnames=("state",))
+@programs.jit(
+    static_argnames=("decoder", "rounds", "max_new_tokens", "layout"), donate_argnames=("state",)
+)
 def run_rounds(
     decoder: Decoder,
     weights: Weights,
@@ -381,19 +481,23 @@ def run_rounds(
     max_new_tokens: int,
     layout: Layout,
 ) -> tuple[State, Report]:
-    """Runs rounds until enough slots are done, or enough rounds were run. The state given is consumed."""
-    state = state._replace(done=jnp.logical_or(state.done, until.ended))
+    """Runs rounds until enough slots are done, or enough rounds were run. The state given is
+    consumed.
+    """
+    state = state._replace(done=state.done | until.ended)
     none = jnp.zeros((rounds, state.done.shape[0]), jnp.int32)
 
     def goes_on(carry: tuple[Int[Array, ""], State, Rounds]) -> Bool[Array, ""]:
         index, state, _ = carry
-        return jnp.logical_and(index < until.limit, jnp.sum(state.done, dtype=jnp.int32) < until.finished)
+        return (index < until.limit) & (jnp.sum(state.done, dtype=jnp.int32) < until.finished)
 
     def one_round(carry: tuple[Int[Array, ""], State, Rounds]) -> Any:
         index, state, history = carry
         state, info = decoder.step(weights, state)
         new = Rounds(info.draft_length, info.num_accepted, info.num_committed)
-        history = jax.tree.map(lambda h, i: jax.lax.dynamic_update_index_in_dim(h, i, index, 0), history, new)
+        history = jax.tree.map(
+            lambda h, i: jax.lax.dynamic_update_index_in_dim(h, i, index, 0), history, new
+        )
         return index + 1, state, history
 
     start = (jnp.zeros((), jnp.int32), state, Rounds(none, none, none))
@@ -405,6 +509,8 @@ def run_rounds(
         states.finish(state),
         state.failed,
         history,
-        None if (reported := state.memory.log_probs) is None else reported.window(0, max_new_tokens),
+        None
+        if (reported := state.memory.log_probs) is None
+        else reported.window(0, max_new_tokens),
     )
     return _laid_out(state, layout), report

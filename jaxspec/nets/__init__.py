@@ -18,7 +18,9 @@ _BY_CONFIG = {network.config: network for network in NETWORKS.values()}
 
 
 def _forms(network: Network) -> dict[str, Form]:
-    return dict(network.forms) or {network.name: Form(network.config, lambda form: form, lambda config: config)}
+    return dict(network.forms) or {
+        network.name: Form(network.config, lambda form: form, lambda config: config)
+    }
 
 
 FORMS = {family: form for network in NETWORKS.values() for family, form in _forms(network).items()}
@@ -36,9 +38,12 @@ def net_of(config: Any) -> Network:
     >>> net_of(t5.SIZES["t5-small"]).name
     't5'
     """
-    if (network := find(config)) is None:
+    network = find(config)
+    if network is None:
         names = ", ".join(network.config.__name__ for network in NETWORKS.values())
-        raise TypeError(f"a {type(config).__name__} is no configuration of a network: expected one of {names}")
+        raise TypeError(
+            f"a {type(config).__name__} is no configuration of a network: expected one of {names}"
+        )
     return network
 
 
@@ -49,34 +54,51 @@ def decoder_layers(config: Any) -> int:
     (24, 0)
     """
     network = find(config)
-    return 0 if network is None else network.depth(config)
+    if network is None:
+        return 0
+    return network.depth(config)
 
 
 def dtype_of(config: Any, otherwise: str = "float32") -> str:
     """Returns the dtype of a network's computation; `otherwise` where nothing is known of it."""
-    return otherwise if find(config) is None else config.dtype
+    if find(config) is None:
+        return otherwise
+    return config.dtype
 
 
 def axes_of(config: Any) -> Axes:
-    """Returns how a network's parameters may be split over devices; whole where nothing is known of it."""
+    """Returns how a network's parameters may be split over devices; whole where nothing is known of
+    it.
+    """
     network = find(config)
-    return WHOLE if network is None else network.axes(config)
+    if network is None:
+        return WHOLE
+    return network.axes(config)
 
 
 def embedding_scale(config: Any) -> float:
-    """Returns the factor between rows of a network's embedding and what its first layer reads; 1 if unknown."""
+    """Returns the factor between rows of a network's embedding and what its first layer reads; 1 if
+    unknown.
+    """
     network = find(config)
-    return 1.0 if network is None else network.embedding_scale(config)
+    if network is None:
+        return 1.0
+    return network.embedding_scale(config)
 
 
 def logits_cap(config: Any) -> float | None:
-    """Returns the soft cap that a network's head ends with; None if there is none, or nothing is known of it."""
+    """Returns the soft cap that a network's head ends with; None if there is none, or nothing is
+    known of it.
+    """
     network = find(config)
-    return None if network is None else network.logits_cap(config)
+    if network is None:
+        return None
+    return network.logits_cap(config)
 
 
 def form_of(config: Any) -> tuple[str, Any]:
-    """Returns the family of a configuration, and the shortest form of it: the configuration, if none says all of it.
+    """Returns the family of a configuration, and the shortest form of it: the configuration, if
+    none says all of it.
 
     >>> family, form = form_of(decoder.gpt_config(32, dim=8, ff_dim=16, layers=2, heads=2))
     >>> family, form.layers
@@ -94,13 +116,17 @@ def form_of(config: Any) -> tuple[str, Any]:
 def replace(config: Any, **changes: Any) -> Any:
     """Returns a configuration with other values in its form.
 
-    >>> small = decoder.decoder_config(32, dim=8, ff_dim=16, layers=2, heads=2, kv_heads=1, head_dim=4)
+    >>> small = decoder.decoder_config(
+    ...     32, dim=8, ff_dim=16, layers=2, heads=2, kv_heads=1, head_dim=4
+    ... )
     >>> len(replace(small, layers=3).layers)
     3
     """
     family, form = form_of(config)
     changed = dataclasses.replace(form, **changes)
-    return changed if type(changed) is type(config) else FORMS[family].config(changed)
+    if type(changed) is type(config):
+        return changed
+    return FORMS[family].config(changed)
 
 
 def table_of(config: Any) -> dict[str, Any]:
@@ -122,7 +148,10 @@ def _named(role: str, block: Any) -> dict[str, str]:
     names = [name for name, block_type in blocks.BLOCKS.items() if block_type is type(block)]
     if not names:
         block_type = type(block).__name__
-        raise ValueError(f"{role} is a {block_type}, which no manifest can name: add it to jaxspec.nets.blocks.BLOCKS")
+        raise ValueError(
+            f"{role} is a {block_type}, which no manifest can name: add it to "
+            "jaxspec.nets.blocks.BLOCKS"
+        )
     return {"block": names[0]}
 
 
@@ -131,18 +160,26 @@ def _block(table: Any, role: str, where: str) -> Any:
     if not isinstance(table, dict):
         return table
     block_type = blocks.STANDARD.get(role)
-    if (name := table.get("block")) is not None or block_type is None:
+    name = table.get("block")
+    if name is not None or block_type is None:
         if name not in blocks.BLOCKS:
             names = ", ".join(blocks.BLOCKS)
-            raise strict_tables.RecipeError(f"{where} {role} has block {name!r}: expected one of {names}")
+            raise strict_tables.RecipeError(
+                f"{where} {role} has block {name!r}: expected one of {names}"
+            )
         block_type = blocks.BLOCKS[name]
-    return strict_tables.build(block_type, {key: x for key, x in table.items() if key != "block"}, f"{where} {role}")
+    return strict_tables.build(
+        block_type, {key: x for key, x in table.items() if key != "block"}, f"{where} {role}"
+    )
 
 
 def from_table(family: str, table: dict[str, Any], where: str) -> Any:
-    """Builds a configuration from a recipe's or a manifest's table, in its family's form or as a list of layers.
+    """Builds a configuration from a recipe's or a manifest's table, in its family's form or as a
+    list of layers.
 
-    >>> from_table("gpt", {"vocab_size": 32, "dim": 8, "ff_dim": 16, "layers": 2, "heads": 2}, "[model]").positions
+    >>> from_table(
+    ...     "gpt", {"vocab_size": 32, "dim": 8, "ff_dim": 16, "layers": 2, "heads": 2}, "[model]"
+    ... ).positions
     'learned'
     """
     if family == decoder.NETWORK.name and isinstance(table.get("layers"), list):
@@ -152,8 +189,13 @@ def from_table(family: str, table: dict[str, Any], where: str) -> Any:
             else layer
             for layer in table["layers"]
         ]
-        side = {"side": _block(table["side"], "side", where)} if "side" in table else {}
-        return strict_tables.build(decoder.DecoderConfig, {**table, "layers": layers, **side}, where)
+        if "side" in table:
+            side = {"side": _block(table["side"], "side", where)}
+        else:
+            side = {}
+        return strict_tables.build(
+            decoder.DecoderConfig, {**table, "layers": layers, **side}, where
+        )
     form = FORMS[family]
     try:
         return form.config(strict_tables.build(form.kind, table, where))

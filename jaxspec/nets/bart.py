@@ -1,9 +1,11 @@
-"""BART (Lewis et al., arXiv 1910.13461), mBART, Marian, M2M-100 and NLLB: one network with absolute positions.
+"""BART (Lewis et al., arXiv 1910.13461), mBART, Marian, M2M-100 and NLLB: one network with absolute
+positions.
 
-It is the first Transformer (Vaswani et al., arXiv 1706.03762) with a choice of norms and positions. mBART, M2M-100 and
-NLLB normalise the input of each block, BART and Marian the sum after it.
+It is the first Transformer (Vaswani et al., arXiv 1706.03762) with a choice of norms and positions.
+mBART, M2M-100 and NLLB normalise the input of each block, BART and Marian the sum after it.
 
-Shapes: B batch, P prompt (encoder), T step (decoder), S cache capacity, M model dimension, V vocabulary.
+Shapes: B batch, P prompt (encoder), T step (decoder), S cache capacity, M model dimension, V
+vocabulary.
 """
 
 from __future__ import annotations
@@ -40,10 +42,12 @@ class BartConfig:
         encoder_layers, decoder_layers: depth of either side.
         source_vocab: rows of the encoder's own embedding; None: it shares the decoder's.
         activation: one of `attention.ACTIVATIONS`.
-        positions: "learned", "sinusoids" (Marian) or "inclusive sinusoids" (M2M-100), whose last frequency is 1/10000.
+        positions: "learned", "sinusoids" (Marian) or "inclusive sinusoids" (M2M-100), whose last
+            frequency is 1/10000.
         offset: number of the row's first position (2 in BART and M2M-100).
         max_positions: longest prompt, and longest output.
-        norms_after: whether blocks are normalised after they are added to the stream; False: before.
+        norms_after: whether blocks are normalised after they are added to the stream; False:
+            before.
         embedding_norm: whether what the first layer reads is normalised.
         final_norm: whether either side ends in a norm.
         scale_embedding: whether embedded tokens are multiplied by the root of `dim`.
@@ -86,7 +90,9 @@ class BartConfig:
         if self.dim % self.heads:
             raise ValueError(f"dim is {self.dim}, which is no multiple of heads={self.heads}")
         if self.positions != "learned" and (self.dim % 2 or self.dim < 4):
-            raise ValueError(f"dim is {self.dim}: expected an even number from 4 on, for sines and cosines")
+            raise ValueError(
+                f"dim is {self.dim}: expected an even number from 4 on, for sines and cosines"
+            )
         check_ids((self.start_token, *self.begin_tokens), "the start of a row", self.vocab_size)
         check_ids(self.banned_tokens, "banned_tokens", self.vocab_size)
 
@@ -111,7 +117,8 @@ def sinusoids(position: Int[Array, "B T"], dim: int, inclusive: bool) -> Float[A
     Args:
         position: the positions.
         dim: the width, an even number.
-        inclusive: whether the last frequency is 1/10000, as in tensor2tensor; otherwise the one after it would be.
+        inclusive: whether the last frequency is 1/10000, as in tensor2tensor; otherwise the one
+            after it would be.
 
     >>> [f"{x:.3f}" for x in sinusoids(jnp.array([[1]]), dim=4, inclusive=False)[0, 0]]
     ['0.841', '0.010', '0.540', '1.000']
@@ -124,7 +131,9 @@ def sinusoids(position: Int[Array, "B T"], dim: int, inclusive: bool) -> Float[A
 
 
 class Bart(EncoderDecoder):
-    """The network. `__call__` is teacher forcing; `encode`, `embed` and `run` are the steps of decoding."""
+    """The network. `__call__` is teacher forcing; `encode`, `embed` and `run` are the steps of
+    decoding.
+    """
 
     config: BartConfig
 
@@ -150,13 +159,18 @@ class Bart(EncoderDecoder):
 
     @nn.nowrap
     def _layers(self, depth: int, has_cross: bool) -> list[DecoderLayer]:
-        c, norm = self.config, NormShape("layer", self.config.epsilon)
+        c = self.config
+        norm = NormShape("layer", self.config.epsilon)
         norms = dict(pre_norms=not c.norms_after, norms_after=c.norms_after)
-        return encoder_decoder.side(c, depth, *encoder_decoder.with_biases(c), norm, has_cross=has_cross, **norms)
+        return encoder_decoder.side(
+            c, depth, *encoder_decoder.with_biases(c), norm, has_cross=has_cross, **norms
+        )
 
     @nn.nowrap
     def _norm(self) -> Norm:
-        return Norm(self.config.epsilon, dtype=jnp.dtype(self.config.dtype), centred=True, has_bias=True)
+        return Norm(
+            self.config.epsilon, dtype=jnp.dtype(self.config.dtype), centred=True, has_bias=True
+        )
 
     @nn.nowrap
     def _table(self, rows: int) -> Embedding:
@@ -169,45 +183,64 @@ class Bart(EncoderDecoder):
         self, tokens: Int[Array, "B T"], position: Int[Array, "#B T"], table: Embedding, side: str
     ) -> Float[Array, "B T M"]:
         """Computes what the first layer of a side reads."""
-        c, x = self.config, table(tokens)
+        c = self.config
+        x = table(tokens)
         if c.scale_embedding:
             x = x * jnp.asarray(c.dim**0.5, x.dtype)
         position = position + c.offset
         if c.positions == "learned":
             # Padding may lie past the table; what it reads is never looked at.
-            x = x + getattr(self, f"{side}_position")(jnp.minimum(position, c.max_positions + c.offset - 1))
+            x = x + getattr(self, f"{side}_position")(
+                jnp.minimum(position, c.max_positions + c.offset - 1)
+            )
         else:
             x = x + sinusoids(position, c.dim, c.positions == "inclusive sinusoids").astype(x.dtype)
-        return getattr(self, f"{side}_embedding_norm")(x) if c.embedding_norm else x
+        if c.embedding_norm:
+            return getattr(self, f"{side}_embedding_norm")(x)
+        return x
 
     def encode(self, prompt: Prompt, mask: Bool[Array, "B 1 1 P"]) -> Float[Array, "B P M"]:
         """Computes the encoder's output; `mask` is that of `real`."""
         position = jnp.arange(prompt.tokens.shape[1], dtype=jnp.int32)[None]
-        table = self.embedding if self.config.source_vocab is None else self.encoder_embedding
+        if self.config.source_vocab is None:
+            table = self.embedding
+        else:
+            table = self.encoder_embedding
         x = self._embedded(prompt.tokens, position, table, "encoder")
         inputs = LayerInputs(for_queries(x.shape[1], lambda *_: (mask, None))[0], None, None)
         x = self.run_encoder(x, [inputs] * self.config.encoder_layers)
-        return self.encoder_norm(x) if self.config.final_norm else x
+        if self.config.final_norm:
+            return self.encoder_norm(x)
+        return x
 
-    def embed_at(self, tokens: Int[Array, "B T"], position: Int[Array, "#B T"]) -> Float[Array, "B T M"]:
+    def embed_at(
+        self, tokens: Int[Array, "B T"], position: Int[Array, "#B T"]
+    ) -> Float[Array, "B T M"]:
         """Embeds tokens with their positions."""
         return self._embedded(tokens, position, self.embedding, "decoder")
 
     def features(self, x: Float[Array, "B T M"]) -> Float[Array, "B T M"]:
         """Applies the decoder's final norm, if it has one."""
-        return self.decoder_norm(x) if self.config.final_norm else x
+        if self.config.final_norm:
+            return self.decoder_norm(x)
+        return x
 
     def logits(
         self, features: Float[Array, "B T M"], training: bool = False, *, raw: bool = False
     ) -> Float[Array, "B T V"]:
         """Applies the head; `raw` leaves out the bans."""
         c = self.config
-        logits = self.embedding.logits(features, training) if c.tied_head else self.head(features)
+        if c.tied_head:
+            logits = self.embedding.logits(features, training)
+        else:
+            logits = self.head(features)
         logits = logits.astype(jnp.float32)
         if c.tied_head and c.logits_bias:
             logits = self.head(logits)
         # Finite, so that a probability of 0 times its logarithm is 0.
-        return logits if raw or not c.banned_tokens else logits.at[..., jnp.array(c.banned_tokens)].set(MASKED)
+        if raw or not c.banned_tokens:
+            return logits
+        return logits.at[..., jnp.array(c.banned_tokens)].set(MASKED)
 
 
 def language_model(config: BartConfig, taps: Sequence[int] = ()) -> LanguageModel:
@@ -229,7 +262,9 @@ def language_model(config: BartConfig, taps: Sequence[int] = ()) -> LanguageMode
 
 
 def init(config: BartConfig, key: Key[Array, ""]) -> Params:
-    """Draws random parameters: fan-in scaled matrices, and embeddings of size 1 once they are scaled."""
+    """Draws random parameters: fan-in scaled matrices, and embeddings of size 1 once they are
+    scaled.
+    """
     return encoder_decoder.init_params(Bart, config, key)
 
 

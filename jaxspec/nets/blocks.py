@@ -20,7 +20,9 @@ BLOCKS: dict[str, type] = {
     "per_layer": PerLayerShape,
     "layer_end": LayerEndShape,
 }
-"""The kinds of blocks, by their names in manifests; a block of another kind needs a line here to be saved."""
+"""The kinds of blocks, by their names in manifests; a block of another kind needs a line here to be
+saved.
+"""
 STANDARD: Mapping[str, type] = MappingProxyType(  # not named
     {"attention": AttentionShape, "cross": AttentionShape, "ff": FeedForwardShape}
 )

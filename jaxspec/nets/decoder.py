@@ -1,8 +1,10 @@
-"""The decoder-only network of today's model families: norms, attention and feed-forward blocks, layer by layer.
+"""The decoder-only network of today's model families: norms, attention and feed-forward blocks,
+layer by layer.
 
-A configuration says of each layer what it is made of (`nets.shapes`). Llama, Mistral, Qwen, Gemma and GPT-2 are
-values of it: see `jaxspec.weights.hf_families`. Layers with a window attend to it only, and their caches are rings that
-hold little more (`core.kv_cache`), where there is room for more.
+A configuration says of each layer what it is made of (`nets.shapes`). Llama, Mistral, Qwen, Gemma
+and GPT-2 are values of it: see `jaxspec.weights.hf_families`. Layers with a window attend to it
+only, and their caches are rings that hold little more (`core.kv_cache`), where there is room for
+more.
 
 Shapes: B batch, T step, S cache capacity, H heads, D head dimension, M model dimension.
 """
@@ -53,8 +55,8 @@ class DecoderLayer(nn.Module):
         has_ff_norm: its `ff_norm`.
         last: the block at the end; None for none.
         cross: the attention to what an encoder read; None for none.
-        norms_after: whether a norm is applied to the sum of the stream and a block's output (Vaswani et al., arXiv
-            1706.03762), in place of the block's input.
+        norms_after: whether a norm is applied to the sum of the stream and a block's output
+            (Vaswani et al., arXiv 1706.03762), in place of the block's input.
         make_bias: makes a table of position biases of its own (umT5); None: it has none.
     """
 
@@ -79,7 +81,8 @@ class DecoderLayer(nn.Module):
         if has_norms and self.has_ff_norm and not self.parallel:
             self.ff_norm = self.norm()
         if self.post_norms:
-            self.attention_post_norm, self.ff_post_norm = self.norm(), self.norm()
+            self.attention_post_norm = self.norm()
+            self.ff_post_norm = self.norm()
         if self.cross is not None and has_norms:
             self.cross_norm = self.norm()
         if self.cross is not None and self.post_norms:
@@ -87,7 +90,9 @@ class DecoderLayer(nn.Module):
         if self.make_bias is not None:
             self.bias = self.make_bias()
 
-    def cross_keys_values(self, encoded: Float[Array, "B P M"]) -> tuple[Float[Array, "B K P D"], ...]:
+    def cross_keys_values(
+        self, encoded: Float[Array, "B P M"]
+    ) -> tuple[Float[Array, "B K P D"], ...]:
         """Computes the keys and values that the layer has of what an encoder read."""
         return (self.attention if self.cross is None else self.cross).keys_values(encoded)
 
@@ -101,27 +106,44 @@ class DecoderLayer(nn.Module):
     ) -> tuple[Float[Array, "B T M"], Any]:
         """Computes the layer: see `stack.Layer`."""
         record = None
-        of_attention = self.attention_norm(x) if self.pre_norms else x
+        if self.pre_norms:
+            of_attention = self.attention_norm(x)
+        else:
+            of_attention = x
         if attention:
             added, record = self.attention.mix(of_attention, read, inputs)
             x = self._added("attention", x, added)
         if attention and self.cross is not None:
-            # Keys and values of the prompt were made once, in prefill; only the query depends on the row.
+            # Keys and values of the prompt were made once, in prefill; only the query depends on
+            # the row.
             x = self._added(
-                "cross", x, self.cross.of_source(self.cross_norm(x) if self.pre_norms else x, inputs.source)
+                "cross",
+                x,
+                self.cross.of_source(self.cross_norm(x) if self.pre_norms else x, inputs.source),
             )
         if mlp:
-            of_ff = of_attention if self.parallel else self.ff_norm(x) if self.pre_norms and self.has_ff_norm else x
+            if self.parallel:
+                of_ff = of_attention
+            elif self.pre_norms and self.has_ff_norm:
+                of_ff = self.ff_norm(x)
+            else:
+                of_ff = x
             x = self._added("ff", x, self.ff(of_ff))
         return x if self.last is None else self.last(x, inputs.side), record
 
-    def _added(self, block: str, x: Float[Array, "B T M"], added: Float[Array, "B T M"]) -> Float[Array, "B T M"]:
+    def _added(
+        self, block: str, x: Float[Array, "B T M"], added: Float[Array, "B T M"]
+    ) -> Float[Array, "B T M"]:
         """Adds what a block computed to the stream."""
-        added = getattr(self, f"{block}_post_norm")(added) if self.post_norms else added
+        if self.post_norms:
+            added = getattr(self, f"{block}_post_norm")(added)
         if self.added_scale != 1.0:
-            # In float32, as PyTorch multiplies by a number: 0.22 is 0.2197 in bfloat16, in each of many layers.
+            # In float32, as PyTorch multiplies by a number: 0.22 is 0.2197 in bfloat16, in each of
+            # many layers.
             added = (added.astype(jnp.float32) * self.added_scale).astype(added.dtype)
-        return getattr(self, f"{block}_norm")(x + added) if self.norms_after else x + added
+        if self.norms_after:
+            return getattr(self, f"{block}_norm")(x + added)
+        return x + added
 
 
 def layer_of(
@@ -137,7 +159,9 @@ def layer_of(
     """
     shape = config.layers[index]
     if without_keys:
-        shape = dataclasses.replace(shape, attention=dataclasses.replace(shape.attention, shares=index))
+        shape = dataclasses.replace(
+            shape, attention=dataclasses.replace(shape.attention, shares=index)
+        )
     blocks = {name: block.module(config) for name, block in shape.blocks.items()}
     norms = ("post_norms", "pre_norms", "parallel", "added_scale")
     attributes: dict[str, Any] = {name: getattr(shape, name) for name in norms} | blocks | options
@@ -150,13 +174,16 @@ def layers_of(config: DecoderConfig, **options: Any) -> list[DecoderLayer]:
 
 
 class DecoderNet(nn.Module):
-    """The network. `__call__` is teacher forcing; `embed`, `run`, `features` and `logits` are the steps of decoding."""
+    """The network. `__call__` is teacher forcing; `embed`, `run`, `features` and `logits` are the
+    steps of decoding.
+    """
 
     config: DecoderConfig
     taps: tuple[int, ...] = ()
 
     def setup(self):
-        c, dtype = self.config, jnp.dtype(self.config.dtype)
+        c = self.config
+        dtype = jnp.dtype(self.config.dtype)
         self.embedding = Embedding(c.vocab_size, c.dim, dtype=dtype)
         self.layers = layers_of(c)
         self.norm = c.norm_module()
@@ -170,7 +197,9 @@ class DecoderNet(nn.Module):
             self.position = Embedding(c.max_positions, c.dim, dtype=dtype)
         if not c.tied_head:
             # GPT-2 draws its head as its embedding, with which it is tied as a rule.
-            as_gpt: dict[str, Any] = {"weight_init": self.embedding.embedding_init} if c.positions == "learned" else {}
+            as_gpt: dict[str, Any] = (
+                {"weight_init": self.embedding.embedding_init} if c.positions == "learned" else {}
+            )
             self.head = Dense(c.vocab_size, dtype=dtype, **as_gpt)
 
     def __call__(self, tokens: Int[Array, "B T"]) -> Float[Array, "B T V"]:
@@ -180,17 +209,25 @@ class DecoderNet(nn.Module):
     def streams(
         self, tokens: Int[Array, "B T"], runs: Bool[Array, "layers B"] | None = None
     ) -> list[Float[Array, "B T M"]]:
-        """Computes the residual stream of whole rows after each layer; see `stack.without_cache`."""
+        """Computes the residual stream of whole rows after each layer; see
+        `stack.without_cache`.
+        """
         # Whole rows begin at 0, so one row's positions and masks broadcast over the batch.
         pass_ = kv.Pass(jnp.zeros((1,), jnp.int32), tokens.shape[1])
         empty = jax.eval_shape(lambda: empty_cache(self.config, 1, Room(pass_.step)))
-        x, sides = self._split(self._embed(tokens, jnp.arange(tokens.shape[1], dtype=jnp.int32)[None]))
-        return stack.without_cache(self._layers(self._inputs(pass_, empty.views(pass_), sides)), x, runs, empty)
+        x, sides = self._split(
+            self._embed(tokens, jnp.arange(tokens.shape[1], dtype=jnp.int32)[None])
+        )
+        return stack.without_cache(
+            self._layers(self._inputs(pass_, empty.views(pass_), sides)), x, runs, empty
+        )
 
     def embed(
         self, cache: kv.KVCache, tokens: Int[Array, "B T"], parent: Int[Array, "B N"] | None = None
     ) -> Float[Array, "B T D"]:
-        """Embeds tokens for all layers, at each row's own length: D = M, and P for each layer with a side input."""
+        """Embeds tokens for all layers, at each row's own length: D = M, and P for each layer with
+        a side input.
+        """
         return self._embed(tokens, kv.positions(cache.length, tokens.shape[1], parent))
 
     def run(
@@ -208,45 +245,69 @@ class DecoderNet(nn.Module):
         return stack.with_cache(layers, x, cache, self.taps, parts, pass_)
 
     def _layers(self, inputs: Sequence[LayerInputs]) -> list[stack.Layer]:
-        return [functools.partial(layer, inputs=x) for layer, x in zip(self.layers, inputs, strict=True)]
+        return [
+            functools.partial(layer, inputs=x) for layer, x in zip(self.layers, inputs, strict=True)
+        ]
 
-    def _split(self, x: Float[Array, "B T D"]) -> tuple[Float[Array, "B T M"], list[Float[Array, "B T P"] | None]]:
-        """Splits what `embed` made: behind the stream, on its last axis, lie the layers' side inputs in order."""
-        stream, sides = x[..., : self.config.dim], x[..., self.config.dim :]
+    def _split(
+        self, x: Float[Array, "B T D"]
+    ) -> tuple[Float[Array, "B T M"], list[Float[Array, "B T P"] | None]]:
+        """Splits what `embed` made: behind the stream, on its last axis, lie the layers' side
+        inputs in order.
+        """
+        stream = x[..., : self.config.dim]
+        sides = x[..., self.config.dim :]
         count = len(self.config.layers)
-        return stream, [None] * count if self.config.side is None else [*jnp.split(sides, count, axis=-1)]
+        return stream, [None] * count if self.config.side is None else [
+            *jnp.split(sides, count, axis=-1)
+        ]
 
-    def _inputs(self, pass_: kv.Pass, views: Sequence[kv.View], sides: Sequence[Any]) -> list[LayerInputs]:
-        """Makes each layer's inputs; layers that read the same view, or rotate alike, share them."""
-        position, turns = pass_.positions(), [layer.attention.rotation for layer in self.config.layers]
+    def _inputs(
+        self, pass_: kv.Pass, views: Sequence[kv.View], sides: Sequence[Any]
+    ) -> list[LayerInputs]:
+        """Makes each layer's inputs; layers that read the same view, or rotate alike, share
+        them.
+        """
+        position = pass_.positions()
+        turns = [layer.attention.rotation for layer in self.config.layers]
         rotations = {turn: turn and turn[0].at(position, turn[1]) for turn in turns}
 
         def seen(view: kv.View) -> tuple[Mask | QueryMask, Bias]:
-            by_distance = self.bias(distances(view.size)) if self.config.positions == "relative" else None
+            by_distance = None
+            if self.config.positions == "relative":
+                by_distance = self.bias(distances(view.size))
 
             def mask_and_bias(first: int | Int[Array, ""], count: int) -> tuple[Mask, Bias]:
-                mask, start = view.mask(first, count)[:, None], pass_.length + first  # [B, 1, T, S]
+                # [B, 1, T, S]
+                mask = view.mask(first, count)[:, None]
+                start = pass_.length + first
                 if by_distance is None:
                     return mask, None
-                return mask, biases(by_distance, start, count, view.size, pass_.parent)  # [B, H, T, S]
+                # [B, H, T, S]
+                return mask, biases(by_distance, start, count, view.size, pass_.parent)
 
             return for_queries(pass_.step, mask_and_bias, pass_.parent)
 
         # A mask for each kind of cache, not for each layer: 60 layers of two kinds make two masks.
-        masks: dict[Any, Any] = {view: (None, None) if view is None else seen(view) for view in dict.fromkeys(views)}
+        masks: dict[Any, Any] = {
+            view: (None, None) if view is None else seen(view) for view in dict.fromkeys(views)
+        }
         return [
             LayerInputs(masks[view][0], rotations[turn], masks[view][1], side)
             for view, turn, side in zip(views, turns, sides, strict=True)
         ]
 
-    def _embed(self, tokens: Int[Array, "B T"], position: Int[Array, "#B T"]) -> Float[Array, "B T D"]:
+    def _embed(
+        self, tokens: Int[Array, "B T"], position: Int[Array, "#B T"]
+    ) -> Float[Array, "B T D"]:
         x = self.embedding(tokens)
         if self.config.positions == "learned":
             assert self.config.max_positions is not None
             # Padding may lie past the table; what it reads is never looked at.
             x = x + self.position(jnp.clip(position, 0, self.config.max_positions - 1))
         if self.config.scale_embedding:
-            # Gemma rounds the factor to the stream's dtype, and so must we: 55.5, not 55.43, in bfloat16.
+            # Gemma rounds the factor to the stream's dtype, and so must we: 55.5, not 55.43, in
+            # bfloat16.
             x = x * jnp.asarray(self.config.dim**0.5, x.dtype)
         if self.config.embedding_scale != 1.0:
             x = (x.astype(jnp.float32) * self.config.embedding_scale).astype(x.dtype)
@@ -263,12 +324,18 @@ class DecoderNet(nn.Module):
         self, features: Float[Array, "B T M"], training: bool = False, *, raw: bool = False
     ) -> Float[Array, "B T V"]:
         """Applies the head; `raw` leaves out the scale and the cap of logits."""
-        logits = self.embedding.logits(features, training) if self.config.tied_head else self.head(features)
+        if self.config.tied_head:
+            logits = self.embedding.logits(features, training)
+        else:
+            logits = self.head(features)
         logits = logits.astype(jnp.float32)
         if raw:
             return logits
-        logits = logits if self.config.logits_scale == 1.0 else logits * self.config.logits_scale
-        return logits if self.config.logits_cap is None else softcap(logits, self.config.logits_cap)
+        if self.config.logits_scale != 1.0:
+            logits = logits * self.config.logits_scale
+        if self.config.logits_cap is None:
+            return logits
+        return softcap(logits, self.config.logits_cap)
 
 
 def language_model(config: DecoderConfig, taps: Sequence[int] = ()) -> LanguageModel:
@@ -291,11 +358,14 @@ def language_model(config: DecoderConfig, taps: Sequence[int] = ()) -> LanguageM
 
 @functools.lru_cache
 def _language_model(config: DecoderConfig, taps: tuple[int, ...]) -> LanguageModel:
-    c, empty = config, functools.partial(empty_cache, config)
+    c = config
+    empty = functools.partial(empty_cache, config)
     lm = stack.decoder_only(DecoderNet(c, taps), init, c, empty, taps)
     assert lm.inside is not None
     inside = lm.inside._replace(has_slot_biases=c.positions == "relative")
-    return lm._replace(limits=Limits(max_positions=c.max_positions, end_tokens=c.end_tokens), inside=inside)
+    return lm._replace(
+        limits=Limits(max_positions=c.max_positions, end_tokens=c.end_tokens), inside=inside
+    )
 
 
 def init(config: DecoderConfig, key: Key[Array, ""]) -> Params:
@@ -310,13 +380,17 @@ def numbers_of(layers: Sequence[LayerShape]) -> list[int]:
 
 
 def _pieces(config: DecoderConfig) -> list[tuple[DecoderConfig, int]]:
-    shapes, numbers = collections.Counter(config.layers), numbers_of(config.layers)
+    shapes = collections.Counter(config.layers)
+    numbers = numbers_of(config.layers)
 
     def shallow(*layers: LayerShape) -> DecoderConfig:
-        """Makes a configuration of some layers; those that share keys share them with the same shape's here."""
+        """Makes a configuration of some layers; those that share keys share them with the same
+        shape's here.
+        """
         moved = []
         for layer in layers:
-            mixer, source = layer.attention, layer.attention.shares
+            mixer = layer.attention
+            source = layer.attention.shares
             if source is not None:
                 # The layer whose keys are shared has another number among fewer layers.
                 mixer = dataclasses.replace(mixer, shares=numbers[source])
@@ -329,12 +403,19 @@ def _pieces(config: DecoderConfig) -> list[tuple[DecoderConfig, int]]:
 
 
 def _axes(config: DecoderConfig) -> Axes:
-    """Layers are split alike: where an axis differs between them, into parts that divide all of its sizes."""
-    parts, layouts = {"vocab": config.vocab_size}, dict[str, tuple[str, ...]]()
+    """Layers are split alike: where an axis differs between them, into parts that divide all of its
+    sizes.
+    """
+    parts = {"vocab": config.vocab_size}
+    layouts = dict[str, tuple[str, ...]]()
     blocks = [block for layer in dict.fromkeys(config.layers) for block in layer.blocks.values()]
     for block in blocks if config.side is None else [*blocks, config.side]:
         # The greatest common divisor: an axis is cut into parts that fit every layer that has it.
-        parts = dict(block.parts) | parts | {x: math.gcd(parts.get(x, 0), n) for x, n in block.parts.items()}
+        parts = (
+            dict(block.parts)
+            | parts
+            | {x: math.gcd(parts.get(x, 0), n) for x, n in block.parts.items()}
+        )
         layouts |= block.layouts
     return Axes({axis: parts[axis] for axis in sorted(parts, key=_AXES.index)}, layouts)
 
@@ -345,12 +426,15 @@ _AXES = ["heads", "kv_heads", "experts", "ff", "vocab"]  # in the order in which
 def _share(config: DecoderConfig, path: str) -> float:
     """Positions are looked up, as is an embedding that is no head."""
     # Blocks know their own matrices: an expert's is multiplied with few of the tokens.
-    if block := re.match(r"layers_(\d+)/(attention|cross|ff|last)/(.*)", path):
+    block = re.match(r"layers_(\d+)/(attention|cross|ff|last)/(.*)", path)
+    if block:
         return config.layers[int(block[1])].blocks[block[2]].share(block[3])
     if config.side is not None and path.startswith("side/"):
         return config.side.share(path.removeprefix("side/"))
     unread = path.startswith("position") or path.endswith("table")
-    return 0.0 if unread or (path.startswith("embedding") and not config.tied_head) else 1.0
+    if unread or (path.startswith("embedding") and not config.tied_head):
+        return 0.0
+    return 1.0
 
 
 NETWORK = Network(

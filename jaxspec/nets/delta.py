@@ -1,13 +1,17 @@
-"""The gated delta rule (Yang et al., arXiv 2412.06464): a layer whose state does not grow with its row.
+"""The gated delta rule (Yang et al., arXiv 2412.06464): a layer whose state does not grow with its
+row.
 
-Each head has a matrix from keys to values. A token makes it forget by a factor, then corrects what it has for the
-token's key towards the token's value, and reads it with the token's query. Queries, keys and values come from a short
-convolution over the last tokens' projections, which is part of the state.
+Each head has a matrix from keys to values. A token makes it forget by a factor, then corrects what
+it has for the token's key towards the token's value, and reads it with the token's query. Queries,
+keys and values come from a short convolution over the last tokens' projections, which is part of
+the state.
 
-There are two forms. `DeltaRule.step` reads one token, in decoding and in the passes of rounds. `DeltaRule.many` reads a
-prompt in chunks of CHUNK tokens by matrix products. Within a chunk the corrections form a triangular system.
+There are two forms. `DeltaRule.step` reads one token, in decoding and in the passes of rounds.
+`DeltaRule.many` reads a prompt in chunks of CHUNK tokens by matrix products. Within a chunk the
+corrections form a triangular system.
 
-Shapes: B batch, T step, N tokens, C chunk, Hk key heads, H value heads, K and V their dimensions, M model dimension.
+Shapes: B batch, T step, N tokens, C chunk, Hk key heads, H value heads, K and V their dimensions, M
+model dimension.
 """
 
 from __future__ import annotations
@@ -29,10 +33,16 @@ from jaxspec.nets.shapes import DecoderConfig, Mixer
 
 CHUNK = 64
 DeltaState = dict[str, Array]
-"""`inputs` [B, kernel - 1, 2 Hk K + H V], the last tokens' projections, and `memory` [B, H, K, V] in float32."""
+"""`inputs` [B, kernel - 1, 2 Hk K + H V], the last tokens' projections, and `memory` [B, H, K, V]
+in float32.
+"""
 DeltaEntries = dict[str, Array]
-"""Of each token [B, N, ...]: `inputs`, its projections, and by head the logarithm `decay` <= 0 and the rate `beta`."""
-LAYOUTS = MappingProxyType({f"attention/{name}": ("heads", "dim") for name in ("gate", "decay", "beta")})
+"""Of each token [B, N, ...]: `inputs`, its projections, and by head the logarithm `decay` <= 0 and
+the rate `beta`.
+"""
+LAYOUTS = MappingProxyType(
+    {f"attention/{name}": ("heads", "dim") for name in ("gate", "decay", "beta")}
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,7 +50,8 @@ class DeltaShape(Mixer):
     """A layer of the gated delta rule, in place of attention.
 
     Attributes:
-        key_heads, value_heads: heads of queries and keys, and heads of values, of which consecutive ones share a key.
+        key_heads, value_heads: heads of queries and keys, and heads of values, of which consecutive
+            ones share a key.
         key_dim, value_dim: their dimensions.
         kernel: tokens that the convolution reads, the token's own included.
     """
@@ -53,7 +64,10 @@ class DeltaShape(Mixer):
 
     def __post_init__(self):
         if self.value_heads % self.key_heads:
-            raise ValueError(f"{self.value_heads} value heads cannot share {self.key_heads} keys: expected a divisor")
+            raise ValueError(
+                f"{self.value_heads} value heads cannot share {self.key_heads} keys: expected a "
+                "divisor"
+            )
 
     @property
     def width(self) -> int:
@@ -77,12 +91,15 @@ class DeltaShape(Mixer):
         def of(*sizes: int, dtype: Any = jnp.float32) -> jax.ShapeDtypeStruct:
             return jax.ShapeDtypeStruct(sizes, dtype)
 
-        dtype, heads = jnp.dtype(config.dtype), self.value_heads
+        dtype = jnp.dtype(config.dtype)
+        heads = self.value_heads
         state = {
             "inputs": of(self.kernel - 1, self.width, dtype=dtype),
             "memory": of(heads, self.key_dim, self.value_dim),
         }
-        return kv.recurrent(state, {"inputs": of(self.width, dtype=dtype), "decay": of(heads), "beta": of(heads)})
+        return kv.recurrent(
+            state, {"inputs": of(self.width, dtype=dtype), "decay": of(heads), "beta": of(heads)}
+        )
 
 
 class Delta(nn.Module):
@@ -103,9 +120,14 @@ class Delta(nn.Module):
         def dense(name: str, features: int) -> Any:
             return Dense(features, dtype=self.dtype, name=name)
 
-        keys, values = s.key_heads * s.key_dim, s.value_heads * s.value_dim
-        projected = [dense(name, size)(x) for name, size in (("query", keys), ("key", keys), ("value", values))]
-        # Float32 from here on: a factor of each token is multiplied into all that was ever remembered.
+        keys = s.key_heads * s.key_dim
+        values = s.value_heads * s.value_dim
+        projected = [
+            dense(name, size)(x)
+            for name, size in (("query", keys), ("key", keys), ("value", values))
+        ]
+        # Float32 from here on: a factor of each token is multiplied into all that was ever
+        # remembered.
         rate = parameter(self, "rate", nn.initializers.zeros, (s.value_heads,)).astype(jnp.float32)
         bias = parameter(self, "bias", nn.initializers.ones, (s.value_heads,)).astype(jnp.float32)
         decay = dense("decay", s.value_heads)(x).astype(jnp.float32) + bias[None, None]
@@ -135,11 +157,14 @@ class DeltaRule:
     shape: DeltaShape
     kernel: Float[Array, "kernel channels"]
 
-    def step(self, state: DeltaState, entry: DeltaEntries) -> tuple[DeltaState, Float[Array, "B H V"]]:
+    def step(
+        self, state: DeltaState, entry: DeltaEntries
+    ) -> tuple[DeltaState, Float[Array, "B H V"]]:
         """Reads one token; `entry` is without the axis of tokens."""
         window = jnp.concatenate([state["inputs"], entry["inputs"][:, None]], axis=1)
         query, key, value = (x[:, 0] for x in self._heads(window))
-        # Products and sums of float32, no matrix products: they have the same bits however many tokens a pass has.
+        # Products and sums of float32, no matrix products: they have the same bits however many
+        # tokens a pass has.
         memory = state["memory"] * jnp.exp(entry["decay"])[:, :, None, None]
         error = value - jnp.sum(memory * key[:, :, :, None], axis=2)
         memory = memory + key[:, :, :, None] * (entry["beta"][:, :, None] * error)[:, :, None, :]
@@ -149,41 +174,60 @@ class DeltaRule:
     def many(
         self, state: DeltaState, entries: DeltaEntries, count: Int[Array, " B"]
     ) -> tuple[Float[Array, "B N H V"], DeltaState]:
-        """Reads N tokens in chunks; returns what they read, and the state after the first `count` of each row."""
-        window = jnp.concatenate([state["inputs"], entries["inputs"]], axis=1)  # [B, kernel - 1 + N, channels]
+        """Reads N tokens in chunks; returns what they read, and the state after the first `count`
+        of each row.
+        """
+        # [B, kernel - 1 + N, channels]
+        window = jnp.concatenate([state["inputs"], entries["inputs"]], axis=1)
         last = count[:, None] + jnp.arange(self.shape.kernel - 1, dtype=count.dtype)[None, :]
         heads = [*self._heads(window), entries["decay"][..., None], entries["beta"][..., None]]
         outputs, memory = chunked(tuple(heads), state["memory"], count)
-        return outputs, {"inputs": jnp.take_along_axis(window, last[:, :, None], axis=1), "memory": memory}
+        return outputs, {
+            "inputs": jnp.take_along_axis(window, last[:, :, None], axis=1),
+            "memory": memory,
+        }
 
     def _heads(self, window: Float[Array, "B _ channels"]) -> tuple[Float[Array, "B N H _"], ...]:
-        """Mixes neighbouring tokens; returns queries, keys and values of every value head, in float32."""
-        s, taps = self.shape, self.shape.kernel
+        """Mixes neighbouring tokens; returns queries, keys and values of every value head, in
+        float32.
+        """
+        s = self.shape
+        taps = self.shape.kernel
         size = window.shape[1] - taps + 1
         kernel = self.kernel.astype(jnp.float32)[:, None, None, :]
         wide = (window[:, i : i + size].astype(jnp.float32) * kernel[i] for i in range(taps))
         mixed = jax.nn.silu(sum(wide, jnp.float32(0)).astype(window.dtype)).astype(jnp.float32)
-        query, key, value = jnp.split(mixed, (s.key_heads * s.key_dim, 2 * s.key_heads * s.key_dim), axis=-1)
+        query, key, value = jnp.split(
+            mixed, (s.key_heads * s.key_dim, 2 * s.key_heads * s.key_dim), axis=-1
+        )
 
         def normed(x: Array) -> Array:
             x = x.reshape(*x.shape[:2], s.key_heads, s.key_dim)
             x = x * jax.lax.rsqrt(jnp.sum(x * x, axis=-1, keepdims=True) + 1e-6)
             return jnp.repeat(x, s.value_heads // s.key_heads, axis=2)
 
-        return normed(query) * s.key_dim**-0.5, normed(key), value.reshape(*value.shape[:2], s.value_heads, s.value_dim)
+        return (
+            normed(query) * s.key_dim**-0.5,
+            normed(key),
+            value.reshape(*value.shape[:2], s.value_heads, s.value_dim),
+        )
 
 
 def chunked(
-    tokens: Sequence[Float[Array, "B N H _"]], memory: Float[Array, "B H K V"], count: Int[Array, " B"]
+    tokens: Sequence[Float[Array, "B N H _"]],
+    memory: Float[Array, "B H K V"],
+    count: Int[Array, " B"],
 ) -> tuple[Float[Array, "B N H V"], Float[Array, "B H K V"]]:
     """Computes the gated delta rule by matrix products over CHUNK tokens at a time, in float32.
 
-    Let k_i be the keys of a chunk, w_i what its tokens write, and G_i the sum of decays up to token i. The memory after
-    token i is exp(G_i) S + sum_{j <= i} exp(G_i - G_j) k_j w_j^T. Token i writes beta_i times its error, which is
-    v_i - exp(G_i) S^T k_i - sum_{j < i} exp(G_i - G_j) (k_j k_i) w_j: a triangular system.
+    Let k_i be the keys of a chunk, w_i what its tokens write, and G_i the sum of decays up to token
+    i. The memory after token i is exp(G_i) S + sum_{j <= i} exp(G_i - G_j) k_j w_j^T. Token i
+    writes beta_i times its error, which is v_i - exp(G_i) S^T k_i - sum_{j < i} exp(G_i - G_j) (k_j
+    k_i) w_j: a triangular system.
 
     Args:
-        tokens: queries and keys [B, N, H, K], values [B, N, H, V], logarithms of decays and rates beta [B, N, H, 1].
+        tokens: queries and keys [B, N, H, K], values [B, N, H, V], logarithms of decays and rates
+            beta [B, N, H, 1].
         memory: the state S before them.
         count: the number of tokens of each row after which the state is wanted.
 
@@ -191,7 +235,8 @@ def chunked(
         What each token reads, and the state after `count` tokens.
     """
     batch, total, heads, _ = tokens[0].shape
-    size, exact = min(CHUNK, total), precision(jnp.dtype(jnp.float32))
+    size = min(CHUNK, total)
+    exact = precision(jnp.dtype(jnp.float32))
     chunks = -(-total // size)
 
     def by_chunks(x: Array) -> Array:
@@ -205,10 +250,13 @@ def chunked(
     index = jnp.arange(size, dtype=count.dtype)
     order = (index[:, None] - index[None, :])[None, None]  # [1, 1, C, C]
 
-    def next_chunk(carry: tuple[Array, Array], fed: tuple[Array, ...]) -> tuple[tuple[Array, Array], Array]:
+    def next_chunk(
+        carry: tuple[Array, Array], fed: tuple[Array, ...]
+    ) -> tuple[tuple[Array, Array], Array]:
         (memory, kept), (start, query, key, value, decay, beta) = carry, fed
         total = jnp.cumsum(decay, axis=2)  # G, [B, H, C, 1]
-        # Decays of tokens j + 1 to i are summed by themselves: a difference of two long sums would lose two digits.
+        # Decays of tokens j + 1 to i are summed by themselves: a difference of two long sums would
+        # lose two digits.
         between = jnp.cumsum(jnp.where(order > 0, decay, 0.0), axis=2)  # G_i - G_j, [B, H, C, C]
         # Masked before the exponential, which would be 1 above the diagonal.
         faded = jnp.exp(jnp.where(order >= 0, between, -jnp.inf))
@@ -223,7 +271,8 @@ def chunked(
 
         def after(read: Int[Array, " #B"]) -> Array:
             """The memory after the first few tokens of the chunk, at least one."""
-            end = jnp.take_along_axis(total, (read - 1)[:, None, None, None], axis=2)  # [B, H, 1, 1]
+            # [B, H, 1, 1]
+            end = jnp.take_along_axis(total, (read - 1)[:, None, None, None], axis=2)
             is_read = (index[None] < read[:, None])[:, None, :, None]
             row = jnp.broadcast_to((read - 1)[:, None, None, None], (batch, 1, 1, size))
             to_end = jnp.swapaxes(jnp.take_along_axis(between, row, axis=2), 2, 3)  # [B, H, C, 1]
@@ -238,4 +287,6 @@ def chunked(
     starts = size * jnp.arange(chunks, dtype=count.dtype)
     fed = (starts, *map(by_chunks, tokens))
     (_, kept), outputs = jax.lax.scan(next_chunk, (memory, memory), fed)
-    return outputs.transpose(1, 0, 3, 2, 4).reshape(batch, size * chunks, heads, -1)[:, :total], kept
+    return outputs.transpose(1, 0, 3, 2, 4).reshape(batch, size * chunks, heads, -1)[
+        :, :total
+    ], kept

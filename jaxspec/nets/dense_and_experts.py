@@ -1,7 +1,8 @@
-"""A dense feed-forward block beside a mixture of experts, both of the same stream (Gemma 4 26B-A4B).
+"""A dense feed-forward block beside a mixture of experts, both of the same stream (Gemma 4
+26B-A4B).
 
-Each has a norm before it and one after it, and the router has a norm of its own: the block normalises its input itself
-(`LayerShape.ff_norm` is False).
+Each has a norm before it and one after it, and the router has a norm of its own: the block
+normalises its input itself (`LayerShape.ff_norm` is False).
 
 Shapes: B batch, T step, M model dimension, E experts.
 """
@@ -48,7 +49,9 @@ class DenseAndExpertsShape(Block):
         return self.experts.share(path)
 
     def module(self, config: DecoderConfig) -> DenseAndExperts:
-        return DenseAndExperts(self, config.dim, config.norm.epsilon, jnp.dtype(config.dtype), parent=None)
+        return DenseAndExperts(
+            self, config.dim, config.norm.epsilon, jnp.dtype(config.dtype), parent=None
+        )
 
 
 class DenseAndExperts(nn.Module):
@@ -65,13 +68,17 @@ class DenseAndExperts(nn.Module):
             return Norm(self.epsilon, dtype=self.dtype, name=name)(x)
 
         shape = self.shape.experts
-        dense = FeedForward(FeedForwardShape(self.shape.dim, shape.activation), self.dim, self.dtype, name="dense")
+        dense = FeedForward(
+            FeedForwardShape(self.shape.dim, shape.activation), self.dim, self.dtype, name="dense"
+        )
         of_dense = norm("dense_post_norm", dense(norm("dense_norm", x)))
         # The router reads the stream by a norm without weights, then a scale of its own.
         scale: Array = parameter(self, "router_scale", nn.initializers.ones, (self.dim,))
         routed = Norm(self.epsilon, dtype=jnp.dtype(jnp.float32), scaled=False)(x)
         routed = routed * (scale * self.dim**-0.5)[None, None, :]
-        ids, weights = choose(Router(shape.count, name="router")(routed), shape.top, shape.renormalised)
+        ids, weights = choose(
+            Router(shape.count, name="router")(routed), shape.top, shape.renormalised
+        )
         by_expert: Array = parameter(self, "expert_scale", nn.initializers.ones, (shape.count,))
         experts = Experts(shape, self.dim, self.dtype, name="experts")
         of_experts = experts(norm("experts_norm", x), ids, weights * by_expert[ids])

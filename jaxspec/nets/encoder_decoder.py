@@ -1,9 +1,12 @@
-"""Builds encoder-decoders: their layers with cross-attention, cache, prefill, and the record of such a network.
+"""Builds encoder-decoders: their layers with cross-attention, cache, prefill, and the record of
+such a network.
 
-A network is a subclass of `EncoderDecoder`: `nets.t5` and `nets.bart` are examples. The encoder runs once, in prefill,
-and so do the keys and values of cross-attention. Rounds then run the decoder alone.
+A network is a subclass of `EncoderDecoder`: `nets.t5` and `nets.bart` are examples. The encoder
+runs once, in prefill, and so do the keys and values of cross-attention. Rounds then run the decoder
+alone.
 
-Shapes: B batch, P prompt (encoder), T step (decoder), S cache capacity, H heads, D head dimension, M model dimension.
+Shapes: B batch, P prompt (encoder), T step (decoder), S cache capacity, H heads, D head dimension,
+M model dimension.
 """
 
 from __future__ import annotations
@@ -25,10 +28,17 @@ from jaxspec.nets.attention import EncoderKeys, LayerInputs, causal
 from jaxspec.nets.decoder import DecoderLayer
 from jaxspec.nets.mismatch import Init, named_mismatch
 from jaxspec.nets.network import Network
-from jaxspec.nets.shapes import AttentionShape, DecoderConfig, FeedForwardShape, LayerShape, NormShape
+from jaxspec.nets.shapes import (
+    AttentionShape,
+    DecoderConfig,
+    FeedForwardShape,
+    LayerShape,
+    NormShape,
+)
 from jaxspec.sharding import Axes
 
-Cross = tuple[Float[Array, "B H P D"], Float[Array, "B H P D"]]  # keys and values of an encoded prompt
+# keys and values of an encoded prompt
+Cross = tuple[Float[Array, "B H P D"], Float[Array, "B H P D"]]
 
 
 class EncoderDecoderCache(NamedTuple):
@@ -65,12 +75,16 @@ def side(
         options: further attributes of `DecoderLayer`.
     """
     layer = LayerShape(attention, ff, cross=attention if has_cross else None)
-    layers = DecoderConfig(config.vocab_size, config.dim, (layer,) * depth, norm, dtype=config.dtype)
+    layers = DecoderConfig(
+        config.vocab_size, config.dim, (layer,) * depth, norm, dtype=config.dtype
+    )
     return decoder.layers_of(layers, **options)
 
 
 def with_biases(config: Any, **options: Any) -> tuple[AttentionShape, FeedForwardShape]:
-    """Returns the blocks of the first Transformer's layers: scaled attention, and biases everywhere."""
+    """Returns the blocks of the first Transformer's layers: scaled attention, and biases
+    everywhere.
+    """
     sizes = config.heads, config.heads, config.head_dim
     attention = AttentionShape(*sizes, qkv_bias=True, out_bias=True, **options)
     return attention, FeedForwardShape(config.ff_dim, config.activation, gated=False, bias=True)
@@ -90,12 +104,15 @@ def stacks(config: Any) -> dict[str, int]:
 class EncoderDecoder(nn.Module):
     """The steps of teacher forcing and of decoding. A network is a subclass.
 
-    Its `setup` makes `embedding`, the lists `encoder` and `decoder` of layers (`DecoderLayer`), and `decoder_norm`.
-    It has these methods:
+    Its `setup` makes `embedding`, the lists `encoder` and `decoder` of layers (`DecoderLayer`), and
+    `decoder_norm`. It has these methods:
 
-    - `encode(source, mask)`: the encoder's output [B, P, M] of what it reads; `mask` is what `real` returned.
-    - `real(source)`: the mask [B, 1, 1, P] of the encoder's output, where that is not a prompt of tokens.
-    - `embed_at(tokens, position)`: what the first decoder layer reads [B, T, M], by tokens and positions [#B, T].
+    - `encode(source, mask)`: the encoder's output [B, P, M] of what it reads; `mask` is what `real`
+      returned.
+    - `real(source)`: the mask [B, 1, 1, P] of the encoder's output, where that is not a prompt of
+      tokens.
+    - `embed_at(tokens, position)`: what the first decoder layer reads [B, T, M], by tokens and
+      positions [#B, T].
     - `logits(features, training, raw=False)`: the head.
 
     Attributes:
@@ -105,17 +122,22 @@ class EncoderDecoder(nn.Module):
 
     config: Any
     taps: tuple[int, ...] = ()
-    empty = staticmethod(empty_decoder)  # (configuration, batch, room) -> empty caches of the decoder's own attention
+    # (configuration, batch, room) -> empty caches of the decoder's own attention
+    empty = staticmethod(empty_decoder)
     stacks = staticmethod(stacks)
 
     def __call__(self, prompt: Prompt, tokens: Int[Array, "B T"]) -> Float[Array, "B T V"]:
-        """Computes the logits of each decoder position, given the decoder's inputs (start token first)."""
+        """Computes the logits of each decoder position, given the decoder's inputs (start token
+        first).
+        """
         return self.logits(self.features(self.streams(prompt, tokens)[-1]), training=True)
 
     def streams(
         self, prompt: Prompt, tokens: Int[Array, "B T"], runs: Bool[Array, "layers B"] | None = None
     ) -> list[Float[Array, "B T M"]]:
-        """Computes the residual stream of whole rows after each decoder layer; see `stack.without_cache`."""
+        """Computes the residual stream of whole rows after each decoder layer; see
+        `stack.without_cache`.
+        """
         mask = self.real(prompt)
         encoded = self.encode(prompt, mask)
         # Whole rows begin at 0, so one row's positions and masks broadcast over the batch.
@@ -137,14 +159,18 @@ class EncoderDecoder(nn.Module):
 
     def cross(self, encoded: Float[Array, "B P M"]) -> tuple[Cross, ...]:
         """Computes the keys and values of an encoded prompt, layer by layer."""
-        cross, read = list[Cross](), encoded
+        cross = list[Cross]()
+        read = encoded
         for layer in self.decoder:
             cross.append(layer.cross_keys_values(read))
             read = _after(read, cross[-1])
         return tuple(cross)
 
     def embed(
-        self, cache: EncoderDecoderCache, tokens: Int[Array, "B T"], parent: Int[Array, "B N"] | None = None
+        self,
+        cache: EncoderDecoderCache,
+        tokens: Int[Array, "B T"],
+        parent: Int[Array, "B N"] | None = None,
     ) -> Float[Array, "B T M"]:
         """Embeds tokens for the first layer, at each row's own length."""
         return self.embed_at(tokens, kv.positions(cache.decoder.length, tokens.shape[1], parent))
@@ -168,13 +194,20 @@ class EncoderDecoder(nn.Module):
         return self.decoder_norm(x)
 
     def layer_inputs(self, pass_: kv.Pass, cache: kv.KVCache) -> list[LayerInputs]:
-        """Makes the inputs of each decoder layer's self-attention in a pass: here a mask, the same for all of them."""
+        """Makes the inputs of each decoder layer's self-attention in a pass: here a mask, the same
+        for all of them.
+        """
         mask = causal(pass_.length, pass_.step, cache.capacity, pass_.parent)
         return [LayerInputs(mask, None, None)] * len(self.decoder)
 
-    def run_encoder(self, x: Float[Array, "B P M"], inputs: Iterable[LayerInputs]) -> Float[Array, "B P M"]:
+    def run_encoder(
+        self, x: Float[Array, "B P M"], inputs: Iterable[LayerInputs]
+    ) -> Float[Array, "B P M"]:
         """Runs the encoder's layers, as far as the final norm; `inputs` are those of each."""
-        layers = [functools.partial(layer, inputs=x) for layer, x in zip(self.encoder, inputs, strict=True)]
+        layers = [
+            functools.partial(layer, inputs=x)
+            for layer, x in zip(self.encoder, inputs, strict=True)
+        ]
         return stack.without_cache(layers, x)[-1]
 
     def _decoder_layers(
@@ -188,18 +221,24 @@ class EncoderDecoder(nn.Module):
 
 
 def _after(encoded: Float[Array, "B P M"], cross: Cross) -> Float[Array, "B P M"]:
-    """Has a GPU's compiler compute a layer's cross-attention before it reads the encoder's output for the next one.
+    """Has a GPU's compiler compute a layer's cross-attention before it reads the encoder's output
+    for the next one.
 
-    Else it joins the products of all layers into one, and copies their weights into one matrix first: 1.6 GB of T5-XXL.
+    Else it joins the products of all layers into one, and copies their weights into one matrix
+    first: 1.6 GB of T5-XXL.
     """
 
     def barrier(encoded: Array, cross: Cross) -> Array:
         return jax.lax.optimization_barrier((encoded, cross))[0]
 
-    return jax.lax.platform_dependent(encoded, cross, cuda=barrier, rocm=barrier, default=lambda encoded, _: encoded)
+    return jax.lax.platform_dependent(
+        encoded, cross, cuda=barrier, rocm=barrier, default=lambda encoded, _: encoded
+    )
 
 
-def language_model(net: type[EncoderDecoder], config: Any, taps: Sequence[int] = ()) -> LanguageModel:
+def language_model(
+    net: type[EncoderDecoder], config: Any, taps: Sequence[int] = ()
+) -> LanguageModel:
     """Makes the pure functions of an encoder-decoder; the same object for the same arguments.
 
     Args:
@@ -213,13 +252,17 @@ def language_model(net: type[EncoderDecoder], config: Any, taps: Sequence[int] =
 @functools.lru_cache
 def _language_model(net: type[EncoderDecoder], config: Any, taps: tuple[int, ...]) -> LanguageModel:
     module = net(config, taps)
-    longest, ends = config.max_positions, (config.end_tokens, config.begin_tokens)
+    longest = config.max_positions
+    ends = (config.end_tokens, config.begin_tokens)
     limits = Limits(config.start_token, longest, longest, *ends, config.source_vocab)
     init = functools.partial(init_params, net)
 
-    def encode(module: Any, source: Any, encoded: Array | None) -> tuple[Any, tuple[Cross, ...], Array]:
+    def encode(
+        module: Any, source: Any, encoded: Array | None
+    ) -> tuple[Any, tuple[Cross, ...], Array]:
         mask = module.real(source)
-        encoded = module.encode(source, mask) if encoded is None else encoded
+        if encoded is None:
+            encoded = module.encode(source, mask)
         return encoded, module.cross(encoded), mask
 
     def prefill(params, prompt, room, encoded=None):
@@ -264,11 +307,17 @@ def encoder_params(params: Params, source_vocab: int | None = None) -> Params:
         source_vocab: the configuration's; None: both sides read tokens with one embedding.
     """
     shared = ("embedding",) if source_vocab is None else ()
-    return {name: value for name, value in params.items() if name.startswith("encoder") or name in shared}
+    return {
+        name: value
+        for name, value in params.items()
+        if name.startswith("encoder") or name in shared
+    }
 
 
 def same_encoder(first: Any, second: Any) -> bool:
-    """Tells whether two networks may share an encoder: they differ in the decoder's depth and the head at most."""
+    """Tells whether two networks may share an encoder: they differ in the decoder's depth and the
+    head at most.
+    """
     if type(first) is not type(second):
         return False
     # The fields that no parameter of the encoder depends on.
@@ -288,7 +337,8 @@ def init_params(net: Any, config: Any, key: Key[Array, ""]) -> Params:
 def _pieces(config: Any) -> list[tuple[Any, int]]:
     shallow = dataclasses.replace(config, encoder_layers=1, decoder_layers=1)
     more = [
-        (dataclasses.replace(shallow, **{f"{side}_layers": 2}), depth - 1) for side, depth in stacks(config).items()
+        (dataclasses.replace(shallow, **{f"{side}_layers": 2}), depth - 1)
+        for side, depth in stacks(config).items()
     ]
     return [(shallow, 1 - sum(times for _, times in more)), *more]
 
@@ -307,23 +357,51 @@ def share(config: Any, path: str) -> float:
     """Keys and values of the prompt are made in prefill; biases and positions are looked up."""
     unread = path.startswith("encoder") or "cross/key" in path or "cross/value" in path
     looked_up = path.endswith("table") or "position" in path
-    return 0.0 if unread or looked_up or (path.startswith("embedding") and not config.tied_head) else 1.0
+    if unread or looked_up or (path.startswith("embedding") and not config.tied_head):
+        return 0.0
+    return 1.0
 
 
 def trimmed(config: Any, tokens: int) -> tuple[Any, tuple[str, ...]]:
-    """Returns the configuration with a head for so many tokens, and the names of the head's parameters."""
+    """Returns the configuration with a head for so many tokens, and the names of the head's
+    parameters.
+    """
     # These must be ids of the smaller vocabulary, too, although a head does not read them.
     lists = ("begin_tokens", "banned_tokens")
     ids = {name: () for name in lists if hasattr(config, name)}
-    biased = ("head",) if getattr(config, "logits_bias", False) else ()
-    parts = ("embedding", *biased) if config.tied_head else ("head",)
+    biased = ()
+    if getattr(config, "logits_bias", False):
+        biased = ("head",)
+    if config.tied_head:
+        parts = ("embedding", *biased)
+    else:
+        parts = ("head",)
     return dataclasses.replace(config, vocab_size=tokens, start_token=0, **ids), parts
 
 
 def network(
-    name: str, config: type, net: Any, language_model: Callable[..., LanguageModel], init: Init, **options: Any
+    name: str,
+    config: type,
+    net: Any,
+    language_model: Callable[..., LanguageModel],
+    init: Init,
+    **options: Any,
 ) -> Network:
-    """Makes the record of an encoder-decoder whose layers are alike; `options` are other fields of `Network`."""
-    axes = lambda c: Axes({"heads": c.heads, "kv_heads": c.heads, "ff": c.ff_dim, "vocab": c.vocab_size})  # noqa: E731
-    shared: dict[str, Any] = dict(pieces=_pieces, cache=cache, axes=axes, share=share, trimmed=trimmed, small_kernels=9)
+    """Makes the record of an encoder-decoder whose layers are alike; `options` are other fields of
+    `Network`.
+    """
+
+    def axes(config: Any) -> Axes:
+        return Axes(
+            {
+                "heads": config.heads,
+                "kv_heads": config.heads,
+                "ff": config.ff_dim,
+                "vocab": config.vocab_size,
+            }
+        )
+
+    shared: dict[str, Any] = dict(
+        pieces=_pieces, cache=cache, axes=axes, share=share, trimmed=trimmed, small_kernels=9
+    )
     return Network(name, config, init, language_model, net, stacks, **shared | options)

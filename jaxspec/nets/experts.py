@@ -1,13 +1,16 @@
 """Mixtures of experts: a router sends each token to a few of many small feed-forward blocks.
 
-A pass reads the experts that any of its tokens chose. Pairs (token, expert) are sorted by expert, and blocks of pairs
-with one expert are multiplied in turn (`by_blocks`). Ragged products (`jax.lax.ragged_dot_general`) were tried, but
-are not used: on a TPU they keep a second copy of all experts, on a GPU they multiply every token with each.
+A pass reads the experts that any of its tokens chose. Pairs (token, expert) are sorted by expert,
+and blocks of pairs with one expert are multiplied in turn (`by_blocks`). Ragged products
+(`jax.lax.ragged_dot_general`) were tried, but are not used: on a TPU they keep a second copy of all
+experts, on a GPU they multiply every token with each.
 
-The choice is made in float32, of a router that stays float32, so that a token's experts in a pass over several tokens
-are those in a pass over it alone. A token's experts are summed in the order of their numbers, in float32.
+The choice is made in float32, of a router that stays float32, so that a token's experts in a pass
+over several tokens are those in a pass over it alone. A token's experts are summed in the order of
+their numbers, in float32.
 
-Shapes: B batch, T step, N = B T tokens, E experts, k of them for each token, M model dimension, F hidden units.
+Shapes: B batch, T step, N = B T tokens, E experts, k of them for each token, M model dimension, F
+hidden units.
 """
 
 from __future__ import annotations
@@ -30,7 +33,9 @@ from jaxspec.nets.shapes import Block, DecoderConfig
 
 CLAMPED = "clamped"  # gpt-oss' activation: see `ExpertsShape`
 Projection = tuple[Any, Array | None]
-"""Matrices [n, out, in], quantised or not, and biases [n, out] or None. A single one's lack the first axis."""
+"""Matrices [n, out, in], quantised or not, and biases [n, out] or None. A single one's lack the
+first axis.
+"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,10 +46,12 @@ class ExpertsShape(Block):
         count: number of experts.
         top: number of experts that each token is given to.
         dim: hidden units of an expert.
-        activation: one of those of `FeedForwardShape`, or "clamped": for g the gate's output up to `limit`, and u the
-            other projection's from -limit to limit, (u + 1) g sigmoid(alpha g) (gpt-oss).
+        activation: one of those of `FeedForwardShape`, or "clamped": for g the gate's output up to
+            `limit`, and u the other projection's from -limit to limit, (u + 1) g sigmoid(alpha g)
+            (gpt-oss).
         bias: whether the router and the experts' projections have biases.
-        renormalised: whether the weights of a token's experts add up to 1; if not, those of all experts would.
+        renormalised: whether the weights of a token's experts add up to 1; if not, those of all
+            experts would.
         alpha, limit: numbers of "clamped".
     """
 
@@ -61,14 +68,18 @@ class ExpertsShape(Block):
         one_of(self.activation, "activation", (*ACTIVATIONS, CLAMPED))
         at_least(1, top=self.top)
         if self.top > self.count:
-            raise ValueError(f"each token is given to {self.top} experts of {self.count}: expected at most all")
+            raise ValueError(
+                f"each token is given to {self.top} experts of {self.count}: expected at most all"
+            )
 
     @property
     def parts(self) -> Mapping[str, int]:
         return {"ff": self.dim}
 
     def share(self, path: str) -> float:
-        return self.top / self.count if path.startswith("experts/") else 1.0
+        if path.startswith("experts/"):
+            return self.top / self.count
+        return 1.0
 
     def module(self, config: DecoderConfig) -> Mixture:
         return Mixture(self, config.dim, jnp.dtype(config.dtype), parent=None)
@@ -77,14 +88,16 @@ class ExpertsShape(Block):
         """Makes the hidden units of the outputs of the gate and of the other projection."""
         if self.activation != CLAMPED:
             return ACTIVATIONS[self.activation](gate) * up
-        gate, up = jnp.minimum(gate, self.limit), jnp.clip(up, -self.limit, self.limit)
+        gate = jnp.minimum(gate, self.limit)
+        up = jnp.clip(up, -self.limit, self.limit)
         return (up + 1) * gate * jax.nn.sigmoid(self.alpha * gate)
 
 
 def choose(
     logits: Float[Array, "*shape E"], top: int, renormalised: bool = True
 ) -> tuple[Int[Array, "*shape k"], Float[Array, "*shape k"]]:
-    """Chooses the experts of each token, and the weights that these have: a softmax, of theirs or of all.
+    """Chooses the experts of each token, and the weights that these have: a softmax, of theirs or
+    of all.
 
     >>> ids, weights = choose(jnp.log(jnp.array([1.0, 5.0, 4.0])), top=2, renormalised=False)
     >>> ids.tolist(), [f"{x:.2f}" for x in weights]
@@ -106,7 +119,9 @@ class Router(nn.Module):
     def __call__(self, x: Float[Array, "B T M"]) -> Float[Array, "B T E"]:
         init = nn.initializers.lecun_normal(in_axis=-1, out_axis=-2)
         # "matrix", and no "weight": it is never rounded to bfloat16 or int8.
-        scores = product(x.astype(jnp.float32), parameter(self, "matrix", init, (self.count, x.shape[-1])))
+        scores = product(
+            x.astype(jnp.float32), parameter(self, "matrix", init, (self.count, x.shape[-1]))
+        )
         if not self.use_bias:
             return scores
         return scores + parameter(self, "bias", nn.initializers.zeros, (self.count,))[None, None, :]
@@ -140,11 +155,15 @@ class Experts(nn.Module):
         self, x: Float[Array, "B T M"], ids: Int[Array, "B T k"], weights: Float[Array, "B T k"]
     ) -> Float[Array, "B T M"]:
         """Computes the weighted sum of what the experts `ids` make of each token."""
-        count, hidden, use_bias = self.shape.count, self.shape.dim, self.shape.bias
+        count = self.shape.count
+        hidden = self.shape.dim
+        use_bias = self.shape.bias
         # Expert e has its gate at 2 e, and the other projection at 2 e + 1: a mesh cuts both alike.
         inwards = Stacked(2 * count, hidden, use_bias, name="inwards")(self.dim)
         outwards = Stacked(count, self.dim, use_bias, name="outwards")(hidden)
-        flat = [array.reshape(-1, array.shape[-1]) for array in (x.astype(self.dtype), ids, weights)]
+        flat = [
+            array.reshape(-1, array.shape[-1]) for array in (x.astype(self.dtype), ids, weights)
+        ]
         return _mix(self.shape.act, *flat, inwards, outwards).astype(self.dtype).reshape(x.shape)
 
 
@@ -164,9 +183,12 @@ class Mixture(nn.Module):
 
 def _mix(act: Callable[[Array, Array], Array], *arrays: Any) -> Float[Array, "N M"]:
     skipping = functools.partial(by_blocks, act)
-    # A GPU asks its host about each condition, which takes longer than it multiplies: it does all blocks.
+    # A GPU asks its host about each condition, which takes longer than it multiplies: it does all
+    # blocks.
     without_conditions = functools.partial(by_blocks, act, skips=False)
-    return jax.lax.platform_dependent(*arrays, cpu=skipping, tpu=skipping, default=without_conditions)
+    return jax.lax.platform_dependent(
+        *arrays, cpu=skipping, tpu=skipping, default=without_conditions
+    )
 
 
 def by_blocks(
@@ -180,8 +202,9 @@ def by_blocks(
 ) -> Float[Array, "N M"]:
     """Multiplies block by block, each of at most `FEW` tokens of one expert; the sum is float32.
 
-    Up to `FEW` tokens each expert that is used has one block: its matrices are read once, and no other's. Without
-    conditions there are as many blocks as there could be; those without tokens read the last expert again.
+    Up to `FEW` tokens each expert that is used has one block: its matrices are read once, and no
+    other's. Without conditions there are as many blocks as there could be; those without tokens
+    read the last expert again.
 
     Args:
         act: the activation between the two projections.
@@ -195,10 +218,14 @@ def by_blocks(
     expert_of = ids.reshape(-1)
     order = jnp.argsort(expert_of, stable=True).astype(jnp.int32)  # pairs (token, expert) by expert
     sizes = jnp.bincount(expert_of, length=count).astype(jnp.int32)  # [E], each expert's pairs
-    starts, blocks = jnp.cumsum(sizes) - sizes, -(-sizes // size)
+    starts = jnp.cumsum(sizes) - sizes
+    blocks = -(-sizes // size)
     ends = jnp.cumsum(blocks)
     # Each expert that is used adds at most one short block to the full ones.
-    num_blocks = min(count, tokens * top) if tokens <= FEW else tokens * top // size + min(count, tokens * top)
+    if tokens <= FEW:
+        num_blocks = min(count, tokens * top)
+    else:
+        num_blocks = tokens * top // size + min(count, tokens * top)
     number = jnp.arange(num_blocks, dtype=jnp.int32)
     is_used = number < ends[-1]
     number = jnp.minimum(number, ends[-1] - 1)
@@ -213,7 +240,8 @@ def by_blocks(
         gate, up = (_project(x[token], *_entry(inwards, 2 * expert + half)) for half in (0, 1))
         outputs = _project(act(gate, up), *_entry(outwards, expert))
         weighted = outputs.astype(jnp.float32) * weights.reshape(-1)[pairs][:, None]
-        # Chosen, not multiplied by 0: what overflows in an expert that a token did not choose is no part of its sum.
+        # Chosen, not multiplied by 0: what overflows in an expert that a token did not choose is no
+        # part of its sum.
         return total.at[token].add(jnp.where((place_in < present)[:, None], weighted, 0.0))
 
     def step(total: Array, block: tuple[Array, Array, Array]) -> tuple[Array, None]:
@@ -226,9 +254,15 @@ def by_blocks(
 
 
 def _entry(stack: Projection, index: Int[Array, ""]) -> Projection:
-    return jax.tree.map(lambda array: jax.lax.dynamic_index_in_dim(array, index, 0, keepdims=False), stack)
+    return jax.tree.map(
+        lambda array: jax.lax.dynamic_index_in_dim(array, index, 0, keepdims=False), stack
+    )
 
 
-def _project(x: Float[Array, "n in"], matrix: Any, bias: Float[Array, " out"] | None) -> Float[Array, "n out"]:
+def _project(
+    x: Float[Array, "n in"], matrix: Any, bias: Float[Array, " out"] | None
+) -> Float[Array, "n out"]:
     y = product(x[None], matrix)[0]
-    return y if bias is None else y + bias.astype(x.dtype)[None, :]
+    if bias is None:
+        return y
+    return y + bias.astype(x.dtype)[None, :]

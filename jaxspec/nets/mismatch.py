@@ -19,8 +19,11 @@ SHOWN = 3  # parameters that an error names
 
 
 @contextlib.contextmanager
-def named_mismatch(params: Params, init: Init, config: Any, layers: Mapping[str, int]) -> Iterator[None]:
-    """Says which parameters are not those of a network, where running it fails or they have more layers than it.
+def named_mismatch(
+    params: Params, init: Init, config: Any, layers: Mapping[str, int]
+) -> Iterator[None]:
+    """Says which parameters are not those of a network, where running it fails or they have more
+    layers than it.
 
     Args:
         params: the parameters that the network was given.
@@ -36,15 +39,23 @@ def named_mismatch(params: Params, init: Init, config: Any, layers: Mapping[str,
     """
     try:
         if not isinstance(params, Mapping) or any(_is_past(name, layers) for name in params):
-            raise TypeError(f"the parameters are of type {type(params).__name__}, or have too many layers")
+            raise TypeError(
+                f"the parameters are of type {type(params).__name__}, or have too many layers"
+            )
         yield
     except (flax.errors.FlaxError, TypeError, ValueError) as error:
-        wrong = differences(jax.eval_shape(lambda key: init(config, key), jax.random.key(0)), params)
+        wrong = differences(
+            jax.eval_shape(lambda key: init(config, key), jax.random.key(0)), params
+        )
         if not wrong:
             raise
-        more = f", and {len(wrong) - SHOWN} more" if len(wrong) > SHOWN else ""
+        if len(wrong) > SHOWN:
+            more = f", and {len(wrong) - SHOWN} more"
+        else:
+            more = ""
         raise ValueError(
-            f"the parameters are not those of the model's network: {', '.join(wrong[:SHOWN])}{more}. A model's lm, "
+            "the parameters are not those of the model's network: "
+            f"{', '.join(wrong[:SHOWN])}{more}. A model's lm, "
             "params and config belong together: load or make the other model whole"
         ) from error
 
@@ -56,9 +67,13 @@ def _is_past(name: str, layers: Mapping[str, int]) -> bool:
 
 def differences(expected: Any, params: Any) -> list[str]:
     """Says which parameters are missing, unexpected or of another shape."""
-    expected_shapes, shapes = _shapes(expected), _shapes(params if isinstance(params, Mapping) else {})
-    parts = {name.rpartition("/")[0] for name in shapes}  # a quantised matrix has several leaves in the place of one
-    missing = [f"{name} is missing" for name in expected_shapes if name not in shapes and name not in parts]
+    expected_shapes = _shapes(expected)
+    shapes = _shapes(params if isinstance(params, Mapping) else {})
+    # a quantised matrix has several leaves in the place of one
+    parts = {name.rpartition("/")[0] for name in shapes}
+    missing = [
+        f"{name} is missing" for name in expected_shapes if name not in shapes and name not in parts
+    ]
     unexpected = [
         f"{name} is unexpected"
         for name in shapes

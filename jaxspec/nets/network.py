@@ -1,7 +1,7 @@
 """The record of a network, with all that loading, training, placing and estimating ask of it.
 
-A file of `jaxspec.nets` ends in its record, `NETWORK`; the table of all is `jaxspec.nets.NETWORKS`. Nothing outside of
-`jaxspec.nets` asks a configuration for its type.
+A file of `jaxspec.nets` ends in its record, `NETWORK`; the table of all is `jaxspec.nets.NETWORKS`.
+Nothing outside of `jaxspec.nets` asks a configuration for its type.
 """
 
 from __future__ import annotations
@@ -20,23 +20,28 @@ from jaxspec.core import Cache, LanguageModel, Params, Room, kv_cache
 from jaxspec.sharding import Axes
 
 BYTES = {"bfloat16": 2, "float32": 4, "int8": 1}  # of a weight; the scales of int8 ones are few
-# Kernels on a GPU besides products, as XLA compiles for an H100: of a decoder's layer; of all else in a pass.
-KERNELS_OF_LAYER, KERNELS_AROUND_LAYERS = 12, 10
+# Kernels on a GPU besides products, as XLA compiles for an H100: of a decoder's layer; of all else
+# in a pass.
+KERNELS_OF_LAYER = 12
+KERNELS_AROUND_LAYERS = 10
 
 
 class Load(NamedTuple):
     """The load of one pass of a model on a machine.
 
     Attributes:
-        parameters: weights that a pass reads, and multiplies with each token (an encoder's, or an embedding that is
-            only looked up, are not among them).
-        cache_bytes: keys, values and states that a pass reads for each row, at the length in question.
+        parameters: weights that a pass reads, and multiplies with each token (an encoder's, or an
+            embedding that is only looked up, are not among them).
+        cache_bytes: keys, values and states that a pass reads for each row, at the length in
+            question.
         state_bytes: states of recurrent layers among these.
         dtype: the weights' and the arithmetic's.
-        experts: (share, numbers) of weights of which each token is multiplied with a share: 1/16 where 8 experts of
-            128 are used.
-        matrices: (numbers, count) of the matrices that make up `parameters`; empty where they are not known.
-        small_kernels: kernels of a pass on a GPU besides the products (norms, rotation, attention, ...).
+        experts: (share, numbers) of weights of which each token is multiplied with a share: 1/16
+            where 8 experts of 128 are used.
+        matrices: (numbers, count) of the matrices that make up `parameters`; empty where they are
+            not known.
+        small_kernels: kernels of a pass on a GPU besides the products (norms, rotation, attention,
+            ...).
 
     >>> Load(11e9).weight_bytes
     22000000000.0
@@ -66,32 +71,44 @@ class Load(NamedTuple):
         return self.parameters + sum(share * numbers for share, numbers in self.experts)
 
     def bytes_read(self, tokens: Any) -> Any:
-        """Returns the bytes of weights that a pass over so many tokens reads, all rows together; arrays broadcast.
+        """Returns the bytes of weights that a pass over so many tokens reads, all rows together;
+        arrays broadcast.
 
         Of experts it is the expected union: each is left out by a token with probability 1 - share.
 
-        >>> Load(10, experts=((0.25, 100),)).bytes_read(1), Load(10, experts=((0.5, 100),)).bytes_read(2)
+        >>> (
+        ...     Load(10, experts=((0.25, 100),)).bytes_read(1),
+        ...     Load(10, experts=((0.5, 100),)).bytes_read(2),
+        ... )
         (70.0, 170.0)
         """
         union = sum(numbers * (1 - (1 - share) ** tokens) for share, numbers in self.experts)
         return (self.parameters + union) * BYTES[self.dtype]
 
     def row_bytes(self, tokens: Any, undone: Any = None) -> Any:
-        """Returns the bytes of a row's cache that a pass over so many tokens reads and writes; arrays broadcast.
+        """Returns the bytes of a row's cache that a pass over so many tokens reads and writes;
+        arrays broadcast.
 
         A pass begins by doing tokens again in recurrent layers: as many as a round may take back
         (`core.token_rows.room`). Each of these and of its own reads a state and writes it.
 
         Args:
             tokens: tokens that the pass is fed.
-            undone: tokens that it does again; by default one more than it is fed, as a round of the target does.
+            undone: tokens that it does again; by default one more than it is fed, as a round of the
+                target does.
 
-        >>> Load(10, cache_bytes=100.0).row_bytes(5), Load(10, cache_bytes=100.0, state_bytes=8.0).row_bytes(5)
+        >>> (
+        ...     Load(10, cache_bytes=100.0).row_bytes(5),
+        ...     Load(10, cache_bytes=100.0, state_bytes=8.0).row_bytes(5),
+        ... )
         (100.0, 268.0)
-        >>> Load(10, cache_bytes=100.0, state_bytes=8.0).row_bytes(1, undone=6)  # a drafter's, of four draft tokens
+        >>> Load(10, cache_bytes=100.0, state_bytes=8.0).row_bytes(
+        ...     1, undone=6
+        ... )  # a drafter's, of four draft tokens
         204.0
         """
-        undone = tokens + 1 if undone is None else undone
+        if undone is None:
+            undone = tokens + 1
         return self.cache_bytes + self.state_bytes * (2 * (tokens + undone) - 1)
 
 
@@ -116,27 +133,34 @@ class Network(NamedTuple):
         name: its family in recipes and manifests.
         config: the configuration's type, a frozen dataclass with `vocab_size` and `dtype`.
         init: (configuration, key) -> random parameters.
-        language_model: (configuration, taps) -> the pure functions; the same object for the same arguments.
-        teach: configuration -> the Linen module, for teacher forcing: called with whole rows it gives logits; `streams`
-            gives the stream after each layer, which `features` and `logits` read. None: it is not trained by gradients.
-        stacks: configuration -> number of layers by the name that their parameters begin with; those that generate
-            are last.
-        pieces: configuration -> smaller ones, and how many of each add up to it: see `total`. The first has a layer of
-            each shape.
-        cache: (configuration, rows, room, width of the prompts) -> a cache of the sizes that prefill makes.
+        language_model: (configuration, taps) -> the pure functions; the same object for the same
+            arguments.
+        teach: configuration -> the Linen module, for teacher forcing: called with whole rows it
+            gives logits; `streams` gives the stream after each layer, which `features` and `logits`
+            read. None: it is not trained by gradients.
+        stacks: configuration -> number of layers by the name that their parameters begin with;
+            those that generate are last.
+        pieces: configuration -> smaller ones, and how many of each add up to it: see `total`. The
+            first has a layer of each shape.
+        cache: (configuration, rows, room, width of the prompts) -> a cache of the sizes that
+            prefill makes.
         axes: configuration -> how its parameters may be split over devices.
-        share: (configuration, path) -> the share of a matrix that each token of a decoding pass is multiplied with:
-            0 for what is looked up, or what prefill alone uses.
-        spread: (configuration, path) -> a factor of a random matrix, beside the inverse root of its columns' number.
-        embedding_scale: configuration -> the factor between rows of its embedding and what its first layer reads.
+        share: (configuration, path) -> the share of a matrix that each token of a decoding pass is
+            multiplied with: 0 for what is looked up, or what prefill alone uses.
+        spread: (configuration, path) -> a factor of a random matrix, beside the inverse root of its
+            columns' number.
+        embedding_scale: configuration -> the factor between rows of its embedding and what its
+            first layer reads.
         logits_cap: configuration -> the soft cap that its head ends with.
-        trimmed: (configuration, tokens) -> the configuration with a head for so many tokens, and the names of
-            the head's parameters, "head" or "embedding". None: it has no head.
-        source: (configuration, rows) -> what an encoder reads for so many prompts, where that is no text; else None.
+        trimmed: (configuration, tokens) -> the configuration with a head for so many tokens, and
+            the names of the head's parameters, "head" or "embedding". None: it has no head.
+        source: (configuration, rows) -> what an encoder reads for so many prompts, where that is no
+            text; else None.
         small_kernels: kernels of a layer on a GPU besides its products.
-        forms: (family, short form of the configuration) for each family; none: the configuration is short itself.
-        alike: configuration -> by the name of a stack, the layers of the first piece that have the shapes of its
-            layers, by number; {} if each stack has one shape.
+        forms: (family, short form of the configuration) for each family; none: the configuration is
+            short itself.
+        alike: configuration -> by the name of a stack, the layers of the first piece that have the
+            shapes of its layers, by number; {} if each stack has one shape.
     """
 
     name: str
@@ -175,27 +199,40 @@ class Network(NamedTuple):
         """
         modules: dict[str, list[str]] = {}
         for path, _ in jax.tree_util.tree_leaves_with_path(self.shapes(self.pieces(config)[0][0])):
-            module, slash, below = jax.tree_util.keystr(path, simple=True, separator="/").partition("/")
+            module, slash, below = jax.tree_util.keystr(path, simple=True, separator="/").partition(
+                "/"
+            )
             modules.setdefault(module, []).append(slash + below)
         # Layers of a deep network have the parameters of those of the first piece.
-        alike = {stack: [0] * depth for stack, depth in self.stacks(config).items()} | dict(self.alike(config))
+        alike = {stack: [0] * depth for stack, depth in self.stacks(config).items()} | dict(
+            self.alike(config)
+        )
         layers = {
-            f"{name}_{i}": f"{name}_{number}" for name, numbers in alike.items() for i, number in enumerate(numbers)
+            f"{name}_{i}": f"{name}_{number}"
+            for name, numbers in alike.items()
+            for i, number in enumerate(numbers)
         }
         outer = {module: module for module in modules if module not in layers.values()}
-        return [name + below for name, module in (outer | layers).items() for below in modules[module]]
+        return [
+            name + below for name, module in (outer | layers).items() for below in modules[module]
+        ]
 
     def total(self, config: Any, measure: Callable[[Any], int]) -> int:
-        """Adds up an amount to which every layer adds its own, from small networks that have each shape of layer once.
+        """Adds up an amount to which every layer adds its own, from small networks that have each
+        shape of layer once.
 
         >>> from jaxspec.nets import decoder
         >>> config = decoder.gpt_config(32, dim=8, ff_dim=8, layers=12, heads=2)
-        >>> decoder.NETWORK.total(config, lambda small: len(jax.tree.leaves(decoder.NETWORK.shapes(small))))
+        >>> decoder.NETWORK.total(
+        ...     config, lambda small: len(jax.tree.leaves(decoder.NETWORK.shapes(small)))
+        ... )
         196
         """
         return sum(times * measure(piece) for piece, times in self.pieces(config) if times)
 
-    def cache_bytes(self, config: Any, row: int, prompt: int = 1, *, dtypes: Any = jnp.generic) -> int:
+    def cache_bytes(
+        self, config: Any, row: int, prompt: int = 1, *, dtypes: Any = jnp.generic
+    ) -> int:
         """Counts the bytes of the cache of one row; nothing is made.
 
         Args:
@@ -211,26 +248,34 @@ class Network(NamedTuple):
     def load(self, config: Any, *, row: int = 0, prompt: int = 0) -> Load:
         """Computes the load of a decoding pass.
 
-        It leaves out the weights that prefill alone uses: an encoder, a position table, an embedding that is no head,
-        keys and values of cross-attention. It also leaves out norms and biases, which are few.
+        It leaves out the weights that prefill alone uses: an encoder, a position table, an
+        embedding that is no head, keys and values of cross-attention. It also leaves out norms and
+        biases, which are few.
 
         Args:
             config: the network's, with its dtype.
             row: tokens in the cache.
             prompt: tokens that an encoder has read.
         """
-        matrices, numbers = collections.Counter[tuple[float, int]](), collections.Counter[float]()
+        matrices = collections.Counter[tuple[float, int]]()
+        numbers = collections.Counter[float]()
         for piece, times in self.pieces(config):
             for matrix, count in _matrices(self, piece).items():
                 matrices[matrix] += times * count
         for (share, size), count in matrices.items():
             numbers[share] += size * count
-        dense = sorted((size, count) for (share, size), count in matrices.items() if share == 1 and count)
+        dense = sorted(
+            (size, count) for (share, size), count in matrices.items() if share == 1 and count
+        )
         kernels = self.depth(config) * self.small_kernels + KERNELS_AROUND_LAYERS
         cache = self.cache_bytes(config, row, prompt, dtypes=jnp.floating)
-        states = kv_cache.states(jax.eval_shape(lambda: self.cache(config, 1, Room(1, rewind=0), 1)))
+        states = kv_cache.states(
+            jax.eval_shape(lambda: self.cache(config, 1, Room(1, rewind=0), 1))
+        )
         state_bytes = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(states))
-        experts = tuple(sorted((share, count) for share, count in numbers.items() if share not in (0, 1)))
+        experts = tuple(
+            sorted((share, count) for share, count in numbers.items() if share not in (0, 1))
+        )
         return Load(numbers[1.0], cache, config.dtype, experts, state_bytes, tuple(dense), kernels)
 
 
@@ -240,7 +285,9 @@ def _shapes(network: Network, config: Any) -> Params:
 
 
 def _matrices(network: Network, config: Any) -> collections.Counter[tuple[float, int]]:
-    """Counts a network's matrices, by the share of them that a token is multiplied with and by their size."""
+    """Counts a network's matrices, by the share of them that a token is multiplied with and by
+    their size.
+    """
     matrices = collections.Counter[tuple[float, int]]()
     for path, x in jax.tree_util.tree_leaves_with_path(network.shapes(config)):
         name = jax.tree_util.keystr(path, simple=True, separator="/")

@@ -1,4 +1,6 @@
-"""N-gram tables (`drafters.lookups.ngram_model`) as a network: they are loaded, converted and listed as one."""
+"""N-gram tables (`drafters.lookups.ngram_model`) as a network: they are loaded, converted and
+listed as one.
+"""
 
 from __future__ import annotations
 

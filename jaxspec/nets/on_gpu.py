@@ -1,14 +1,17 @@
-"""Kernels for passes over few tokens on one GPU: attention to a cache, and products with int8 and int4 matrices.
+"""Kernels for passes over few tokens on one GPU: attention to a cache, and products with int8 and
+int4 matrices.
 
-XLA makes scores, softmax and mixing up to three kernels, and reads the whole room of a cache. `attention` does all
-three, and reads what is filled. A product of an int4 matrix writes the sums of its groups, and a second kernel adds
-them. `quantised_product` adds them as it reads. Both are written for Triton. They compile for an H100, and in Pallas'
-interpreter their results are XLA's. **No card has timed them**, so they are off unless the environment variable
-JAXSPEC_GPU_KERNELS names them when a program is traced: "attention", "products", or 1 for both. On a mesh they must
+XLA makes scores, softmax and mixing up to three kernels, and reads the whole room of a cache.
+`attention` does all three, and reads what is filled. A product of an int4 matrix writes the sums of
+its groups, and a second kernel adds them. `quantised_product` adds them as it reads. Both are
+written for Triton. They compile for an H100, and in Pallas' interpreter their results are XLA's.
+**No card has timed them**, so they are off unless the environment variable JAXSPEC_GPU_KERNELS
+names them when a program is traced: "attention", "products", or 1 for both. On a mesh they must
 stay off: XLA cannot split them.
 
-Shapes: B batch, T step, S keys, H query heads, K key-value heads, D head dimension; R = H / K * T rows of queries that
-read the same keys; N spans of keys. Of products: N = B T rows, G groups of columns, P numbers in a word of memory.
+Shapes: B batch, T step, S keys, H query heads, K key-value heads, D head dimension; R = H / K * T
+rows of queries that read the same keys; N spans of keys. Of products: N = B T rows, G groups of
+columns, P numbers in a word of memory.
 """
 
 from __future__ import annotations
@@ -23,12 +26,25 @@ from jaxtyping import Array, Bool, Float
 from jaxspec.nets.quantised import Quantised, entries_name, entries_of
 
 SWITCH = "JAXSPEC_GPU_KERNELS"
-SETTINGS = {"0": (), "1": ("attention", "products"), "attention": ("attention",), "products": ("products",)}
-KEYS, SPAN = 64, 256  # keys of one product, and of one program: 2,048 keys of 8 heads are read by 64 programs
-ROWS, WIDEST = 64, 256  # rows of queries, and entries of a head, that a program has registers for
+SETTINGS = {
+    "0": (),
+    "1": ("attention", "products"),
+    "attention": ("attention",),
+    "products": ("products",),
+}
+# keys of one product, and of one program: 2,048 keys of 8 heads are read by 64 programs
+KEYS = 64
+SPAN = 256
+# rows of queries, and entries of a head, that a program has registers for
+ROWS = 64
+WIDEST = 256
 MASKED = -1e30  # as in `nets.attention`
-OUTPUTS, TURNS, PROGRAMS = 64, 4, 1024  # of a product: outputs of a program, its least turns, and the most programs
-WORDS = {"int8": (1, 128), "int4": (8, 64)}  # numbers in a word of a quantised matrix, and the most words of a turn
+# of a product: outputs of a program, its least turns, and the most programs
+OUTPUTS = 64
+TURNS = 4
+PROGRAMS = 1024
+# numbers in a word of a quantised matrix, and the most words of a turn
+WORDS = {"int8": (1, 128), "int4": (8, 64)}
 
 
 def is_on(name: str) -> bool:
@@ -52,13 +68,22 @@ def refuse_mesh() -> None:
     """
     if any(map(is_on, SETTINGS["1"])):
         setting = os.environ[SWITCH]
-        raise ValueError(f"got a mesh, and {SWITCH}={setting}: such kernels are for one GPU. Unset {SWITCH}")
+        raise ValueError(
+            f"got a mesh, and {SWITCH}={setting}: such kernels are for one GPU. Unset {SWITCH}"
+        )
 
 
-def with_gradient_of(plain: Callable[..., Array], kernel: Callable[..., Array]) -> Callable[..., Array]:
-    """Makes a kernel a function with the gradient of what it stands in for: it has none. (`jvp` fails.)"""
+def with_gradient_of(
+    plain: Callable[..., Array], kernel: Callable[..., Array]
+) -> Callable[..., Array]:
+    """Makes a kernel a function with the gradient of what it stands in for: it has none. (`jvp`
+    fails.)
+    """
     run = jax.custom_vjp(kernel)
-    run.defvjp(lambda *arrays: (kernel(*arrays), arrays), lambda arrays, y_grad: jax.vjp(plain, *arrays)[1](y_grad))
+    run.defvjp(
+        lambda *arrays: (kernel(*arrays), arrays),
+        lambda arrays, y_grad: jax.vjp(plain, *arrays)[1](y_grad),
+    )
     return run
 
 
@@ -68,7 +93,9 @@ def _indices(size: int, least: int = 1) -> Array:
 
 
 def takes_attention(query: Float[Array, "B H T D"], keys: Float[Array, "B K S D"]) -> bool:
-    """Tells whether a program has registers for all queries that read the same keys, and they have one dtype."""
+    """Tells whether a program has registers for all queries that read the same keys, and they have
+    one dtype.
+    """
     _, heads, step, width = query.shape
     return query.dtype == keys.dtype and heads // keys.shape[1] * step <= ROWS and width <= WIDEST
 
@@ -85,32 +112,45 @@ def attention(
     cap: float | None,
     interpret: bool = False,
 ) -> Float[Array, "B H T D"]:
-    """Computes `nets.attention.attend`: each program mixes the values of a span of keys, for one key-value head.
+    """Computes `nets.attention.attend`: each program mixes the values of a span of keys, for one
+    key-value head.
 
-    Blocks of keys that no query may read are not read. Spans are put together by the logarithms of their sums, as in
-    Flash-Decoding (Dao et al., 2023).
+    Blocks of keys that no query may read are not read. Spans are put together by the logarithms of
+    their sums, as in Flash-Decoding (Dao et al., 2023).
     """
     from jax.experimental import pallas as pl
     from jax.experimental.pallas import triton
 
     B, H, T, D = query.shape
     K, S = keys.shape[1:3]
-    R, N = H // K * T, pl.cdiv(S, SPAN)
-    exact = jax.lax.Precision.HIGHEST if query.dtype == jnp.float32 else None
+    R = H // K * T
+    N = pl.cdiv(S, SPAN)
+    exact = None
+    if query.dtype == jnp.float32:
+        exact = jax.lax.Precision.HIGHEST
 
     def kernel(query_ref, keys_ref, values_ref, mask_ref, *refs):
         *bias_ref, mixed_ref, sums_ref = refs
-        group, first = pl.program_id(1) * (H // K), pl.program_id(2) * SPAN
-        row, column = _indices(R, least=16), _indices(D, least=16)  # a tensor core's product has 16 rows
-        is_row, is_column = (row < R)[:, None], (column < D)[None, :]
-        queries = triton.load(query_ref.at[0, 0, row[:, None], column[None, :]], mask=is_row & is_column, other=0.0)
-        # Row r is query r % T of head r // T of the group; the mask, and some biases, are one for all queries or heads.
+        group = pl.program_id(1) * (H // K)
+        first = pl.program_id(2) * SPAN
+        # a tensor core's product has 16 rows
+        row = _indices(R, least=16)
+        column = _indices(D, least=16)
+        is_row = (row < R)[:, None]
+        is_column = (column < D)[None, :]
+        queries = triton.load(
+            query_ref.at[0, 0, row[:, None], column[None, :]], mask=is_row & is_column, other=0.0
+        )
+        # Row r is query r % T of head r // T of the group; the mask, and some biases, are one for
+        # all queries or heads.
         of_step = lambda ref: (row % T if ref.shape[2] > 1 else 0 * row)[:, None]  # noqa: E731
 
         def read(i, carry):
             key = (first + i * KEYS + _indices(KEYS))[None, :]
             within = is_row & (key < S)
-            allowed = triton.load(mask_ref.at[0, 0, of_step(mask_ref), key], mask=within, other=False)
+            allowed = triton.load(
+                mask_ref.at[0, 0, of_step(mask_ref), key], mask=within, other=False
+            )
 
             def add(carry):
                 top, total, mixed = carry
@@ -122,34 +162,51 @@ def attention(
                     scores = cap * jnp.tanh(scores / cap)
                 for ref in bias_ref:
                     head = (group + row // T if ref.shape[1] > 1 else 0 * row)[:, None]
-                    scores += triton.load(ref.at[0, head, of_step(ref), key], mask=within, other=0.0)
+                    scores += triton.load(
+                        ref.at[0, head, of_step(ref), key], mask=within, other=0.0
+                    )
                 scores = jnp.where(allowed, scores, MASKED)
                 higher = jnp.maximum(top, jnp.max(scores, axis=1))
-                kept, weights = jnp.exp(top - higher), jnp.exp(scores - higher[:, None])
+                kept = jnp.exp(top - higher)
+                weights = jnp.exp(scores - higher[:, None])
                 block = triton.load(values_ref.at[0, 0, *entry], mask=of_key, other=0.0)
                 added = triton.dot(weights.astype(block.dtype), block, precision=exact)
-                return higher, total * kept + jnp.sum(weights, axis=1), mixed * kept[:, None] + added
+                return (
+                    higher,
+                    total * kept + jnp.sum(weights, axis=1),
+                    mixed * kept[:, None] + added,
+                )
 
-            return jax.lax.cond(jnp.max(allowed.astype(jnp.int32)) > 0, add, lambda carry: carry, carry)
+            return jax.lax.cond(
+                jnp.max(allowed.astype(jnp.int32)) > 0, add, lambda carry: carry, carry
+            )
 
         zeros = jnp.zeros((len(row),), jnp.float32)
         start = zeros + MASKED, zeros, jnp.zeros((len(row), len(column)), jnp.float32)
         top, total, mixed = jax.lax.fori_loop(0, pl.cdiv(min(S, SPAN), KEYS), read, start)
         total = jnp.where(total > 0, total, 1.0)  # of a span that no query reads
         result = 0, 0, 0, row[:, None], column[None, :]
-        triton.store(mixed_ref.at[*result], (mixed / total[:, None]).astype(mixed_ref.dtype), mask=is_row & is_column)
+        triton.store(
+            mixed_ref.at[*result],
+            (mixed / total[:, None]).astype(mixed_ref.dtype),
+            mask=is_row & is_column,
+        )
         triton.store(sums_ref.at[0, 0, 0, row], top + jnp.log(total), mask=row < R)
 
     def whole(x: Array, by_head: bool) -> pl.BlockSpec:
         """Gives each program the part of its row, and of its head."""
         shape = (1, 1 if by_head else x.shape[1], *x.shape[2:])
-        return pl.BlockSpec(shape, lambda b, k, n: (b if x.shape[0] > 1 else 0, k if by_head else 0, 0, 0))
+        return pl.BlockSpec(
+            shape, lambda b, k, n: (b if x.shape[0] > 1 else 0, k if by_head else 0, 0, 0)
+        )
 
     inputs = [query.reshape(B, K, R, D), keys, values, mask, *([] if bias is None else [bias])]
     mixed, sums = pl.pallas_call(
         kernel,
         [
-            jax.ShapeDtypeStruct((B, K, N, R, D), query.dtype if N == 1 and sinks is None else jnp.float32),
+            jax.ShapeDtypeStruct(
+                (B, K, N, R, D), query.dtype if N == 1 and sinks is None else jnp.float32
+            ),
             jax.ShapeDtypeStruct((B, K, N, R), jnp.float32),
         ],
         grid=(B, K, N),
@@ -174,9 +231,9 @@ def attention(
 def takes_product(x: Float[Array, "B T in"], matrix: Quantised) -> bool:
     """Tells whether the kernel multiplies with a matrix.
 
-    It takes int8 and int4 without zero points, up to 64 rows in bfloat16 or float16, and matrices of less than 2**31
-    entries, as offsets have 32 bits. A turn has 16 words or more: groups are multiples of 16 columns in int8, of 128 in
-    int4.
+    It takes int8 and int4 without zero points, up to 64 rows in bfloat16 or float16, and matrices
+    of less than 2**31 entries, as offsets have 32 bits. A turn has 16 words or more: groups are
+    multiples of 16 columns in int8, of 128 in int4.
     """
     name, (batch, step, _) = entries_name(matrix), x.shape
     is_plain = name in WORDS and "zero" not in matrix and matrix["scale"].ndim == 2
@@ -185,14 +242,21 @@ def takes_product(x: Float[Array, "B T in"], matrix: Quantised) -> bool:
 
 
 def _turn(matrix: Quantised) -> int:
-    """Counts the words that a program reads of each output in one turn: a group is a number of whole turns."""
+    """Counts the words that a program reads of each output in one turn: a group is a number of
+    whole turns.
+    """
     per_word, limit = WORDS[entries_name(matrix)]
     words, remainder = divmod(entries_of(matrix).shape[-1], per_word)
-    return 0 if remainder else min(words & -words, limit)
+    if remainder:
+        return 0
+    return min(words & -words, limit)
 
 
-def quantised_product(x: Float[Array, "B T in"], matrix: Quantised, *, interpret: bool = False) -> Array:
-    """Computes `quantised.product`: each program multiplies some outputs with a span of the columns.
+def quantised_product(
+    x: Float[Array, "B T in"], matrix: Quantised, *, interpret: bool = False
+) -> Array:
+    """Computes `quantised.product`: each program multiplies some outputs with a span of the
+    columns.
 
     Returns:
         Products [B, T, out], in the dtype of `x`.
@@ -200,25 +264,35 @@ def quantised_product(x: Float[Array, "B T in"], matrix: Quantised, *, interpret
     from jax.experimental import pallas as pl
     from jax.experimental.pallas import triton
 
-    name, scale = entries_name(matrix), matrix["scale"]
+    name = entries_name(matrix)
+    scale = matrix["scale"]
     (per_word, _), turn = WORDS[name], _turn(matrix)
     entries = entries_of(matrix).reshape(-1, *entries_of(matrix).shape[-2:])  # [G, out, width]
     if name == "int4":
-        # Memory holds eight numbers in 32 bits already: nothing is copied. A product multiplies one of each eight.
-        entries = jax.lax.bitcast_convert_type(entries.reshape(*entries.shape[:2], -1, per_word), jnp.int32)
+        # Memory holds eight numbers in 32 bits already: nothing is copied. A product multiplies one
+        # of each eight.
+        entries = jax.lax.bitcast_convert_type(
+            entries.reshape(*entries.shape[:2], -1, per_word), jnp.int32
+        )
     rows = x.reshape(-1, x.shape[-1] // per_word, per_word).transpose(2, 0, 1)  # [P, N, words]
     (G, out, words), N = entries.shape, rows.shape[1]
-    turns, tiles = G * words // turn, pl.cdiv(out, OUTPUTS)
+    turns = G * words // turn
+    tiles = pl.cdiv(out, OUTPUTS)
     # The sums of all spans are written and read, in float32: they stay below a tenth of the matrix.
     most_spans = G * words * entries.dtype.itemsize // (10 * 8 * N)
     span = pl.cdiv(turns, max(1, min(turns // TURNS, PROGRAMS // tiles, most_spans)))
     spans = pl.cdiv(turns, span)
 
     def kernel(rows_ref, entries_ref, scale_ref, sums_ref):
-        output, row, word = _indices(OUTPUTS), _indices(N, least=16), _indices(turn)
-        is_output, is_row = pl.program_id(0) * OUTPUTS + output < out, row < N
+        output = _indices(OUTPUTS)
+        row = _indices(N, least=16)
+        word = _indices(turn)
+        is_output = pl.program_id(0) * OUTPUTS + output < out
+        is_row = row < N
         first = pl.program_id(1) * span
-        of_outputs, of_rows = (is_real[:, None] & (word < turn)[None, :] for is_real in (is_output, is_row))
+        of_outputs, of_rows = (
+            is_real[:, None] & (word < turn)[None, :] for is_real in (is_output, is_row)
+        )
 
         def add(i, total):
             start = (first + i) * turn
@@ -238,9 +312,15 @@ def quantised_product(x: Float[Array, "B T in"], matrix: Quantised, *, interpret
         zeros = jnp.zeros((OUTPUTS, len(row)), jnp.float32)
         total = jax.lax.fori_loop(0, jnp.minimum(span, turns - first), add, zeros)
         if G == 1:
-            total *= triton.load(scale_ref.at[output, 0 * output], mask=is_output, other=0.0)[:, None]
+            total *= triton.load(scale_ref.at[output, 0 * output], mask=is_output, other=0.0)[
+                :, None
+            ]
         index = 0, row[None, :], output[:, None]
-        triton.store(sums_ref.at[*index], total.astype(sums_ref.dtype), mask=is_output[:, None] & is_row[None, :])
+        triton.store(
+            sums_ref.at[*index],
+            total.astype(sums_ref.dtype),
+            mask=is_output[:, None] & is_row[None, :],
+        )
 
     sums = pl.pallas_call(
         kernel,
@@ -262,8 +342,8 @@ def quantised_product(x: Float[Array, "B T in"], matrix: Quantised, *, interpret
 def _number(word: Array, p: int) -> Array:
     """Takes number p of the eight in a word, as bfloat16.
 
-    A GPU converts integers at a fraction of its rate. But the bits 0x4300 + n are 128 + n in bfloat16, for n below 128;
-    and of a number in four bits with its sign, `n ^ 8` is n + 8.
+    A GPU converts integers at a fraction of its rate. But the bits 0x4300 + n are 128 + n in
+    bfloat16, for n below 128; and of a number in four bits with its sign, `n ^ 8` is n + 8.
 
     >>> [_number(jnp.int32(0x7F8), p).item() for p in range(3)]
     [-8.0, -1.0, 7.0]

@@ -1,7 +1,9 @@
-"""Embeddings that each layer has of its own, and the block at a layer's end that adds them (Gemma 4).
+"""Embeddings that each layer has of its own, and the block at a layer's end that adds them (Gemma
+4).
 
-A token's embeddings for all layers are one row of a table. To each is added a part of a projection of the token's
-ordinary embedding. They go through the network behind the stream (`DecoderConfig.side`), and each layer reads its own.
+A token's embeddings for all layers are one row of a table. To each is added a part of a projection
+of the token's ordinary embedding. They go through the network behind the stream
+(`DecoderConfig.side`), and each layer reads its own.
 
 Shapes: B batch, T step, M model dimension, P dimension of the embeddings.
 """
@@ -43,10 +45,14 @@ class PerLayerShape(Block):
 
     def share(self, path: str) -> float:
         # The table is looked up.
-        return 0.0 if path.startswith("table") else 1.0
+        if path.startswith("table"):
+            return 0.0
+        return 1.0
 
     def module(self, config: DecoderConfig) -> PerLayerEmbedding:
-        return PerLayerEmbedding(self, len(config.layers), config.norm.epsilon, jnp.dtype(config.dtype))
+        return PerLayerEmbedding(
+            self, len(config.layers), config.norm.epsilon, jnp.dtype(config.dtype)
+        )
 
 
 class PerLayerEmbedding(nn.Module):
@@ -63,12 +69,15 @@ class PerLayerEmbedding(nn.Module):
         self.projection = Dense(width, dtype=self.dtype)
         self.norm = Norm(self.epsilon, dtype=self.dtype)
 
-    def __call__(self, tokens: Int[Array, "B T"], x: Float[Array, "B T M"]) -> Float[Array, "B T layers P"]:
+    def __call__(
+        self, tokens: Int[Array, "B T"], x: Float[Array, "B T M"]
+    ) -> Float[Array, "B T layers P"]:
         """Embeds tokens for all layers; `x` are their ordinary embeddings."""
         shape = (*tokens.shape, self.layers, self.shape.dim)
         # Vectors that a drafter lends the network are no tokens: they have the row of padding.
         tokens = jnp.where(tokens < self.shape.vocab_size, tokens, 0)
-        # The root is rounded to the table's dtype, as Gemma does with that of the ordinary embedding.
+        # The root is rounded to the table's dtype, as Gemma does with that of the ordinary
+        # embedding.
         looked_up = self.table(tokens).reshape(shape) * jnp.asarray(self.shape.dim**0.5, self.dtype)
         projected = _times(self.projection(x), x.shape[-1] ** -0.5).reshape(shape)
         return _times(self.norm(projected) + looked_up, 2**-0.5)
@@ -76,7 +85,8 @@ class PerLayerEmbedding(nn.Module):
 
 @dataclasses.dataclass(frozen=True)
 class LayerEndShape(Block):
-    """The block at a layer's end, for `LayerShape.last`: it adds the layer's embedding and scales the stream.
+    """The block at a layer's end, for `LayerShape.last`: it adds the layer's embedding and scales
+    the stream.
 
     Attributes:
         dim: the dimension of the embedding; 0: none is added.
@@ -100,11 +110,14 @@ class LayerEnd(nn.Module):
 
     def setup(self):
         if self.shape.dim:
-            self.gate, self.out = Dense(self.shape.dim, dtype=self.dtype), Dense(self.dim, dtype=self.dtype)
+            self.gate = Dense(self.shape.dim, dtype=self.dtype)
+            self.out = Dense(self.dim, dtype=self.dtype)
             self.norm = Norm(self.epsilon, dtype=self.dtype)
         self.scalar: Array = parameter(self, "scalar", nn.initializers.ones, (1,))
 
-    def __call__(self, x: Float[Array, "B T M"], side: Float[Array, "B T P"] | None) -> Float[Array, "B T M"]:
+    def __call__(
+        self, x: Float[Array, "B T M"], side: Float[Array, "B T P"] | None
+    ) -> Float[Array, "B T M"]:
         """Computes the block; see `shapes.LayerShape.last`."""
         if self.shape.dim:
             assert side is not None

@@ -1,8 +1,9 @@
 """A trained T5 as the start of a deeper, wider, shallower or narrower one.
 
-A larger one begins as the same function. Steps of the smaller one cost a fraction, and nothing that it has learned is
-lost (progressive stacking, Gong et al., ICML 2019; function-preserving growth, Chen et al., arXiv 1511.05641). A
-smaller one is a part of it, from which a draft model learns sooner than from random parameters.
+A larger one begins as the same function. Steps of the smaller one cost a fraction, and nothing that
+it has learned is lost (progressive stacking, Gong et al., ICML 2019; function-preserving growth,
+Chen et al., arXiv 1511.05641). A smaller one is a part of it, from which a draft model learns
+sooner than from random parameters.
 """
 
 from __future__ import annotations
@@ -19,28 +20,33 @@ from jaxspec.nets import t5
 from jaxspec.nets.t5 import T5Config
 
 _MAY_DIFFER = ("encoder_layers", "decoder_layers", "ff_dim", "tied_head", "scaled_head", "dtype")
-_OUTPUTS = (("attention", "out"), ("cross", "out"), ("ff", "out"))  # of a layer: they add to the residual stream
-_HIDDEN = {"gate": 0, "wi": 0, "out": 1}  # the axis of feed-forward matrices that runs over hidden units
+# of a layer: they add to the residual stream
+_OUTPUTS = (("attention", "out"), ("cross", "out"), ("ff", "out"))
+# the axis of feed-forward matrices that runs over hidden units
+_HIDDEN = {"gate": 0, "wi": 0, "out": 1}
 
 
 def resize(params: Params, old: T5Config, new: T5Config, key: Key[Array, ""]) -> Params:
     """Makes parameters for a network of the shape `new`, from those of one of the shape `old`.
 
-    More layers: a new layer copies the one below it, with output projections of zero, so it adds nothing yet.
-    More hidden units in feed-forward blocks: random, their weights out zero. Fewer layers: evenly spaced ones, the
-    last among them. Fewer hidden units: those with the largest weights out. A head of its own begins as the embedding
-    that was the head before.
+    More layers: a new layer copies the one below it, with output projections of zero, so it adds
+    nothing yet. More hidden units in feed-forward blocks: random, their weights out zero. Fewer
+    layers: evenly spaced ones, the last among them. Fewer hidden units: those with the largest
+    weights out. A head of its own begins as the embedding that was the head before.
 
     Args:
         params: the parameters of a network of the shape `old`, matrices in float32.
-        old, new: equal but for encoder_layers, decoder_layers and ff_dim; and the head, which may become untied.
+        old, new: equal but for encoder_layers, decoder_layers and ff_dim; and the head, which may
+            become untied.
         key: for what is random.
 
     Raises:
         ValueError: the networks differ in something else.
 
     Example:
-        >>> old = T5Config(32, dim=16, ff_dim=32, heads=2, head_dim=8, encoder_layers=1, decoder_layers=1)
+        >>> old = T5Config(
+        ...     32, dim=16, ff_dim=32, heads=2, head_dim=8, encoder_layers=1, decoder_layers=1
+        ... )
         >>> new = dataclasses.replace(old, ff_dim=48, decoder_layers=3)
         >>> grown = resize(t5.init(old, jax.random.key(0)), old, new, jax.random.key(1))
         >>> sorted(name for name in grown if name.startswith("decoder_"))
@@ -51,12 +57,14 @@ def resize(params: Params, old: T5Config, new: T5Config, key: Key[Array, ""]) ->
     same_head = (old.tied_head, old.scaled_head) == (new.tied_head, new.scaled_head)
     if dataclasses.replace(old, **same) != new or not (untied or same_head):
         raise ValueError(
-            f"{old} does not become {new}: they may differ in {', '.join(_MAY_DIFFER[:3])}, and in that the new head "
-            "is one of its own"
+            f"{old} does not become {new}: they may differ in {', '.join(_MAY_DIFFER[:3])}, and in "
+            "that the new head is one of its own"
         )
     if untied:
         # The factor that the tied head's input had moves into the new head's own matrix.
-        scale = (old.dim**-0.5 if old.scaled_head else 1.0) / (new.dim**-0.5 if new.scaled_head else 1.0)
+        scale = (old.dim**-0.5 if old.scaled_head else 1.0) / (
+            new.dim**-0.5 if new.scaled_head else 1.0
+        )
         params = params | {"head": {"weight": params["embedding"]["embedding"] * scale}}
     resized: dict[str, Any] = dict(t5.init(new, key))
     for name in resized:
@@ -84,7 +92,9 @@ def _source(index: int, old_layers: int, new_layers: int) -> tuple[int, bool]:
 
 
 def _layer(old: Params, new: Params, adds: bool) -> Params:
-    """Resizes a layer to the size of `new`; it adds nothing to the residual stream if not `adds`."""
+    """Resizes a layer to the size of `new`; it adds nothing to the residual stream if not
+    `adds`.
+    """
     kept = None
     ff_out = old["ff"]["out"]["weight"]
     if ff_out.shape[1] > new["ff"]["out"]["weight"].shape[1]:

@@ -1,6 +1,8 @@
-"""Rotary positions (Su et al., arXiv 2104.09864): queries and keys are rotated by angles that grow with position.
+"""Rotary positions (Su et al., arXiv 2104.09864): queries and keys are rotated by angles that grow
+with position.
 
-Shapes: B batch, T step, H heads, D head dimension, F frequencies, D / 2 where all of a head is rotated.
+Shapes: B batch, T step, H heads, D head dimension, F frequencies, D / 2 where all of a head is
+rotated.
 """
 
 from __future__ import annotations
@@ -21,13 +23,16 @@ class RopeScaling:
     """The lower frequencies by which a model trained on short rows was made to read longer ones.
 
     Attributes:
-        kind: "default" leaves them alone, "linear" divides all by `factor`. "llama3" and "yarn" divide those that turn
-            few times within the original context. Between these and the others llama3 goes by the number of turns,
-            yarn by the number of the frequency (Peng et al., arXiv 2309.00071).
+        kind: "default" leaves them alone, "linear" divides all by `factor`. "llama3" and "yarn"
+            divide those that turn few times within the original context. Between these and the
+            others llama3 goes by the number of turns, yarn by the number of the frequency (Peng et
+            al., arXiv 2309.00071).
         factor: the divisor.
-        low, high: bounds of llama3 and yarn, in turns: frequencies below low are divided, those above high are not.
+        low, high: bounds of llama3 and yarn, in turns: frequencies below low are divided, those
+            above high are not.
         original: the context of the training, for llama3 and yarn.
-        truncate: whether yarn rounds the numbers of the frequencies between which it passes outwards.
+        truncate: whether yarn rounds the numbers of the frequencies between which it passes
+            outwards.
     """
 
     kind: str = "default"
@@ -47,11 +52,13 @@ class Rotary:
         dims: how many dimensions of a head are rotated, the first ones; None for all.
         scaling: the change of the lower frequencies.
         magnitude: multiplies cosines and sines (YaRN).
-        proportional: whether frequencies and pairs are those of the whole head, of which those beyond `dims` stand
-            still (Gemma 4).
+        proportional: whether frequencies and pairs are those of the whole head, of which those
+            beyond `dims` stand still (Gemma 4).
         factors: divisors of the frequencies, one for each; empty for none (Phi's "longrope").
-        adjacent: whether dimensions 2 i and 2 i + 1 are a pair, not i and i + dims / 2 (Cohere, GLM-4).
-        query_beta: queries are multiplied by 1 + query_beta ln(1 + floor(position / scaling.original)) (Ministral 3).
+        adjacent: whether dimensions 2 i and 2 i + 1 are a pair, not i and i + dims / 2 (Cohere,
+            GLM-4).
+        query_beta: queries are multiplied by 1 + query_beta ln(1 + floor(position /
+            scaling.original)) (Ministral 3).
     """
 
     base: float = 10_000.0
@@ -75,7 +82,9 @@ class Rotary:
         """
         if self.proportional:
             frequency = frequencies(head_dim, self.base, self.scaling)
-            frequency = np.where(np.arange(len(frequency)) < (self.dims or head_dim) // 2, frequency, np.float32(0))
+            frequency = np.where(
+                np.arange(len(frequency)) < (self.dims or head_dim) // 2, frequency, np.float32(0)
+            )
         else:
             frequency = frequencies(self.dims or head_dim, self.base, self.scaling)
         if self.factors:
@@ -83,13 +92,16 @@ class Rotary:
         turn = rotation(position, frequency, self.magnitude)
         if not self.query_beta:
             return turn
-        # Attention over rows longer than those of the training stays as sharp: 1 within them, then a little more.
+        # Attention over rows longer than those of the training stays as sharp: 1 within them, then
+        # a little more.
         times = jnp.floor(position.astype(jnp.float32) / self.scaling.original)
         return turn._replace(query_scale=1 + self.query_beta * jnp.log1p(times))
 
 
 class Rotation(NamedTuple):
-    """Cosines and sines of each fed token's angles, and the factor of its queries where they have one."""
+    """Cosines and sines of each fed token's angles, and the factor of its queries where they have
+    one.
+    """
 
     cos: Float[Array, "B T F"]
     sin: Float[Array, "B T F"]
@@ -105,7 +117,8 @@ def frequencies(head_dim: int, base: float, scaling: RopeScaling | None = None) 
     [0.5, 0.05000000074505806]
     """
     scaling = scaling or RopeScaling()
-    # In float32, as every published implementation has it: at position 100,000 the last bit is a tenth of a degree.
+    # In float32, as every published implementation has it: at position 100,000 the last bit is a
+    # tenth of a degree.
     exponent = np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)
     plain = (np.float32(1.0) / np.float32(base) ** exponent).astype(np.float32)
     if scaling.kind == "default":
@@ -130,24 +143,34 @@ def _passage(head_dim: int, base: float, scaling: RopeScaling) -> np.ndarray:
     def number(turns: float) -> float:
         return head_dim * math.log(scaling.original / (turns * 2 * math.pi)) / (2 * math.log(base))
 
-    first, last = number(scaling.high), number(scaling.low)
+    first = number(scaling.high)
+    last = number(scaling.low)
     if scaling.truncate:
-        first, last = math.floor(first), math.ceil(last)
-    first, last = max(first, 0), min(last, head_dim - 1)
+        first = math.floor(first)
+        last = math.ceil(last)
+    first = max(first, 0)
+    last = min(last, head_dim - 1)
     width = last - first or 0.001
-    return np.clip((np.arange(head_dim // 2, dtype=np.float32) - np.float32(first)) / np.float32(width), 0, 1)
+    return np.clip(
+        (np.arange(head_dim // 2, dtype=np.float32) - np.float32(first)) / np.float32(width), 0, 1
+    )
 
 
 def yarn_magnitude(factor: float, weight: float = 1.0) -> float:
-    """Returns what YaRN multiplies cosines and sines by, so that attention over longer rows is as sharp.
+    """Returns what YaRN multiplies cosines and sines by, so that attention over longer rows is as
+    sharp.
 
     >>> round(yarn_magnitude(4.0), 4)
     1.1386
     """
-    return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
+    if factor <= 1:
+        return 1.0
+    return 0.1 * weight * math.log(factor) + 1.0
 
 
-def rotation(position: Int[Array, "B T"], frequency: np.ndarray, magnitude: float = 1.0) -> Rotation:
+def rotation(
+    position: Int[Array, "B T"], frequency: np.ndarray, magnitude: float = 1.0
+) -> Rotation:
     """Computes the rotation of each position in float32; `magnitude` is multiplied in."""
     angle = position.astype(jnp.float32)[:, :, None] * jnp.asarray(frequency)[None, None, :]
     if magnitude == 1.0:
@@ -156,7 +179,8 @@ def rotation(position: Int[Array, "B T"], frequency: np.ndarray, magnitude: floa
 
 
 def pairs_apart(x: Float[Array, "B H T D"], dims: int) -> Float[Array, "B H T D"]:
-    """Moves the two of each adjacent pair, among the first `dims` dimensions, to where `rotate` expects them.
+    """Moves the two of each adjacent pair, among the first `dims` dimensions, to where `rotate`
+    expects them.
 
     Queries and keys are moved alike, so their products stay as they are.
 
@@ -165,18 +189,28 @@ def pairs_apart(x: Float[Array, "B H T D"], dims: int) -> Float[Array, "B H T D"
     """
     pairs = x[..., :dims].reshape(*x.shape[:-1], dims // 2, 2)
     apart = jnp.swapaxes(pairs, -1, -2).reshape(*x.shape[:-1], dims)
-    return apart if dims == x.shape[-1] else jnp.concatenate([apart, x[..., dims:]], axis=-1)
+    if dims == x.shape[-1]:
+        return apart
+    return jnp.concatenate([apart, x[..., dims:]], axis=-1)
 
 
 def rotate(x: Float[Array, "B H T D"], rotary: Rotation) -> Float[Array, "B H T D"]:
-    """Rotates dimensions i and i + F, as a pair, by the angle of frequency i; those from 2 F on stay.
+    """Rotates dimensions i and i + F, as a pair, by the angle of frequency i; those from 2 F on
+    stay.
 
     >>> x = jnp.array([1.0, 0.0]).reshape(1, 1, 1, 2)
     >>> rotate(x, rotation(jnp.array([[1]]), np.array([np.pi / 2]))).round(3).tolist()
     [[[[-0.0, 1.0]]]]
     """
-    # Halves are paired, i with i + F, as transformers has it; `pairs_apart` brings adjacent pairs into this order.
-    cos, sin, turned = rotary.cos[:, None], rotary.sin[:, None], 2 * rotary.cos.shape[-1]
+    # Halves are paired, i with i + F, as transformers has it; `pairs_apart` brings adjacent pairs
+    # into this order.
+    sin = rotary.sin[:, None]
+    turned = 2 * rotary.cos.shape[-1]
+    cos = rotary.cos[:, None]
     first, second = jnp.split(x[..., :turned].astype(jnp.float32), 2, axis=-1)
-    rotated = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1).astype(x.dtype)
-    return rotated if turned == x.shape[-1] else jnp.concatenate([rotated, x[..., turned:]], axis=-1)
+    rotated = jnp.concatenate(
+        [first * cos - second * sin, second * cos + first * sin], axis=-1
+    ).astype(x.dtype)
+    if turned == x.shape[-1]:
+        return rotated
+    return jnp.concatenate([rotated, x[..., turned:]], axis=-1)

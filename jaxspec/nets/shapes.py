@@ -1,7 +1,9 @@
-"""The shape of a decoder as values: a tuple of layers, each with its attention, its feed-forward block and its norms.
+"""The shape of a decoder as values: a tuple of layers, each with its attention, its feed-forward
+block and its norms.
 
-A family of models is a way to fill these in. Layers may differ in anything; nothing here is a flag of one family. A
-block of another kind is a class with the methods of `Block`, and of `Mixer` if it reads other positions.
+A family of models is a way to fill these in. Layers may differ in anything; nothing here is a flag
+of one family. A block of another kind is a class with the methods of `Block`, and of `Mixer` if it
+reads other positions.
 
 Shapes: B batch, T step, M model dimension.
 """
@@ -40,25 +42,30 @@ class Block:
         return NONE
 
     def module(self, config: DecoderConfig) -> Any:
-        """Makes the Linen module, [B, T, M] -> [B, T, M], without a parent: the layer it is given to adopts it.
+        """Makes the Linen module, [B, T, M] -> [B, T, M], without a parent: the layer it is given
+        to adopts it.
 
         `LayerShape.last` takes a second array, and `DecoderConfig.side` other ones: see there.
         """
         raise NotImplementedError(f"a {type(self).__name__} makes no module")
 
     def share(self, path: str) -> float:
-        """The share of a matrix that each token is multiplied with; `path` is the matrix's, within the block."""
+        """The share of a matrix that each token is multiplied with; `path` is the matrix's, within
+        the block.
+        """
         return 1.0
 
 
 class Mixer(Block):
     """A block that reads other positions, by a cache.
 
-    Its module has the method `mix` of `nets.attention.Attention`: (x [B, T, M], read, inputs) -> (addition [B, T, M],
-    record). The layer adds the first to its stream. The record is what `read` returned, for the cache.
+    Its module has the method `mix` of `nets.attention.Attention`: (x [B, T, M], read, inputs) ->
+    (addition [B, T, M], record). The layer adds the first to its stream. The record is what `read`
+    returned, for the cache.
 
     Attributes:
-        window: number of positions that a query attends to; None for all, or where there are no queries.
+        window: number of positions that a query attends to; None for all, or where there are no
+            queries.
         shares: number of the layer whose keys it reads; None: its own, or none.
     """
 
@@ -80,22 +87,28 @@ class AttentionShape(Mixer):
     """The attention of a layer.
 
     Attributes:
-        heads, kv_heads, head_dim: query heads, key-value heads that groups of them share, and their dimension.
+        heads, kv_heads, head_dim: query heads, key-value heads that groups of them share, and their
+            dimension.
         window: number of positions that a query attends to, its own included; None for all.
         rotary: how queries and keys are rotated; None where they are not.
         query_scalar: scores are divided by its root; None for head_dim.
         cap: the soft cap of the scores; None for none.
         qkv_bias, out_bias: whether these projections have biases.
         key_bias: whether that of keys has one where `qkv_bias` says so (Whisper's has none).
-        head_norms: whether each query head and key head is normalised, before it is rotated (Qwen 3, Gemma 3).
-        norms_of: "head" for these. With "each" every head has a scale of its own, without a bias (Command R+, StableLM
-            2 12B). With "rotated" heads are normalised after they are rotated (Hunyuan), with "whole" all heads
-            together (OLMo 2).
+        head_norms: whether each query head and key head is normalised, before it is rotated (Qwen
+            3, Gemma 3).
+        norms_of: "head" for these. With "each" every head has a scale of its own, without a bias
+            (Command R+, StableLM 2 12B). With "rotated" heads are normalised after they are rotated
+            (Hunyuan), with "whole" all heads together (OLMo 2).
         value_norm: whether each value head is normalised, without a scale (Gemma 4).
-        keys_are_values: whether values are the projected keys, before their norm and rotation (Gemma 4).
-        shares: the number of the layer whose keys and values it attends to, in place of its own; None: its own.
-        gate: whether a gate of each head, projected beside its query, multiplies what the head mixes (Qwen 3.5).
-        sinks: whether each head has one more score, of no key, among those of its softmax (gpt-oss).
+        keys_are_values: whether values are the projected keys, before their norm and rotation
+            (Gemma 4).
+        shares: the number of the layer whose keys and values it attends to, in place of its own;
+            None: its own.
+        gate: whether a gate of each head, projected beside its query, multiplies what the head
+            mixes (Qwen 3.5).
+        sinks: whether each head has one more score, of no key, among those of its softmax
+            (gpt-oss).
         reads_source: whether it attends to an encoder's keys beside its own (T5Gemma 2).
     """
 
@@ -123,14 +136,21 @@ class AttentionShape(Mixer):
         if self.heads % self.kv_heads:
             complaint = f"{self.heads} query heads cannot share {self.kv_heads} key-value heads"
             raise ValueError(f"{complaint}: expected a divisor")
-        turned = self.head_dim if self.rotary is None or self.rotary.dims is None else self.rotary.dims
+        if self.rotary is None or self.rotary.dims is None:
+            turned = self.head_dim
+        else:
+            turned = self.rotary.dims
         if self.rotary is not None and (turned % 2 or not 0 < turned <= self.head_dim):
             expected = f"an even number from 2 to {self.head_dim}"
-            raise ValueError(f"{turned} of a head's {self.head_dim} dimensions are rotated: expected {expected}")
+            raise ValueError(
+                f"{turned} of a head's {self.head_dim} dimensions are rotated: expected {expected}"
+            )
 
     @property
     def rotation(self) -> tuple[Rotary, int] | None:
-        return None if self.rotary is None else (self.rotary, self.head_dim)
+        if self.rotary is None:
+            return None
+        return (self.rotary, self.head_dim)
 
     @property
     def scale(self) -> float:
@@ -143,7 +163,9 @@ class AttentionShape(Mixer):
 
     def module(self, config: DecoderConfig) -> Attention:
         dtype = jnp.dtype(config.dtype)
-        return Attention(self, config.dim, config.norm_module, config.norm.epsilon, dtype, parent=None)
+        return Attention(
+            self, config.dim, config.norm_module, config.norm.epsilon, dtype, parent=None
+        )
 
     def cache(self, config: DecoderConfig) -> kv.CacheMaker:
         dtype = jnp.dtype(config.dtype)
@@ -152,7 +174,9 @@ class AttentionShape(Mixer):
         if self.window is None:
             return kv.whole(self.kv_heads, self.head_dim, dtype)
         # Relative biases go by slots, so that entry i must lie in slot i.
-        return kv.window(self.kv_heads, self.head_dim, self.window, dtype, ring=config.positions != "relative")
+        return kv.window(
+            self.kv_heads, self.head_dim, self.window, dtype, ring=config.positions != "relative"
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -161,8 +185,8 @@ class FeedForwardShape(Block):
 
     Attributes:
         dim: its hidden units.
-        activation: "silu", "gelu" (by tanh), "gelu_erf" (the exact one), "relu", "relu2" (its square), or "xielu",
-            which has parameters (Apertus).
+        activation: "silu", "gelu" (by tanh), "gelu_erf" (the exact one), "relu", "relu2" (its
+            square), or "xielu", which has parameters (Apertus).
         gated: whether a third projection is multiplied in.
         bias: whether its projections have biases.
     """
@@ -188,14 +212,19 @@ class LayerShape:
     """A layer: attention and a feed-forward block, by default each after a norm.
 
     Attributes:
-        attention, ff: the two blocks: an `AttentionShape` and a `FeedForwardShape`, or classes with their methods.
+        attention, ff: the two blocks: an `AttentionShape` and a `FeedForwardShape`, or classes with
+            their methods.
         post_norms: whether what a block adds is normalised (Gemma 2 and 3).
-        pre_norms: whether what a block reads is normalised; not in OLMo 2, which has post-norms alone.
-        ff_norm: whether `pre_norms` holds of the feed-forward block; False for one that normalises its input itself.
-        cross: the attention to what an encoder read, between these two blocks; None for none. Nothing in it is rotated.
+        pre_norms: whether what a block reads is normalised; not in OLMo 2, which has post-norms
+            alone.
+        ff_norm: whether `pre_norms` holds of the feed-forward block; False for one that normalises
+            its input itself.
+        cross: the attention to what an encoder read, between these two blocks; None for none.
+            Nothing in it is rotated.
         parallel: whether both blocks read the same stream, after one norm (Cohere).
         added_scale: a factor of what each block adds (Granite).
-        last: a third block, (stream [B, T, M], the layer's side input [B, T, P] or None) -> stream; None for none.
+        last: a third block, (stream [B, T, M], the layer's side input [B, T, P] or None) -> stream;
+            None for none.
     """
 
     attention: AttentionShape
@@ -211,7 +240,12 @@ class LayerShape:
     @property
     def blocks(self) -> dict[str, Block]:
         """The blocks by the names that their parameters have in a layer."""
-        blocks = {"attention": self.attention, "cross": self.cross, "ff": self.ff, "last": self.last}
+        blocks = {
+            "attention": self.attention,
+            "cross": self.cross,
+            "ff": self.ff,
+            "last": self.last,
+        }
         return {name: block for name, block in blocks.items() if block is not None}
 
 
@@ -246,13 +280,17 @@ class DecoderConfig:
         tied_head: whether the head is the embedding.
         scale_embedding: whether embeddings are multiplied by the root of dim (Gemma).
         logits_cap: the soft cap of the logits; None for none.
-        embedding_scale, logits_scale: factors of embeddings and of logits, these before their cap (Granite, Cohere).
-        positions: "rotary" where the layers say how, "relative" for T5's biases, "learned" for a table.
+        embedding_scale, logits_scale: factors of embeddings and of logits, these before their cap
+            (Granite, Cohere).
+        positions: "rotary" where the layers say how, "relative" for T5's biases, "learned" for a
+            table.
         buckets, max_distance: options of relative biases.
-        max_positions: longest row to accept, and the size of a table of positions; None if nothing limits it.
+        max_positions: longest row to accept, and the size of a table of positions; None if nothing
+            limits it.
         end_tokens: ids that end a row; empty for the tokenizer's end-of-sequence token.
-        side: (ids [B, T], embedded ids [B, T, M]) -> a further input [B, T, layers, P] of each layer's last block
-            (Gemma 4's embeddings per layer). None: the blocks read the stream alone.
+        side: (ids [B, T], embedded ids [B, T, M]) -> a further input [B, T, layers, P] of each
+            layer's last block (Gemma 4's embeddings per layer). None: the blocks read the stream
+            alone.
         dtype: the dtype of the computation, "float32" or "bfloat16". Logits are float32 always.
     """
 
@@ -275,25 +313,40 @@ class DecoderConfig:
 
     def __post_init__(self):
         one_of(self.positions, "positions", POSITIONS)
-        # Records are handed from layer to layer: only an earlier layer's exist, and only if it made them itself.
+        # Records are handed from layer to layer: only an earlier layer's exist, and only if it made
+        # them itself.
         sources = [layer.attention.shares for layer in self.layers]
         for i, source in enumerate(sources):
             if source is not None and not (0 <= source < i and sources[source] is None):
-                raise ValueError(f"layer {i} shares the keys of layer {source}: expected one before it with its own")
+                raise ValueError(
+                    f"layer {i} shares the keys of layer {source}: expected one before it with its "
+                    "own"
+                )
         if self.positions == "learned" and self.max_positions is None:
-            raise ValueError("positions are learned, and max_positions is None: expected the size of their table")
+            raise ValueError(
+                "positions are learned, and max_positions is None: expected the size of their table"
+            )
         for name in ("embedding_scale", "logits_scale"):
             number(getattr(self, name), name, "a finite number above 0", above=0)
 
     def norm_module(self, heads: int = 0) -> Any:
-        """Makes one of the norms, or one with a scale for each of so many heads, which has no bias."""
+        """Makes one of the norms, or one with a scale for each of so many heads, which has no
+        bias.
+        """
         centred = self.norm.kind == "layer"
         has_bias = centred and self.norm.bias and not heads
         return Norm(
-            *(self.norm.epsilon, self.norm.from_one, jnp.dtype(self.dtype), centred), has_bias=has_bias, heads=heads
+            epsilon=self.norm.epsilon,
+            unit_offset=self.norm.from_one,
+            dtype=jnp.dtype(self.dtype),
+            centred=centred,
+            has_bias=has_bias,
+            heads=heads,
         )
 
     @property
     def windows(self) -> set[int]:
         """The windows of layers that have one."""
-        return {layer.attention.window for layer in self.layers if layer.attention.window is not None}
+        return {
+            layer.attention.window for layer in self.layers if layer.attention.window is not None
+        }

@@ -1,6 +1,7 @@
 """A stack of layers over a key-value cache, which is what decoding adds to a decoder.
 
-Shapes: B batch, T step, P prompt, S cache capacity, K key-value heads, D head dimension, M model dimension.
+Shapes: B batch, T step, P prompt, S cache capacity, K key-value heads, D head dimension, M model
+dimension.
 """
 
 from __future__ import annotations
@@ -24,12 +25,14 @@ from jaxspec.nets.mismatch import Init, named_mismatch
 
 PastLayer = tuple[Float[Array, "B K S D"], Float[Array, "B K S D"]]
 Read = Callable[..., Any]
-"""`layer_caches.LayerCache.read` of a pass: attention gives it the keys and values of this pass, and gets all that it
-may attend to; other kinds have their own arguments."""
+"""`layer_caches.LayerCache.read` of a pass: attention gives it the keys and values of this pass,
+and gets all that it may attend to; other kinds have their own arguments.
+"""
 Layer = Callable[..., tuple[Any, ...]]
-"""(x, read) -> (x, record), where the record is what `read` returned: keys and values, for attention. A layer that can
-be run in part also takes `attention` and `mlp`, both True where it runs as a whole; without its attention the record
-is None."""
+"""(x, read) -> (x, record), where the record is what `read` returned: keys and values, for
+attention. A layer that can be run in part also takes `attention` and `mlp`, both True where it runs
+as a whole; without its attention the record is None.
+"""
 Taps = Float[Array, "B T taps"] | None
 Past = tuple[PastLayer, ...]
 
@@ -37,8 +40,8 @@ Past = tuple[PastLayer, ...]
 def init_params(module: nn.Module, key: Key[Array, ""], *inputs: Any, **more: Any) -> Params:
     """Draws a module's random parameters.
 
-    Each is drawn by itself, so that parameters of one shape share a program: the draws of a deep network in one
-    program take XLA minutes to compile. What the module computes is not.
+    Each is drawn by itself, so that parameters of one shape share a program: the draws of a deep
+    network in one program take XLA minutes to compile. What the module computes is not.
 
     Args:
         key: the key of all draws.
@@ -54,14 +57,18 @@ def init_params(module: nn.Module, key: Key[Array, ""], *inputs: Any, **more: An
     draw = lambda key, inputs: module.init(key, *inputs, **more)["params"]  # noqa: E731
     if isinstance(key, Tracer):  # only shapes are wanted
         return draw(key, inputs)
-    # Parameters need the shapes of inputs alone: what the module computes with them is left out, and not compiled.
+    # Parameters need the shapes of inputs alone: what the module computes with them is left out,
+    # and not compiled.
     drawn, shapes = jax.make_jaxpr(draw, return_shape=True)(key, inputs)
     jaxpr, used = partial_eval.dce_jaxpr(drawn.jaxpr, True)
     if any(used[len(jax.tree.leaves(key)) :]):
         raise ValueError(
-            f"a parameter of {type(module).__name__} depends on values of its inputs: expected shapes alone"
+            f"a parameter of {type(module).__name__} depends on values of its inputs: expected "
+            "shapes alone"
         )
-    leaves = eval_jaxpr(jaxpr, drawn.consts, *itertools.compress(jax.tree.leaves((key, inputs)), used))
+    leaves = eval_jaxpr(
+        jaxpr, drawn.consts, *itertools.compress(jax.tree.leaves((key, inputs)), used)
+    )
     return jax.tree.unflatten(jax.tree.structure(shapes), map(jnp.asarray, leaves))
 
 
@@ -80,24 +87,30 @@ def with_cache(
         x: the embedded tokens.
         cache: the cache before this pass.
         taps: numbers of layers whose output is wanted, too; see `check_taps`.
-        parts: the parts to run; None: all. Layers that do not run leave the stream and their cache as they are.
+        parts: the parts to run; None: all. Layers that do not run leave the stream and their cache
+            as they are.
         at: the pass; None: over a chain, of which everything is remembered.
 
     Returns:
-        The residual stream after the last layer, the tapped streams and the cache. Tapped streams lie one after the
-        other on the last axis, in the order of `taps`; None if there are none.
+        The residual stream after the last layer, the tapped streams and the cache. Tapped streams
+        lie one after the other on the last axis, in the order of `taps`; None if there are none.
 
     Example:
         >>> def running_sum(x, read):  # a "layer" whose keys are its inputs
         ...     keys, values = read(x[:, None], x[:, None])
-        ...     return jnp.cumsum(keys[:, 0], axis=1)[:, -x.shape[1]:], (keys, values)
+        ...     return jnp.cumsum(keys[:, 0], axis=1)[:, -x.shape[1] :], (keys, values)
         >>> empty = kv.empty(1, Room(3), [kv.whole(kv_heads=1, head_dim=1)] * 2)
-        >>> x, taps, cache = with_cache([running_sum, running_sum], jnp.ones((1, 3, 1)), empty, taps=(0,))
+        >>> x, taps, cache = with_cache(
+        ...     [running_sum, running_sum], jnp.ones((1, 3, 1)), empty, taps=(0,)
+        ... )
         >>> x[0, :, 0].tolist(), taps[0, :, 0].tolist(), cache.length.tolist()
         ([1.0, 3.0, 6.0], [1.0, 2.0, 3.0], [3])
     """
-    pass_ = kv.Pass(cache.length, x.shape[1]) if pass_ is None else pass_
-    caches, records, after = [], [], []
+    if pass_ is None:
+        pass_ = kv.Pass(cache.length, x.shape[1])
+    caches = []
+    records = []
+    after = []
     for i, (layer, old) in enumerate(zip(layers, cache.layers, strict=True)):
         # Layers that share keys read the records of earlier layers, so these are handed on.
         read = functools.partial(old.read, pass_, tuple(records))
@@ -106,12 +119,15 @@ def with_cache(
             records.append(record)
             caches.append(old.after(record, pass_))
         else:
-            x = layer(x, read, attention=False)[0] if i in parts.mlp else x
+            if i in parts.mlp:
+                x = layer(x, read, attention=False)[0]
             # A later layer may share its keys, which an earlier call has written for these tokens.
             records.append(old.own)
             caches.append(old)
         after.append(x)
-    tapped = jnp.concatenate([after[layer] for layer in taps], axis=-1) if taps else None
+    tapped = None
+    if taps:
+        tapped = jnp.concatenate([after[layer] for layer in taps], axis=-1)
     return x, tapped, cache.grown(caches, pass_)
 
 
@@ -124,23 +140,33 @@ def check_numbers(taps: Sequence[int]) -> None:
     """
     if isinstance(taps, str):
         raise ValueError(f"taps is the string {taps!r}: expected numbers of layers, such as (0, 2)")
-    if others := [layer for layer in taps if not isinstance(layer, int | np.integer) or isinstance(layer, bool)]:
+    others = [
+        layer
+        for layer in taps
+        if not isinstance(layer, int | np.integer) or isinstance(layer, bool)
+    ]
+    if others:
         raise ValueError(f"taps has {others[0]!r}: expected numbers of layers, such as (0, 2)")
 
 
 def check_taps(taps: Sequence[int], layers: int) -> tuple[int, ...]:
-    """Checks the layers to tap: 0 is the residual stream after the first layer, layers - 1 that after the last.
+    """Checks the layers to tap: 0 is the residual stream after the first layer, layers - 1 that
+    after the last.
 
-    "After layer l" is transformers' `hidden_states[l + 1]`; but for the last layer, whose output transformers gives
-    after the final norm, which is `Forward.features` here.
+    "After layer l" is transformers' `hidden_states[l + 1]`; but for the last layer, whose output
+    transformers gives after the final norm, which is `Forward.features` here.
 
     >>> check_taps([2, 0], layers=4)
     (2, 0)
     """
     check_numbers(taps)
     taps = tuple(taps)
-    if outside := [layer for layer in taps if not 0 <= layer < layers]:
-        raise ValueError(f"taps has layer {outside[0]}: expected numbers from 0 to {layers - 1} (l is after layer l)")
+    outside = [layer for layer in taps if not 0 <= layer < layers]
+    if outside:
+        raise ValueError(
+            f"taps has layer {outside[0]}: expected numbers from 0 to {layers - 1} (l is after "
+            "layer l)"
+        )
     if len(set(taps)) < len(taps):
         raise ValueError(f"taps is {taps}: expected each layer once")
     return taps
@@ -152,41 +178,53 @@ def without_cache(
     runs: Bool[Array, "layers B"] | None = None,
     empty: kv.KVCache | None = None,
 ) -> list[Float[Array, "B T M"]]:
-    """Runs layers over whole rows, as in training; a layer attends to its own keys, or reads `empty`.
+    """Runs layers over whole rows, as in training; a layer attends to its own keys, or reads
+    `empty`.
 
     Args:
         layers: the layers, as `with_cache` takes them.
         x: the embedded tokens.
-        runs: the rows that run each layer, in training with layer dropout; the others' stream goes on as it is. None:
-            all run all.
-        empty: an empty cache, or its shapes, for layers that read other things than their own keys; None: none do.
+        runs: the rows that run each layer, in training with layer dropout; the others' stream goes
+            on as it is. None: all run all.
+        empty: an empty cache, or its shapes, for layers that read other things than their own keys;
+            None: none do.
 
     Returns:
         The residual stream after each layer.
     """
-    after, records = [], []
+    after = []
+    records = []
     for i, layer in enumerate(layers):
-        read = (lambda *new: new) if empty is None else functools.partial(empty.layers[i].read_whole, tuple(records))
+        read = (
+            (lambda *new: new)
+            if empty is None
+            else functools.partial(empty.layers[i].read_whole, tuple(records))
+        )
         output, record = layer(x, read)
         records.append(record)
         # Layer dropout keeps shapes: a row that skips a layer computes it, and drops the output.
-        x = output if runs is None else jnp.where(runs[i][:, None, None], output, x)
+        if runs is None:
+            x = output
+        else:
+            x = jnp.where(runs[i][:, None, None], output, x)
         after.append(x)
     return after
 
 
-def with_past(layers: Iterable[Layer], x: Float[Array, "B S M"], past: Past) -> tuple[Float[Array, "B S M"], Past]:
-    """Runs layers over whole rows whose keys and values are put after those of earlier calls; () is no earlier one."""
+def with_past(
+    layers: Iterable[Layer], x: Float[Array, "B S M"], past: Past
+) -> tuple[Float[Array, "B S M"], Past]:
+    """Runs layers over whole rows whose keys and values are put after those of earlier calls; () is
+    no earlier one.
+    """
     # Drafters in training append to their past [B, K, S, D]; there is no cache of a fixed size.
     grown: list[PastLayer] = []
     for index, layer in enumerate(layers):
 
         def read(k, v, before=past[index] if past else None):
-            return (
-                (k, v)
-                if before is None
-                else tuple(jnp.concatenate(pair, axis=2) for pair in zip(before, (k, v), strict=True))
-            )
+            if before is None:
+                return (k, v)
+            return tuple(jnp.concatenate(pair, axis=2) for pair in zip(before, (k, v), strict=True))
 
         x, keys_values = layer(x, read)
         grown.append(keys_values)
@@ -206,7 +244,9 @@ def inside(
     layers: int,
     sources: Sequence[tuple[int, int]] = (),
 ) -> Inside:
-    """Makes the `LanguageModel.inside` of a decoder with an `embedding`, and the methods that `decoder_only` needs."""
+    """Makes the `LanguageModel.inside` of a decoder with an `embedding`, and the methods that
+    `decoder_only` needs.
+    """
 
     def applied(params: Params, method: Callable[[Any], Any]) -> Any:
         return nn.apply(method, module)({"params": params})
@@ -262,7 +302,8 @@ def read_row(
         return (x, taps), grown
 
     def forward(net: Any) -> Forward:
-        # The last token's are normalised apart, so that a program that reads no features computes no others.
+        # The last token's are normalised apart, so that a program that reads no features computes
+        # no others.
         return Forward(net.logits(net.features(last)), net.features(x), taps, encoded)
 
     (x, taps), (last, _), cache = chunks.read(read, rewind, empty, row.tokens, row.length, room)
@@ -270,7 +311,9 @@ def read_row(
 
 
 def extending(module: nn.Module) -> Callable[..., tuple[Forward, Any]]:
-    """Makes the function that reads more tokens at each row's own length: `LanguageModel.extend`."""
+    """Makes the function that reads more tokens at each row's own length:
+    `LanguageModel.extend`.
+    """
 
     def extend(
         params: Params,
@@ -299,8 +342,8 @@ def decoder_only(
     """Makes the pure functions of a network.
 
     Args:
-        module: the network, a Linen module with the methods `embed`, `run`, `features` and `logits` of
-            `nets.decoder.DecoderNet`.
+        module: the network, a Linen module with the methods `embed`, `run`, `features` and `logits`
+            of `nets.decoder.DecoderNet`.
         init, config: the function that makes its parameters, and its argument.
         empty: makes a cache for (batch, room).
         taps: the layers whose outputs passes return, see `Inside`.
@@ -310,9 +353,12 @@ def decoder_only(
         with named_mismatch(params, init, config, {"layers": len(config.layers)}):
             return read_row(module, params, prompt, room, empty, kv.rewind)
 
-    # Whether trees are taken follows from the kinds of cache: the smallest one is asked, and not made.
+    # Whether trees are taken follows from the kinds of cache: the smallest one is asked, and not
+    # made.
     sizes = jax.eval_shape(lambda: empty(1, Room(2, rewind=1)))
-    sources = [(i, layer.source) for i, layer in enumerate(sizes.layers) if layer.source is not None]
+    sources = [
+        (i, layer.source) for i, layer in enumerate(sizes.layers) if layer.source is not None
+    ]
     return LanguageModel(
         prefill,
         extending(module),

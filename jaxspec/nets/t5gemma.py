@@ -1,11 +1,13 @@
-"""T5Gemma (arXiv 2504.06225) and T5Gemma 2 (2512.14856): encoder-decoders made of Gemma 2's and Gemma 3's layers.
+"""T5Gemma (arXiv 2504.06225) and T5Gemma 2 (2512.14856): encoder-decoders made of Gemma 2's and
+Gemma 3's layers.
 
-Both sides are `shapes.DecoderConfig`s, and their layers those of `nets.decoder`. The encoder reads in both directions;
-its windows are centred. T5Gemma's decoder layers have cross-attention between their two blocks. Those of T5Gemma 2
-attend to their own keys and the encoder's in one softmax, and both sides share an embedding. The encoder's keys are
-rotated in neither.
+Both sides are `shapes.DecoderConfig`s, and their layers those of `nets.decoder`. The encoder reads
+in both directions; its windows are centred. T5Gemma's decoder layers have cross-attention between
+their two blocks. Those of T5Gemma 2 attend to their own keys and the encoder's in one softmax, and
+both sides share an embedding. The encoder's keys are rotated in neither.
 
-Shapes: B batch, P prompt (encoder), T step (decoder), K key-value heads, D head dimension, M model dimension.
+Shapes: B batch, P prompt (encoder), T step (decoder), K key-value heads, D head dimension, M model
+dimension.
 """
 
 from __future__ import annotations
@@ -37,12 +39,13 @@ class T5GemmaConfig(DecoderConfig):
     """The shape of a T5Gemma: a decoder's, whose layers read an encoder, and that encoder's.
 
     Attributes:
-        encoder: the encoder's shape. A window is the number of positions that a token attends to, its own in the
-            middle; of an even number one more lies ahead of it than behind.
+        encoder: the encoder's shape. A window is the number of positions that a token attends to,
+            its own in the middle; of an even number one more lies ahead of it than behind.
         start_token: the id that the decoder's row begins with.
         begin_tokens: ids that follow it in each row.
         shares_embedding: whether both sides read tokens with one embedding (T5Gemma 2).
-        end_of_image: the id of a token with a vector of its own in place of its row of the embedding; None for none.
+        end_of_image: the id of a token with a vector of its own in place of its row of the
+            embedding; None for none.
     """
 
     encoder: DecoderConfig = dataclasses.field(kw_only=True)
@@ -57,12 +60,19 @@ class T5GemmaConfig(DecoderConfig):
             object.__setattr__(self, "encoder", dataclasses.replace(self.encoder, dtype=self.dtype))
         check_ids([self.start_token], "the start of a row", self.vocab_size)
         if any(layer.cross is None and not layer.attention.reads_source for layer in self.layers):
-            raise ValueError("a decoder layer reads no encoder: expected `cross`, or attention with `reads_source`")
+            raise ValueError(
+                "a decoder layer reads no encoder: expected `cross`, or attention with "
+                "`reads_source`"
+            )
 
     @property
     def source_vocab(self) -> int | None:
-        """Number of ids that the encoder reads with an embedding of its own; None: it shares the decoder's."""
-        return None if self.shares_embedding else self.encoder.vocab_size
+        """Number of ids that the encoder reads with an embedding of its own; None: it shares the
+        decoder's.
+        """
+        if self.shares_embedding:
+            return None
+        return self.encoder.vocab_size
 
     @property
     def encoder_layers(self) -> int:
@@ -83,19 +93,26 @@ def t5gemma_config(
     Args:
         encoder: the encoder's shape.
         decoder: the decoder's; its layers get cross-attention of the shape of their self-attention.
-        merged: whether they read the encoder in one softmax with their own keys instead (T5Gemma 2).
+        merged: whether they read the encoder in one softmax with their own keys instead (T5Gemma
+            2).
         options: the fields that `T5GemmaConfig` adds to these.
 
     >>> from jaxspec.nets.decoder import decoder_config
-    >>> wide, narrow = (decoder_config(32, dim, 32, 1, 2, 1, 8, window=4, local=(True,)) for dim in (24, 16))
+    >>> wide, narrow = (
+    ...     decoder_config(32, dim, 32, 1, 2, 1, 8, window=4, local=(True,)) for dim in (24, 16)
+    ... )
     >>> t5gemma_config(wide, narrow).layers[0].cross.window is None
     True
     """
 
     def reading(layer: LayerShape) -> LayerShape:
         if merged:
-            return dataclasses.replace(layer, attention=dataclasses.replace(layer.attention, reads_source=True))
-        return dataclasses.replace(layer, cross=dataclasses.replace(layer.attention, window=None, rotary=None))
+            return dataclasses.replace(
+                layer, attention=dataclasses.replace(layer.attention, reads_source=True)
+            )
+        return dataclasses.replace(
+            layer, cross=dataclasses.replace(layer.attention, window=None, rotary=None)
+        )
 
     fields: dict[str, Any] = vars(decoder) | {"layers": tuple(map(reading, decoder.layers))}
     return T5GemmaConfig(**fields, encoder=encoder, **options)
@@ -108,7 +125,9 @@ def without_encoder(config: T5GemmaConfig) -> DecoderConfig:
         attention = dataclasses.replace(layer.attention, reads_source=False)
         return dataclasses.replace(layer, cross=None, attention=attention)
 
-    fields: dict[str, Any] = {field.name: getattr(config, field.name) for field in dataclasses.fields(DecoderConfig)}
+    fields: dict[str, Any] = {
+        field.name: getattr(config, field.name) for field in dataclasses.fields(DecoderConfig)
+    }
     fields["layers"] = tuple(map(alone, config.layers))
     return DecoderConfig(**fields)
 
@@ -118,17 +137,23 @@ class T5Gemma(EncoderDecoder, DecoderNet):
 
     config: T5GemmaConfig
     empty = staticmethod(empty_cache)
-    stacks = staticmethod(lambda config: {"encoder": config.encoder_layers, "layers": config.decoder_layers})
+    stacks = staticmethod(
+        lambda config: {"encoder": config.encoder_layers, "layers": config.decoder_layers}
+    )
 
     def setup(self):
         super().setup()  # the decoder: `embedding`, `layers`, `norm`, `head`
-        c, dtype = self.config, jnp.dtype(self.config.dtype)
-        self.encoder, self.encoder_norm = layers_of(c.encoder), c.encoder.norm_module()
+        c = self.config
+        dtype = jnp.dtype(self.config.dtype)
+        self.encoder = layers_of(c.encoder)
+        self.encoder_norm = c.encoder.norm_module()
         if not c.shares_embedding:
             self.encoder_embedding = Embedding(c.encoder.vocab_size, c.encoder.dim, dtype=dtype)
         if c.end_of_image is not None:
             # Its name says that a drafter with the target's encoder shares it.
-            self.encoder_image_end = parameter(self, "encoder_image_end", nn.initializers.zeros, (c.encoder.dim,))
+            self.encoder_image_end = parameter(
+                self, "encoder_image_end", nn.initializers.zeros, (c.encoder.dim,)
+            )
 
     @property
     def decoder(self) -> list[decoder.DecoderLayer]:
@@ -142,40 +167,59 @@ class T5Gemma(EncoderDecoder, DecoderNet):
 
     def encode(self, prompt: Prompt, mask: Bool[Array, "B 1 1 P"]) -> Float[Array, "B P M"]:
         """Computes the encoder's output; `mask` is that of `real`."""
-        c, width = self.config.encoder, prompt.tokens.shape[1]
+        c = self.config.encoder
+        width = prompt.tokens.shape[1]
         position = jnp.arange(width, dtype=jnp.int32)
 
         def visible(window: int | None) -> Mask | QueryMask:
             def make(first: int | Int[Array, ""], count: int) -> tuple[Mask, None]:
                 if window is None:
                     return mask, None
-                distance = position[None, :] - (first + jnp.arange(count, dtype=jnp.int32))[:, None]  # [T, P]
-                within = jnp.logical_and(-distance < (window + 1) // 2, distance <= window // 2)
-                return jnp.logical_and(mask, within[None, None]), None
+                # [T, P]
+                distance = position[None, :] - (first + jnp.arange(count, dtype=jnp.int32))[:, None]
+                within = (-distance < (window + 1) // 2) & (distance <= window // 2)
+                return mask & within[None, None], None
 
             return for_queries(width, make)[0]
 
         shapes = [layer.attention for layer in c.layers]
         masks = {window: visible(window) for window in dict.fromkeys(x.window for x in shapes)}
-        turns = {x.rotation: x.rotation and x.rotation[0].at(position[None], x.rotation[1]) for x in shapes}
+        turns = {
+            x.rotation: x.rotation and x.rotation[0].at(position[None], x.rotation[1])
+            for x in shapes
+        }
         inputs = [LayerInputs(masks[x.window], turns[x.rotation], None) for x in shapes]
-        table = self.embedding if self.config.shares_embedding else self.encoder_embedding
+        if self.config.shares_embedding:
+            table = self.embedding
+        else:
+            table = self.encoder_embedding
         x = table(prompt.tokens)
-        x = x * jnp.asarray(c.dim**0.5, x.dtype) if c.scale_embedding else x
+        if c.scale_embedding:
+            x = x * jnp.asarray(c.dim**0.5, x.dtype)
         return self.encoder_norm(self.run_encoder(self._with_image_end(prompt.tokens, x), inputs))
 
-    def embed_at(self, tokens: Int[Array, "B T"], position: Int[Array, "#B T"]) -> Float[Array, "B T M"]:
+    def embed_at(
+        self, tokens: Int[Array, "B T"], position: Int[Array, "#B T"]
+    ) -> Float[Array, "B T M"]:
         """Embeds the decoder's tokens; where they lie does not matter to the first layer."""
         return self._with_image_end(tokens, self._embed(tokens, position))
 
-    def _with_image_end(self, tokens: Int[Array, "B T"], x: Float[Array, "B T M"]) -> Float[Array, "B T M"]:
+    def _with_image_end(
+        self, tokens: Int[Array, "B T"], x: Float[Array, "B T M"]
+    ) -> Float[Array, "B T M"]:
         """Puts the vector of the token that ends an image in its places; it is not scaled."""
         if self.config.end_of_image is None:
             return x
-        return jnp.where((tokens == self.config.end_of_image)[..., None], self.encoder_image_end.astype(x.dtype), x)
+        return jnp.where(
+            (tokens == self.config.end_of_image)[..., None],
+            self.encoder_image_end.astype(x.dtype),
+            x,
+        )
 
     def layer_inputs(self, pass_: kv.Pass, cache: kv.KVCache) -> list[LayerInputs]:
-        """Makes the inputs of a pass: a mask for each kind of cache, a rotation for each kind of layer."""
+        """Makes the inputs of a pass: a mask for each kind of cache, a rotation for each kind of
+        layer.
+        """
         return self._inputs(pass_, cache.views(pass_), [None] * self.config.decoder_layers)
 
 
@@ -191,7 +235,9 @@ def language_model(config: T5GemmaConfig, taps: Sequence[int] = ()) -> LanguageM
     >>> wide, narrow = (decoder_config(32, dim, 32, 1, 2, 1, 8, tied_head=True) for dim in (24, 16))
     >>> config = t5gemma_config(wide, narrow)
     >>> prompt = jaxspec.Prompt(jnp.ones((2, 5), jnp.int32), jnp.array([5, 3]))
-    >>> forward, cache = language_model(config).prefill(init(config, jax.random.key(0)), prompt, Room(8))
+    >>> forward, cache = language_model(config).prefill(
+    ...     init(config, jax.random.key(0)), prompt, Room(8)
+    ... )
     >>> forward.logits.shape, cache.cross[0][0].shape
     ((2, 1, 32), (2, 1, 5, 8))
     """
@@ -204,9 +250,13 @@ def init(config: T5GemmaConfig, key: Key[Array, ""]) -> Params:
 
 
 def _pieces(config: T5GemmaConfig) -> list[tuple[T5GemmaConfig, int]]:
-    """Each side varies while the other one is shallow; what is shallow on both sides was counted twice."""
-    decoders, encoders = decoder.NETWORK.pieces(config), decoder.NETWORK.pieces(config.encoder)
-    shallow, encoder = decoders[0][0], encoders[0][0]
+    """Each side varies while the other one is shallow; what is shallow on both sides was counted
+    twice.
+    """
+    decoders = decoder.NETWORK.pieces(config)
+    encoders = decoder.NETWORK.pieces(config.encoder)
+    shallow = decoders[0][0]
+    encoder = encoders[0][0]
     return [
         *((dataclasses.replace(piece, encoder=encoder), times) for piece, times in decoders),
         *((dataclasses.replace(shallow, encoder=piece), times) for piece, times in encoders),
@@ -220,7 +270,9 @@ def _cache(config: T5GemmaConfig, batch: int, room: Room, width: int) -> Encoder
     cross = [kv.whole(x.kv_heads, x.head_dim, jnp.dtype(config.dtype)) for x in shapes]
     encoded = kv.empty(batch, Room(width), cross)
     pairs = tuple(zip(encoded.keys, encoded.values, strict=True))
-    return EncoderDecoderCache(empty_cache(config, batch, room), pairs, jnp.zeros((batch, 1, 1, width), bool))
+    return EncoderDecoderCache(
+        empty_cache(config, batch, room), pairs, jnp.zeros((batch, 1, 1, width), bool)
+    )
 
 
 def _axes(config: T5GemmaConfig) -> Axes:

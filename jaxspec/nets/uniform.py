@@ -1,6 +1,8 @@
-"""Decoders whose layers are alike, by one number each: the form of recipes, of manifests and of most families.
+"""Decoders whose layers are alike, by one number each: the form of recipes, of manifests and of
+most families.
 
-`decoder_config` and `gpt_config` make shapes of it. A manifest holds it, too, wherever it says all of a network.
+`decoder_config` and `gpt_config` make shapes of it. A manifest holds it, too, wherever it says all
+of a network.
 """
 
 from __future__ import annotations
@@ -13,30 +15,41 @@ from jaxspec.core.checks import one_of
 from jaxspec.nets import rotary
 from jaxspec.nets.network import Form
 from jaxspec.nets.rotary import RopeScaling, Rotary
-from jaxspec.nets.shapes import ACTIVATIONS, AttentionShape, DecoderConfig, FeedForwardShape, LayerShape, NormShape
+from jaxspec.nets.shapes import (
+    ACTIVATIONS,
+    AttentionShape,
+    DecoderConfig,
+    FeedForwardShape,
+    LayerShape,
+    NormShape,
+)
 
 _Arguments = ParamSpec("_Arguments")
 
 
 @dataclasses.dataclass(frozen=True)
 class UniformDecoder:
-    """A decoder with RMS norms and gated feed-forward blocks, whose layers differ in windows and rotary bases at most.
+    """A decoder with RMS norms and gated feed-forward blocks, whose layers differ in windows and
+    rotary bases at most.
 
     Attributes:
-        vocab_size, dim, ff_dim, layers: token ids, widths of stream and feed-forward blocks, number of layers.
-        heads, kv_heads, head_dim: fields of `shapes.AttentionShape`, as are query_scalar, qkv_bias, out_bias and
-            head_norms.
+        vocab_size, dim, ff_dim, layers: token ids, widths of stream and feed-forward blocks, number
+            of layers.
+        heads, kv_heads, head_dim: fields of `shapes.AttentionShape`, as are query_scalar, qkv_bias,
+            out_bias and head_norms.
         activation, ff_bias: fields of `shapes.FeedForwardShape`.
-        tied_head, scale_embedding, logits_cap, buckets, max_distance, max_positions, end_tokens, dtype:
-            fields of `shapes.DecoderConfig`.
+        tied_head, scale_embedding, logits_cap, buckets, max_distance, max_positions, end_tokens,
+            dtype: fields of `shapes.DecoderConfig`.
         epsilon, norms_from_one: fields of `shapes.NormShape`.
         post_norms: the field of `shapes.LayerShape`.
         attention_cap: the soft cap of the scores.
         window: number of positions that a local layer attends to, its own included.
         local: whether layer 0, 1, ... is local; repeated as often as needed. Empty: none is.
         positions: "rotary" or "relative".
-        rope_base, local_rope_base: rotary bases of global layers, and of local ones (None: the same, and scaled alike).
-        rope_scaling, rope_factor, rope_low, rope_high, rope_original, rope_whole: fields of `rotary.RopeScaling`.
+        rope_base, local_rope_base: rotary bases of global layers, and of local ones (None: the
+            same, and scaled alike).
+        rope_scaling, rope_factor, rope_low, rope_high, rope_original, rope_whole: fields of
+            `rotary.RopeScaling`.
         rope_magnitude: the field of `rotary.Rotary`.
     """
 
@@ -80,19 +93,38 @@ class UniformDecoder:
 
     def __post_init__(self):
         if any(self.local) and self.window is None:
-            raise ValueError("some layers are local, but window is None: expected how many positions they attend to")
-        for name, options in (("positions", ("rotary", "relative")), ("rope_scaling", rotary.SCALINGS)):
+            raise ValueError(
+                "some layers are local, but window is None: expected how many positions they "
+                "attend to"
+            )
+        for name, options in (
+            ("positions", ("rotary", "relative")),
+            ("rope_scaling", rotary.SCALINGS),
+        ):
             one_of(vars(self)[name], name, options)
 
     def config(self) -> DecoderConfig:
         """Makes the shapes of the layers."""
-        rotary = Rotary(self.rope_base, scaling=RopeScaling(**_told(self, _SCALING)), magnitude=self.rope_magnitude)
-        # A base of their own is not scaled: within the window no distance is longer than in training.
-        local_rotary = rotary if self.local_rope_base is None else Rotary(self.local_rope_base)
+        rotary = Rotary(
+            self.rope_base,
+            scaling=RopeScaling(**_told(self, _SCALING)),
+            magnitude=self.rope_magnitude,
+        )
+        # A base of their own is not scaled: within the window no distance is longer than in
+        # training.
+        if self.local_rope_base is None:
+            local_rotary = rotary
+        else:
+            local_rotary = Rotary(self.local_rope_base)
         ff = FeedForwardShape(**_told(self, _FEED_FORWARD))
 
         def layer(is_local: bool) -> LayerShape:
-            turn = None if self.positions != "rotary" else local_rotary if is_local else rotary
+            if self.positions != "rotary":
+                turn = None
+            elif is_local:
+                turn = local_rotary
+            else:
+                turn = rotary
             window = self.window if is_local else None
             attention = AttentionShape(**_told(self, _ATTENTION), window=window, rotary=turn)
             return LayerShape(attention, ff, self.post_norms)
@@ -100,11 +132,15 @@ class UniformDecoder:
         kinds = {is_local: layer(is_local) for is_local in (False, True)}
         flags = self.local or (False,)
         layers = tuple(kinds[flags[i % len(flags)]] for i in range(self.layers))
-        return DecoderConfig(layers=layers, norm=NormShape("rms", **_told(self, _NORM)), **_told(self, _DECODER))
+        return DecoderConfig(
+            layers=layers, norm=NormShape("rms", **_told(self, _NORM)), **_told(self, _DECODER)
+        )
 
 
 # Fields of `UniformDecoder`: those of the shapes that say the same.
-_ATTENTION = {name: name for name in ("heads", "kv_heads", "head_dim", "query_scalar", "qkv_bias", "out_bias")}
+_ATTENTION = {
+    name: name for name in ("heads", "kv_heads", "head_dim", "query_scalar", "qkv_bias", "out_bias")
+}
 _ATTENTION |= {"head_norms": "head_norms", "attention_cap": "cap"}
 _FEED_FORWARD = {"ff_dim": "dim", "activation": "activation", "ff_bias": "bias"}
 _NORM = {"epsilon": "epsilon", "norms_from_one": "from_one"}
@@ -113,7 +149,16 @@ _SCALING |= {"rope_original": "original", "rope_whole": "truncate"}
 _DECODER = {
     name: name
     for name in (
-        *("vocab_size", "dim", "tied_head", "scale_embedding", "logits_cap", "positions", "buckets", "max_distance"),
+        *(
+            "vocab_size",
+            "dim",
+            "tied_head",
+            "scale_embedding",
+            "logits_cap",
+            "positions",
+            "buckets",
+            "max_distance",
+        ),
         *("max_positions", "end_tokens", "dtype"),
     )
 }
@@ -141,18 +186,24 @@ def uniform_decoder(config: DecoderConfig) -> UniformDecoder:
     form = nearest(config)
     # Written and read again: what the form cannot say would otherwise be lost in a manifest.
     if form.config() != config:
-        raise ValueError("the layers differ in more than windows and rotary bases, or have options of another form")
+        raise ValueError(
+            "the layers differ in more than windows and rotary bases, or have options of another "
+            "form"
+        )
     return form
 
 
 def nearest(config: DecoderConfig) -> UniformDecoder:
     """Returns the form with a configuration's numbers, whatever else the configuration says."""
     _check_blocks(config)
-    attentions, first = [layer.attention for layer in config.layers], config.layers[0]
+    attentions = [layer.attention for layer in config.layers]
+    first = config.layers[0]
     flags = [x.window is not None for x in attentions]
     of_global = next((x for x in attentions if x.window is None), attentions[0])
     of_local = next((x for x in attentions if x.window is not None), of_global)
-    rotating = sorted((x for x in attentions if x.rotary is not None), key=lambda x: x.window is not None)
+    rotating = sorted(
+        (x for x in attentions if x.rotary is not None), key=lambda x: x.window is not None
+    )
     turns = (rotating[0].rotary if rotating else None) or Rotary()
     return UniformDecoder(
         layers=len(config.layers),
@@ -172,10 +223,12 @@ def nearest(config: DecoderConfig) -> UniformDecoder:
 
 @dataclasses.dataclass(frozen=True)
 class UniformGPT:
-    """A decoder as GPT-2 and the paper's GPT (arXiv 2211.17192, section 4) are: LayerNorm, biases, learned positions.
+    """A decoder as GPT-2 and the paper's GPT (arXiv 2211.17192, section 4) are: LayerNorm, biases,
+    learned positions.
 
     Attributes:
-        vocab_size, dim, ff_dim, layers, heads: fields of `UniformDecoder`; a head has dim / heads dimensions.
+        vocab_size, dim, ff_dim, layers, heads: fields of `UniformDecoder`; a head has dim / heads
+            dimensions.
         max_positions: rows of the position table: the longest row it can hold.
         dtype, tied_head, end_tokens: fields of `shapes.DecoderConfig`.
         activation: the field of `shapes.FeedForwardShape`.
@@ -206,17 +259,27 @@ class UniformGPT:
         head_dim = self.dim // self.heads
 
         def layer(number: int) -> LayerShape:
-            scalar = float(number**2 if self.scale_by_layer else 1) * (head_dim if self.scale_scores else 1)
+            scalar = float(number**2 if self.scale_by_layer else 1) * (
+                head_dim if self.scale_scores else 1
+            )
             query_scalar = None if scalar == head_dim else scalar
             sizes = self.heads, self.heads, head_dim
-            attention = AttentionShape(*sizes, query_scalar=query_scalar, qkv_bias=True, out_bias=True)
-            return LayerShape(attention, FeedForwardShape(self.ff_dim, self.activation, gated=False, bias=True))
+            attention = AttentionShape(
+                *sizes, query_scalar=query_scalar, qkv_bias=True, out_bias=True
+            )
+            return LayerShape(
+                attention, FeedForwardShape(self.ff_dim, self.activation, gated=False, bias=True)
+            )
 
-        layers, norm = tuple(layer(i + 1) for i in range(self.layers)), NormShape("layer", self.epsilon)
+        layers = tuple(layer(i + 1) for i in range(self.layers))
+        norm = NormShape("layer", self.epsilon)
         return DecoderConfig(layers=layers, norm=norm, positions="learned", **_told(self, _GPT))
 
 
-_GPT = {name: name for name in ("vocab_size", "dim", "tied_head", "max_positions", "end_tokens", "dtype")}
+_GPT = {
+    name: name
+    for name in ("vocab_size", "dim", "tied_head", "max_positions", "end_tokens", "dtype")
+}
 
 
 def uniform_gpt(config: DecoderConfig) -> UniformGPT:
@@ -226,7 +289,8 @@ def uniform_gpt(config: DecoderConfig) -> UniformGPT:
         ValueError: it is not of this form.
     """
     _check_blocks(config)
-    first, last = config.layers[0], config.layers[-1]
+    first = config.layers[0]
+    last = config.layers[-1]
     form = UniformGPT(
         ff_dim=first.ff.dim,
         layers=len(config.layers),
@@ -247,7 +311,9 @@ def _check_blocks(config: DecoderConfig) -> None:
     for layer in config.layers:
         if type(layer.attention) is not AttentionShape or type(layer.ff) is not FeedForwardShape:
             kinds = type(layer.attention).__name__, type(layer.ff).__name__
-            raise ValueError(f"a layer has the blocks {kinds}: expected AttentionShape and FeedForwardShape")
+            raise ValueError(
+                f"a layer has the blocks {kinds}: expected AttentionShape and FeedForwardShape"
+            )
 
 
 def period(flags: list[bool]) -> tuple[bool, ...]:

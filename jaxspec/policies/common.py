@@ -21,10 +21,22 @@ def checked(value: Any, name: str, low: float, high: float, dtype: Any = np.floa
     >>> checked(0.5, "threshold", 0, 1).dtype
     dtype('float32')
     """
-    array, largest = np.asarray(value), float(np.finfo(np.float32).max)  # infinity makes NaN of an average
-    kinds = "iuf" if np.issubdtype(dtype, np.floating) else "iu"
-    if array.dtype.kind not in kinds or array.ndim > 1 or not np.all((array >= low) & (array <= min(high, largest))):
-        expected = f"a number from {low} to {high}" if np.isfinite(high) else f"a finite number of at least {low}"
+    # infinity makes NaN of an average
+    array = np.asarray(value)
+    largest = float(np.finfo(np.float32).max)
+    if np.issubdtype(dtype, np.floating):
+        kinds = "iuf"
+    else:
+        kinds = "iu"
+    if (
+        array.dtype.kind not in kinds
+        or array.ndim > 1
+        or not np.all((array >= low) & (array <= min(high, largest)))
+    ):
+        if np.isfinite(high):
+            expected = f"a number from {low} to {high}"
+        else:
+            expected = f"a finite number of at least {low}"
         raise ValueError(f"{name} is {value!r}: expected {expected}, or one for each prompt")
     return array.astype(dtype)
 
@@ -34,7 +46,9 @@ def stateless_init(params: Params, prompt: Prompt) -> tuple[()]:
     return ()
 
 
-def no_update(params: Params, state: Any, draft: Draft, verdict: Verdict, num_committed: Int[Array, " B"]) -> Any:
+def no_update(
+    params: Params, state: Any, draft: Draft, verdict: Verdict, num_committed: Int[Array, " B"]
+) -> Any:
     """An update that changes nothing."""
     return state
 
@@ -44,7 +58,9 @@ def log_probs(distribution: Distribution) -> Float[Array, "B V"]:
     if distribution.log_probs is not None and distribution.greedy is None:
         return distribution.log_probs[:, 0]
     if distribution.logits is None:
-        raise ValueError("this policy reads logits, but the sampler returns none: set Distribution.logits in it")
+        raise ValueError(
+            "this policy reads logits, but the sampler returns none: set Distribution.logits in it"
+        )
     logits = distribution.logits[:, 0]
     if distribution.log_probs is not None and distribution.greedy is not None:
         logits = jnp.where(distribution.greedy[:, None], logits, distribution.log_probs[:, 0])
@@ -52,7 +68,8 @@ def log_probs(distribution: Distribution) -> Float[Array, "B V"]:
 
 
 def sureness(distribution: Distribution) -> Float[Array, " B"]:
-    """Returns the drafter's own estimate that its token is accepted, or else the probability of its likeliest token.
+    """Returns the drafter's own estimate that its token is accepted, or else the probability of its
+    likeliest token.
 
     >>> sureness(Distribution(jnp.log(jnp.array([[[0.75, 0.25]]])))).tolist()
     [0.75]
@@ -62,8 +79,11 @@ def sureness(distribution: Distribution) -> Float[Array, " B"]:
     return jnp.exp(jnp.max(log_probs(distribution), axis=-1))
 
 
-def is_sure(confidences: Float[Array, "B G"], index: int | Int[Array, ""], threshold: PerRow) -> Bool[Array, " B"]:
-    """Says of which rows the draft token at an index has at least the threshold; none does where it is NaN.
+def is_sure(
+    confidences: Float[Array, "B G"], index: int | Int[Array, ""], threshold: PerRow
+) -> Bool[Array, " B"]:
+    """Says of which rows the draft token at an index has at least the threshold; none does where it
+    is NaN.
 
     >>> is_sure(jnp.array([[0.9, 0.2], [0.9, 0.6]]), 1, jnp.array([0.5, 0.5])).tolist()
     [False, True]
@@ -81,7 +101,7 @@ def draft_depth(draft: Draft) -> Int[Array, " B"]:
     if draft.parent is None:
         return draft.length
     node = jnp.arange(draft.tokens.shape[1], dtype=draft.length.dtype)[None, :]
-    real = jnp.logical_and(node < draft.length[:, None], tree.in_tree(draft.parent))
+    real = (node < draft.length[:, None]) & tree.in_tree(draft.parent)
     depth = tree.depth(tree.fed(draft.parent))[:, 1:]
     return jnp.max(jnp.where(real, depth, 0), axis=1).astype(draft.length.dtype)
 

@@ -19,11 +19,11 @@ class HeuristicParams(NamedTuple):
 
 
 def heuristic(start: Any = 5, grow: Any = 2, shrink: Any = 1) -> BoundPolicy:
-    """`grow` draft tokens more after a round whose draft tokens were all accepted, `shrink` fewer after any other; 1 to
-    gamma.
+    """`grow` draft tokens more after a round whose draft tokens were all accepted, `shrink` fewer
+    after any other; 1 to gamma.
 
-    The schedule of transformers' assisted generation ("heuristic"). It knows neither costs nor probabilities, so it
-    never stops drafting altogether.
+    The schedule of transformers' assisted generation ("heuristic"). It knows neither costs nor
+    probabilities, so it never stops drafting altogether.
 
     Args:
         start: draft tokens of the first round.
@@ -34,16 +34,22 @@ def heuristic(start: Any = 5, grow: Any = 2, shrink: Any = 1) -> BoundPolicy:
 
     Example:
         >>> policy = heuristic(start=2)
-        >>> memory = policy.functions.init(policy.params, Prompt(jnp.zeros((2, 1), jnp.int32), jnp.array([1, 1])))
+        >>> memory = policy.functions.init(
+        ...     policy.params, Prompt(jnp.zeros((2, 1), jnp.int32), jnp.array([1, 1]))
+        ... )
         >>> draft = Draft(jnp.zeros((2, 8), jnp.int32), jnp.array([2, 2]))
         >>> verdict = Verdict(*[jnp.array([2, 1])] * 3)
-        >>> memory = policy.functions.update(policy.params, memory, draft, verdict, jnp.array([3, 2]))
+        >>> memory = policy.functions.update(
+        ...     policy.params, memory, draft, verdict, jnp.array([3, 2])
+        ... )
         >>> policy.functions.max_draft(policy.params, memory, 8, jnp.array([9, 9])).tolist()
         [4, 1]
     """
     infinity = float("inf")
     values = HeuristicParams(
-        checked(start, "start", 1, infinity), checked(grow, "grow", 0, infinity), checked(shrink, "shrink", 0, infinity)
+        checked(start, "start", 1, infinity),
+        checked(grow, "grow", 0, infinity),
+        checked(shrink, "shrink", 0, infinity),
     )
     return BoundPolicy(_heuristic(), values, name="heuristic")
 
@@ -56,13 +62,22 @@ def _heuristic() -> Policy:
     def max_draft(params: HeuristicParams, state: PerRow, gamma: int, remaining: Counts) -> Counts:
         return as_length(jnp.minimum(state, gamma))
 
-    def update(params: HeuristicParams, state: PerRow, draft: Draft, verdict: Verdict, num_committed: Counts) -> PerRow:
+    def update(
+        params: HeuristicParams,
+        state: PerRow,
+        draft: Draft,
+        verdict: Verdict,
+        num_committed: Counts,
+    ) -> PerRow:
         depth = draft_depth(draft)
         before = state
-        if draft.parent is not None:  # a tree is no deeper than it was, however far the state has grown
+        # a tree is no deeper than it was, however far the state has grown
+        if draft.parent is not None:
             deepest = depth.astype(state.dtype)
             before = jnp.where(state >= deepest + 1, deepest, state)
-        moved = jnp.where(verdict.num_accepted == depth, before + params.grow, before - params.shrink)
+        moved = jnp.where(
+            verdict.num_accepted == depth, before + params.grow, before - params.shrink
+        )
         return jnp.where(depth > 0, jnp.clip(moved, 1.0, draft.tokens.shape[1]), state)
 
     return Policy(init, max_draft, update)

@@ -9,9 +9,9 @@ These are exact with every drafter:
 - `coupled`: gives the text of plain sampling with the same key
 - `exact_match`, `classical_rejection`: baselines
 
-`lenient` and `typical` are inexact, each with a guarantee of its own. `trusting` is inexact without one. `rule.exact`
-tells whether a rule is exact, `rule.trees` whether it judges token trees. `catalogue` lists all of them with ordinary
-parameters, to measure or check them.
+`lenient` and `typical` are inexact, each with a guarantee of its own. `trusting` is inexact without
+one. `rule.exact` tells whether a rule is exact, `rule.trees` whether it judges token trees.
+`catalogue` lists all of them with ordinary parameters, to measure or check them.
 """
 
 from jaxspec import optional_imports
@@ -26,6 +26,8 @@ from jaxspec.rules.traversal import traversal
 from jaxspec.rules.trusting import trusting
 from jaxspec.rules.typical import typical
 
-__all__ = [name for name, value in list(globals().items()) if callable(value) and not name.startswith("_")]
+__all__ = [
+    name for name, value in list(globals().items()) if callable(value) and not name.startswith("_")
+]
 
 __getattr__ = optional_imports.submodules(__name__)

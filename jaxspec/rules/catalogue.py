@@ -25,15 +25,18 @@ from jaxspec.rules.typical import threshold, typical
 
 TokenBound = Callable[[Float[Array, "*shape V"]], Float[Array, "*shape V"]]
 
-LENIENCE, EPSILON, DELTA, TRUSTED = 0.5, 0.09, 0.3, 0.5
+LENIENCE = 0.5
+EPSILON = 0.09
+DELTA = 0.3
+TRUSTED = 0.5
 
 
 class RuleEntry(NamedTuple):
     """A rule, and what it promises."""
 
     rule: Rule  # the rule, with ordinary parameters
-    # an inexact rule's bound. It maps the target's log probabilities [..., V] to the largest probability of each token
-    # in a sampled text, given the text before it. None for an exact rule.
+    # an inexact rule's bound. It maps the target's log probabilities [..., V] to the largest
+    # probability of each token in a sampled text, given the text before it. None for an exact rule.
     bound: TokenBound | None = None
 
 

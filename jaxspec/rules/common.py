@@ -1,7 +1,8 @@
-"""Helpers of acceptance rules: uniform draws, probabilities of draft tokens, the residual, matching against tokens.
+"""Helpers of acceptance rules: uniform draws, probabilities of draft tokens, the residual, matching
+against tokens.
 
-Axis letters as in `jaxspec.core`: B batch, G draft tokens of a chain, N nodes of a tree, V vocabulary, T any number of
-positions.
+Axis letters as in `jaxspec.core`: B batch, G draft tokens of a chain, N nodes of a tree, V
+vocabulary, T any number of positions.
 """
 
 from __future__ import annotations
@@ -11,10 +12,21 @@ from typing import Any
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxspec.core import Distribution, Draft, Keys, Rule, Trials, TrialsOf, Verdict, Verify, noise, tree
+from jaxspec.core import (
+    Distribution,
+    Draft,
+    Keys,
+    Rule,
+    Trials,
+    TrialsOf,
+    Verdict,
+    Verify,
+    noise,
+    tree,
+)
 
-# float32 sums of a residual that is exactly zero come out near 1e-7; a true residual this small is never reached,
-# because its mass is the probability of getting there.
+# float32 sums of a residual that is exactly zero come out near 1e-7; a true residual this small is
+# never reached, because its mass is the probability of getting there.
 MIN_MASS = 1e-6
 LARGEST = 80.0  # of a logarithm whose exponential float32 holds
 
@@ -24,11 +36,14 @@ LogProbRows = Float[Array, "B T V"]
 
 def is_real(draft: Draft) -> Bool[Array, "B N"]:
     """Says which draft tokens of each row are real, and not padding."""
-    return jnp.arange(draft.tokens.shape[1], dtype=draft.length.dtype)[None, :] < draft.length[:, None]
+    return (
+        jnp.arange(draft.tokens.shape[1], dtype=draft.length.dtype)[None, :] < draft.length[:, None]
+    )
 
 
 def rule_of(name: str, chain: Verify, tree: Verify | None = None, **facts: Any) -> Rule:
-    """Makes a rule of how it judges chains and trees; None: it refuses trees. If the target is certain, it matches.
+    """Makes a rule of how it judges chains and trees; None: it refuses trees. If the target is
+    certain, it matches.
 
     Args:
         name: the rule's name.
@@ -36,18 +51,20 @@ def rule_of(name: str, chain: Verify, tree: Verify | None = None, **facts: Any) 
         facts: the other fields of `core.Rule`; a rule is exact unless they say otherwise.
     """
 
-    def verify(keys: Keys, position: Int[Array, " B"], draft: Draft, target: Distribution) -> Verdict:
+    def verify(
+        keys: Keys, position: Int[Array, " B"], draft: Draft, target: Distribution
+    ) -> Verdict:
         judge = chain if draft.parent is None else tree
         if judge is None:
             raise ValueError(
-                f"the rule {name} judges chains only, and got a tree: use rules.rejection() or rules.traversal(), or "
-                "another rule with Rule.trees"
+                f"the rule {name} judges chains only, and got a tree: use rules.rejection() or "
+                "rules.traversal(), or another rule with Rule.trees"
             )
         if draft.other_log_probs and not facts.get("sources"):
             raise ValueError(
-                f"the rule {name} judges children of one distribution only, and got a tree whose nodes were drawn from "
-                f"{1 + len(draft.other_log_probs)}: use rules.rejection() or rules.traversal(), or another rule with "
-                "Rule.sources"
+                f"the rule {name} judges children of one distribution only, and got a tree whose "
+                f"nodes were drawn from {1 + len(draft.other_log_probs)}: use rules.rejection() or "
+                "rules.traversal(), or another rule with Rule.sources"
             )
         if target.tokens is not None:
             return exact_match(draft, target.tokens)
@@ -57,10 +74,16 @@ def rule_of(name: str, chain: Verify, tree: Verify | None = None, **facts: Any) 
 
 
 def of_chains(trials: TrialsOf) -> TrialsOf:
-    """Makes the trials of a rule that judges trees jointly, where a node has no test of its own: NaN there."""
+    """Makes the trials of a rule that judges trees jointly, where a node has no test of its own:
+    NaN there.
+    """
 
-    def trials_of(keys: Keys, position: Int[Array, " B"], draft: Draft, target: Distribution) -> Trials:
-        return trials(keys, position, draft, target) if draft.parent is None else no_trials(draft)
+    def trials_of(
+        keys: Keys, position: Int[Array, " B"], draft: Draft, target: Distribution
+    ) -> Trials:
+        if draft.parent is None:
+            return trials(keys, position, draft, target)
+        return no_trials(draft)
 
     return trials_of
 
@@ -74,21 +97,26 @@ def no_trials(draft: Draft) -> Trials:
 def count_accepted(accepted: Bool[Array, "B G"], length: Int[Array, " B"]) -> Int[Array, " B"]:
     """Counts the draft tokens of a chain that precede the first that is not accepted, or not real.
 
-    >>> count_accepted(jnp.array([[True, False, True], [True, True, True]]), jnp.array([3, 2])).tolist()
+    >>> count_accepted(
+    ...     jnp.array([[True, False, True], [True, True, True]]), jnp.array([3, 2])
+    ... ).tolist()
     [1, 2]
     """
     real = jnp.arange(accepted.shape[1], dtype=length.dtype)[None, :] < length[:, None]
-    run = jnp.cumprod(jnp.logical_and(accepted, real).astype(length.dtype), axis=1)
+    run = jnp.cumprod((accepted & real).astype(length.dtype), axis=1)
     return jnp.sum(run, axis=1).astype(length.dtype)
 
 
 def chain_verdict(draft: Draft, count: Int[Array, " B"], next_token: Int[Array, " B"]) -> Verdict:
-    """The verdict on a chain of which `count` tokens are accepted: these were tested, and the one after them."""
+    """The verdict on a chain of which `count` tokens are accepted: these were tested, and the one
+    after them.
+    """
     return Verdict(count, next_token, jnp.minimum(count + 1, draft.length))
 
 
 def exact_match(draft: Draft, tokens: Int[Array, "B N+1"]) -> Verdict:
-    """Accepts draft tokens while they are the given ones. Every rule does this if the target is certain.
+    """Accepts draft tokens while they are the given ones. Every rule does this if the target is
+    certain.
 
     Args:
         draft: a chain or a tree.
@@ -119,7 +147,8 @@ def real_parent(draft: Draft) -> Int[Array, "B N"]:
 
 
 def at_nodes(values: Float[Array, "B T V"], draft: Draft) -> Float[Array, "B N"]:
-    """Reads for each node of a tree the value of its token at its parent: its probability there, of log probabilities.
+    """Reads for each node of a tree the value of its token at its parent: its probability there, of
+    log probabilities.
 
     >>> star = Draft(jnp.array([[2, 0]]), jnp.array([2]), parent=jnp.array([[0, 1]]))
     >>> at_nodes(jnp.array([[[1.0, 2.0, 3.0], [4.0, 5.0, 6.0], [7.0, 8.0, 9.0]]]), star).tolist()
@@ -130,24 +159,33 @@ def at_nodes(values: Float[Array, "B T V"], draft: Draft) -> Float[Array, "B N"]
     return values.at[row, jnp.maximum(draft.parent, 0), draft.tokens].get(mode="clip")
 
 
-def follow(parent: Int[Array, "B N"], passes: Bool[Array, "B N"]) -> tuple[Int[Array, " B"], Int[Array, "B N"]]:
-    """The path from the last committed token on which each node is the first of its siblings that passes.
+def follow(
+    parent: Int[Array, "B N"], passes: Bool[Array, "B N"]
+) -> tuple[Int[Array, " B"], Int[Array, "B N"]]:
+    """The path from the last committed token on which each node is the first of its siblings that
+    passes.
 
     Returns:
         As `tree.path_of`.
 
-    >>> count, path = follow(jnp.array([[0, 0, 1, 2, 2]]), jnp.array([[False, True, True, True, True]]))
+    >>> count, path = follow(
+    ...     jnp.array([[0, 0, 1, 2, 2]]), jnp.array([[False, True, True, True, True]])
+    ... )
     >>> count.tolist(), path[:, :2].tolist()
     ([2], [[1, 3]])
     """
-    # [B, N, N]: the siblings of each node that pass; the eldest of them is the one that is followed.
-    siblings = jnp.logical_and(parent[:, :, None] == parent[:, None, :], passes[:, None, :])
-    elder = jnp.any(jnp.logical_and(siblings, jnp.tri(parent.shape[1], k=-1, dtype=bool)[None]), axis=-1)
-    return tree.path_of(parent, jnp.logical_and(passes, jnp.logical_not(elder)))
+    # [B, N, N]: the siblings of each node that pass; the eldest of them is the one that is
+    # followed.
+    siblings = (parent[:, :, None] == parent[:, None, :]) & passes[:, None, :]
+    elder = jnp.any(siblings & jnp.tri(parent.shape[1], k=-1, dtype=bool)[None], axis=-1)
+    return tree.path_of(parent, passes & ~elder)
 
 
 def tree_verdict(
-    parent: Int[Array, "B N"], count: Int[Array, " B"], path: Int[Array, "B N"], next_token: Int[Array, " B"]
+    parent: Int[Array, "B N"],
+    count: Int[Array, " B"],
+    path: Int[Array, "B N"],
+    next_token: Int[Array, " B"],
 ) -> Verdict:
     """The verdict on a tree of which a path is accepted.
 
@@ -157,9 +195,9 @@ def tree_verdict(
     # The fed token that each step of the path began at: 0, then the accepted nodes.
     current = jnp.concatenate([jnp.zeros_like(path[:, :1]), path[:, :-1] + 1], axis=1)
     step = jnp.arange(path.shape[1], dtype=count.dtype)[None, :]
-    visited = jnp.logical_and(parent[:, :, None] == current[:, None, :], (step < count[:, None])[:, None, :])
+    visited = (parent[:, :, None] == current[:, None, :]) & (step < count[:, None])[:, None, :]
     before = jnp.arange(parent.shape[1], dtype=path.dtype)[None, :, None] <= path[:, None, :]
-    tested = jnp.logical_or(jnp.any(jnp.logical_and(visited, before), axis=-1), parent == last[:, None])
+    tested = jnp.any(visited & before, axis=-1) | (parent == last[:, None])
     return Verdict(count, next_token, jnp.sum(tested, axis=1, dtype=count.dtype), path)
 
 
@@ -174,7 +212,8 @@ def last_of(path: Int[Array, "B N"], count: Int[Array, " B"]) -> Int[Array, " B"
 
 
 def residual(p: Float[Array, "B V"], q: Float[Array, "B V"]) -> Float[Array, "B V"]:
-    """max(p - q, 0), unnormalised; p itself where that is (nearly) nothing, and so where q is 0 (the bonus token).
+    """max(p - q, 0), unnormalised; p itself where that is (nearly) nothing, and so where q is 0
+    (the bonus token).
 
     >>> residual(jnp.array([[0.5, 0.5]]), jnp.array([[0.25, 0.75]])).tolist()
     [[0.25, 0.0]]
@@ -183,8 +222,12 @@ def residual(p: Float[Array, "B V"], q: Float[Array, "B V"]) -> Float[Array, "B 
     return jnp.where(jnp.sum(difference, axis=-1, keepdims=True) > MIN_MASS, difference, p)
 
 
-def sample_residual(keys: Keys, position: Int[Array, " B"], log_probs: Float[Array, "B V"]) -> Int[Array, " B"]:
-    """The token after the accepted draft tokens, from a distribution that need not be normalised."""
+def sample_residual(
+    keys: Keys, position: Int[Array, " B"], log_probs: Float[Array, "B V"]
+) -> Int[Array, " B"]:
+    """The token after the accepted draft tokens, from a distribution that need not be
+    normalised.
+    """
     return noise.categorical(noise.at(keys, position, noise.Purpose.RESIDUAL), log_probs)
 
 
@@ -193,7 +236,9 @@ def uniforms(keys: Keys, position: Int[Array, " B"], draft: Draft) -> Float[Arra
     return noise.uniform(noise.at(keys, position, noise.Purpose.ACCEPT), draft.tokens.shape[1])
 
 
-def probability_of_passing(p: Float[Array, "*shape"], q: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
+def probability_of_passing(
+    p: Float[Array, "*shape"], q: Float[Array, "*shape"]
+) -> Float[Array, "*shape"]:
     """The probability that u q < p for a uniform draw u: min(1, p / q), 0 where p is 0.
 
     >>> probability_of_passing(jnp.array([0.25, 0.5, 0.0]), jnp.array([0.5, 0.0, 0.0])).tolist()
@@ -218,14 +263,18 @@ def draft_distributions(draft: Draft, vocab: int) -> Float[Array, "B G V"]:
 
 
 def draft_distribution_at(draft: Draft, count: Int[Array, " B"], vocab: int) -> Float[Array, "B V"]:
-    """q at a chain's first rejected token; 0 where all real ones were accepted, so that the residual is p."""
+    """q at a chain's first rejected token; 0 where all real ones were accepted, so that the
+    residual is p.
+    """
     gamma = draft.tokens.shape[1]
     if gamma == 0:
         return jnp.zeros((draft.tokens.shape[0], vocab), jnp.float32)
     index = jnp.minimum(count, gamma - 1)
     if draft.log_probs is None:
         # A deterministic draft is a point mass on its token.
-        q = (jnp.arange(vocab)[None, :] == take_position(draft.tokens, index)[:, None]).astype(jnp.float32)
+        q = (jnp.arange(vocab)[None, :] == take_position(draft.tokens, index)[:, None]).astype(
+            jnp.float32
+        )
     else:
         q = jnp.exp(take_position(draft.log_probs, index))
     return jnp.where((count < draft.length)[:, None], q, 0.0)
@@ -237,18 +286,28 @@ def take_position(rows: Array, index: Int[Array, " B"]) -> Array:
     return jnp.take_along_axis(rows, index, axis=1)[:, 0]
 
 
-def gather_probs(log_probs: Float[Array, "B T V"], tokens: Int[Array, "B T"]) -> Float[Array, "B T"]:
+def gather_probs(
+    log_probs: Float[Array, "B T V"], tokens: Int[Array, "B T"]
+) -> Float[Array, "B T"]:
     """The probability of one token at each position."""
     return jnp.exp(jnp.take_along_axis(log_probs, tokens[..., None], axis=-1)[..., 0])
 
 
-def likelihood_ratio(log_p: LogProbRows, log_q: LogProbRows, tokens: Int[Array, "B T"]) -> Float[Array, "B T"]:
+def likelihood_ratio(
+    log_p: LogProbRows, log_q: LogProbRows, tokens: Int[Array, "B T"]
+) -> Float[Array, "B T"]:
     """q(x) / p(x) of each token; 0 where p(x) is 0.
 
-    >>> p, q = jnp.log(jnp.array([[[0.5, 0.5, 0.0]] * 2])), jnp.log(jnp.array([[[0.25, 0.25, 0.5]] * 2]))
+    >>> p, q = (
+    ...     jnp.log(jnp.array([[[0.5, 0.5, 0.0]] * 2])),
+    ...     jnp.log(jnp.array([[[0.25, 0.25, 0.5]] * 2])),
+    ... )
     >>> likelihood_ratio(p, q, jnp.array([[1, 2]])).tolist()
     [[0.5, 0.0]]
     """
-    p, q = (jnp.take_along_axis(log_probs, tokens[..., None], axis=-1)[..., 0] for log_probs in (log_p, log_q))
+    p, q = (
+        jnp.take_along_axis(log_probs, tokens[..., None], axis=-1)[..., 0]
+        for log_probs in (log_p, log_q)
+    )
     possible = p > -jnp.inf
     return jnp.where(possible, jnp.exp(jnp.minimum(q - jnp.where(possible, p, 0.0), LARGEST)), 0.0)

@@ -1,4 +1,6 @@
-"""Coupled verification: speculative decoding emits, token for token, what plain sampling emits with the same key."""
+"""Coupled verification: speculative decoding emits, token for token, what plain sampling emits with
+the same key.
+"""
 
 from __future__ import annotations
 
@@ -22,18 +24,20 @@ from jaxspec.rules.common import (
 
 @functools.lru_cache
 def coupled() -> Rule:
-    """Accept draft tokens while they are the tokens that plain sampling draws at their positions with the same key.
+    """Accept draft tokens while they are the tokens that plain sampling draws at their positions
+    with the same key.
 
-    The token at position t is argmax_x (log p_t(x) + g_t(x)), with the Gumbel noise g_t of the row's key and of t
-    itself, the one that `autoregressive` uses. Which tokens are emitted then does not depend on the drafter, on gamma,
-    on the shape of a tree or on where rounds begin, only what they cost; in particular their distribution is the
-    target's. (Up to the rounding of the target's logits: a pass over several tokens is not bit-equal to several passes
-    over one.)
+    The token at position t is argmax_x (log p_t(x) + g_t(x)), with the Gumbel noise g_t of the
+    row's key and of t itself, the one that `autoregressive` uses. Which tokens are emitted then
+    does not depend on the drafter, on gamma, on the shape of a tree or on where rounds begin, only
+    what they cost; in particular their distribution is the target's. (Up to the rounding of the
+    target's logits: a pass over several tokens is not bit-equal to several passes over one.)
 
-    A draft token that is independent of that noise is accepted with probability p(x), siblings with the sum of theirs.
-    A drafter that draws its own tokens with the same noise (`drafters.model(draft, coupled=True)`, which
-    `jaxspec.generate` takes for this rule) agrees with probability at least (1 - d) / (1 + d), where
-    d = 1 - sum_x min(p(x), q(x)). The rejection rule accepts 1 - d: the difference is the price of the invariance.
+    A draft token that is independent of that noise is accepted with probability p(x), siblings with
+    the sum of theirs. A drafter that draws its own tokens with the same noise
+    (`drafters.model(draft, coupled=True)`, which `jaxspec.generate` takes for this rule) agrees
+    with probability at least (1 - d) / (1 + d), where d = 1 - sum_x min(p(x), q(x)). The rejection
+    rule accepts 1 - d: the difference is the price of the invariance.
 
     Returns:
         A rule that does not read `draft.log_probs`.
@@ -41,22 +45,41 @@ def coupled() -> Rule:
     Example:
         >>> keys, position = noise.row_keys(jax.random.key(0), 1), jnp.array([7])
         >>> p = Distribution(log_probs=jnp.log(jnp.full((1, 3, 9), 1 / 9)))
-        >>> plain = [int(noise.categorical(noise.at(keys, position + i, noise.Purpose.TOKEN), p.log_probs[:, i])[0])
-        ...          for i in range(3)]
-        >>> verdict = coupled().verify(keys, position, Draft(jnp.array([plain[:2]]), jnp.array([2])), p)
+        >>> plain = [
+        ...     int(
+        ...         noise.categorical(
+        ...             noise.at(keys, position + i, noise.Purpose.TOKEN), p.log_probs[:, i]
+        ...         )[0]
+        ...     )
+        ...     for i in range(3)
+        ... ]
+        >>> verdict = coupled().verify(
+        ...     keys, position, Draft(jnp.array([plain[:2]]), jnp.array([2])), p
+        ... )
         >>> verdict.num_accepted.tolist(), verdict.next_token.tolist() == plain[2:]
         ([2], True)
 
-    Reference: Daliri, Musco, Suresh, "Coupling without Communication and Drafter-Invariant Speculative Decoding",
-    arXiv 2408.07978.
+    Reference: Daliri, Musco, Suresh, "Coupling without Communication and Drafter-Invariant
+    Speculative Decoding", arXiv 2408.07978.
     """
-    return rule_of("coupled", verify_chain, walk, shares_noise=True, sources=True, acceptance_ratio=acceptance_ratio)
+    return rule_of(
+        "coupled",
+        verify_chain,
+        walk,
+        shares_noise=True,
+        sources=True,
+        acceptance_ratio=acceptance_ratio,
+    )
 
 
-def acceptance_ratio(log_p: LogProbRows, log_q: LogProbRows, tokens: Int[Array, "B T"]) -> Float[Array, "B T"]:
-    """P(x wins both races) / p(x) for a token drawn with the same noise: 1 / sum_y max(p(y), q(y) p(x) / q(x)).
+def acceptance_ratio(
+    log_p: LogProbRows, log_q: LogProbRows, tokens: Int[Array, "B T"]
+) -> Float[Array, "B T"]:
+    """P(x wins both races) / p(x) for a token drawn with the same noise: 1 / sum_y max(p(y), q(y)
+    p(x) / q(x)).
 
-    With exponential arrivals E_y, x wins under p and q if E_y >= E_x max(p(y) / p(x), q(y) / q(x)) for all y.
+    With exponential arrivals E_y, x wins under p and q if E_y >= E_x max(p(y) / p(x), q(y) / q(x))
+    for all y.
 
     >>> p, q = (jnp.log(jnp.array([[[x, 1 - x]] * 2])) for x in (0.5, 0.75))
     >>> [round(x, 3) for x in acceptance_ratio(p, q, jnp.array([[0, 1]]))[0].tolist()]
@@ -68,14 +91,21 @@ def acceptance_ratio(log_p: LogProbRows, log_q: LogProbRows, tokens: Int[Array, 
     return jnp.where(ratio[..., 0] > 0, 1 / rivals, 0.0)
 
 
-def verify_chain(keys: Keys, position: Int[Array, " B"], draft: Draft, target: Distribution) -> Verdict:
-    """The verdict on a chain; where its drafter has drawn the noise at its tokens, only what follows them is drawn."""
+def verify_chain(
+    keys: Keys, position: Int[Array, " B"], draft: Draft, target: Distribution
+) -> Verdict:
+    """The verdict on a chain; where its drafter has drawn the noise at its tokens, only what
+    follows them is drawn.
+    """
     if draft.aux is None or "gumbel" not in draft.aux:
         return walk(keys, position, draft, target)
     assert target.log_probs is not None
-    tokens, gumbel = [], draft.aux["gumbel"]  # B G V
+    # B G V
+    tokens = []
+    gumbel = draft.aux["gumbel"]
     for i in range(draft.tokens.shape[1]):
-        # The purpose is that of plain sampling, not of a verdict: the same key draws the same token there.
+        # The purpose is that of plain sampling, not of a verdict: the same key draws the same token
+        # there.
         token_keys = noise.at(keys, position + i, noise.Purpose.TOKEN)
         tokens.append(noise.categorical(token_keys, target.log_probs[:, i], drawn=gumbel[:, i]))
     plain = jnp.stack(tokens, axis=1)
@@ -88,10 +118,11 @@ def verify_chain(keys: Keys, position: Int[Array, " B"], draft: Draft, target: D
 
 
 def walk(keys: Keys, position: Int[Array, " B"], draft: Draft, target: Distribution) -> Verdict:
-    """The verdict on a chain or a tree: rows follow plain sampling's tokens down the tree, one draw a step.
+    """The verdict on a chain or a tree: rows follow plain sampling's tokens down the tree, one draw
+    a step.
 
-    A draw over a vocabulary costs more than the rest of the rule, so none is made that no row needs. Of siblings with
-    one token the first counts.
+    A draw over a vocabulary costs more than the rest of the rule, so none is made that no row
+    needs. Of siblings with one token the first counts.
     """
     assert target.log_probs is not None
     log_probs = target.log_probs
@@ -104,13 +135,17 @@ def walk(keys: Keys, position: Int[Array, " B"], draft: Draft, target: Distribut
         current, count, tested, path, token, going = carry
         token_keys = noise.at(keys, position + count.astype(position.dtype), noise.Purpose.TOKEN)
         drawn = noise.categorical(token_keys, take_position(log_probs, current), going)
-        # The target's own draw decides: the row goes on to the child that holds this very token, if there is one.
-        children = jnp.logical_and(parent == current[:, None], going[:, None])
-        right = jnp.logical_and(children, draft.tokens == drawn[:, None])
+        # The target's own draw decides: the row goes on to the child that holds this very token, if
+        # there is one.
+        children = (parent == current[:, None]) & going[:, None]
+        right = children & (draft.tokens == drawn[:, None])
         accepted = jnp.any(right, axis=1)
-        child = jnp.argmax(right, axis=1).astype(jnp.int32) if nodes else jnp.zeros((batch,), jnp.int32)
-        trials = jnp.logical_and(children, jnp.logical_or(node <= child[:, None], jnp.logical_not(accepted)[:, None]))
-        is_step = jnp.logical_and(accepted[:, None], node == count[:, None])
+        if nodes:
+            child = jnp.argmax(right, axis=1).astype(jnp.int32)
+        else:
+            child = jnp.zeros((batch,), jnp.int32)
+        trials = children & ((node <= child[:, None]) | (~accepted)[:, None])
+        is_step = accepted[:, None] & (node == count[:, None])
         return (
             jnp.where(accepted, child + 1, current),
             count + accepted.astype(count.dtype),

@@ -1,4 +1,6 @@
-"""K-SEQ, SpecTr's selection among independent draft sequences (Sun et al., NeurIPS 2023, arXiv 2310.15141)."""
+"""K-SEQ, SpecTr's selection among independent draft sequences (Sun et al., NeurIPS 2023, arXiv
+2310.15141).
+"""
 
 from __future__ import annotations
 
@@ -15,29 +17,33 @@ from jaxspec.rules import residual_tree
 from jaxspec.rules.common import of_chains, rule_of, sample_residual, take_position, uniforms
 from jaxspec.rules.rejection import acceptance_ratio, trials, verify_chain
 
-HALVINGS = 16  # of [1, K]; the rule is exact for what is found, which the bisection only makes accept more
+# of [1, K]; the rule is exact for what is found, which the bisection only makes accept more
+HALVINGS = 16
 
 
 @functools.lru_cache
 def k_seq() -> Rule:
-    r"""Accept one of K independent candidates for a token, each with the same chance; the paper's K-SEQ.
+    r"""Accept one of K independent candidates for a token, each with the same chance; the paper's
+    K-SEQ.
 
-    Each of the K draft tokens x is accepted with probability min(1, p(x) / (r q(x))), one after the other. Let b =
-    sum_x min(p(x) / r, q(x)). One of them is accepted with probability a = 1 - (1 - b)^K; otherwise the token is drawn
-    from norm(p - (a / b) min(p / r, q)). The two add up to p for every r with a <= r b. The smallest such r in [1, K]
-    gives the largest a; bisection finds it.
+    Each of the K draft tokens x is accepted with probability min(1, p(x) / (r q(x))), one after the
+    other. Let b = sum_x min(p(x) / r, q(x)). One of them is accepted with probability a = 1 - (1 -
+    b)^K; otherwise the token is drawn from norm(p - (a / b) min(p / r, q)). The two add up to p for
+    every r with a <= r b. The smallest such r in [1, K] gives the largest a; bisection finds it.
 
-    After an accepted token the candidates for the next one are what follows it in *all* sequences that begin with the
-    accepted tokens: sequences that coincide so far are one path.
+    After an accepted token the candidates for the next one are what follows it in *all* sequences
+    that begin with the accepted tokens: sequences that coincide so far are one path.
 
-    Candidates of several drafters (`Draft.sources`) are judged alike, each by its own distribution q_i: with b_i =
-    sum_x min(p(x) / r, q_i(x)) the i-th is tested with probability c_i = (1 - b_1) ... (1 - b_{i-1}), and the token
-    after K rejections is drawn from norm(p - sum_i c_i min(p / r, q_i)). The smallest r with c_1 + ... + c_K <= r is
-    taken, which is the one above where all q_i are the same.
+    Candidates of several drafters (`Draft.sources`) are judged alike, each by its own distribution
+    q_i: with b_i = sum_x min(p(x) / r, q_i(x)) the i-th is tested with probability c_i = (1 - b_1)
+    ... (1 - b_{i-1}), and the token after K rejections is drawn from norm(p - sum_i c_i min(p / r,
+    q_i)). The smallest r with c_1 + ... + c_K <= r is taken, which is the one above where all q_i
+    are the same.
 
-    The output has exactly the target's distribution, whatever the drafter. The candidates must be drawn independently
-    (`Draw.WITH_REPLACEMENT`, as `drafters.sequences` and `drafters.tree(draw="replacement")` do): of siblings drawn
-    otherwise only the first is judged, which is exact, and wastes the others. For a chain the rule is `rejection`.
+    The output has exactly the target's distribution, whatever the drafter. The candidates must be
+    drawn independently (`Draw.WITH_REPLACEMENT`, as `drafters.sequences` and
+    `drafters.tree(draw="replacement")` do): of siblings drawn otherwise only the first is judged,
+    which is exact, and wastes the others. For a chain the rule is `rejection`.
 
     Example:
         >>> p, q = jnp.array([[0.5, 0.3, 0.2]]), jnp.array([[0.1, 0.2, 0.7]])
@@ -68,7 +74,8 @@ def selection(
 
     _, r = jax.lax.fori_loop(0, HALVINGS, halve, (jnp.ones_like(candidates), candidates))
     b, a = masses(r)
-    factor = jnp.minimum(jnp.where(b > 0, a / jnp.where(b > 0, b, 1.0), 1.0), r)  # a <= r b, up to rounding
+    # a <= r b, up to rounding
+    factor = jnp.minimum(jnp.where(b > 0, a / jnp.where(b > 0, b, 1.0), 1.0), r)
     has_draws = count > 0
     return r, jnp.where(has_draws, a, 0.0), jnp.where(has_draws, factor, 0.0)
 
@@ -79,7 +86,8 @@ def selection_of_several(
     judged: Bool[Array, "B N"],
     sources: Int[Array, "B N"],
 ) -> tuple[Float[Array, " B"], tuple[Float[Array, " B"], ...]]:
-    """r, and the sum of the c_i of each drafter's candidates, of `k_seq` for candidates of several drafters.
+    """r, and the sum of the c_i of each drafter's candidates, of `k_seq` for candidates of several
+    drafters.
 
     Args:
         p: the target's distribution.
@@ -87,7 +95,10 @@ def selection_of_several(
         judged: marks the candidates.
         sources: the number of each candidate's drafter.
 
-    >>> p, *every_q = (jnp.array([x]) for x in ([0.4, 0.3, 0.2, 0.1], [0.1, 0.2, 0.4, 0.3], [0.2, 0.6, 0.1, 0.1]))
+    >>> p, *every_q = (
+    ...     jnp.array([x])
+    ...     for x in ([0.4, 0.3, 0.2, 0.1], [0.1, 0.2, 0.4, 0.3], [0.2, 0.6, 0.1, 0.1])
+    ... )
     >>> r, factors = selection_of_several(p, every_q, jnp.ones((1, 2), bool), jnp.array([[0, 1]]))
     >>> [round(float(x[0]), 3) for x in (r, *factors)]
     [1.5, 1.0, 0.5]
@@ -119,20 +130,31 @@ class Judging(NamedTuple):
     # these two: the results of `selection` there
     r: Float[Array, " B"]
     factors: tuple[Float[Array, " B"], ...]
-    entries: tuple[Int[Array, " B"], ...]  # the fed token after which each drafter's children were drawn
-    point: Int[Array, " B"]  # the token of the one child that is judged, where it is a point mass; -1 where it is not
+    # the fed token after which each drafter's children were drawn
+    entries: tuple[Int[Array, " B"], ...]
+    # the token of the one child that is judged, where it is a point mass; -1 where it is not
+    point: Int[Array, " B"]
     tested: Int[Array, " B"]  # draft tokens that were tested
     going: Bool[Array, " B"]  # rows that have gone on to `current`, and not judged its children
 
 
-def verify_tree(keys: Keys, position: Int[Array, " B"], draft: Draft, target: Distribution) -> Verdict:
-    """Judges a tree: all candidates for a token at a time, those of all nodes with the same tokens above them."""
+def verify_tree(
+    keys: Keys, position: Int[Array, " B"], draft: Draft, target: Distribution
+) -> Verdict:
+    """Judges a tree: all candidates for a token at a time, those of all nodes with the same tokens
+    above them.
+    """
     nodes = residual_tree.read(draft, target)
-    number, vocab = jnp.arange(draft.tokens.shape[1], dtype=jnp.int32)[None, :], nodes.log_p.shape[-1]
+    number = jnp.arange(draft.tokens.shape[1], dtype=jnp.int32)[None, :]
+    vocab = nodes.log_p.shape[-1]
     first = tree.same_prefix(nodes.parent, draft.tokens)
-    # The fed token that each node follows: one of those with the same tokens above them, for all of these.
-    after = jnp.where(nodes.parent >= 0, jnp.take_along_axis(first, jnp.maximum(nodes.parent, 0), axis=1), -1)
-    u, point_mass = uniforms(keys, position, draft), nodes.draws == int(Draw.FIXED)
+    # The fed token that each node follows: one of those with the same tokens above them, for all of
+    # these.
+    after = jnp.where(
+        nodes.parent >= 0, jnp.take_along_axis(first, jnp.maximum(nodes.parent, 0), axis=1), -1
+    )
+    u = uniforms(keys, position, draft)
+    point_mass = nodes.draws == int(Draw.FIXED)
     q_of_nodes = residual_tree.of_source(nodes.q, nodes.sources)
 
     def updated(s: Judging, new: tuple[Array, ...], old: tuple[Array, ...]) -> tuple[Array, ...]:
@@ -149,14 +171,22 @@ def verify_tree(keys: Keys, position: Int[Array, " B"], draft: Draft, target: Di
             every_q.append(jnp.where((s.point >= 0)[:, None], ones, q))
         return p, every_q
 
-    def entries_of(judged: Bool[Array, "B N"], eldest: Int[Array, " B"]) -> tuple[Int[Array, " B"], ...]:
-        """The fed token that the eldest candidate of each drafter follows; any, for a drafter without candidates."""
+    def entries_of(
+        judged: Bool[Array, "B N"], eldest: Int[Array, " B"]
+    ) -> tuple[Int[Array, " B"], ...]:
+        """The fed token that the eldest candidate of each drafter follows; any, for a drafter
+        without candidates.
+        """
         if nodes.sources is None:
             return (jnp.maximum(take_position(nodes.parent, eldest), 0),)
-        eldest_of_each = (jnp.argmax(judged & (nodes.sources == i), axis=1) for i in range(len(nodes.q)))
+        eldest_of_each = (
+            jnp.argmax(judged & (nodes.sources == i), axis=1) for i in range(len(nodes.q))
+        )
         return tuple(jnp.maximum(take_position(nodes.parent, child), 0) for child in eldest_of_each)
 
-    def select(s: Judging, judged: Bool[Array, "B N"]) -> tuple[Float[Array, " B"], tuple[Float[Array, " B"], ...]]:
+    def select(
+        s: Judging, judged: Bool[Array, "B N"]
+    ) -> tuple[Float[Array, " B"], tuple[Float[Array, " B"], ...]]:
         p, every_q = distributions(s)
         if nodes.sources is not None:
             return selection_of_several(p, every_q, judged, nodes.sources)
@@ -164,21 +194,25 @@ def verify_tree(keys: Keys, position: Int[Array, " B"], draft: Draft, target: Di
         return r, (factor,)
 
     def judge(s: Judging) -> Judging:
-        children = jnp.logical_and(after == s.current[:, None], s.going[:, None])
+        children = (after == s.current[:, None]) & s.going[:, None]
         eldest = jnp.argmax(children, axis=1).astype(jnp.int32)
-        # All candidates of a place at a time; but of siblings that were not drawn independently only the eldest.
-        dependent = jnp.logical_and(children, nodes.draws != int(Draw.WITH_REPLACEMENT))
-        alone = jnp.logical_and(jnp.any(dependent, axis=1)[:, None], number > eldest[:, None])
-        judged = jnp.logical_and(children, jnp.logical_not(alone))
+        # All candidates of a place at a time; but of siblings that were not drawn independently
+        # only the eldest.
+        dependent = children & (nodes.draws != int(Draw.WITH_REPLACEMENT))
+        alone = jnp.any(dependent, axis=1)[:, None] & (number > eldest[:, None])
+        judged = children & ~alone
         entries = entries_of(judged, eldest)
-        is_point = jnp.logical_and(jnp.any(children, axis=1), take_position(point_mass, eldest))
+        is_point = jnp.any(children, axis=1) & take_position(point_mass, eldest)
         point = jnp.where(is_point, take_position(draft.tokens, eldest), -1)
-        now = s._replace(entries=updated(s, entries, s.entries), point=jnp.where(s.going, point, s.point))
+        now = s._replace(
+            entries=updated(s, entries, s.entries), point=jnp.where(s.going, point, s.point)
+        )
         r, factors = select(now, judged)
-        passes = jnp.logical_and(judged, u * r[:, None] * jnp.where(point_mass, 1.0, q_of_nodes) < nodes.p)
-        accepted, child = jnp.any(passes, axis=1), jnp.argmax(passes, axis=1).astype(jnp.int32)
+        passes = judged & (u * r[:, None] * jnp.where(point_mass, 1.0, q_of_nodes) < nodes.p)
+        accepted = jnp.any(passes, axis=1)
+        child = jnp.argmax(passes, axis=1).astype(jnp.int32)
         # The candidates after the accepted one were never tested.
-        trials = jnp.logical_and(judged, jnp.logical_or(number <= child[:, None], jnp.logical_not(accepted)[:, None]))
+        trials = judged & ((number <= child[:, None]) | (~accepted)[:, None])
         return now._replace(
             current=jnp.where(accepted, take_position(first, child + 1), s.current),
             tested=s.tested + jnp.sum(trials, axis=1, dtype=jnp.int32),
@@ -187,7 +221,8 @@ def verify_tree(keys: Keys, position: Int[Array, " B"], draft: Draft, target: Di
             going=accepted,
         )
 
-    zero, ones = jnp.zeros_like(draft.length, jnp.int32), jnp.ones(draft.length.shape, jnp.float32)
+    zero = jnp.zeros_like(draft.length, jnp.int32)
+    ones = jnp.ones(draft.length.shape, jnp.float32)
     drafters = len(nodes.q)
     start = Judging(zero, ones, (ones,) * drafters, (zero,) * drafters, zero - 1, zero, zero == 0)
     end = jax.lax.while_loop(lambda s: jnp.any(s.going), judge, start)
@@ -195,11 +230,14 @@ def verify_tree(keys: Keys, position: Int[Array, " B"], draft: Draft, target: Di
     residual = p
     for factor, q in zip(end.factors, every_q, strict=True):
         accepted = factor[:, None] * jnp.minimum(p / end.r[:, None], q)
-        if nodes.sources is not None:  # a drafter without a candidate here has no distribution that means anything
+        # a drafter without a candidate here has no distribution that means anything
+        if nodes.sources is not None:
             accepted = jnp.where(factor[:, None] > 0, accepted, 0.0)
         residual = residual - accepted
     residual = jnp.maximum(residual, 0.0)
-    residual = jnp.where(jnp.sum(residual, axis=-1, keepdims=True) > residual_tree.MIN_MASS, residual, p)
+    residual = jnp.where(
+        jnp.sum(residual, axis=-1, keepdims=True) > residual_tree.MIN_MASS, residual, p
+    )
     next_token = sample_residual(keys, position, jnp.log(residual))
     count, path = tree.path_to(nodes.parent, end.current)
     return Verdict(count, next_token, end.tested, path)

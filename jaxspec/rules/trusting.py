@@ -1,4 +1,6 @@
-"""Draft tokens that the drafter is sure of are not judged (Leviathan et al., arXiv 2211.17192, footnote 4). Inexact."""
+"""Draft tokens that the drafter is sure of are not judged (Leviathan et al., arXiv 2211.17192,
+footnote 4). Inexact.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +18,14 @@ from jaxspec.rules.rejection import rejection
 def trusting(threshold: float) -> Rule:
     """Inexact: accept draft token x unseen if q(x) >= threshold; judge the others by rejection.
 
-    Footnote 4 of the paper: where a calibrated predictor is sure enough, the target need not be asked. With
-    `drafters.early_exit` this is confident adaptive language modelling (CALM, Schuster et al., arXiv 2207.07061), whose
-    texts come from an early layer where that is sure. Here the target is asked all the same, in the pass that verifies
-    the other tokens. So the rule measures what such a shortcut does to the text, and its speed is a lower bound.
+    Footnote 4 of the paper: where a calibrated predictor is sure enough, the target need not be
+    asked. With `drafters.early_exit` this is confident adaptive language modelling (CALM, Schuster
+    et al., arXiv 2207.07061), whose texts come from an early layer where that is sure. Here the
+    target is asked all the same, in the pass that verifies the other tokens. So the rule measures
+    what such a shortcut does to the text, and its speed is a lower bound.
 
-    Guarantee: none. A token of any probability p(x) above 0 passes, if the drafter is sure of it. A token that the
-    target's truncation leaves out (top_k, top_p) does not pass.
+    Guarantee: none. A token of any probability p(x) above 0 passes, if the drafter is sure of it. A
+    token that the target's truncation leaves out (top_k, top_p) does not pass.
 
     Drafts without distributions (look-ups, and any draft at temperature 0) are judged by rejection.
 
@@ -37,7 +40,12 @@ def trusting(threshold: float) -> Rule:
         >>> from jaxspec.core import noise
         >>> p, q = jnp.log(jnp.array([[[0.01, 0.99]] * 2])), jnp.log(jnp.array([[[0.9, 0.1]]]))
         >>> draft = Draft(jnp.array([[0]]), jnp.array([1]), log_probs=q)
-        >>> arguments = noise.row_keys(jax.random.key(0), 1), jnp.array([3]), draft, Distribution(log_probs=p)
+        >>> arguments = (
+        ...     noise.row_keys(jax.random.key(0), 1),
+        ...     jnp.array([3]),
+        ...     draft,
+        ...     Distribution(log_probs=p),
+        ... )
         >>> [trusting(t).verify(*arguments).num_accepted.tolist() for t in (0.8, 0.95)]
         [[1], [0]]
     """
@@ -46,15 +54,19 @@ def trusting(threshold: float) -> Rule:
 
 @functools.lru_cache
 def _trusting(threshold: float) -> Rule:
-    def verify(keys: Keys, position: Int[Array, " B"], draft: Draft, target: Distribution) -> Verdict:
+    def verify(
+        keys: Keys, position: Int[Array, " B"], draft: Draft, target: Distribution
+    ) -> Verdict:
         judge = rejection().verify
         if draft.log_probs is None or target.tokens is not None:
             return judge(keys, position, draft, target)
         tokens = draft.tokens[..., None]
         is_trusted = jnp.take_along_axis(draft.log_probs, tokens, axis=-1) >= math.log(threshold)
-        # With q(x) = 0 the rejection rule accepts x. What a rejected token leaves over does not change: such a token
-        # was not trusted, and its q stays.
-        is_drafted = jnp.arange(draft.log_probs.shape[-1], dtype=tokens.dtype)[None, None, :] == tokens
+        # With q(x) = 0 the rejection rule accepts x. What a rejected token leaves over does not
+        # change: such a token was not trusted, and its q stays.
+        is_drafted = (
+            jnp.arange(draft.log_probs.shape[-1], dtype=tokens.dtype)[None, None, :] == tokens
+        )
         log_q = jnp.where(is_drafted & is_trusted, -jnp.inf, draft.log_probs)
         return judge(keys, position, draft._replace(log_probs=log_q), target)
 

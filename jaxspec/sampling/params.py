@@ -1,4 +1,6 @@
-"""The sampling options of `generate`, each turned into a part of the sampler and its traced values."""
+"""The sampling options of `generate`, each turned into a part of the sampler and its traced
+values.
+"""
 
 from __future__ import annotations
 
@@ -24,15 +26,24 @@ from jaxspec.core import (
 )
 from jaxspec.core.checks import check_ids
 from jaxspec.sampling import penalties
-from jaxspec.sampling.samplers import SamplingParams, at_temperature, chain, greedy, mask_padding_ids
+from jaxspec.sampling.samplers import (
+    SamplingParams,
+    at_temperature,
+    chain,
+    greedy,
+    mask_padding_ids,
+)
 from jaxspec.structured import patterns, processor, tables
 
 ALL = 2**31 - 1  # as top_k: every token is kept
-DRAFT = "draft_"  # begins the field of an option of the drafter alone; the rest is its field of `SamplingParams`
+# begins the field of an option of the drafter alone; the rest is its field of `SamplingParams`
+DRAFT = "draft_"
 
 
 class Sizes(NamedTuple):
-    """The number of prompts, the width of the logits and the tokenizer's largest id plus one: bounds of options."""
+    """The number of prompts, the width of the logits and the tokenizer's largest id plus one:
+    bounds of options.
+    """
 
     batch: int
     vocab: int
@@ -46,23 +57,32 @@ class Option(NamedTuple):
     # (value, name, sizes) -> array; raises ValueError for a value out of range
     convert: Callable[[Any, str, Sizes], np.ndarray]
     help: str  # one line for people
-    # the logits processor that reads the field, if it is one of its own; they run in the order of the options
+    # the logits processor that reads the field, if it is one of its own; they run in the order of
+    # the options
     processor: LogitsProcessor | Processor | None = None
-    kind: type | None = float  # the type of its value on the command line; None: it has no option there
-    # the value that changes nothing, for rows without the option in a program that has it. None: of the drafter's own
-    # options, whose rows have the target's value instead.
+    # the type of its value on the command line; None: it has no option there
+    kind: type | None = float
+    # the value that changes nothing, for rows without the option in a program that has it. None: of
+    # the drafter's own options, whose rows have the target's value instead.
     neutral: float | None = 0.0
 
 
 def per_row(value: Any, batch: int, name: str, dtype: Any) -> np.ndarray:
     """A number, or one per prompt, as an array [batch]."""
-    expected = "a number, or one per prompt" if np.issubdtype(dtype, np.floating) else "an integer, or one per prompt"
+    if np.issubdtype(dtype, np.floating):
+        expected = "a number, or one per prompt"
+    else:
+        expected = "an integer, or one per prompt"
     array = _array(value, name, expected)
     if array.dtype.kind not in ("iuf" if np.issubdtype(dtype, np.floating) else "iu"):
         raise ValueError(f"{name} is {value!r}: expected {expected}")
     if array.shape not in ((), (batch,)):
         raise ValueError(f"{name} has shape {array.shape} for {batch} prompts: expected {expected}")
-    if array.dtype.kind in "iu" and array.size and np.max(np.abs(array.astype(np.float64))) >= 2**31:
+    if (
+        array.dtype.kind in "iu"
+        and array.size
+        and np.max(np.abs(array.astype(np.float64))) >= 2**31
+    ):
         raise ValueError(f"{name} is {value!r}: expected a number below 2**31")
     return np.broadcast_to(array.astype(dtype), (batch,))
 
@@ -77,7 +97,10 @@ def values_per_row(values: Any, batch: int, owner: str) -> Any:
     def rows(value: Any) -> Any:
         array = np.asarray(value)
         if array.ndim and array.shape[0] not in (1, batch):
-            raise ValueError(f"{owner} has a value for each of {array.shape[0]} rows, but there are {batch} prompts")
+            raise ValueError(
+                f"{owner} has a value for each of {array.shape[0]} rows, but there are {batch} "
+                "prompts"
+            )
         return token_rows.on_device(np.broadcast_to(array, (batch, *array.shape[1:])))
 
     return jax.tree.map(rows, values)
@@ -89,9 +112,12 @@ def as_list(values: Any) -> list[Any]:
     >>> as_list(3), as_list({3}), as_list("end"), as_list(np.array([3, 4]))
     ([3], [3], ['end'], [3, 4])
     """
-    values = values.tolist() if hasattr(values, "tolist") else values
+    if hasattr(values, "tolist"):
+        values = values.tolist()
     try:
-        return [values] if isinstance(values, str) else list(values)
+        if isinstance(values, str):
+            return [values]
+        return list(values)
     except TypeError:
         return [values]
 
@@ -116,7 +142,9 @@ def _numbers(allowed: Callable[[np.ndarray], Any], expected: str, dtype: Any = n
 
 def _bias(bias: Any, name: str, sizes: Sizes) -> np.ndarray:
     biases = np.zeros((sizes.batch, sizes.vocab), np.float32)
-    expected = f"{{id: bias}}, or an array of shape ({sizes.vocab},) or ({sizes.batch}, {sizes.vocab})"
+    expected = (
+        f"{{id: bias}}, or an array of shape ({sizes.vocab},) or ({sizes.batch}, {sizes.vocab})"
+    )
     if isinstance(bias, Mapping):
         ids = check_ids(bias, name, sizes.vocab)
         for token, value in zip(ids, bias.values(), strict=True):
@@ -146,16 +174,24 @@ def _banned(banned: Sequence[int] | int, name: str, sizes: Sizes) -> np.ndarray:
 
 def bound_processors(processors: Any, name: str) -> tuple[BoundProcessor, ...]:
     """The caller's own logits processors, each with its values; of one alone a tuple of one."""
-    expected = "core.Processor, core.BoundProcessor or functions (values, logits, preceding) -> logits"
+    expected = (
+        "core.Processor, core.BoundProcessor or functions (values, logits, preceding) -> logits"
+    )
     if isinstance(processors, Processor | BoundProcessor) or callable(processors):
         processors = [processors]  # a named tuple is a sequence, too
     if isinstance(processors, str | Mapping) or not isinstance(processors, Iterable):
         raise TypeError(f"{name} is {processors!r}: expected a tuple of {expected}")
-    return tuple(_bound(processor, f"{name}[{index}]", expected) for index, processor in enumerate(processors))
+    return tuple(
+        _bound(processor, f"{name}[{index}]", expected)
+        for index, processor in enumerate(processors)
+    )
 
 
 def _bound(processor: Any, name: str, expected: str) -> BoundProcessor:
-    bound = processor if isinstance(processor, BoundProcessor) else BoundProcessor(processor)
+    if isinstance(processor, BoundProcessor):
+        bound = processor
+    else:
+        bound = BoundProcessor(processor)
     if isinstance(bound.functions, type) or not callable(bound.functions):
         raise TypeError(f"{name} is {processor!r}: expected {expected}")
     if not isinstance(bound.functions, Processor):
@@ -173,10 +209,15 @@ def _own_processors(processors: Any, name: str, sizes: Sizes) -> tuple[BoundProc
 
 
 def _check_processor(bound: BoundProcessor, sizes: Sizes) -> None:
-    """Refuses a processor whose memory or logits change their shape, before a program is made of it."""
+    """Refuses a processor whose memory or logits change their shape, before a program is made of
+    it.
+    """
     process, values, owner = bound
     if (process.init is None) != (process.advance is None):
-        raise ValueError(f"{owner} has one of init and advance: expected both, or neither for one without a memory")
+        raise ValueError(
+            f"{owner} has one of init and advance: expected both, or neither for one without a "
+            "memory"
+        )
     count = jnp.zeros(sizes.batch, jnp.int32)
     preceding = Preceding(Prompt(jnp.zeros((sizes.batch, 1), jnp.int32), count + 1), count + 1)
     if process.init is not None and process.advance is not None:
@@ -187,13 +228,21 @@ def _check_processor(bound: BoundProcessor, sizes: Sizes) -> None:
         advanced = jax.eval_shape(process.advance, values, memory, count)
         makes = f"{owner} makes a memory of {_shapes(memory)}"
         if any(leaf.shape[:1] != (sizes.batch,) for leaf in jax.tree.leaves(memory)):
-            raise ValueError(f"{makes}: expected {sizes.batch} rows as the first axis of each array")
+            raise ValueError(
+                f"{makes}: expected {sizes.batch} rows as the first axis of each array"
+            )
         if _shapes(advanced) != _shapes(memory):
-            raise ValueError(f"{makes}, and advance returns {_shapes(advanced)}: expected the same shapes and dtypes")
+            raise ValueError(
+                f"{makes}, and advance returns {_shapes(advanced)}: expected the same shapes and "
+                "dtypes"
+            )
     logits = jax.ShapeDtypeStruct((sizes.batch, 1, sizes.vocab), jnp.float32)
     processed = jax.eval_shape(process, values, logits, preceding)
     if _shapes(processed) != _shapes(logits):
-        raise ValueError(f"{owner} returns logits of {_shapes(processed)}: expected {_shapes(logits)}, as it was given")
+        raise ValueError(
+            f"{owner} returns logits of {_shapes(processed)}: expected {_shapes(logits)}, as it "
+            "was given"
+        )
 
 
 def _shapes(tree: Any) -> str:
@@ -207,21 +256,31 @@ def _shapes(tree: Any) -> str:
 
 @functools.lru_cache
 def _with_own_values(process: Processor, index: int) -> Processor:
-    """The processor as a part of `chain`, with the values that `SamplingParams` has at its index."""
+    """The processor as a part of `chain`, with the values that `SamplingParams` has at its
+    index.
+    """
 
     def of_own(function: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda sampling_params, *arguments: function(sampling_params.processors[index], *arguments)
+        return lambda sampling_params, *arguments: function(
+            sampling_params.processors[index], *arguments
+        )
 
     if process.init is None or process.advance is None:
         return Processor(of_own(process.apply))
-    further = None if process.ahead is None else of_own(process.ahead)
-    return Processor(of_own(process.apply), of_own(process.init), of_own(process.advance), process.wide, further)
+    further = None
+    if process.ahead is not None:
+        further = of_own(process.ahead)
+    return Processor(
+        of_own(process.apply), of_own(process.init), of_own(process.advance), process.wide, further
+    )
 
 
 _positive = _numbers(lambda x: (x > 0) & np.isfinite(x), "a positive number (1 changes nothing)")
 _finite = _numbers(np.isfinite, "a finite number (0 changes nothing)")
 _temperature = _numbers(lambda x: (x >= 0) & ~np.isinf(x), "0 (greedy) or a positive number")
-_share = _numbers(lambda x: (x >= 0) & (x <= 1), "a number in [0, 1]; without it every token is kept")
+_share = _numbers(
+    lambda x: (x >= 0) & (x <= 1), "a number in [0, 1]; without it every token is kept"
+)
 _mass = _numbers(lambda x: (x > 0) & (x <= 1), "a number in (0, 1]; without it every token is kept")
 _count = _numbers(lambda x: x >= 1, "at least 1; without it every token is kept", np.int32)
 
@@ -229,38 +288,49 @@ _count = _numbers(lambda x: x >= 1, "at least 1; without it every token is kept"
 _DIVIDES = "Makes tokens that occurred less likely: divides their logits."
 _REPETITION = Option("repetition", _positive, _DIVIDES, penalties.repetition_penalty, neutral=1.0)
 _GENERATED = penalties.presence_and_frequency_penalties
-_PRESENCE = Option("presence", _finite, "Subtracted from the logits of generated tokens.", _GENERATED)
-_FREQUENCY = Option("frequency", _finite, "Subtracted once for each time a token was generated.", _GENERATED)
+_PRESENCE = Option(
+    "presence", _finite, "Subtracted from the logits of generated tokens.", _GENERATED
+)
+_FREQUENCY = Option(
+    "frequency", _finite, "Subtracted once for each time a token was generated.", _GENERATED
+)
 
 
 class SamplingOptions(TypedDict, total=False):
     """Options that shape the distribution tokens are drawn from, in the order in which they apply.
 
-    Each is a number for all rows or one per row, but as noted. The program leaves out options that are None, the
-    default.
+    Each is a number for all rows or one per row, but as noted. The program leaves out options that
+    are None, the default.
 
-        logit_bias: added to the logits: {id: bias}, or an array [vocab] or [batch, vocab].
-        banned: ids that are never generated.
-        repetition_penalty: divides positive logits of tokens in prompt or text, multiplies negative ones
+        logit_bias: added to the logits: {id: bias}, or an array [vocab] or [batch, vocab]. banned:
+        ids that are never generated. repetition_penalty: divides positive logits of tokens in
+        prompt or text, multiplies negative ones
             (encoder-decoder: in the text).
-        presence_penalty, frequency_penalty: taken from the logit of a token in the text; once, or each time.
-        logits_processors: your own, a tuple of functions `(values, logits, preceding) -> logits`, or of
-            `core.Processor`, which remember the text, or of `core.BoundProcessor`, with values. They come after the
-            penalties.
-        choices: strings, one of which the text is; or such a list for each row.
-        regex: a regular expression that the whole text matches (Python's `re`); or one for each row.
-        json_schema: a schema that the text, JSON, is valid for: a dict, JSON text or a class of pydantic; or one for
+        presence_penalty, frequency_penalty: taken from the logit of a token in the text; once, or
+        each time. logits_processors: your own, a tuple of functions `(values, logits, preceding) ->
+        logits`, or of
+            `core.Processor`, which remember the text, or of `core.BoundProcessor`, with values.
+            They come after the penalties.
+        choices: strings, one of which the text is; or such a list for each row. regex: a regular
+        expression that the whole text matches (Python's `re`); or one for each row. json_schema: a
+        schema that the text, JSON, is valid for: a dict, JSON text or a class of pydantic; or one
+        for
             each row. Of these three a row has one at most; None leaves its text free.
-        temperature: 0, the default, is greedy.
-        top_k, top_p, min_p: keep the k most probable tokens; the most probable with this mass; those at least this
+        temperature: 0, the default, is greedy. top_k, top_p, min_p: keep the k most probable
+        tokens; the most probable with this mass; those at least this
             many times as probable as the most probable.
-        draft_temperature, draft_top_k, draft_top_p: the drafter's own temperature, top_k and top_p, by default the
-            target's. They change how many draft tokens are accepted, not the distribution of the text; without effect
-            where the temperature is 0.
+        draft_temperature, draft_top_k, draft_top_p: the drafter's own temperature, top_k and top_p,
+            by default the target's. They change how many draft tokens are accepted, not the
+            distribution of the text; without effect where the temperature is 0.
     """
 
-    logit_bias: Annotated[Any, Option("bias", _bias, "added to logits", penalties.logit_bias, kind=None)]
-    banned: Annotated[Sequence[int], Option("bias", _banned, "ids never generated", penalties.logit_bias, kind=None)]
+    logit_bias: Annotated[
+        Any, Option("bias", _bias, "added to logits", penalties.logit_bias, kind=None)
+    ]
+    banned: Annotated[
+        Sequence[int],
+        Option("bias", _banned, "ids never generated", penalties.logit_bias, kind=None),
+    ]
     repetition_penalty: Annotated[Any, _REPETITION]
     presence_penalty: Annotated[Any, _PRESENCE]
     frequency_penalty: Annotated[Any, _FREQUENCY]
@@ -268,19 +338,41 @@ class SamplingOptions(TypedDict, total=False):
     choices: Any
     regex: Any
     json_schema: Any
-    temperature: Annotated[Any, Option("temperature", _temperature, "0 is greedy; 1 is the model's own distribution.")]
-    top_k: Annotated[Any, Option("top_k", _count, "Keep the k most probable tokens.", kind=int, neutral=ALL)]
-    top_p: Annotated[Any, Option("top_p", _mass, "Keep the most probable tokens of this mass.", neutral=1.0)]
-    min_p: Annotated[Any, Option("min_p", _share, "Keep tokens at least this many times as probable as the best.")]
+    temperature: Annotated[
+        Any, Option("temperature", _temperature, "0 is greedy; 1 is the model's own distribution.")
+    ]
+    top_k: Annotated[
+        Any, Option("top_k", _count, "Keep the k most probable tokens.", kind=int, neutral=ALL)
+    ]
+    top_p: Annotated[
+        Any, Option("top_p", _mass, "Keep the most probable tokens of this mass.", neutral=1.0)
+    ]
+    min_p: Annotated[
+        Any,
+        Option("min_p", _share, "Keep tokens at least this many times as probable as the best."),
+    ]
     draft_temperature: Annotated[
         Any,
-        Option("draft_temperature", _temperature, "The drafter's temperature; by default the target's.", neutral=None),
+        Option(
+            "draft_temperature",
+            _temperature,
+            "The drafter's temperature; by default the target's.",
+            neutral=None,
+        ),
     ]
     draft_top_k: Annotated[
-        Any, Option("draft_top_k", _count, "The drafter's top_k; by default the target's.", kind=int, neutral=None)
+        Any,
+        Option(
+            "draft_top_k",
+            _count,
+            "The drafter's top_k; by default the target's.",
+            kind=int,
+            neutral=None,
+        ),
     ]
     draft_top_p: Annotated[
-        Any, Option("draft_top_p", _mass, "The drafter's top_p; by default the target's.", neutral=None)
+        Any,
+        Option("draft_top_p", _mass, "The drafter's top_p; by default the target's.", neutral=None),
     ]
 
 
@@ -291,8 +383,11 @@ NAMES = tuple(_HINTS)
 KEEPS_ALL = {"top_k": ALL, "top_p": 1.0}
 """The values of truncations that keep every token, by field of `SamplingParams`."""
 
-OPTIONS: dict[str, Option] = {name: hint.__metadata__[0] for name, hint in _HINTS.items() if hint is not Any}
-"""The sampling options that are numbers or arrays, in order; the others are functions and patterns."""
+OPTIONS: dict[str, Option] = {
+    name: hint.__metadata__[0] for name, hint in _HINTS.items() if hint is not Any
+}
+"""The sampling options that are numbers or arrays, in order; the others are functions and patterns.
+"""
 
 
 class Sampling(NamedTuple):
@@ -310,45 +405,75 @@ class Sampling(NamedTuple):
 
 
 def sampling_of(
-    target: Model, batch: int, options: Mapping[str, Any], limit: Int[np.ndarray, " batch"], ends: Sequence[int]
+    target: Model,
+    batch: int,
+    options: Mapping[str, Any],
+    limit: Int[np.ndarray, " batch"],
+    ends: Sequence[int],
 ) -> Sampling:
-    """Checks and converts `SamplingOptions`, of which None counts as not given; ids past the tokenizer's are banned.
+    """Checks and converts `SamplingOptions`, of which None counts as not given; ids past the
+    tokenizer's are banned.
 
     `limit`: most new tokens of each row; `ends`: the tokens that end a row.
     """
     sizes = sizes_of(target, batch)
     # A schema without keywords, and choices without a string, say something: they are read apart.
-    set_options = {name: value for name, value in options.items() if is_set(value) and name not in patterns.NAMES}
+    set_options = {
+        name: value
+        for name, value in options.items()
+        if is_set(value) and name not in patterns.NAMES
+    }
     added = _own_processors(set_options.pop("logits_processors", ()), "logits_processors", sizes)
     values = values_of(set_options, sizes)
     structured = None
     if any(options.get(name) is not None for name in patterns.NAMES):
         rows = pattern_rows(patterns.patterns_of(options, batch), values.get("bias"), limit)
         structured = token_rows.on_device(tables.values(pool_of(target, ends), rows))
-    processors = dict.fromkeys(OPTIONS[name].processor for name in OPTIONS if name in set_options)  # each once
+    # each once
+    processors = dict.fromkeys(OPTIONS[name].processor for name in OPTIONS if name in set_options)
     temperature = values.setdefault("temperature", np.zeros(batch, np.float32))
-    of_draft = {name.removeprefix(DRAFT): values.pop(name) for name in [*values] if name.startswith(DRAFT)}
-    # Both distributions are made by one sampler: where only the drafter's is cut, the target's keeps every token.
+    of_draft = {
+        name.removeprefix(DRAFT): values.pop(name) for name in [*values] if name.startswith(DRAFT)
+    }
+    # Both distributions are made by one sampler: where only the drafter's is cut, the target's
+    # keeps every token.
     values = {
-        name: np.full_like(value, KEEPS_ALL[name]) for name, value in of_draft.items() if name in KEEPS_ALL
+        name: np.full_like(value, KEEPS_ALL[name])
+        for name, value in of_draft.items()
+        if name in KEEPS_ALL
     } | values
     own_values = tuple(bound.params for bound in added) or None
-    params = SamplingParams(**token_rows.on_device(values), processors=own_values, structured=structured)
+    params = SamplingParams(
+        **token_rows.on_device(values), processors=own_values, structured=structured
+    )
     is_greedy = np.ndim(set_options.get("temperature", 0.0)) == 0 and temperature[0] == 0
     bound = _top_k_bound(values, values | of_draft, sizes.vocab)
-    end = greedy() if is_greedy else at_temperature(bound, "top_p" in values, "min_p" in values)
+    if is_greedy:
+        end = greedy()
+    else:
+        end = at_temperature(bound, "top_p" in values, "min_p" in values)
     own_processors = (_with_own_values(bound.functions, index) for index, bound in enumerate(added))
-    last = () if structured is None else (processor.structured,)  # nothing after it may allow what it rules out
-    sampler = chain(*(process for process in processors if process is not None), *own_processors, *last, to=end)
+    # nothing after it may allow what it rules out
+    last = ()
+    if structured is not None:
+        last = (processor.structured,)
+    sampler = chain(
+        *(process for process in processors if process is not None), *own_processors, *last, to=end
+    )
     if sizes.ids < sizes.vocab:
         sampler = mask_padding_ids(sampler, sizes.ids)
     if not of_draft or is_greedy:
         return Sampling(sampler, params, None)
-    return Sampling(sampler, params, params._replace(**token_rows.on_device(draft_values(values, of_draft))))
+    return Sampling(
+        sampler, params, params._replace(**token_rows.on_device(draft_values(values, of_draft)))
+    )
 
 
-def draft_values(target: Mapping[str, np.ndarray], of_draft: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Returns the drafter's own values, by field of `SamplingParams`: the target's in rows that have none (NaN).
+def draft_values(
+    target: Mapping[str, np.ndarray], of_draft: Mapping[str, np.ndarray]
+) -> dict[str, np.ndarray]:
+    """Returns the drafter's own values, by field of `SamplingParams`: the target's in rows that
+    have none (NaN).
 
     A greedy row has a greedy drafter.
 
@@ -370,33 +495,52 @@ def pattern_rows(
     bias: Float[np.ndarray, "batch vocab"] | None,
     limit: Int[np.ndarray, " batch"],
 ) -> list[tuple[patterns.Pattern | None, tuple[int, ...], int]]:
-    """Returns the arguments of `structured.tables.Pool.add` for each row; banned tokens are no part of its text."""
+    """Returns the arguments of `structured.tables.Pool.add` for each row; banned tokens are no part
+    of its text.
+    """
     if bias is None:
-        return [(pattern, (), int(limit_of_row)) for pattern, limit_of_row in zip(rows, limit, strict=True)]
+        return [
+            (pattern, (), int(limit_of_row))
+            for pattern, limit_of_row in zip(rows, limit, strict=True)
+        ]
     banned = [
         () if pattern is None else tuple(np.flatnonzero(np.isneginf(row)).tolist())
         for pattern, row in zip(rows, bias, strict=True)
     ]
-    return [(pattern, ids, int(limit_of_row)) for pattern, ids, limit_of_row in zip(rows, banned, limit, strict=True)]
+    return [
+        (pattern, ids, int(limit_of_row))
+        for pattern, ids, limit_of_row in zip(rows, banned, limit, strict=True)
+    ]
 
 
 def pool_of(target: Model, ends: Sequence[int]) -> tables.Pool:
-    """Makes an empty pool of automata for a target, which needs a tokenizer and tokens that end its texts."""
+    """Makes an empty pool of automata for a target, which needs a tokenizer and tokens that end its
+    texts.
+    """
     if target.tokenizer is None:
-        raise ValueError("structured output needs a tokenizer, which this model lacks: add one, or use banned")
+        raise ValueError(
+            "structured output needs a tokenizer, which this model lacks: add one, or use banned"
+        )
     if not ends:
-        raise ValueError("structured output needs a token that ends a text, and there is none: give eos_ids")
+        raise ValueError(
+            "structured output needs a token that ends a text, and there is none: give eos_ids"
+        )
     return tables.Pool(target.tokenizer, target.lm.vocab_size, tuple(ends))
 
 
 def sizes_of(target: Model, batch: int) -> Sizes:
     """Returns the bounds of options for so many prompts of a target."""
     vocab = target.lm.vocab_size
-    return Sizes(batch, vocab, vocab if target.tokenizer is None else min(token_ids.size(target.tokenizer), vocab))
+    return Sizes(
+        batch,
+        vocab,
+        vocab if target.tokenizer is None else min(token_ids.size(target.tokenizer), vocab),
+    )
 
 
 def values_of(options: Mapping[str, Any], sizes: Sizes) -> dict[str, np.ndarray]:
-    """Converts options that are set to values, by field of `SamplingParams`; the drafter's begin with `DRAFT`.
+    """Converts options that are set to values, by field of `SamplingParams`; the drafter's begin
+    with `DRAFT`.
 
     >>> values_of({"banned": [1], "logit_bias": {0: 2.0}}, Sizes(1, 3, 3))["bias"].tolist()
     [[2.0, -inf, 0.0]]
@@ -405,11 +549,17 @@ def values_of(options: Mapping[str, Any], sizes: Sizes) -> dict[str, np.ndarray]
     for name, option in OPTIONS.items():
         if name in options:
             array = option.convert(options[name], name, sizes)
-            values[option.field] = values[option.field] + array if option.field in values else array
+            if option.field in values:
+                values[option.field] = values[option.field] + array
+            else:
+                values[option.field] = array
     if "bias" in values:
         silent = np.flatnonzero(np.isneginf(values["bias"][:, : sizes.ids]).all(axis=1))
         if silent.size:
-            raise ValueError(f"logit_bias and banned rule out all {sizes.ids} tokens for prompt {silent[0]}: leave one")
+            raise ValueError(
+                f"logit_bias and banned rule out all {sizes.ids} tokens for prompt {silent[0]}: "
+                "leave one"
+            )
     return values
 
 
@@ -418,8 +568,11 @@ def is_set(value: Any) -> bool:
     return value is not None and not (isinstance(value, Sequence | Mapping) and len(value) == 0)
 
 
-def _top_k_bound(target: Mapping[str, np.ndarray], draft: Mapping[str, np.ndarray], vocab: int) -> int | None:
-    """Returns how many of the largest logits a program finds for top_k, a power of two; None without that option.
+def _top_k_bound(
+    target: Mapping[str, np.ndarray], draft: Mapping[str, np.ndarray], vocab: int
+) -> int | None:
+    """Returns how many of the largest logits a program finds for top_k, a power of two; None
+    without that option.
 
     Rows that keep every token need none of them, unless top_p then looks for its mass among all.
     """

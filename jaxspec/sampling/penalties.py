@@ -1,5 +1,5 @@
-"""Logits processors that change some tokens' logits: bias and bans, and penalties for tokens that were generated
-before. Their counts of tokens are carried from round to round.
+"""Logits processors that change some tokens' logits: bias and bans, and penalties for tokens that
+were generated before. Their counts of tokens are carried from round to round.
 
 F is the number of draft tokens of a pass; the other axis letters are those of `jaxspec.core`.
 """
@@ -47,12 +47,15 @@ def _penalise_repetition(
 def _penalise_presence_and_frequency(
     sampling_params: SamplingParams, logits: Float[Array, "B T V"], preceding: Preceding | None
 ) -> Float[Array, "B T V"]:
-    presence, frequency = sampling_params.presence, sampling_params.frequency
+    presence = sampling_params.presence
+    frequency = sampling_params.frequency
 
     def adjust(logits, count):
         if presence is not None:
             logits = logits - jnp.where(count > 0, presence[:, None, None], 0.0)
-        return logits if frequency is None else logits - frequency[:, None, None] * count.astype(jnp.float32)
+        if frequency is None:
+            return logits
+        return logits - frequency[:, None, None] * count.astype(jnp.float32)
 
     return _by_count(logits, preceding, adjust)
 
@@ -65,9 +68,11 @@ def count_tokens(row: Prompt, start: Int[Array, " B"], vocab: int) -> Int[Array,
     """
     batch, capacity = row.tokens.shape
     slot = jnp.arange(capacity, dtype=row.length.dtype)[None, :]
-    real = jnp.logical_and(slot >= start[:, None], slot < row.length[:, None])
+    real = (slot >= start[:, None]) & (slot < row.length[:, None])
     counts = jnp.zeros((batch, vocab), jnp.int32)
-    return counts.at[jnp.arange(batch)[:, None], row.tokens].add(real.astype(jnp.int32), mode="drop")
+    return counts.at[jnp.arange(batch)[:, None], row.tokens].add(
+        real.astype(jnp.int32), mode="drop"
+    )
 
 
 def _count_row(values: Any, row: Prompt, start: Int[Array, " B"], vocab: int) -> Int[Array, "B V"]:
@@ -78,30 +83,38 @@ def _count_new(values: Any, row: Prompt, start: Int[Array, " B"], vocab: int) ->
     return count_tokens(row, start, vocab)
 
 
-def _count_one_more(values: Any, counts: Int[Array, "B V"], token: Int[Array, " B"]) -> Int[Array, "B V"]:
+def _count_one_more(
+    values: Any, counts: Int[Array, "B V"], token: Int[Array, " B"]
+) -> Int[Array, "B V"]:
     """Counts a token of each row; -1 is none.
 
     >>> _count_one_more(None, jnp.zeros((2, 3), jnp.int32), jnp.array([2, -1])).tolist()
     [[0, 0, 1], [0, 0, 0]]
     """
     rows = jnp.arange(counts.shape[0])
-    return counts.at[rows, jnp.maximum(token, 0)].add((token >= 0).astype(counts.dtype), mode="drop")
+    return counts.at[rows, jnp.maximum(token, 0)].add(
+        (token >= 0).astype(counts.dtype), mode="drop"
+    )
 
 
-def _by_count(logits: Float[Array, "B T V"], preceding: Preceding | None, adjust: Adjust) -> Float[Array, "B T V"]:
+def _by_count(
+    logits: Float[Array, "B T V"], preceding: Preceding | None, adjust: Adjust
+) -> Float[Array, "B T V"]:
     """Logits adjusted by how often each token precedes each position.
 
-    The counts of the committed row are the same for all positions. A position's own counts differ from them only at
-    the F draft tokens, whose logits are overwritten. So there is no [B, T, V] array of counts.
+    The counts of the committed row are the same for all positions. A position's own counts differ
+    from them only at the F draft tokens, whose logits are overwritten. So there is no [B, T, V]
+    array of counts.
     """
     assert preceding is not None
     counts = preceding.memory
     adjusted = adjust(logits, counts[:, None, :])
-    draft_tokens, seen = preceding.draft_tokens, preceding.seen
+    draft_tokens = preceding.draft_tokens
+    seen = preceding.seen
     if draft_tokens is None or seen is None:
         return adjusted
     same = draft_tokens[:, :, None] == draft_tokens[:, None, :]
-    repeats = jnp.sum(jnp.logical_and(seen[:, :, :, None], same[:, None, :, :]), axis=2).astype(jnp.int32)  # B T F
+    repeats = jnp.sum(seen[:, :, :, None] & same[:, None, :, :], axis=2).astype(jnp.int32)  # B T F
     index = jnp.broadcast_to(draft_tokens[:, None, :], repeats.shape)
     count = jnp.take_along_axis(counts, draft_tokens, axis=1)[:, None, :] + repeats
     patch = adjust(jnp.take_along_axis(logits, index, axis=-1), count)
@@ -111,16 +124,20 @@ def _by_count(logits: Float[Array, "B T V"], preceding: Preceding | None, adjust
 repetition_penalty = Processor(_penalise_repetition, _count_row, _count_one_more, wide=True)
 """Makes every token that occurs in the row, prompt included, less likely.
 
-Its logit is divided by the penalty if positive and multiplied by it if negative. A decoder-only model's row begins
-with the prompt; an encoder-decoder's is what the decoder reads, start token included, as in transformers.
+Its logit is divided by the penalty if positive and multiplied by it if negative. A decoder-only
+model's row begins with the prompt; an encoder-decoder's is what the decoder reads, start token
+included, as in transformers.
 
 Reference: Keskar et al., CTRL, arXiv 1909.05858, section 4.1 (for positive logits).
 """
 
-presence_and_frequency_penalties = Processor(_penalise_presence_and_frequency, _count_new, _count_one_more, wide=True)
+presence_and_frequency_penalties = Processor(
+    _penalise_presence_and_frequency, _count_new, _count_one_more, wide=True
+)
 """logit - presence [count > 0] - frequency count, where count is how often the token was generated.
 
-The prompt does not count. These are the penalties of OpenAI's API; negative ones make repetition likelier.
+The prompt does not count. These are the penalties of OpenAI's API; negative ones make repetition
+likelier.
 """
 
 __test__ = {

@@ -32,11 +32,14 @@ class SamplingParams(NamedTuple):
 
     Attributes:
         temperature: 0 is greedy.
-        top_k: keep the k most probable tokens (all that tie with the k-th); a value >= the vocabulary keeps all.
+        top_k: keep the k most probable tokens (all that tie with the k-th); a value >= the
+            vocabulary keeps all.
         top_p: keep the fewest tokens, most probable first, whose mass reaches this; 1 keeps all.
-        min_p: keep the tokens that are at least this many times as probable as the most probable one; 0 keeps all.
+        min_p: keep the tokens that are at least this many times as probable as the most probable
+            one; 0 keeps all.
         bias: added to the logits; -inf bans a token.
-        repetition: logits of tokens in the row are divided by this if positive, multiplied if negative; 1 is none.
+        repetition: logits of tokens in the row are divided by this if positive, multiplied if
+            negative; 1 is none.
         presence: subtracted from the logits of tokens that were generated; 0 is none.
         frequency: subtracted from a token's logit once for each time it was generated; 0 is none.
         processors: the values of each of the caller's own logits processors.
@@ -63,7 +66,9 @@ def greedy() -> Sampler:
     [[1]]
     """
 
-    def sampler(sampling_params, logits: Float[Array, "B T V"], preceding: Preceding | None = None) -> Distribution:
+    def sampler(
+        sampling_params, logits: Float[Array, "B T V"], preceding: Preceding | None = None
+    ) -> Distribution:
         best = jnp.where(jnp.max(logits, axis=-1) > -jnp.inf, noise.first_largest(logits), -1)
         return Distribution(tokens=best, logits=logits.astype(jnp.float32))
 
@@ -72,7 +77,8 @@ def greedy() -> Sampler:
 
 @functools.lru_cache
 def at_temperature(top_k: int | None = None, top_p: bool = False, min_p: bool = False) -> Sampler:
-    """The distribution at any temperature, 0 included: temperature, then top-k, then top-p, then min-p.
+    """The distribution at any temperature, 0 included: temperature, then top-k, then top-p, then
+    min-p.
 
     Args:
         top_k: an upper bound of every row's top_k, or None for a program without that processor.
@@ -84,10 +90,17 @@ def at_temperature(top_k: int | None = None, top_p: bool = False, min_p: bool = 
     [0.33, 0.67, 0.0]
     """
 
-    def sampler(sampling_params: SamplingParams, logits: Float[Array, "B T V"], preceding: Preceding | None = None):
+    def sampler(
+        sampling_params: SamplingParams,
+        logits: Float[Array, "B T V"],
+        preceding: Preceding | None = None,
+    ):
         before = logits.astype(jnp.float32)
         logits = apply_temperature(before, sampling_params.temperature)
-        bound = logits.shape[-1] if top_k is None else min(top_k, logits.shape[-1])
+        if top_k is None:
+            bound = logits.shape[-1]
+        else:
+            bound = min(top_k, logits.shape[-1])
         if top_k is not None or top_p:
             largest = jax.lax.top_k(logits, bound)[0]
         if top_k is not None:
@@ -113,7 +126,10 @@ class Chain:
     to: Sampler  # the sampler that makes a distribution of the logits
 
     def __call__(
-        self, sampling_params: Any, logits: Float[Array, "B T V"], preceding: Preceding | None = None
+        self,
+        sampling_params: Any,
+        logits: Float[Array, "B T V"],
+        preceding: Preceding | None = None,
     ) -> Distribution:
         return self.to(sampling_params, self.process(sampling_params, logits, preceding), preceding)
 
@@ -123,8 +139,13 @@ class Chain:
         """Puts logits through all processors."""
         logits = logits.astype(jnp.float32)
         for index, process in enumerate(self.processors):
-            memory = None if preceding is None or preceding.memory is None else preceding.memory[index]
-            of_process = None if preceding is None else preceding._replace(memory=memory)
+            if preceding is None or preceding.memory is None:
+                memory = None
+            else:
+                memory = preceding.memory[index]
+            of_process = None
+            if preceding is not None:
+                of_process = preceding._replace(memory=memory)
             logits = process(sampling_params, logits, of_process)
         return logits
 
@@ -133,10 +154,11 @@ class Chain:
 def chain(*processors: LogitsProcessor | Processor, to: Sampler) -> Sampler:
     """The sampler that puts logits through each processor in order, and then through `to`.
 
-    A processor is any function (sampling_params, logits, preceding) -> logits, see `core.LogitsProcessor`; or a
-    `core.Processor`, which remembers tokens. What `jaxspec.generate` uses is `chain(logit_bias, repetition_penalty,
-    presence_and_frequency_penalties, to=at_temperature(...))`, without the processors that are not needed. Chains of
-    the same functions are the same sampler, and share programs: define a processor once.
+    A processor is any function (sampling_params, logits, preceding) -> logits, see
+    `core.LogitsProcessor`; or a `core.Processor`, which remembers tokens. What `jaxspec.generate`
+    uses is `chain(logit_bias, repetition_penalty, presence_and_frequency_penalties,
+    to=at_temperature(...))`, without the processors that are not needed. Chains of the same
+    functions are the same sampler, and share programs: define a processor once.
 
     >>> def shout(sampling_params, logits, preceding):
     ...     return 2 * logits
@@ -147,9 +169,12 @@ def chain(*processors: LogitsProcessor | Processor, to: Sampler) -> Sampler:
     """
     if not processors:
         return to
-    in_order = [process if isinstance(process, Processor) else Processor(process) for process in processors]
+    in_order = [
+        process if isinstance(process, Processor) else Processor(process) for process in processors
+    ]
     if isinstance(to, Chain):
-        in_order, to = [*in_order, *to.processors], to.to
+        in_order = [*in_order, *to.processors]
+        to = to.to
     return Chain(tuple(in_order), to)
 
 
@@ -157,12 +182,18 @@ def processed(
     sampler: Sampler, sampling_params: Any, logits: Float[Array, "B T V"], preceding: Preceding
 ) -> Float[Array, "B T V"]:
     """The logits that a sampler makes its distribution of, after its processors, if it has any."""
-    return sampler.process(sampling_params, logits, preceding) if isinstance(sampler, Chain) else logits
+    if isinstance(sampler, Chain):
+        return sampler.process(sampling_params, logits, preceding)
+    return logits
 
 
 def follower(sampler: Sampler, vocab: int) -> Follower | None:
-    """The follower that keeps the memories of a sampler's processors, a tuple; None: no processor has one."""
-    if not isinstance(sampler, Chain) or all(process.init is None for process in sampler.processors):
+    """The follower that keeps the memories of a sampler's processors, a tuple; None: no processor
+    has one.
+    """
+    if not isinstance(sampler, Chain) or all(
+        process.init is None for process in sampler.processors
+    ):
         return None
     processors = sampler.processors
 
@@ -179,11 +210,19 @@ def follower(sampler: Sampler, vocab: int) -> Follower | None:
 
 
 def memories(
-    processors: tuple[Processor, ...], sampling_params: Any, row: Prompt, start: Int[Array, " B"], vocab: int
+    processors: tuple[Processor, ...],
+    sampling_params: Any,
+    row: Prompt,
+    start: Int[Array, " B"],
+    vocab: int,
 ) -> tuple[Any, ...]:
-    """Makes the memory of each processor after whole rows; None for a processor that remembers nothing."""
+    """Makes the memory of each processor after whole rows; None for a processor that remembers
+    nothing.
+    """
     inits = (process.init for process in processors)
-    return tuple(None if init is None else init(sampling_params, row, start, vocab) for init in inits)
+    return tuple(
+        None if init is None else init(sampling_params, row, start, vocab) for init in inits
+    )
 
 
 def advanced(
@@ -198,44 +237,64 @@ def advanced(
     return tuple(process.commit(sampling_params, old, tokens, count) for process, old in pairs)
 
 
-def ahead(sampler: Sampler, sampling_params: Any, preceding: Preceding) -> Callable[[Draft], Draft] | None:
-    """Makes `DraftContext.ahead` of a sampler's processors; None: none of them knows of tokens to come."""
-    processors = sampler.processors if isinstance(sampler, Chain) else ()
-    index = next((index for index, process in enumerate(processors) if process.ahead is not None), None)
+def ahead(
+    sampler: Sampler, sampling_params: Any, preceding: Preceding
+) -> Callable[[Draft], Draft] | None:
+    """Makes `DraftContext.ahead` of a sampler's processors; None: none of them knows of tokens to
+    come.
+    """
+    if isinstance(sampler, Chain):
+        processors = sampler.processors
+    else:
+        processors = ()
+    index = next(
+        (index for index, process in enumerate(processors) if process.ahead is not None), None
+    )
     if index is None or preceding.memory is None:
         return None
-    advance, look_ahead, memory = processors[index].advance, processors[index].ahead, preceding.memory[index]
+    advance = processors[index].advance
+    look_ahead = processors[index].ahead
+    memory = preceding.memory[index]
     assert advance is not None and look_ahead is not None
 
     def run(draft: Draft) -> Draft:
-        def step(carry: tuple[Any, Any, Any], entry: tuple[Int[Array, ""], Int[Array, " B"]]) -> Any:
+        def step(
+            carry: tuple[Any, Any, Any], entry: tuple[Int[Array, ""], Int[Array, " B"]]
+        ) -> Any:
             memory, goes_on, follows = carry
             slot, drafted = entry
             likely, is_ruled_out = look_ahead(sampling_params, memory, drafted)
             # The drafter's own token stands if all before it do, and if it may.
-            follows = jnp.logical_and(jnp.logical_and(follows, slot < draft.length), jnp.logical_not(is_ruled_out))
+            follows = follows & (slot < draft.length) & ~is_ruled_out
             token = jnp.where(follows, drafted, likely).astype(drafted.dtype)
-            goes_on = jnp.logical_and(goes_on, token >= 0)
+            goes_on = goes_on & (token >= 0)
             token = jnp.maximum(token, 0)
             return (advance(sampling_params, memory, token), goes_on, follows), (token, goes_on)
 
         everywhere = jnp.ones(draft.length.shape, bool)
         slots = jnp.arange(draft.tokens.shape[1], dtype=draft.length.dtype)
-        _, (tokens, real) = jax.lax.scan(step, (memory, everywhere, everywhere), (slots, draft.tokens.T))
-        return draft._replace(tokens=tokens.T, length=jnp.sum(real, axis=0, dtype=draft.length.dtype))
+        _, (tokens, real) = jax.lax.scan(
+            step, (memory, everywhere, everywhere), (slots, draft.tokens.T)
+        )
+        return draft._replace(
+            tokens=tokens.T, length=jnp.sum(real, axis=0, dtype=draft.length.dtype)
+        )
 
     return run
 
 
 @functools.lru_cache
 def mask_padding_ids(inner: Sampler, ids: int) -> Sampler:
-    """`inner` with every id at or past `ids` removed first: the rows that pad a vocabulary to a round number.
+    """`inner` with every id at or past `ids` removed first: the rows that pad a vocabulary to a
+    round number.
 
     >>> mask_padding_ids(greedy(), 2)(None, jnp.array([[[1.0, 2.0, 9.0]]])).tokens.tolist()
     [[1]]
     """
 
-    def remove(sampling_params, logits: Float[Array, "B T V"], preceding: Preceding | None) -> Float[Array, "B T V"]:
+    def remove(
+        sampling_params, logits: Float[Array, "B T V"], preceding: Preceding | None
+    ) -> Float[Array, "B T V"]:
         return jnp.where(jnp.arange(logits.shape[-1])[None, None, :] < ids, logits, -jnp.inf)
 
     return chain(remove, to=inner)
@@ -244,12 +303,14 @@ def mask_padding_ids(inner: Sampler, ids: int) -> Sampler:
 def match_vocab(
     logits: Float[Array, "B T W"], vocab: int, ids: Int[Array, " W"] | None = None
 ) -> Float[Array, "B T V"]:
-    """Logits of another model over a vocabulary of `vocab` ids: -inf for ids it lacks, none for ids it has too many.
+    """Logits of another model over a vocabulary of `vocab` ids: -inf for ids it lacks, none for ids
+    it has too many.
 
     Args:
         logits: the model's.
         vocab: how many ids there are to be.
-        ids: the number among them of each of the model's; `vocab` for one that has none. By default the same number.
+        ids: the number among them of each of the model's; `vocab` for one that has none. By default
+            the same number.
 
     >>> match_vocab(jnp.zeros((1, 1, 2)), 3).tolist(), match_vocab(jnp.zeros((1, 1, 3)), 2).tolist()
     ([[[0.0, 0.0, -inf]]], [[[0.0, 0.0]]])

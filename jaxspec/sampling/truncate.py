@@ -12,15 +12,18 @@ from jaxtyping import Array, Float, Int
 from jaxspec.core import noise
 
 
-def apply_temperature(logits: Float[Array, "B T V"], temperature: Float[Array, " B"]) -> Float[Array, "B T V"]:
-    """Divides by the temperature; at 0, leaves only the largest logit (the lowest id among equals; -inf stays -inf).
+def apply_temperature(
+    logits: Float[Array, "B T V"], temperature: Float[Array, " B"]
+) -> Float[Array, "B T V"]:
+    """Divides by the temperature; at 0, leaves only the largest logit (the lowest id among equals;
+    -inf stays -inf).
 
     The largest one is made 0 before, so that no temperature is too small for what comes after.
     """
     temperature = temperature[:, None, None]
     positive = temperature > 0
     best = noise.first_largest(logits)[..., None]
-    allowed = jnp.logical_and(jnp.arange(logits.shape[-1])[None, None, :] == best, logits > -jnp.inf)
+    allowed = (jnp.arange(logits.shape[-1])[None, None, :] == best) & (logits > -jnp.inf)
     point = jnp.where(allowed, 0.0, -jnp.inf)
     largest = jnp.max(logits, axis=-1, keepdims=True)
     below = logits - jnp.where(jnp.isfinite(largest), largest, 0.0)
@@ -30,20 +33,24 @@ def apply_temperature(logits: Float[Array, "B T V"], temperature: Float[Array, "
 def keep_top_k(
     logits: Float[Array, "B T V"], largest: Float[Array, "B T bound"], top_k: Int[Array, " B"]
 ) -> Float[Array, "B T V"]:
-    """Sets all but the k largest logits, and what ties with the k-th, to -inf; a k past the bound keeps all.
+    """Sets all but the k largest logits, and what ties with the k-th, to -inf; a k past the bound
+    keeps all.
 
     `largest` holds the largest logits in descending order.
     """
     bound = largest.shape[-1]
-    index = jnp.broadcast_to(jnp.clip(top_k - 1, 0, bound - 1)[:, None, None], (*logits.shape[:2], 1))
+    index = jnp.broadcast_to(
+        jnp.clip(top_k - 1, 0, bound - 1)[:, None, None], (*logits.shape[:2], 1)
+    )
     kth = jnp.take_along_axis(largest, index, axis=-1)
-    return jnp.where(jnp.logical_or(logits >= kth, (top_k > bound)[:, None, None]), logits, -jnp.inf)
+    return jnp.where((logits >= kth) | (top_k > bound)[:, None, None], logits, -jnp.inf)
 
 
 def keep_top_p(
     logits: Float[Array, "B T V"], largest: Float[Array, "B T bound"], top_p: Float[Array, " B"]
 ) -> Float[Array, "B T V"]:
-    """Sets to -inf every logit that is not needed to reach a mass of `top_p`; what ties with the last stays.
+    """Sets to -inf every logit that is not needed to reach a mass of `top_p`; what ties with the
+    last stays.
 
     `largest` holds, in descending order, at least all logits that are not -inf.
 
@@ -56,11 +63,12 @@ def keep_top_p(
     top_p = top_p[:, None, None]
     last = jnp.maximum(jnp.sum(before < top_p, axis=-1, keepdims=True) - 1, 0)
     enough = logits >= jnp.take_along_axis(largest, last, axis=-1)
-    return jnp.where(jnp.logical_or(enough, top_p >= 1.0), logits, -jnp.inf)
+    return jnp.where(enough | (top_p >= 1.0), logits, -jnp.inf)
 
 
 def keep_min_p(logits: Float[Array, "B T V"], min_p: Float[Array, " B"]) -> Float[Array, "B T V"]:
-    """Sets to -inf every logit whose probability is below `min_p` times the largest; 0 keeps all, 1 the likeliest.
+    """Sets to -inf every logit whose probability is below `min_p` times the largest; 0 keeps all, 1
+    the likeliest.
 
     The ratio does not depend on what else was taken away, so nothing is normalised.
 
@@ -68,8 +76,8 @@ def keep_min_p(logits: Float[Array, "B T V"], min_p: Float[Array, " B"]) -> Floa
     >>> jnp.isfinite(keep_min_p(logits, jnp.array([0.5]))).tolist()
     [[[True, True, False]]]
 
-    Reference: Nguyen et al., "Turning Up the Heat: Min-p Sampling for Creative and Coherent LLM Outputs",
-    arXiv 2407.01082.
+    Reference: Nguyen et al., "Turning Up the Heat: Min-p Sampling for Creative and Coherent LLM
+    Outputs", arXiv 2407.01082.
     """
     least = jnp.max(logits, axis=-1, keepdims=True) + jnp.log(min_p)[:, None, None]
     return jnp.where(logits >= least, logits, -jnp.inf)

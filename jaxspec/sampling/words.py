@@ -1,7 +1,8 @@
-"""Logits processors about words of several tokens and about a text's last token, as a folder may ask for them.
+"""Logits processors about words of several tokens and about a text's last token, as a folder may
+ask for them.
 
-transformers calls them `bad_words_ids` and `forced_eos_token_id`. They are given to `jaxspec.generate` as
-`logits_processors`.
+transformers calls them `bad_words_ids` and `forced_eos_token_id`. They are given to
+`jaxspec.generate` as `logits_processors`.
 """
 
 from __future__ import annotations
@@ -17,14 +18,17 @@ from jaxtyping import Array, Float, Int
 from jaxspec.core import BoundProcessor, Preceding, Processor, Prompt, token_rows
 from jaxspec.core.checks import at_least, integers
 
-ANY = -2  # in place of a token before a word's last one: whatever stands there; `token_rows` has -1 for none
+# in place of a token before a word's last one: whatever stands there; `token_rows` has -1 for none
+ANY = -2
 
 
 def banned_words(words: Sequence[Sequence[int]]) -> Processor:
-    """Makes a processor that rules out words: the last token of each, wherever the row ends with those before it.
+    """Makes a processor that rules out words: the last token of each, wherever the row ends with
+    those before it.
 
-    The prompt of a decoder-only model is part of the row, as in transformers' `bad_words_ids`. There, words that are
-    an end token alone are left out: leave them out here, too. Words of one token are cheaper as `banned`.
+    The prompt of a decoder-only model is part of the row, as in transformers' `bad_words_ids`.
+    There, words that are an end token alone are left out: leave them out here, too. Words of one
+    token are cheaper as `banned`.
 
     Args:
         words: ids of tokens, at least one for each word.
@@ -39,7 +43,11 @@ def banned_words(words: Sequence[Sequence[int]]) -> Processor:
         >>> model = table_model(jax.random.key(1), vocab=5)
         >>> plain = jaxspec.generate(model, [[3]], max_new_tokens=4).tokens[0].tolist()
         >>> process = banned_words([plain[:2]])
-        >>> text = jaxspec.generate(model, [[3]], max_new_tokens=4, logits_processors=process).tokens[0].tolist()
+        >>> text = (
+        ...     jaxspec.generate(model, [[3]], max_new_tokens=4, logits_processors=process)
+        ...     .tokens[0]
+        ...     .tolist()
+        ... )
         >>> text[0] == plain[0], text[1] == plain[1]
         (True, False)
     """
@@ -48,7 +56,10 @@ def banned_words(words: Sequence[Sequence[int]]) -> Processor:
     for index, word in enumerate(words):
         if isinstance(word, str) or not hasattr(word, "__len__"):
             raise TypeError(f"words[{index}] is {word!r}: expected a list of ids, such as [6, 7]")
-    spelt = tuple(tuple(integers(0, **{f"words[{i}][{j}]": x for j, x in enumerate(w)})) for i, w in enumerate(words))
+    spelt = tuple(
+        tuple(integers(0, **{f"words[{i}][{j}]": x for j, x in enumerate(w)}))
+        for i, w in enumerate(words)
+    )
     if () in spelt:
         raise ValueError(f"words[{spelt.index(())}] is empty: expected at least one id of a token")
     return _banned_words(spelt)
@@ -57,27 +68,40 @@ def banned_words(words: Sequence[Sequence[int]]) -> Processor:
 @functools.lru_cache
 def _banned_words(words: tuple[tuple[int, ...], ...]) -> Processor:
     longest = max(map(len, words)) - 1
-    before = np.array([(ANY,) * (longest + 1 - len(word)) + word[:-1] for word in words], np.int32)  # [W, L]
+    # [W, L]
+    before = np.array([(ANY,) * (longest + 1 - len(word)) + word[:-1] for word in words], np.int32)
     last = np.array([word[-1] for word in words])
 
     def init(values: Any, row: Prompt, start: Int[Array, " B"], vocab: int) -> Int[Array, "B L"]:
-        if (largest_id := max(map(max, words))) >= vocab:
-            raise ValueError(f"a banned word has the id {largest_id}: expected ids from 0 to {vocab - 1}")
+        largest_id = max(map(max, words))
+        if largest_id >= vocab:
+            raise ValueError(
+                f"a banned word has the id {largest_id}: expected ids from 0 to {vocab - 1}"
+            )
         return token_rows.tokens_at(row.tokens, row.length[:, None] + jnp.arange(-longest, 0)[None])
 
-    def advance(values: Any, memory: Int[Array, "B L"], token: Int[Array, " B"]) -> Int[Array, "B L"]:
+    def advance(
+        values: Any, memory: Int[Array, "B L"], token: Int[Array, " B"]
+    ) -> Int[Array, "B L"]:
         return jnp.concatenate([memory, token[:, None].astype(memory.dtype)], axis=1)[:, 1:]
 
-    def apply(values: Any, logits: Float[Array, "B T V"], preceding: Preceding | None) -> Float[Array, "B T V"]:
+    def apply(
+        values: Any, logits: Float[Array, "B T V"], preceding: Preceding | None
+    ) -> Float[Array, "B T V"]:
         assert preceding is not None
-        begun = jnp.all((before == ANY)[None, None] | (preceding.memory[:, :, None] == before[None, None]), axis=3)
+        begun = jnp.all(
+            (before == ANY)[None, None] | (preceding.memory[:, :, None] == before[None, None]),
+            axis=3,
+        )
         banned = jnp.zeros(logits.shape, bool).at[:, :, last].max(begun)  # [B, T, W] -> [B, T, V]
         return jnp.where(banned, -jnp.inf, logits)
 
     return Processor(apply, init, advance)
 
 
-def forced_end(token: int, max_new_tokens: int | Sequence[int] | Int[np.ndarray, " batch"]) -> BoundProcessor:
+def forced_end(
+    token: int, max_new_tokens: int | Sequence[int] | Int[np.ndarray, " batch"]
+) -> BoundProcessor:
     """Makes a processor that forces a token as the last new one, where a text would be cut.
 
     Args:
@@ -102,12 +126,16 @@ def forced_end(token: int, max_new_tokens: int | Sequence[int] | Int[np.ndarray,
 
 @functools.lru_cache
 def _forced_end(token: int) -> Processor:
-    def init(limit: Int[Array, " B"], row: Prompt, start: Int[Array, " B"], vocab: int) -> Int[Array, " B"]:
+    def init(
+        limit: Int[Array, " B"], row: Prompt, start: Int[Array, " B"], vocab: int
+    ) -> Int[Array, " B"]:
         if token >= vocab:
             raise ValueError(f"the forced end is {token}: expected an id from 0 to {vocab - 1}")
         return row.length - start
 
-    def advance(limit: Int[Array, " B"], count: Int[Array, " B"], token: Int[Array, " B"]) -> Int[Array, " B"]:
+    def advance(
+        limit: Int[Array, " B"], count: Int[Array, " B"], token: Int[Array, " B"]
+    ) -> Int[Array, " B"]:
         return count + 1
 
     def apply(

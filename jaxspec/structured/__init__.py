@@ -1,4 +1,5 @@
-"""Structured output: patterns, their automata over the tokens of a vocabulary, and the processor that masks tokens.
+"""Structured output: patterns, their automata over the tokens of a vocabulary, and the processor
+that masks tokens.
 
 In the order in which they are used:
 

@@ -1,8 +1,9 @@
-"""Deterministic automata over bytes, made from regular expressions as Python's `re` reads them, or from choices.
+"""Deterministic automata over bytes, made from regular expressions as Python's `re` reads them, or
+from choices.
 
-`re`'s own parser reads an expression. What is not regular in it (back references, look-around) is refused by name.
-We tried outlines-core in place of this file. Its automata lose ways past a text that matches already, and some
-expressions keep it busy for ever.
+`re`'s own parser reads an expression. What is not regular in it (back references, look-around) is
+refused by name. We tried outlines-core in place of this file. Its automata lose ways past a text
+that matches already, and some expressions keep it busy for ever.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ class TooManyStates(ValueError):
 class ByteDfa(NamedTuple):
     """An automaton that reads a text's UTF-8 bytes. State 0 is the first."""
 
-    step: Int[np.ndarray, "states 256"]  # the next state after each byte; -1: the byte may not stand there
+    # the next state after each byte; -1: the byte may not stand there
+    step: Int[np.ndarray, "states 256"]
     accepting: Bool[np.ndarray, " states"]  # states in which a text may end
 
 
@@ -50,7 +52,9 @@ def from_choices(choices: tuple[str, ...]) -> ByteDfa:
     >>> dfa.step.shape, dfa.accepting.tolist().count(True)
     ((3, 256), 1)
     """
-    step, ends = [{}], set()  # a tree of the strings' beginnings
+    # a tree of the strings' beginnings
+    step = [{}]
+    ends = set()
     for choice in choices:
         state = 0
         for byte in choice.encode():
@@ -71,19 +75,24 @@ def from_regex(regex: str, shown: str | None = None) -> ByteDfa:
         shown: the text that errors show in its place, such as the pattern that it came from.
 
     Raises:
-        ValueError: the expression cannot be read, is not regular, matches nothing, or has too many states.
+        ValueError: the expression cannot be read, is not regular, matches nothing, or has too many
+            states.
 
     >>> dfa = from_regex("[0-9]{2}")
     >>> dfa.step.shape, (dfa.step[0, [ord("7"), ord("x")]] >= 0).tolist()
     ((3, 256), [True, False])
     """
-    shown = regex if shown is None else shown
+    if shown is None:
+        shown = regex
     inside = regex.removeprefix("^")  # the whole text matches in any case
-    inside = inside[:-1] if ends_in_anchor(inside) else inside
+    if ends_in_anchor(inside):
+        inside = inside[:-1]
     try:
         parsed = _parser.parse(inside)
     except (re.error, OverflowError, RecursionError) as error:
-        raise ValueError(f"regex is {shown!r:.200}: expected a regular expression of Python's ({error})") from None
+        raise ValueError(
+            f"regex is {shown!r:.200}: expected a regular expression of Python's ({error})"
+        ) from None
     network = _Network(parsed.state.flags, shown)
     first = network.new_node()
     last = network.sequence(parsed, first)
@@ -91,7 +100,8 @@ def from_regex(regex: str, shown: str | None = None) -> ByteDfa:
 
 
 def ends_in_anchor(regex: str) -> bool:
-    r"""Tells whether an expression ends in `$`. After an odd number of backslashes it is the dollar sign.
+    r"""Tells whether an expression ends in `$`. After an odd number of backslashes it is the dollar
+    sign.
 
     >>> ends_in_anchor("a$"), ends_in_anchor("a\\$"), ends_in_anchor("a\\\\$")
     (True, False, True)
@@ -102,11 +112,15 @@ def ends_in_anchor(regex: str) -> bool:
 
 
 class _Network:
-    """An automaton with several ways at once: edges by ranges of bytes, and free moves (Thompson, 1968)."""
+    """An automaton with several ways at once: edges by ranges of bytes, and free moves (Thompson,
+    1968).
+    """
 
     def __init__(self, flags: int, regex: str):
-        self._flags, self._regex = flags, regex
-        self._edges: list[list[tuple[int, int, int]]] = []  # of each node: first and last byte, the node after it
+        self._flags = flags
+        self._regex = regex
+        # of each node: first and last byte, the node after it
+        self._edges: list[list[tuple[int, int, int]]] = []
         self._free: list[list[int]] = []
         if flags & REFUSED:
             raise self._refused("the flags i and L")
@@ -116,7 +130,9 @@ class _Network:
         self._edges.append([])
         self._free.append([])
         if len(self._free) > MOST_PLACES:
-            raise TooManyStates(f"regex is {self._regex!r:.200}, which is too large: bound its repetitions lower")
+            raise TooManyStates(
+                f"regex is {self._regex!r:.200}, which is too large: bound its repetitions lower"
+            )
         return len(self._free) - 1
 
     def sequence(self, parsed: Any, start: int) -> int:
@@ -130,7 +146,8 @@ class _Network:
             _, added, removed, inner = value
             if added & ~re.ASCII or removed:
                 raise self._refused("flags of a group")
-            flags, self._flags = self._flags, self._flags | added
+            flags = self._flags
+            self._flags = self._flags | added
             end = self.sequence(inner, start)
             self._flags = flags
             return end
@@ -171,9 +188,12 @@ class _Network:
         if name == "NOT_LITERAL":
             return complement([(value, value)])
         if name == "ANY":
-            return [(0, LAST)] if self._flags & re.DOTALL else complement([(10, 10)])
+            if self._flags & re.DOTALL:
+                return [(0, LAST)]
+            return complement([(10, 10)])
         if name == "IN":
-            negated, ranges = False, Ranges()
+            negated = False
+            ranges = Ranges()
             for node_type, entry in value:
                 if str(node_type) == "NEGATE":
                     negated = True
@@ -183,8 +203,12 @@ class _Network:
                     ranges += category(CATEGORIES[str(entry)], bool(self._flags & re.ASCII))
                 else:
                     ranges += self._ranges(str(node_type), entry)
-            return complement(ranges) if negated else ranges
-        raise self._refused({"AT": "an anchor within it", "GROUPREF": "a back reference"}.get(name, name.lower()))
+            if negated:
+                return complement(ranges)
+            return ranges
+        raise self._refused(
+            {"AT": "an anchor within it", "GROUPREF": "a back reference"}.get(name, name.lower())
+        )
 
     def _character(self, ranges: Ranges, start: int) -> int:
         """Adds one character: ways over its bytes, which share their ends."""
@@ -199,27 +223,37 @@ class _Network:
                 self._edges[start].append((*steps[0], nodes[steps[1:]]))
         return end
 
-    def subsets(self, first: int, last: int) -> tuple[Int[np.ndarray, "states 256"], Bool[np.ndarray, " states"]]:
+    def subsets(
+        self, first: int, last: int
+    ) -> tuple[Int[np.ndarray, "states 256"], Bool[np.ndarray, " states"]]:
         """Makes the automaton whose states are sets of nodes (Rabin and Scott, 1959)."""
 
         @functools.cache
         def reached(node: int) -> frozenset[int]:
             """The nodes that are reached for free and have an edge, and the last one."""
-            seen, new = {node}, [node]
+            seen = {node}
+            new = [node]
             while new:
-                further = [after for before in new for after in self._free[before] if after not in seen]
+                further = [
+                    after for before in new for after in self._free[before] if after not in seen
+                ]
                 seen.update(further)
                 new = list(dict.fromkeys(further))
             return frozenset(end for end in seen if self._edges[end] or end == last)
 
         number = {reached(first): 0}
-        order, rows = [reached(first)], list[Any]()
+        order = [reached(first)]
+        rows = list[Any]()
         for nodes in order:  # which grows
             row = np.full(256, -1, np.int32)
             edges = [edge for node in nodes for edge in self._edges[node]]
             cuts = sorted({low for low, _, _ in edges} | {high + 1 for _, high, _ in edges})
             for low, end in itertools.pairwise(cuts):
-                targets = {after for first_byte, last_byte, after in edges if first_byte <= low <= last_byte}
+                targets = {
+                    after
+                    for first_byte, last_byte, after in edges
+                    if first_byte <= low <= last_byte
+                }
                 if targets:
                     after = frozenset().union(*map(reached, targets))
                     if after not in number:
@@ -229,13 +263,15 @@ class _Network:
             rows.append(row)
             if len(order) > MOST:
                 raise TooManyStates(
-                    f"regex is {self._regex!r:.200}, with more than {MOST:,} states: bound its repetitions lower"
+                    f"regex is {self._regex!r:.200}, with more than {MOST:,} states: bound its "
+                    "repetitions lower"
                 )
         return np.stack(rows), np.array([last in nodes for nodes in order])
 
     def _refused(self, feature: str) -> ValueError:
         return ValueError(
-            f"regex is {self._regex!r:.200}, with {feature}: expected characters, groups, | and repetitions"
+            f"regex is {self._regex!r:.200}, with {feature}: expected characters, groups, | and "
+            "repetitions"
         )
 
 
@@ -245,12 +281,15 @@ def complement(ranges: Iterable[tuple[int, int]]) -> Ranges:
     >>> complement([(5, 7), (0, 2)])
     [(3, 4), (8, 1114111)]
     """
-    others, after = [], 0
+    others = []
+    after = 0
     for low, high in sorted(ranges):
         if low > after:
             others.append((after, low - 1))
         after = max(after, high + 1)
-    return [*others, (after, LAST)] if after <= LAST else others
+    if after <= LAST:
+        return [*others, (after, LAST)]
+    return others
 
 
 @functools.lru_cache(maxsize=16)
@@ -262,8 +301,13 @@ def category(letter: str, is_ascii: bool = False) -> Ranges:
     """
     if letter.isupper():
         return complement(category(letter.lower(), is_ascii))
-    everything = "".join(map(chr, (n for n in range(LAST + 1) if not SURROGATES[0] <= n <= SURROGATES[1])))
-    spans = [match.span() for match in re.finditer(rf"\{letter}+", everything, re.ASCII if is_ascii else 0)]
+    everything = "".join(
+        map(chr, (n for n in range(LAST + 1) if not SURROGATES[0] <= n <= SURROGATES[1]))
+    )
+    spans = [
+        match.span()
+        for match in re.finditer(rf"\{letter}+", everything, re.ASCII if is_ascii else 0)
+    ]
     return [(ord(everything[start]), ord(everything[end - 1])) for start, end in spans]
 
 
@@ -273,7 +317,13 @@ def _bytes_of(low: int, high: int) -> Iterator[tuple[tuple[int, int], ...]]:
     >>> list(_bytes_of(0x7F, 0xFF))
     [((127, 127),), ((194, 195), (128, 191))]
     """
-    for first, last in ((0, 0x7F), (0x80, 0x7FF), (0x800, 0xD7FF), (0xE000, 0xFFFF), (0x10000, LAST)):
+    for first, last in (
+        (0, 0x7F),
+        (0x80, 0x7FF),
+        (0x800, 0xD7FF),
+        (0xE000, 0xFFFF),
+        (0x10000, LAST),
+    ):
         if max(low, first) <= min(high, last):
             yield from between(chr(max(low, first)).encode(), chr(min(high, last)).encode())
 
@@ -281,7 +331,8 @@ def _bytes_of(low: int, high: int) -> Iterator[tuple[tuple[int, int], ...]]:
 def between(
     low: bytes, high: bytes, least: bytes = b"\x80", most: bytes = b"\xbf"
 ) -> Iterator[tuple[tuple[int, int], ...]]:
-    """Yields ranges of bytes between two of the same length, all but the first of which go from `least` to `most`.
+    """Yields ranges of bytes between two of the same length, all but the first of which go from
+    `least` to `most`.
 
     >>> list(between(b"17", b"99", b"0", b"9"))  # 1[7-9] and [2-9][0-9]
     [((49, 49), (55, 57)), ((50, 57), (48, 57))]
@@ -293,11 +344,16 @@ def between(
     if low[0] == high[0]:
         yield from (((low[0], low[0]), *steps) for steps in between(low[1:], high[1:], least, most))
         return
-    first, last = low[0], high[0]
+    first = low[0]
+    last = high[0]
     if low[1:] != least * further:
-        yield from (((first, first), *steps) for steps in between(low[1:], most * further, least, most))
+        yield from (
+            ((first, first), *steps) for steps in between(low[1:], most * further, least, most)
+        )
         first += 1
-    above = between(least * further, high[1:], least, most) if high[1:] != most * further else ()
+    above = ()
+    if high[1:] != most * further:
+        above = between(least * further, high[1:], least, most)
     last -= high[1:] != most * further
     if first <= last:
         yield ((first, last), *[(least[0], most[0])] * further)
@@ -320,13 +376,19 @@ def _dense(step: list[dict[int, int]]) -> Int[np.ndarray, "states 256"]:
     return table
 
 
-def _minimal(step: Int[np.ndarray, "states 256"], accepting: Bool[np.ndarray, " states"]) -> ByteDfa:
-    """Merges states from which the same texts follow, and leaves out those from which none does (Moore, 1956)."""
-    # The last state stands for -1. States are told apart by what they accept, then by where their bytes lead.
+def _minimal(
+    step: Int[np.ndarray, "states 256"], accepting: Bool[np.ndarray, " states"]
+) -> ByteDfa:
+    """Merges states from which the same texts follow, and leaves out those from which none does
+    (Moore, 1956).
+    """
+    # The last state stands for -1. States are told apart by what they accept, then by where their
+    # bytes lead.
     dead = len(step)
     step = np.concatenate([np.where(step < 0, dead, step), np.full((1, 256), dead, np.int32)])
     group = np.append(accepting, False).astype(np.int64)
-    # Bytes that lead to the same states from everywhere are looked at once, [states + 1, kinds of bytes].
+    # Bytes that lead to the same states from everywhere are looked at once, [states + 1, kinds of
+    # bytes].
     by_kind = np.unique(step, axis=1)
     salts = np.arange(1, by_kind.shape[1] + 1)
     count = 0
@@ -334,10 +396,14 @@ def _minimal(step: Int[np.ndarray, "states 256"], accepting: Bool[np.ndarray, " 
         rows = mixed(group[:, None], 0)[:, 0] + mixed(group[by_kind], salts).sum(axis=1)
         _, group = np.unique(rows, return_inverse=True)
         group = group.reshape(-1)
-        if (new := int(group.max()) + 1) == count:
+        new = int(group.max()) + 1
+        if new == count:
             break
         count = new
-    order = [group[0], *(number for number in range(count) if number not in (group[0], group[dead]))]
+    order = [
+        group[0],
+        *(number for number in range(count) if number not in (group[0], group[dead])),
+    ]
     if group[0] == group[dead]:
         raise ValueError("the regex matches no text: expected one that some text matches")
     number = np.full(count, -1, np.int32)
@@ -345,4 +411,6 @@ def _minimal(step: Int[np.ndarray, "states 256"], accepting: Bool[np.ndarray, " 
     member = np.zeros(count, np.int64)
     member[group] = np.arange(len(group))
     chosen = member[order]
-    return ByteDfa(number[group[step[chosen]]].astype(np.int32), np.append(accepting, False)[chosen])
+    return ByteDfa(
+        number[group[step[chosen]]].astype(np.int32), np.append(accepting, False)[chosen]
+    )

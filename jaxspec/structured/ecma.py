@@ -1,7 +1,7 @@
 r"""Patterns of JSON schemas, which are ECMA 262's regular expressions, as Python's `re` reads them.
 
-Validators in JavaScript read a pattern as ECMA 262 says (with the flag `u`), those in Python as `re` does.
-So an expression here matches only texts that both accept. The classes differ most:
+Validators in JavaScript read a pattern as ECMA 262 says (with the flag `u`), those in Python as
+`re` does. So an expression here matches only texts that both accept. The classes differ most:
 
 | | ECMA 262 | Python |
 |---|---|---|
@@ -20,9 +20,17 @@ from jaxspec.structured.byte_dfa import Ranges, category, complement
 ECMA: dict[str, Ranges] = {
     "d": [(0x30, 0x39)],
     "w": [(0x30, 0x39), (0x41, 0x5A), (0x5F, 0x5F), (0x61, 0x7A)],
-    # WhiteSpace and LineTerminator: tab to carriage return, Unicode's Space_Separator, U+2028, U+2029, U+FEFF
+    # WhiteSpace and LineTerminator: tab to carriage return, Unicode's Space_Separator, U+2028,
+    # U+2029, U+FEFF
     "s": [
-        *((0x09, 0x0D), (0x20, 0x20), (0xA0, 0xA0), (0x1680, 0x1680), (0x2000, 0x200A), (0x2028, 0x2029)),
+        *(
+            (0x09, 0x0D),
+            (0x20, 0x20),
+            (0xA0, 0xA0),
+            (0x1680, 0x1680),
+            (0x2000, 0x200A),
+            (0x2028, 0x2029),
+        ),
         *((0x202F, 0x202F), (0x205F, 0x205F), (0x3000, 0x3000), (0xFEFF, 0xFEFF)),
     ],
 }
@@ -33,14 +41,18 @@ OUTSIDE = re.compile(r"\\.|\[\^?\]?|\{,[0-9]*\}|.", re.DOTALL)
 
 
 def as_python(pattern: str) -> str:
-    r"""Returns an expression for Python's `re` that matches what a pattern matches in ECMA 262 and in Python.
+    r"""Returns an expression for Python's `re` that matches what a pattern matches in ECMA 262 and
+    in Python.
 
     Raises:
         ValueError: the pattern has a part that the two read differently, other than classes.
 
     >>> as_python("[a-z]\\d{2}|\\.")
     '[a-z][0-9]{2}|\\.'
-    >>> bool(re.fullmatch(as_python("[^\\s,]+"), "a\ufeff")), bool(re.fullmatch(as_python("\\w"), "é"))
+    >>> (
+    ...     bool(re.fullmatch(as_python("[^\\s,]+"), "a\ufeff")),
+    ...     bool(re.fullmatch(as_python("\\w"), "é")),
+    ... )
     (False, False)
     """
     written = list[str]()
@@ -52,14 +64,19 @@ def as_python(pattern: str) -> str:
         letter = token.removeprefix("\\")
         if token != letter and letter.lower() in ECMA:
             # What a negated class leaves out must hold what either leaves out.
-            ranges = in_either(letter) if brackets == "[^" else in_both(letter)
+            if brackets == "[^":
+                ranges = in_either(letter)
+            else:
+                ranges = in_both(letter)
             written.append(_text(ranges) if brackets else f"[{_text(ranges)}]")
         elif brackets is not None:
             written.append(token)
-            brackets = None if token == "]" else brackets
+            if token == "]":
+                brackets = None
         elif token in ("[]", "[^]"):
             raise ValueError(
-                f"{token} is a whole class in ECMA 262 and begins one in Python: write \\] for the bracket"
+                f"{token} is a whole class in ECMA 262 and begins one in Python: write \\] for the "
+                "bracket"
             )
         elif token.startswith("{,"):
             raise ValueError(f"{token} is a repetition in Python alone: write {{0{token[1:]}")
@@ -99,6 +116,10 @@ def _text(ranges: Ranges) -> str:
     def sign(code: int) -> str:
         if code < 0x80 and chr(code).isalnum():
             return chr(code)
-        return f"\\u{code:04x}" if code <= 0xFFFF else f"\\U{code:08x}"
+        if code <= 0xFFFF:
+            return f"\\u{code:04x}"
+        return f"\\U{code:08x}"
 
-    return "".join(sign(low) if low == high else f"{sign(low)}-{sign(high)}" for low, high in ranges)
+    return "".join(
+        sign(low) if low == high else f"{sign(low)}-{sign(high)}" for low, high in ranges
+    )

@@ -1,4 +1,6 @@
-"""Patterns that a text has to match: a choice among strings, a regular expression, a JSON schema."""
+"""Patterns that a text has to match: a choice among strings, a regular expression, a JSON
+schema.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,8 @@ NAMES = ("choices", "regex", "json_schema")
 class Pattern(NamedTuple):
     """A pattern, hashable: the same pattern is compiled once."""
 
-    choices: tuple[str, ...] | None = None  # the strings that are allowed; None: `regex` says what is
+    # the strings that are allowed; None: `regex` says what is
+    choices: tuple[str, ...] | None = None
     regex: str | None = None  # a regular expression that the whole text matches, in Python's syntax
     # the JSON text of the schema that the expression was made of; None: it was given as it is
     schema: str | None = None
@@ -24,15 +27,18 @@ class Pattern(NamedTuple):
         """The pattern in an error, short."""
         if self.choices is not None:
             return f"choices={list(self.choices)!r:.80}"
-        return f"regex={self.regex!r:.80}" if self.schema is None else f"json_schema={self.schema:.80}"
+        if self.schema is None:
+            return f"regex={self.regex!r:.80}"
+        return f"json_schema={self.schema:.80}"
 
 
 def patterns_of(options: Mapping[str, Any], batch: int) -> list[Pattern | None]:
-    """Reads the options of structured output: a pattern for each row, None for one whose text is free.
+    """Reads the options of structured output: a pattern for each row, None for one whose text is
+    free.
 
     Raises:
-        ValueError, TypeError: an option has another type, or values for another number of rows; a row has two patterns;
-            or a schema asks for what is not supported.
+        ValueError, TypeError: an option has another type, or values for another number of rows; a
+            row has two patterns; or a schema asks for what is not supported.
 
     >>> patterns_of({"choices": ["yes", "no"], "regex": None}, 2)[1].choices
     ('yes', 'no')
@@ -46,8 +52,12 @@ def patterns_of(options: Mapping[str, Any], batch: int) -> list[Pattern | None]:
         for index, value in enumerate(rows_of(name, options[name], batch)):
             if value is None:
                 continue
-            if (earlier := rows[index]) is not None:
-                fault = f"row {index} has {name} and {earlier}" if differ else f"{name} is given with {earlier}"
+            earlier = rows[index]
+            if earlier is not None:
+                if differ:
+                    fault = f"row {index} has {name} and {earlier}"
+                else:
+                    fault = f"{name} is given with {earlier}"
                 raise ValueError(f"{fault}: expected one of {', '.join(NAMES)}")
             rows[index] = _READERS[name](value)
     return rows
@@ -59,7 +69,9 @@ def pattern_of(options: Mapping[str, Any]) -> Pattern | None:
     >>> pattern_of({"choices": ["a", "b"], "seed": 3}), pattern_of({"seed": 3})
     (Pattern(choices=('a', 'b'), regex=None, schema=None), None)
     """
-    return patterns_of({name: [options[name]] for name in NAMES if options.get(name) is not None}, 1)[0]
+    return patterns_of(
+        {name: [options[name]] for name in NAMES if options.get(name) is not None}, 1
+    )[0]
 
 
 def rows_of(name: str, value: Any, batch: int) -> list[Any]:
@@ -71,21 +83,28 @@ def rows_of(name: str, value: Any, batch: int) -> list[Any]:
     if not is_per_row(name, value):
         return [value] * batch
     if len(value) != batch:
-        raise ValueError(f"{name} has {len(value)} values for {batch} rows: expected one, or one for each row")
+        raise ValueError(
+            f"{name} has {len(value)} values for {batch} rows: expected one, or one for each row"
+        )
     return list(value)
 
 
 def is_per_row(name: str, value: Any) -> bool:
-    """Tells whether an option has a value for each row. Choices then are lists of lists of strings."""
+    """Tells whether an option has a value for each row. Choices then are lists of lists of
+    strings.
+    """
     if isinstance(value, str) or not isinstance(value, Sequence):
         return False
-    return name != "choices" or (len(value) > 0 and not any(isinstance(entry, str) for entry in value))
+    return name != "choices" or (
+        len(value) > 0 and not any(isinstance(entry, str) for entry in value)
+    )
 
 
 def _choices(value: Any) -> Pattern:
     if isinstance(value, str) or not isinstance(value, Sequence) or not value:
         raise ValueError(f"choices is {value!r:.80}: expected a list of strings, at least one")
-    if wrong := [choice for choice in value if not isinstance(choice, str) or not choice]:
+    wrong = [choice for choice in value if not isinstance(choice, str) or not choice]
+    if wrong:
         raise ValueError(f"choices has {wrong[0]!r:.80}: expected strings that are not empty")
     token_ids.check_unicode(value, "choices")
     return Pattern(choices=tuple(value))

@@ -1,12 +1,16 @@
-"""The logits processor of structured output: an automaton that lives on the device, a state for each row.
+"""The logits processor of structured output: an automaton that lives on the device, a state for
+each row.
 
-A mask is a row of bits, one for each token. So a position reads vocabulary / 8 bytes, and looks up no token by itself.
-The states of all automata of a batch have one numbering, and their tables are shared by its rows.
+A mask is a row of bits, one for each token. So a position reads vocabulary / 8 bytes, and looks up
+no token by itself. The states of all automata of a batch have one numbering, and their tables are
+shared by its rows.
 
-A row must end within its limit. After each allowed token the text has some distance from an end. A state has a mask for
-each such distance. The number of tokens that the row has left chooses among these masks.
+A row must end within its limit. After each allowed token the text has some distance from an end. A
+state has a mask for each such distance. The number of tokens that the row has left chooses among
+these masks.
 
-Axis letters as in `jaxspec.core`; S states, L distances that are told apart, M masks, W words of a mask, E edges.
+Axis letters as in `jaxspec.core`; S states, L distances that are told apart, M masks, W words of a
+mask, E edges.
 """
 
 from __future__ import annotations
@@ -24,17 +28,20 @@ from jaxspec.core.token_rows import AllRows
 class Automata(NamedTuple):
     """The automata of a batch."""
 
-    edges: Int[Any, " E"]  # the state after each class of tokens, automaton by automaton, state by state
+    # the state after each class of tokens, automaton by automaton, state by state
+    edges: Int[Any, " E"]
     offset: Int[Any, " S"]  # the first of each state's edges
     owner: Int[Any, " S"]  # the automaton of each state
     classes: Int[Any, "automata V"]  # the class of each token, by automaton
     # the distances to an end that the tokens of each state lead to, ascending; `FAR` fills the row
     bound: Int[Any, "S L"]
-    mask: Int[Any, "S L"]  # the mask of the tokens that lead no farther than each of these distances
+    # the mask of the tokens that lead no farther than each of these distances
+    mask: Int[Any, "S L"]
     # the masks. Bit j of word w is the token j W + w, so that unpacking moves no entry past another
     words: UInt[Any, "M W"]
     certain: Int[Any, " M"]  # the only token of each mask; -1 where there are several
-    likely: Int[Any, " S"]  # the token that drafts go on with after each state; -1 where there is none
+    # the token that drafts go on with after each state; -1 where there is none
+    likely: Int[Any, " S"]
 
 
 class Values(NamedTuple):
@@ -53,13 +60,17 @@ class RowState(NamedTuple):
 
 
 def after(tables: Automata, row_state: RowState, token: Int[Array, " *rows"]) -> RowState:
-    """Reads a token; one that may not stand there leaves the state as it is, since no row ever goes on after it."""
+    """Reads a token; one that may not stand there leaves the state as it is, since no row ever goes
+    on after it.
+    """
     edge = tables.offset[row_state.state] + tables.classes[tables.owner[row_state.state], token]
     return RowState(tables.edges[edge], row_state.left - 1)
 
 
 def _mask_of(tables: Automata, row_state: RowState) -> Int[Array, " *rows"]:
-    """Finds the mask of each position. It allows the tokens after which a text can still end in time."""
+    """Finds the mask of each position. It allows the tokens after which a text can still end in
+    time.
+    """
     within = tables.bound[row_state.state] < row_state.left[..., None]
     level = jnp.maximum(jnp.sum(within, axis=-1, dtype=jnp.int32) - 1, 0)
     return jnp.take_along_axis(tables.mask[row_state.state], level[..., None], axis=-1)[..., 0]
@@ -75,11 +86,14 @@ def allowed(automata: Automata, row_state: RowState, vocab: int) -> Bool[Array, 
 
 def _init(sampling_params: Any, row: Prompt, start: Int[Array, " B"], vocab: int) -> RowState:
     values = sampling_params.structured
-    tables, count = values.tables.value, row.length - start
+    tables = values.tables.value
+    count = row.length - start
 
     def step(index: Int[Array, ""], row_state: RowState) -> RowState:
         moved = after(tables, row_state, token_rows.tokens_at(row.tokens, start + index))
-        return RowState(*(jnp.where(index < count, new, old) for new, old in zip(moved, row_state, strict=True)))
+        return RowState(
+            *(jnp.where(index < count, new, old) for new, old in zip(moved, row_state, strict=True))
+        )
 
     # A row without new tokens takes no step.
     return jax.lax.fori_loop(0, jnp.max(count), step, RowState(values.state, values.limit))
@@ -89,7 +103,9 @@ def _advance(sampling_params: Any, row_state: RowState, token: Int[Array, " B"])
     return after(sampling_params.structured.tables.value, row_state, token)
 
 
-def _apply(sampling_params: Any, logits: Float[Array, "B T V"], preceding: Preceding | None) -> Float[Array, "B T V"]:
+def _apply(
+    sampling_params: Any, logits: Float[Array, "B T V"], preceding: Preceding | None
+) -> Float[Array, "B T V"]:
     assert preceding is not None
     tables = sampling_params.structured.tables.value
     return jnp.where(allowed(tables, preceding.memory, logits.shape[-1]), logits, -jnp.inf)
@@ -100,8 +116,11 @@ def _ahead(
 ) -> tuple[Int[Array, " B"], Bool[Array, " B"]]:
     tables = sampling_params.structured.tables.value
     mask = _mask_of(tables, row_state)
-    only, width = tables.certain[mask], tables.words.shape[1]
-    bit = tables.words[mask, drafted % width] >> (drafted // width).astype(jnp.uint32) & jnp.uint32(1)
+    only = tables.certain[mask]
+    width = tables.words.shape[1]
+    bit = tables.words[mask, drafted % width] >> (drafted // width).astype(jnp.uint32) & jnp.uint32(
+        1
+    )
     return jnp.where(only >= 0, only, tables.likely[row_state.state]), bit == 0
 
 

@@ -1,7 +1,9 @@
-"""JSON schemas as regular expressions. A keyword that is not obeyed is refused by its place; none is passed over.
+"""JSON schemas as regular expressions. A keyword that is not obeyed is refused by its place; none
+is passed over.
 
-The texts are JSON on one line, with at most one space after a comma or a colon. Properties stand in the order of the
-schema, and only those that it names. Whole numbers have at most 19 digits, unless a bound has more.
+The texts are JSON on one line, with at most one space after a comma or a colon. Properties stand in
+the order of the schema, and only those that it names. Whole numbers have at most 19 digits, unless
+a bound has more.
 """
 
 from __future__ import annotations
@@ -17,7 +19,16 @@ from jaxspec.core import token_ids
 from jaxspec.structured import byte_dfa, ecma
 
 NOTES = {  # keywords that allow and forbid nothing
-    *("title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly", "discriminator"),
+    *(
+        "title",
+        "description",
+        "default",
+        "examples",
+        "deprecated",
+        "readOnly",
+        "writeOnly",
+        "discriminator",
+    ),
     *("$schema", "$id", "$comment", "$defs", "definitions", "contentMediaType", "contentEncoding"),
 }
 LONGEST = 2**20  # characters of an expression
@@ -34,8 +45,9 @@ DATE = (
 CLOCK = "(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9]"
 TIME = rf"{CLOCK}(?:\.[0-9]{{1,6}})?(?:Z|[+-](?:[01][0-9]|2[0-3]):[0-5][0-9])"
 OCTET = "(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
-# A last label of digits would be a number's end, as in 1.999, which URL parsers read as an IPv4 address and refuse.
-# With two labels of at most 61 letters before it a name has at most 148, where DNS ends at 253, an address 254.
+# A last label of digits would be a number's end, as in 1.999, which URL parsers read as an IPv4
+# address and refuse. With two labels of at most 61 letters before it a name has at most 148, where
+# DNS ends at 253, an address 254.
 LABEL = "[a-z0-9]{1,30}(?:-[a-z0-9]{1,30})?"
 HOST = rf"{LABEL}(?:\.{LABEL})?\.[a-z]{{2,24}}"
 FORMATS = {
@@ -76,7 +88,8 @@ def regex_of(text: str) -> str:
     """Returns the regular expression of a schema's texts.
 
     Raises:
-        ValueError: a keyword that is not supported, by its place in the schema; or an expression that is too long.
+        ValueError: a keyword that is not supported, by its place in the schema; or an expression
+            that is too long.
 
     >>> regex_of('{"const": "a"}')
     '(?:"a")'
@@ -88,24 +101,35 @@ def regex_of(text: str) -> str:
     try:
         expression = _Part(root, root).expression()
     except (AttributeError, TypeError, KeyError, OverflowError, RecursionError) as error:
-        raise ValueError(f"json_schema is {text:.80}, which is no JSON schema ({error}): check its keywords") from None
+        raise ValueError(
+            f"json_schema is {text:.80}, which is no JSON schema ({error}): check its keywords"
+        ) from None
     if len(expression) > LONGEST:
-        raise ValueError(f"json_schema makes an expression of {len(expression):,} characters: {_largest(text)}")
+        raise ValueError(
+            f"json_schema makes an expression of {len(expression):,} characters: {_largest(text)}"
+        )
     return expression
 
 
 class _Part:
-    """A part of a schema: its keywords, its path in the whole for errors, and the references that lead to it."""
+    """A part of a schema: its keywords, its path in the whole for errors, and the references that
+    lead to it.
+    """
 
     def __init__(self, root: Any, schema: Any, path: str = "#", seen: tuple[str, ...] = ()):
-        self._root, self._path, self._seen = root, path, seen
-        schema = {} if schema is True else schema
+        self._root = root
+        self._path = path
+        self._seen = seen
+        if schema is True:
+            schema = {}
         if not isinstance(schema, Mapping):
             raise self._refused(f"has {schema!r:.40}", ": expected an object of keywords")
         self._unread = {name: value for name, value in schema.items() if name not in NOTES}
 
     def expression(self) -> str:
-        """Returns the expression of the part's texts. Readers take out the keywords that they obey."""
+        """Returns the expression of the part's texts. Readers take out the keywords that they
+        obey.
+        """
         expression = self._read()
         if self._unread:
             supported = ", which is not supported there: leave it out, or use regex"
@@ -123,15 +147,23 @@ class _Part:
     def _read(self) -> str:
         unread = self._unread
         if "$ref" in unread:
-            if (name := unread.pop("$ref")) in self._seen:
-                raise self._refused("refers to itself", f" ({name}): its texts are no regular language")
+            name = unread.pop("$ref")
+            if name in self._seen:
+                raise self._refused(
+                    "refers to itself", f" ({name}): its texts are no regular language"
+                )
             return _Part(self._root, self._referred(name), name, (*self._seen, name)).expression()
         if "const" in unread or "enum" in unread:
-            values = [unread.pop("const")] if "const" in unread else unread.pop("enum")
+            if "const" in unread:
+                values = [unread.pop("const")]
+            else:
+                values = unread.pop("enum")
             if not isinstance(values, list):
                 raise self._refused(f"has enum {values!r:.40}", ": expected a list of values")
             types = self._types()
-            fitting = [value for value in values if not types or any(_is_a(value, name) for name in types)]
+            fitting = [
+                value for value in values if not types or any(_is_a(value, name) for name in types)
+            ]
             if not fitting:
                 raise self._refused("allows no value", ": none is of the type that it asks for")
             return _any_of(map(_literal, fitting))
@@ -141,15 +173,21 @@ class _Part:
                 if not isinstance(parts, list) or not parts:
                     raise self._refused(f"has {name} {parts!r:.40}", ": expected a list of schemas")
                 if name == "allOf" and len(parts) != 1:
-                    raise self._refused(f"has allOf of {len(parts)} schemas", ": merge them into one")
+                    raise self._refused(
+                        f"has allOf of {len(parts)} schemas", ": merge them into one"
+                    )
                 if name == "oneOf" and not self._are_disjoint(parts):
-                    raise self._refused("has oneOf", ", of which two may hold for one text: use anyOf")
+                    raise self._refused(
+                        "has oneOf", ", of which two may hold for one text: use anyOf"
+                    )
                 return _any_of(self._inner(schema, name, n) for n, schema in enumerate(parts))
         implied = {"properties": "object", "items": "array", "prefixItems": "array"}
         types = self._types() or [implied[name] for name in implied if name in unread][:1]
         if not types:
             lists = self._listed(r"\[", SCALAR, r"\]", 0, None)
-            return _any_of([SCALAR, lists, self._listed(r"\{", f"{STRING}:{SPACE}{SCALAR}", r"\}", 0, None)])
+            return _any_of(
+                [SCALAR, lists, self._listed(r"\{", f"{STRING}:{SPACE}{SCALAR}", r"\}", 0, None)]
+            )
         constant = {"null": "null", "boolean": "(?:true|false)"}
         return _any_of(constant.get(name) or getattr(self, f"_{name}")() for name in types)
 
@@ -158,21 +196,29 @@ class _Part:
         if "pattern" in unread:
             return f'"(?:{self._pattern(unread.pop("pattern"))})"'
         if "format" in unread:
-            if (name := unread.pop("format")) not in FORMATS:
+            name = unread.pop("format")
+            if name not in FORMATS:
                 formats = f": expected one of {', '.join(FORMATS)}; or use pattern"
                 raise self._refused(f"has the format {name!r}", formats)
             return f'"{FORMATS[name]}"'
-        return f'"{CHARACTER}{self._times(unread.pop("minLength", 0), unread.pop("maxLength", None))}"'
+        return (
+            f'"{CHARACTER}{self._times(unread.pop("minLength", 0), unread.pop("maxLength", None))}"'
+        )
 
     def _integer(self) -> str:
         unread = self._unread
-        from_below = [self._whole(unread.pop("minimum"))] if "minimum" in unread else []
+        from_below = []
+        if "minimum" in unread:
+            from_below = [self._whole(unread.pop("minimum"))]
         if "exclusiveMinimum" in unread:
             from_below.append(self._whole(unread.pop("exclusiveMinimum")) + 1)
-        from_above = [self._whole(unread.pop("maximum"))] if "maximum" in unread else []
+        from_above = []
+        if "maximum" in unread:
+            from_above = [self._whole(unread.pop("maximum"))]
         if "exclusiveMaximum" in unread:
             from_above.append(self._whole(unread.pop("exclusiveMaximum")) - 1)
-        least, largest = max(from_below, default=None), min(from_above, default=None)
+        least = max(from_below, default=None)
+        largest = min(from_above, default=None)
         if least is not None and largest is not None and least > largest:
             raise self._refused("allows no integer", f": from {least} to {largest}")
         return integers(least, largest)
@@ -186,7 +232,8 @@ class _Part:
 
     def _array(self) -> str:
         unread = self._unread
-        least, limit = unread.pop("minItems", 0), unread.pop("maxItems", None)
+        least = unread.pop("minItems", 0)
+        limit = unread.pop("maxItems", None)
         if unread.get("uniqueItems") is False:
             del unread["uniqueItems"]
         items = unread.pop("items", True)
@@ -196,17 +243,26 @@ class _Part:
                 raise self._refused(f"has {len(parts)} prefixItems", ": expected as many items")
             expressions = [self._inner(schema, "prefixItems", n) for n, schema in enumerate(parts)]
             return rf"\[{f',{SPACE}'.join(expressions)}\]"
-        return self._listed(r"\[", SCALAR if items is True else self._inner(items, "items"), r"\]", least, limit)
+        return self._listed(
+            r"\[", SCALAR if items is True else self._inner(items, "items"), r"\]", least, limit
+        )
 
     def _object(self) -> str:
         unread = self._unread
         additional = unread.pop("additionalProperties", True)
-        properties, required = unread.pop("properties", {}), list(unread.pop("required", ()))
-        if missing := [name for name in required if name not in properties]:
-            raise self._refused(f"requires {missing[0]!r}", " and does not describe it: add a property")
+        properties = unread.pop("properties", {})
+        required = list(unread.pop("required", ()))
+        missing = [name for name in required if name not in properties]
+        if missing:
+            raise self._refused(
+                f"requires {missing[0]!r}", " and does not describe it: add a property"
+            )
         if properties:
             pairs = [
-                (f"{_literal(name)}:{SPACE}{self._inner(schema, 'properties', name)}", name in required)
+                (
+                    f"{_literal(name)}:{SPACE}{self._inner(schema, 'properties', name)}",
+                    name in required,
+                )
                 for name, schema in properties.items()
             ]
             return rf"\{{{_first(pairs)}\}}"
@@ -214,22 +270,35 @@ class _Part:
             return r"\{\}"
         least = unread.pop("minProperties", 0)
         if least > 1:  # the same name might come twice
-            raise self._refused(f"has minProperties {least}", ": expected at most 1, or named properties")
-        value = SCALAR if additional is True else self._inner(additional, "additionalProperties")
-        return self._listed(r"\{", f"{STRING}:{SPACE}{value}", r"\}", least, unread.pop("maxProperties", None))
+            raise self._refused(
+                f"has minProperties {least}", ": expected at most 1, or named properties"
+            )
+        if additional is True:
+            value = SCALAR
+        else:
+            value = self._inner(additional, "additionalProperties")
+        return self._listed(
+            r"\{", f"{STRING}:{SPACE}{value}", r"\}", least, unread.pop("maxProperties", None)
+        )
 
     def _referred(self, name: str) -> Any:
         schema: Any = self._root
         for step in name.removeprefix("#").split("/")[1:] if name.startswith("#") else [name]:
             step = step.replace("~1", "/").replace("~0", "~")
             if not isinstance(schema, Mapping) or step not in schema:
-                raise self._refused(f"refers to {name!r}", ": expected a place in it, such as #/$defs/x")
+                raise self._refused(
+                    f"refers to {name!r}", ": expected a place in it, such as #/$defs/x"
+                )
             schema = schema[step]
         return schema
 
     def _are_disjoint(self, parts: Sequence[Any]) -> bool:
-        """Says whether at most one schema can hold: their types differ, or a constant that all of them require."""
-        resolved = [self._referred(schema["$ref"]) if "$ref" in schema else schema for schema in parts]
+        """Says whether at most one schema can hold: their types differ, or a constant that all of
+        them require.
+        """
+        resolved = [
+            self._referred(schema["$ref"]) if "$ref" in schema else schema for schema in parts
+        ]
         types = [schema.get("type") for schema in resolved]
         kinds = {"number" if name == "integer" else name for name in types if isinstance(name, str)}
         if len(kinds) == len(parts):
@@ -238,21 +307,30 @@ class _Part:
         for schema in resolved:
             for name in schema.get("required", ()):
                 described = schema.get("properties", {}).get(name, {})
-                values = [described["const"]] if "const" in described else described.get("enum", ())
+                if "const" in described:
+                    values = [described["const"]]
+                else:
+                    values = described.get("enum", ())
                 if len(values) == 1:
-                    constants.setdefault(name, set()).add(json.dumps(_comparable(values[0]), sort_keys=True))
+                    constants.setdefault(name, set()).add(
+                        json.dumps(_comparable(values[0]), sort_keys=True)
+                    )
         return any(len(values) == len(parts) for values in constants.values())
 
     def _types(self) -> list[str]:
         """Takes out the types that a schema allows."""
-        if (types := self._unread.pop("type", None)) is None:
+        types = self._unread.pop("type", None)
+        if types is None:
             return []
         types = [types] if isinstance(types, str) else list(types)
         if not types:
             raise self._refused("allows no type", ": expected at least one")
         json_types = ("null", "boolean", "string", "integer", "number", "array", "object")
-        if unknown := [name for name in types if name not in json_types]:
-            raise self._refused(f"has the type {unknown[0]!r}", f": expected one of {', '.join(json_types)}")
+        unknown = [name for name in types if name not in json_types]
+        if unknown:
+            raise self._refused(
+                f"has the type {unknown[0]!r}", f": expected one of {', '.join(json_types)}"
+            )
         # An integer is a number; a bound must hold for both, and is read once.
         return [name for name in types if not (name == "integer" and "number" in types)]
 
@@ -272,24 +350,44 @@ class _Part:
         ('*', '{2,5}')
         """
         for bound in (least, limit):
-            if bound is not None and (isinstance(bound, bool) or not isinstance(bound, int) or bound < 0):
-                raise self._refused(f"has a bound of {bound!r}", ": expected a whole number, 0 or more")
+            if bound is not None and (
+                isinstance(bound, bool) or not isinstance(bound, int) or bound < 0
+            ):
+                raise self._refused(
+                    f"has a bound of {bound!r}", ": expected a whole number, 0 or more"
+                )
         if limit is not None and limit < least:
-            raise self._refused(f"has bounds of {least} and {limit}", ": expected the second to be no less")
-        return "*" if (least, limit) == (0, None) else f"{{{least},{'' if limit is None else limit}}}"
+            raise self._refused(
+                f"has bounds of {least} and {limit}", ": expected the second to be no less"
+            )
+        if (least, limit) == (0, None):
+            return "*"
+        return f"{{{least},{'' if limit is None else limit}}}"
 
     def _whole(self, bound: Any) -> int:
         if isinstance(bound, bool) or not isinstance(bound, int | float) or bound != int(bound):
-            raise self._refused(f"has a bound of {bound!r} for an integer", ": expected a whole number")
+            raise self._refused(
+                f"has a bound of {bound!r} for an integer", ": expected a whole number"
+            )
         return int(bound)
 
     def _pattern(self, pattern: Any) -> str:
-        """Returns the inside of a string's pattern, in which no character stands that JSON would escape."""
-        is_whole = isinstance(pattern, str) and pattern.startswith("^") and byte_dfa.ends_in_anchor(pattern)
+        """Returns the inside of a string's pattern, in which no character stands that JSON would
+        escape.
+        """
+        is_whole = (
+            isinstance(pattern, str)
+            and pattern.startswith("^")
+            and byte_dfa.ends_in_anchor(pattern)
+        )
         if not is_whole:
-            raise self._refused(f"has the pattern {pattern!r}", ": expected ^...$, for the whole string")
+            raise self._refused(
+                f"has the pattern {pattern!r}", ": expected ^...$, for the whole string"
+            )
         if "(?P" in pattern:
-            raise self._refused(f"has the pattern {pattern!r}", ", with a named group: leave out its name")
+            raise self._refused(
+                f"has the pattern {pattern!r}", ", with a named group: leave out its name"
+            )
         try:
             re.compile(pattern)  # by itself: a group around it could close its brackets
             inside = f"(?:{ecma.as_python(pattern[1:-1])})"
@@ -298,8 +396,13 @@ class _Part:
             raise self._refused(f"has the pattern {pattern!r:.200}", f": {error}") from None
         reads = dfa.step[:, [*range(32), ord('"'), ord("\\")]] >= 0
         if reads.any():
-            allowed = ", which allows a quotation mark, a backslash or a control character. Leave them out: "
-            raise self._refused(f"has the pattern {pattern!r}", allowed + r'[^"\\\x00-\x1f] in place of .')
+            allowed = (
+                ", which allows a quotation mark, a backslash or a control character. Leave them "
+                "out: "
+            )
+            raise self._refused(
+                f"has the pattern {pattern!r}", allowed + r'[^"\\\x00-\x1f] in place of .'
+            )
         return inside
 
 
@@ -313,7 +416,9 @@ def _comparable(value: Any) -> Any:
         return {name: _comparable(x) for name, x in value.items()}
     if isinstance(value, list | tuple):
         return [_comparable(x) for x in value]
-    return int(value) if isinstance(value, float) and value.is_integer() else value
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    return value
 
 
 def _is_a(value: Any, name: str) -> bool:
@@ -329,12 +434,16 @@ def _any_of(expressions: Any) -> str:
 
 
 def _first(pairs: Sequence[tuple[str, bool]]) -> str:
-    """Returns the expression of properties of which none has come yet: each may be required, and needs no comma."""
+    """Returns the expression of properties of which none has come yet: each may be required, and
+    needs no comma.
+    """
     if not pairs:
         return ""
     (entry, required), *others = pairs
     begun = entry + "".join(f",{SPACE}{e}" if r else f"(?:,{SPACE}{e})?" for e, r in others)
-    return begun if required else _any_of([begun, _first(others)])
+    if required:
+        return begun
+    return _any_of([begun, _first(others)])
 
 
 def _literal(value: Any) -> str:
@@ -358,15 +467,23 @@ def integers(least: int | None, most: int | None) -> str:
 
     Without a bound a number has at most 19 digits, or as many as the other bound has.
 
-    >>> all(bool(re.fullmatch(integers(-12, 131), str(n))) == (-12 <= n <= 131) for n in range(-300, 300))
+    >>> all(
+    ...     bool(re.fullmatch(integers(-12, 131), str(n))) == (-12 <= n <= 131)
+    ...     for n in range(-300, 300)
+    ... )
     True
-    >>> [bool(re.fullmatch(integers(10**19, None), str(n))) for n in (10**19 - 1, 10**19, 10**20 - 1, 10**20)]
+    >>> [
+    ...     bool(re.fullmatch(integers(10**19, None), str(n)))
+    ...     for n in (10**19 - 1, 10**19, 10**20 - 1, 10**20)
+    ... ]
     [False, True, True, False]
     """
     num_digits = max([19, *(len(str(abs(bound))) for bound in (least, most) if bound is not None)])
     largest: int = 10**num_digits - 1
-    least = -largest if least is None else least
-    most = largest if most is None else most
+    if least is None:
+        least = -largest
+    if most is None:
+        most = largest
     parts = []
     if least < 0:
         parts.append("-" + _between(max(1, -most), -least))
@@ -381,24 +498,34 @@ def _between(least: int, largest: int) -> str:
     >>> _between(7, 120)
     '(?:[7-9]|[1-9][0-9]|1[0-1][0-9]|120)'
     """
-    parts, low = list[str](), least
+    parts = list[str]()
+    low = least
     while low <= largest:  # numbers of one length after the other
         high = min(largest, 10 ** len(str(low)) - 1)
         for steps in byte_dfa.between(str(low).encode(), str(high).encode(), b"0", b"9"):
-            parts.append("".join(_digits(*digits, len([*same])) for digits, same in itertools.groupby(steps)))
+            parts.append(
+                "".join(_digits(*digits, len([*same])) for digits, same in itertools.groupby(steps))
+            )
         low = high + 1
     return _any_of(parts)
 
 
 def _digits(first: int, last: int, count: int) -> str:
-    digit = chr(first) if first == last else f"[{first:c}-{last:c}]"
-    return digit if count == 1 else f"{digit}{{{count}}}"
+    if first == last:
+        digit = chr(first)
+    else:
+        digit = f"[{first:c}-{last:c}]"
+    if count == 1:
+        return digit
+    return f"{digit}{{{count}}}"
 
 
 def _largest(text: str) -> str:
     """Names the property of a schema that makes it large."""
     sizes = {name: len(regex_of(schema)) for name, schema in parts_of(text).items()}
-    return f"bound its part {max(sizes, key=lambda name: sizes[name])!r}" if sizes else "bound its parts"
+    if sizes:
+        return f"bound its part {max(sizes, key=lambda name: sizes[name])!r}"
+    return "bound its parts"
 
 
 def parts_of(text: str) -> dict[str, str]:
@@ -407,5 +534,7 @@ def parts_of(text: str) -> dict[str, str]:
     shared = {name: root[name] for name in ("$defs", "definitions") if name in root}
     properties = root.get("properties", {})
     return {
-        name: json.dumps({**shared, **schema}) for name, schema in properties.items() if isinstance(schema, Mapping)
+        name: json.dumps({**shared, **schema})
+        for name, schema in properties.items()
+        if isinstance(schema, Mapping)
     }

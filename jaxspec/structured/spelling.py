@@ -9,12 +9,15 @@ from typing import Any, NamedTuple
 
 from jaxspec.core import token_ids
 
-PIECES = {"Replace", "ByteFallback", "Fuse", "Strip", "Metaspace"}  # decoders of SentencePiece's vocabularies
+# decoders of SentencePiece's vocabularies
+PIECES = {"Replace", "ByteFallback", "Fuse", "Strip", "Metaspace"}
 TRIALS = 50  # short texts with which a spelling is compared with the tokenizer's own decoding
 
 
 class Spelling(NamedTuple):
-    """The bytes of each token, by id; None for one that no text may have: special tokens, holes, empty texts."""
+    """The bytes of each token, by id; None for one that no text may have: special tokens, holes,
+    empty texts.
+    """
 
     inside: tuple[bytes | None, ...]  # the bytes that the token adds after others
     # the bytes that it adds as the first token of a text, which may lack a space in front
@@ -35,17 +38,24 @@ def of(tokenizer: Any, vocab: int) -> Spelling:
     """
     decoders = decoders_of(tokenizer)
     if "ByteLevel" in decoders or (decoders and set(decoders) <= PIECES):
-        texts: dict[int, bytes] = dict(token_ids.spelled(tokenizer, vocab, byte_level="ByteLevel" in decoders))
+        texts: dict[int, bytes] = dict(
+            token_ids.spelled(tokenizer, vocab, byte_level="ByteLevel" in decoders)
+        )
         inside = [texts.get(index) for index in range(vocab)]
         strips = bool(decoders.get("Strip")) or decoders.get("Metaspace") not in (None, "never")
-        first = [text[1:] if strips and text is not None and text.startswith(b" ") else text for text in inside]
+        first = [
+            text[1:] if strips and text is not None and text.startswith(b" ") else text
+            for text in inside
+        ]
     else:
         inside, first = _decoded(tokenizer, vocab)
     inside = [text or None for text in inside]
     special = _special(tokenizer)
     spelling = Spelling(
         *(
-            tuple(None if n in special or inside[n] is None else text for n, text in enumerate(texts))
+            tuple(
+                None if n in special or inside[n] is None else text for n, text in enumerate(texts)
+            )
             for texts in (inside, first)
         )
     )
@@ -54,7 +64,9 @@ def of(tokenizer: Any, vocab: int) -> Spelling:
 
 
 def decoders_of(tokenizer: Any) -> dict[str, Any]:
-    """Returns the names of the parts that a tokenizer decodes with, and whether or when each removes a space."""
+    """Returns the names of the parts that a tokenizer decodes with, and whether or when each
+    removes a space.
+    """
     decoder = getattr(getattr(tokenizer, "backend_tokenizer", None), "decoder", None)
     if decoder is None:
         return {}
@@ -65,15 +77,19 @@ def decoders_of(tokenizer: Any) -> dict[str, Any]:
 
 
 def _decoded(tokenizer: Any, vocab: int) -> tuple[list[bytes | None], list[bytes | None]]:
-    """Spells the tokens of a tokenizer of unknown form by decoding each at the beginning of a text and within one.
+    """Spells the tokens of a tokenizer of unknown form by decoding each at the beginning of a text
+    and within one.
 
-    Slow tokenizers of SentencePiece (Marian's, M2M-100's) drop spaces at both ends of a text. A token that ends in a
-    space would then be shown in two ways: it spells nothing.
+    Slow tokenizers of SentencePiece (Marian's, M2M-100's) drop spaces at both ends of a text. A
+    token that ends in a space would then be shown in two ways: it spells nothing.
     """
-    ids = sorted({index for index in tokenizer.get_vocab().values() if index < vocab} - _special(tokenizer))
+    ids = sorted(
+        {index for index in tokenizer.get_vocab().values() if index < vocab} - _special(tokenizer)
+    )
     inside: list[bytes | None] = [None] * vocab
     first: list[bytes | None] = [None] * vocab
-    if (word := _word(tokenizer, ids)) is None:
+    word = _word(tokenizer, ids)
+    if word is None:
         return inside, first
     head = _decode(tokenizer, [word])
     tail = _decode(tokenizer, [word, word])[len(head) :]  # with the space that it may have in front
@@ -81,8 +97,12 @@ def _decoded(tokenizer: Any, vocab: int) -> tuple[list[bytes | None], list[bytes
     def between(tokens: list[int], head: str) -> bytes | None:
         """Returns what tokens add to `head` if another word follows them."""
         text = _decode(tokenizer, [*tokens, word])
-        is_whole = text.startswith(head) and text.endswith(tail) and len(text) >= len(head) + len(tail)
-        added = text[len(head) : len(text) - len(tail)] if is_whole else ""
+        is_whole = (
+            text.startswith(head) and text.endswith(tail) and len(text) >= len(head) + len(tail)
+        )
+        added = ""
+        if is_whole:
+            added = text[len(head) : len(text) - len(tail)]
         # Only a space may go where nothing follows.
         if added[-1:].isspace() and _decode(tokenizer, tokens) != head + added:
             return None
@@ -95,7 +115,8 @@ def _decoded(tokenizer: Any, vocab: int) -> tuple[list[bytes | None], list[bytes
 
 
 def _word(tokenizer: Any, ids: list[int]) -> int | None:
-    """Returns a token whose text stays the same in front of another and after it; None if there is none.
+    """Returns a token whose text stays the same in front of another and after it; None if there is
+    none.
 
     Its place among the ids says nothing: the first one may be a space, which is no text by itself.
     """
@@ -127,20 +148,26 @@ def _special(tokenizer: Any) -> set[int]:
 
 
 def _check(tokenizer: Any, spelling: Spelling) -> None:
-    """Refuses a tokenizer that decodes some short texts to something else than their tokens' bytes."""
+    """Refuses a tokenizer that decodes some short texts to something else than their tokens'
+    bytes.
+    """
     draw = random.Random(0)
     usable = [index for index, text in enumerate(spelling.inside) if text is not None]
     for _ in range(TRIALS if usable else 0):
         tokens = draw.choices(usable, k=4)
         expected = b"".join(
-            [spelling.first[tokens[0]] or b"", *(spelling.inside[index] or b"" for index in tokens[1:])]
+            [
+                spelling.first[tokens[0]] or b"",
+                *(spelling.inside[index] or b"" for index in tokens[1:]),
+            ]
         )
         try:
             text = expected.decode()
         except UnicodeDecodeError:  # half a character is decoded as a sign of its own
             continue
-        if (decoded := _decode(tokenizer, tokens)) != text:
+        decoded = _decode(tokenizer, tokens)
+        if decoded != text:
             raise ValueError(
-                f"the tokenizer decodes {tokens} to {decoded!r}, and its tokens spell {text!r}: structured output "
-                "needs one that puts texts together of its tokens"
+                f"the tokenizer decodes {tokens} to {decoded!r}, and its tokens spell {text!r}: "
+                "structured output needs one that puts texts together of its tokens"
             )

@@ -1,28 +1,38 @@
-"""Proving a decoder exact: language models with known distributions, and the exact distribution of what a decoder
-emits.
+"""Proving a decoder exact: language models with known distributions, and the exact distribution of
+what a decoder emits.
 
-`certify` is the one call: it computes how far the distribution of a decoder's tokens is from plain sampling's.
+`certify` is the one call: it computes how far the distribution of a decoder's tokens is from plain
+sampling's.
 
 The enumerator's files, from what is called to what it stands on:
 
-- `certificate`: `certify` and `decoder_distribution`: call after call of a decoder, from each text that was committed
-  so far, with its probability.
+- `certificate`: `certify` and `decoder_distribution`: call after call of a decoder, from each text
+  that was committed so far, with its probability.
 - `independence`: the keys of a path's draws, which must all differ, or be plain sampling's own.
-- `outcomes`: one call: its paths, each of which fixes as many draws as decide the outcome, with their probabilities.
+- `outcomes`: one call: its paths, each of which fixes as many draws as decide the outcome, with
+  their probabilities.
 - `splitting`: the draw that an unfinished path is split by, and where.
-- `paths`: a path as arrays, the runs of a call along many paths at once, and comparing what they did.
+- `paths`: a path as arrays, the runs of a call along many paths at once, and comparing what they
+  did.
 - `script`: the call, compiled, with the draws as its argument and its result.
-- `tape`: the functions of `core.noise` that play a script while a call is traced, and record the draws.
+- `tape`: the functions of `core.noise` that play a script while a call is traced, and record the
+  draws.
 
 `check_model` tries a model of your own: causality, cache, ragged rows, rewinds (`model_check`).
 
-`exactness` has the certificate of a rule (`jaxspec verify`), `tables` the models and plain sampling's distribution,
-`bounds` the promise of inexact rules, `words` a tokenizer.
+`exactness` has the certificate of a rule (`jaxspec verify`), `tables` the models and plain
+sampling's distribution, `bounds` the promise of inexact rules, `words` a tokenizer.
 """
 
 from jaxspec import optional_imports
 from jaxspec.testing.bounds import excess
-from jaxspec.testing.certificate import certify, certify_prepared, decoder_distribution, total_variation, with_sampler
+from jaxspec.testing.certificate import (
+    certify,
+    certify_prepared,
+    decoder_distribution,
+    total_variation,
+    with_sampler,
+)
 from jaxspec.testing.model_check import check_model
 from jaxspec.testing.tables import (
     SequenceDistribution,

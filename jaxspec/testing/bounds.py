@@ -1,4 +1,6 @@
-"""The bound of an inexact rule's text, by the exact distributions of its tokens and of plain sampling's."""
+"""The bound of an inexact rule's text, by the exact distributions of its tokens and of plain
+sampling's.
+"""
 
 from __future__ import annotations
 
@@ -12,15 +14,21 @@ from jaxspec.testing.tables import SequenceDistribution
 
 
 def excess(
-    distribution: SequenceDistribution, plain: SequenceDistribution, bound: Callable[[Array], Array], vocab: int
+    distribution: SequenceDistribution,
+    plain: SequenceDistribution,
+    bound: Callable[[Array], Array],
+    vocab: int,
 ) -> float:
-    """Computes the most by which the probability of a beginning of a text exceeds a bound; 0 or less: none does.
+    """Computes the most by which the probability of a beginning of a text exceeds a bound; 0 or
+    less: none does.
 
-    A bound says, of the target's distribution, how probable each token may be given what precedes it. Probabilities
-    of what precedes are those of `distribution`: a beginning that is rare cannot exceed by much.
+    A bound says, of the target's distribution, how probable each token may be given what precedes
+    it. Probabilities of what precedes are those of `distribution`: a beginning that is rare cannot
+    exceed by much.
 
     Args:
-        distribution: the distribution of a decoder's tokens, without end tokens (`decoder_distribution`).
+        distribution: the distribution of a decoder's tokens, without end tokens
+            (`decoder_distribution`).
         plain: the target's (`plain_distribution`), of as many tokens.
         bound: log probabilities [V] -> [V]; see `rules.catalogue`.
         vocab: V.
@@ -30,7 +38,8 @@ def excess(
         >>> excess({(0,): 0.9, (1,): 0.1}, plain, lambda log_p: 1.5 * jnp.exp(log_p), vocab=2)
         0.15
     """
-    followers, plain_followers = _followers(distribution, vocab), _followers(plain, vocab)
+    followers = _followers(distribution, vocab)
+    plain_followers = _followers(plain, vocab)
     largest = -np.inf
     for before, mass in followers.items():
         p = plain_followers[before]
@@ -39,7 +48,9 @@ def excess(
     return round(largest, 12)
 
 
-def _followers(distribution: SequenceDistribution, vocab: int) -> dict[tuple[int, ...], Float[np.ndarray, " V"]]:
+def _followers(
+    distribution: SequenceDistribution, vocab: int
+) -> dict[tuple[int, ...], Float[np.ndarray, " V"]]:
     """Returns the probability of each beginning of a text with each token after it."""
     followers: dict[tuple[int, ...], Float[np.ndarray, " V"]] = {}
     for tokens, probability in distribution.items():

@@ -1,7 +1,8 @@
 """Tries a model of one's own against the contract of a `LanguageModel`.
 
-It reads a sequence of tokens in every way in which a decoder does, and compares the logits after each token with those
-of a plainer way. For a decoder-only model the plainest way is prompts, which use no cache.
+It reads a sequence of tokens in every way in which a decoder does, and compares the logits after
+each token with those of a plainer way. For a decoder-only model the plainest way is prompts, which
+use no cache.
 
 Shapes: B batch, T step, L tokens of the sequence, l of them compared, V vocabulary.
 """
@@ -30,27 +31,31 @@ ACROSS = 4  # tokens of the pass at a long row's end
 MOST_LOGITS = 2**31  # bytes of the logits of two such rows
 LIMIT = "Give max_positions, if the network has a limit"
 WAYS = {  # what is tried, what is most often the cause first
-    "own token": "logits do not change with the token that they follow, and do with those before it: "
-    + causality.SHIFTED,
-    "batch": "the logits of a row change with the other rows of its batch. Take no norm, mean or maximum over rows",
+    "own token": "logits do not change with the token that they follow, and do with those before "
+    "it: " + causality.SHIFTED,
+    "batch": "the logits of a row change with the other rows of its batch. Take no norm, mean or "
+    "maximum over rows",
     "causality": f"later tokens change the logits of earlier ones. {causality.CAUSAL}",
-    "padding": "what stands after a prompt's end changes its logits. Entries at or past a row's own length must never "
-    "be read",
-    "cache": "tokens that are fed through the cache have other logits than in a prompt. Look at their positions, at "
-    "what is written to the cache, and for dropout or other noise",
-    "one pass": "several tokens in one pass have other logits than the same tokens one by one. Give each token its own "
-    "position, its own entry of the cache, and a mask that ends there",
-    "ragged rows": "rows of different lengths in one batch have other logits than rows of one length. Each row needs "
-    "an index of its own (adapters.by_row gives it one)",
-    "rewinds": "tokens that were fed and taken back change the logits of those that follow. Entries at or past a row's "
-    "length must be masked when they are read, and overwritten when others are written. A running sum cannot be taken "
-    "back",
-    "windows": "at the end of a long row, several tokens in one pass have other logits than the same tokens one by "
-    "one, or these have others than in a prompt. A window counts positions of the row "
-    "(jaxspec.core.kv_cache.key_positions), not places in the pass. A network that is right one token at a time can be "
-    "read so: adapters.by_row(step, one_by_one=True)",
-    "trees": "the nodes of a token tree have other logits than their paths fed as chains. A node attends to the tokens "
-    "before the tree, to its ancestors and to itself (jaxspec.core.kv_cache.mask), and its position counts its depth",
+    "padding": "what stands after a prompt's end changes its logits. Entries at or past a row's "
+    "own length must never be read",
+    "cache": "tokens that are fed through the cache have other logits than in a prompt. Look at "
+    "their positions, at what is written to the cache, and for dropout or other noise",
+    "one pass": "several tokens in one pass have other logits than the same tokens one by one. "
+    "Give each token its own position, its own entry of the cache, and a mask that "
+    "ends there",
+    "ragged rows": "rows of different lengths in one batch have other logits than rows of one "
+    "length. Each row needs an index of its own (adapters.by_row gives it one)",
+    "rewinds": "tokens that were fed and taken back change the logits of those that follow. "
+    "Entries at or past a row's length must be masked when they are read, and "
+    "overwritten when others are written. A running sum cannot be taken back",
+    "windows": "at the end of a long row, several tokens in one pass have other logits than the "
+    "same tokens one by one, or these have others than in a prompt. A window counts "
+    "positions of the row (jaxspec.core.kv_cache.key_positions), not places in the "
+    "pass. A network that is right one token at a time can be read so: "
+    "adapters.by_row(step, one_by_one=True)",
+    "trees": "the nodes of a token tree have other logits than their paths fed as chains. A node "
+    "attends to the tokens before the tree, to its ancestors and to itself "
+    "(jaxspec.core.kv_cache.mask), and its position counts its depth",
 }
 
 
@@ -77,28 +82,37 @@ class Differences(dict[str, float]):
 
 @programs.outside_context_mesh
 def check_model(
-    model: Model, *, length: int = 8, longest: int = LONGEST, seed: int = 0, tolerance: float | None = None
+    model: Model,
+    *,
+    length: int = 8,
+    longest: int = LONGEST,
+    seed: int = 0,
+    tolerance: float | None = None,
 ) -> Differences:
-    """Tries whether a model of your own is what decoding expects: call it once, before you trust its text.
+    """Tries whether a model of your own is what decoding expects: call it once, before you trust
+    its text.
 
-    It reads a random sequence in every way in which decoding reads one, and compares the logits. Later tokens, padding
-    and other rows of a batch must not change them. A cache, one pass over several tokens, rows of different lengths,
-    tokens that were taken back and token trees (if the model takes them) must give the same logits as plain reading.
-    Logits must depend on the token that they follow. At the ends of longer and longer rows a pass over several tokens
-    is compared again, until a row's first token no longer matters: then every window of the network was crossed.
+    It reads a random sequence in every way in which decoding reads one, and compares the logits.
+    Later tokens, padding and other rows of a batch must not change them. A cache, one pass over
+    several tokens, rows of different lengths, tokens that were taken back and token trees (if the
+    model takes them) must give the same logits as plain reading. Logits must depend on the token
+    that they follow. At the ends of longer and longer rows a pass over several tokens is compared
+    again, until a row's first token no longer matters: then every window of the network was
+    crossed.
 
     Args:
         model: to be tried, with the parameters that it will have; random ones show more than zeros.
         length: tokens of the sequence.
-        longest: tokens of the longest row that is read to cross windows, at most the model's positions. `length` leaves
-            long rows out.
+        longest: tokens of the longest row that is read to cross windows, at most the model's
+            positions. `length` leaves long rows out.
         seed: the seed of the tokens.
-        tolerance: the difference that rounding may make, relative to the largest logit. By default 1e-4, and 2e-2
-            for parameters of fewer than 32 bits. Products of float32 on a TPU need 2e-2, too.
+        tolerance: the difference that rounding may make, relative to the largest logit. By default
+            1e-4, and 2e-2 for parameters of fewer than 32 bits. Products of float32 on a TPU need
+            2e-2, too.
 
     Returns:
-        The largest difference of each reading, relative to the largest logit. `WAYS` has their names. Its attribute
-        `not_tried` says what was left out, such as rows longer than `longest`.
+        The largest difference of each reading, relative to the largest logit. `WAYS` has their
+        names. Its attribute `not_tried` says what was left out, such as rows longer than `longest`.
 
     Raises:
         ValueError: with everything that is wrong, and what usually causes it; also of shapes.
@@ -118,17 +132,26 @@ def check_model(
     """
     check_is_model(model, "model")
     at_least(SPLIT + 2, length=length)
-    tolerance = (2e-2 if causality.is_narrow(model.params) else 1e-4) if tolerance is None else tolerance
+    if tolerance is None:
+        if causality.is_narrow(model.params):
+            tolerance = 2e-2
+        else:
+            tolerance = 1e-4
     lm = model.lm
     if lm.limits.max_positions is not None and lm.limits.max_positions < length + ROOM:
-        raise ValueError(f"length is {length}, and the model has {lm.limits.max_positions} positions: lower it")
+        raise ValueError(
+            f"length is {length}, and the model has {lm.limits.max_positions} positions: lower it"
+        )
     causality.check_shapes(model)
     tokens = np.random.default_rng(seed).integers(0, lm.vocab_size, (2, length)).astype(np.int32)
-    tokens[1] = (tokens[0] + 1 + tokens[1] % (lm.vocab_size - 1)) % lm.vocab_size  # another one at every place
+    # another one at every place
+    tokens[1] = (tokens[0] + 1 + tokens[1] % (lm.vocab_size - 1)) % lm.vocab_size
     readings = jax.device_get(_readings(lm, model.params, jnp.asarray(tokens)))
     measured = {way: causality.difference(*reading) for way, reading in readings.items()}
     if math.isnan(max(measured.values())):
-        raise ValueError(f"{causality.called(model)} gives logits that are NaN or +inf: check its parameters")
+        raise ValueError(
+            f"{causality.called(model)} gives logits that are NaN or +inf: check its parameters"
+        )
     if any(difference > tolerance for difference in measured.values()):
         not_tried = []  # a model that is wrong in short rows is not read in long ones
     else:
@@ -136,36 +159,63 @@ def check_model(
     apart = {way: measured[way] for way in WAYS if way in measured}
     wrong = [way for way, difference in apart.items() if difference > tolerance]
     shown = {way: f"logits differ by {apart[way]:.1g} of the largest" for way in wrong}
-    looked_ahead = jax.device_get(causality.look_ahead(lm, model.params)) if lm.vocab_size > 1 else None
-    if looked_ahead is not None and causality.shifts_input(looked_ahead.own_token, looked_ahead.before):
+    looked_ahead = None
+    if lm.vocab_size > 1:
+        looked_ahead = jax.device_get(causality.look_ahead(lm, model.params))
+    if looked_ahead is not None and causality.shifts_input(
+        looked_ahead.own_token, looked_ahead.before
+    ):
         wrong, shown["own token"] = ["own token", *wrong], "logits differ by 0"
     if wrong:
         lines = [f"- {way} ({shown[way]}): {WAYS[way]}." for way in wrong]
-        more = "\nMend the first of these, which may have caused the others, and try again." if wrong[1:] else ""
-        raise ValueError(f"{causality.called(model)} is not what decoding expects:\n" + "\n".join(lines) + more)
+        more = ""
+        if wrong[1:]:
+            more = "\nMend the first of these, which may have caused the others, and try again."
+        raise ValueError(
+            f"{causality.called(model)} is not what decoding expects:\n" + "\n".join(lines) + more
+        )
     if lm.select is None:
         not_tried.append("token trees: the model takes none")
     return Differences(apart, not_tried)
 
 
-def _windows(model: Model, length: int, longest: int, tolerance: float, seed: int) -> tuple[float, list[str]]:
-    """Reads longer and longer rows; returns the largest difference at their ends, and what was not tried."""
-    lm, largest = model.lm, 0.0
-    fitting = None if lm.limits.max_positions is None else lm.limits.max_positions - ROOM
-    limit = longest if fitting is None else min(longest, fitting)
+def _windows(
+    model: Model, length: int, longest: int, tolerance: float, seed: int
+) -> tuple[float, list[str]]:
+    """Reads longer and longer rows; returns the largest difference at their ends, and what was not
+    tried.
+    """
+    lm = model.lm
+    largest = 0.0
+    fitting = None
+    if lm.limits.max_positions is not None:
+        fitting = lm.limits.max_positions - ROOM
+    if fitting is None:
+        limit = longest
+    else:
+        limit = min(longest, fitting)
     reached = length
     while reached < limit:
         size = min(GROWTH * reached, limit)
         if lm.inside is None and 8 * size * lm.vocab_size > MOST_LOGITS:
-            return largest, [f"rows of more than {reached} tokens: the logits of {size} would take too much memory"]
+            return largest, [
+                f"rows of more than {reached} tokens: the logits of {size} would take too much "
+                "memory"
+            ]
         tokens = np.random.default_rng(seed).integers(0, lm.vocab_size, size).astype(np.int32)
         try:
             ends = jax.device_get(_ends(lm, model.params, jnp.asarray(tokens)))
-        except Exception as error:  # of the caller's network, which may have a limit that is not declared
-            reason = f"reading {size} raised {type(error).__name__}: {str(error).partition(chr(10))[0]:.100}"
+        except Exception as error:
+            # of the caller's network, which may have a limit that is not declared
+            reason = (
+                f"reading {size} raised {type(error).__name__}: "
+                f"{str(error).partition(chr(10))[0]:.100}"
+            )
             return largest, [f"rows of more than {reached} tokens: {reason}. {LIMIT}"]
         if np.isnan(ends.one_by_one).any():
-            return largest, [f"rows of more than {reached} tokens: in rows of {size} logits are NaN. {LIMIT}"]
+            return largest, [
+                f"rows of more than {reached} tokens: in rows of {size} logits are NaN. {LIMIT}"
+            ]
         pairs = (ends.at_once, ends.one_by_one), (ends.whole, ends.one_by_one[-1])
         largest = max(largest, *(causality.difference(*pair) for pair in pairs))
         reached = size
@@ -175,7 +225,10 @@ def _windows(model: Model, length: int, longest: int, tolerance: float, seed: in
     if reached == fitting:
         return largest, []
     further = f"longest={GROWTH * reached} reads further"
-    return largest, [f"windows of {reached} tokens and more: the first token of such a row still counts ({further})"]
+    return largest, [
+        f"windows of {reached} tokens and more: the first token of such a row still counts "
+        f"({further})"
+    ]
 
 
 class RowEnds(NamedTuple):
@@ -191,7 +244,8 @@ class RowEnds(NamedTuple):
 def _ends(lm: LanguageModel, params: Params, row: Int[Array, " L"]) -> RowEnds:
     """Reads a long row in several ways, beside one that differs from it in its first token."""
     changed = row.at[0].set((row[0] + 1) % lm.vocab_size)
-    rows, last = jnp.stack([row, changed]), len(row) - ACROSS
+    rows = jnp.stack([row, changed])
+    last = len(row) - ACROSS
     is_decoder = lm.limits.start_token is None
     room = Room(len(row) + len(lm.limits.first_tokens) + ROOM)
 
@@ -202,7 +256,9 @@ def _ends(lm: LanguageModel, params: Params, row: Int[Array, " L"]) -> RowEnds:
     def read(count: int) -> tuple[Float[Array, "2 V"], Cache]:
         """Reads the first tokens of both rows."""
         if is_decoder:
-            forward, cache = lm.prefill(params, Prompt(rows[:, :count], jnp.full(2, count, jnp.int32)), room)
+            forward, cache = lm.prefill(
+                params, Prompt(rows[:, :count], jnp.full(2, count, jnp.int32)), room
+            )
             return forward.logits[:, 0], cache
         _, cache = lm.prefill(params, Prompt(rows[:, :SPLIT], jnp.full(2, SPLIT, jnp.int32)), room)
         forward, cache = lm.extend(params, cache, rows[:, :count])
@@ -222,26 +278,43 @@ class Sequences(NamedTuple):
     row: Int[Array, " L"]
     other: Int[Array, " L"]
 
-    # An encoder-decoder's row begins with its start token, and its encoder reads the same text throughout.
-    is_decoder = property(lambda self: self.lm.limits.start_token is None, doc="True for a decoder-only model.")
-    begin = property(lambda self: SPLIT if self.is_decoder else 0, doc="Tokens of the sequence before the fed ones.")
-    before = property(lambda self: 0 if self.is_decoder else 1, doc="Tokens of a row before the sequence.")
-    rest = property(lambda self: self.row[self.begin :], doc="The tokens that are fed, of which l are compared.")
+    # An encoder-decoder's row begins with its start token, and its encoder reads the same text
+    # throughout.
+    is_decoder = property(
+        lambda self: self.lm.limits.start_token is None, doc="True for a decoder-only model."
+    )
+    begin = property(
+        lambda self: SPLIT if self.is_decoder else 0,
+        doc="Tokens of the sequence before the fed ones.",
+    )
+    before = property(
+        lambda self: 0 if self.is_decoder else 1, doc="Tokens of a row before the sequence."
+    )
+    rest = property(
+        lambda self: self.row[self.begin :], doc="The tokens that are fed, of which l are compared."
+    )
 
-    def started(self, ends: Int[Array, " B"], padding: Int[Array, " L"]) -> tuple[Float[Array, "B V"], Cache]:
+    def started(
+        self, ends: Int[Array, " B"], padding: Int[Array, " L"]
+    ) -> tuple[Float[Array, "B V"], Cache]:
         """Prefills a row for each end, with the sequence up to there and `padding` after it."""
         length = len(self.row)
         rows = jnp.where(jnp.arange(length)[None] < ends[:, None], self.row[None], padding[None])
         if not self.is_decoder:
-            rows, ends = jnp.broadcast_to(self.row[None], rows.shape), jnp.full_like(ends, SPLIT)
-        forward, cache = self.lm.prefill(self.params, Prompt(rows, ends), Room(length + self.before + ROOM))
+            rows = jnp.broadcast_to(self.row[None], rows.shape)
+            ends = jnp.full_like(ends, SPLIT)
+        forward, cache = self.lm.prefill(
+            self.params, Prompt(rows, ends), Room(length + self.before + ROOM)
+        )
         return forward.logits[:, 0], cache
 
     def begun(self, rows: int) -> Cache:
         """Prefills some rows, all alike, up to where tokens are fed."""
         return self.started(jnp.full(rows, self.begin, jnp.int32), self.other)[1]
 
-    def fed(self, cache: Cache, new: Int[Array, "B T"], *parent: Any) -> tuple[Float[Array, "B T V"], Cache]:
+    def fed(
+        self, cache: Cache, new: Int[Array, "B T"], *parent: Any
+    ) -> tuple[Float[Array, "B T V"], Cache]:
         """Feeds tokens to all rows."""
         forward, cache = self.lm.extend(self.params, cache, new, *parent)
         return forward.logits, cache
@@ -257,7 +330,9 @@ class Sequences(NamedTuple):
 
 
 @programs.jit(static_argnames=("lm",))
-def _readings(lm: LanguageModel, params: Params, tokens: Int[Array, "2 L"]) -> dict[str, LogitsToCompare]:
+def _readings(
+    lm: LanguageModel, params: Params, tokens: Int[Array, "2 L"]
+) -> dict[str, LogitsToCompare]:
     """Reads a sequence in every way."""
     s = Sequences(lm, params, *tokens)
     # Through the cache, a token at a time: what each further reading is compared with.
@@ -266,8 +341,11 @@ def _readings(lm: LanguageModel, params: Params, tokens: Int[Array, "2 L"]) -> d
 
 
 def _prompts(s: Sequences, cached: Float[Array, "l V"]) -> dict[str, LogitsToCompare]:
-    """Reads prompts, with and without padding; and rows of different lengths, each of which is fed its next token."""
-    readings, count = dict[str, LogitsToCompare](), len(s.rest)
+    """Reads prompts, with and without padding; and rows of different lengths, each of which is fed
+    its next token.
+    """
+    readings = dict[str, LogitsToCompare]()
+    count = len(s.rest)
     if s.is_decoder:
         lengths = jnp.arange(1, len(s.row) + 1, dtype=jnp.int32)
         plain, _ = s.started(lengths, jnp.zeros_like(s.other))
@@ -282,10 +360,14 @@ def _prompts(s: Sequences, cached: Float[Array, "l V"]) -> dict[str, LogitsToCom
 
 
 def _passes(s: Sequences, cached: Float[Array, "l V"]) -> dict[str, LogitsToCompare]:
-    """Reads the rest in one pass: by itself, with other tokens from each place on, and beside another row."""
-    other_tokens, count = s.other[s.begin :], len(s.rest)
+    """Reads the rest in one pass: by itself, with other tokens from each place on, and beside
+    another row.
+    """
+    other_tokens = s.other[s.begin :]
+    count = len(s.rest)
     at_once, _ = s.fed(s.begun(2), jnp.stack([s.rest, s.rest]))
-    changed = jnp.where(jnp.tri(count, dtype=bool), s.rest[None], other_tokens[None])  # row i from its place i + 1 on
+    # row i from its place i + 1 on
+    changed = jnp.where(jnp.tri(count, dtype=bool), s.rest[None], other_tokens[None])
     of_changed, _ = s.fed(s.begun(count), changed)
     mixed, _ = s.fed(s.begun(2), jnp.stack([s.rest, other_tokens]))
     return {
@@ -300,7 +382,9 @@ def _rewinds(s: Sequences, cache: Cache, cached: Float[Array, "l V"]) -> dict[st
     length = len(s.row)
 
     def taken_back(position: Int[Array, ""]) -> Float[Array, " V"]:
-        """Feeds other tokens from a place of the sequence on, takes them back, and feeds the sequence's own."""
+        """Feeds other tokens from a place of the sequence on, takes them back, and feeds the
+        sequence's own.
+        """
         _, after = s.fed(s.rewound(cache, position), jnp.broadcast_to(s.other[:ROOM], (2, ROOM)))
         return s.next_token(s.rewound(after, position), s.row[position])[1]
 

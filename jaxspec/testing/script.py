@@ -1,6 +1,7 @@
 """A compiled call of a decoder whose draws are scripted, and recorded.
 
-Axis letters as in `jaxspec.core`; E is the most draws that a row can write down, which is the size of a script, too.
+Axis letters as in `jaxspec.core`; E is the most draws that a row can write down, which is the size
+of a script, too.
 """
 
 from __future__ import annotations
@@ -28,14 +29,21 @@ class ScriptedCall:
     """
 
     def __init__(self, call: Callable[[Keys, Any, Any], Any], capacity: int, vocab: int):
-        self.capacity, self.sites, self._vocab = capacity, list[str](), vocab
-        self._compiled = jax.jit(functools.partial(_played, call, self.sites), static_argnames="vocab")
+        self.capacity = capacity
+        self.sites = list[str]()
+        self._vocab = vocab
+        self._compiled = jax.jit(
+            functools.partial(_played, call, self.sites), static_argnames="vocab"
+        )
 
-    def run(self, which: Int[np.ndarray, " B"], shared: Any, rows: Any, script: Script) -> tuple[Any, Record]:
-        """Runs a call on rows, with arguments that all share; returns the state without keys, and what was drawn.
+    def run(
+        self, which: Int[np.ndarray, " B"], shared: Any, rows: Any, script: Script
+    ) -> tuple[Any, Record]:
+        """Runs a call on rows, with arguments that all share; returns the state without keys, and
+        what was drawn.
 
-        `which` numbers the rows' keys (`row_keys`). An OverflowError says that a row has drawn more than E times: the
-        capacity is larger now, and the call is to be tried again.
+        `which` numbers the rows' keys (`row_keys`). An OverflowError says that a row has drawn more
+        than E times: the capacity is larger now, and the call is to be tried again.
         """
         while True:
             try:
@@ -67,7 +75,9 @@ def init_program(decoder: Decoder, headroom: int, vocab: int) -> ScriptedCall:
 
 @functools.lru_cache
 def step_program(decoder: Decoder, vocab: int) -> ScriptedCall:
-    """Makes the program of `decoder.step`, on rows of State without keys; `shared`: weights, and what rows share."""
+    """Makes the program of `decoder.step`, on rows of State without keys; `shared`: weights, and
+    what rows share.
+    """
 
     def call(keys: Keys, shared: Any, rows: Any) -> Any:
         weights, tables = shared
@@ -80,16 +90,27 @@ def step_program(decoder: Decoder, vocab: int) -> ScriptedCall:
 
 def row_keys(which: Int[Array, " B"]) -> Keys:
     """Makes the keys of rows from their numbers."""
-    return jax.vmap(functools.partial(jax.random.fold_in, jax.random.key(0, impl="threefry2x32")))(which)
+    return jax.vmap(functools.partial(jax.random.fold_in, jax.random.key(0, impl="threefry2x32")))(
+        which
+    )
 
 
 def _played(
-    call: Callable, sites: list[str], which: Int[Array, " B"], shared: Any, rows: Any, script: Script, *, vocab: int
+    call: Callable,
+    sites: list[str],
+    which: Int[Array, " B"],
+    shared: Any,
+    rows: Any,
+    script: Script,
+    *,
+    vocab: int,
 ) -> tuple[Any, Record]:
     tape = Tape(script, vocab, sites)
     with tape.playing():
         state = call(row_keys(which), shared, rows)
     shapes = {leaf.shape for leaf in jax.tree.leaves(state)}
     if any(shape[:1] != which.shape for shape in shapes):
-        raise ValueError(f"not every array of a state has the batch ({len(which)}) first: got {sorted(shapes)}")
+        raise ValueError(
+            f"not every array of a state has the batch ({len(which)}) first: got {sorted(shapes)}"
+        )
     return state._replace(request=state.request._replace(keys=None)), tape.record()

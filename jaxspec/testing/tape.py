@@ -1,11 +1,13 @@
-"""Scripted draws: while a decoder is traced, the functions of `noise` play a script, and record the draws.
+"""Scripted draws: while a decoder is traced, the functions of `noise` play a script, and record the
+draws.
 
-A draw is known by its row, its key, and the number of earlier draws with that key. So its loop or branch does not
-matter, nor other rows that make a loop run longer. The values are kept in mutable arrays (`jax.new_ref`), which jax
-threads through scan, while_loop, fori_loop, cond and switch by itself.
+A draw is known by its row, its key, and the number of earlier draws with that key. So its loop or
+branch does not matter, nor other rows that make a loop run longer. The values are kept in mutable
+arrays (`jax.new_ref`), which jax threads through scan, while_loop, fori_loop, cond and switch by
+itself.
 
-Axis letters as in `jaxspec.core`. E is the most draws that a row can record, and the size of a script. n are further
-axes of keys, for several draws of each row.
+Axis letters as in `jaxspec.core`. E is the most draws that a row can record, and the size of a
+script. n are further axes of keys, for several draws of each row.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ from jaxtyping import Array, Bool, Float, Int, Key, UInt32
 
 from jaxspec.core import Keys, noise
 
-UNIFORMS = 1 << 23  # a uniform is one of the multiples of 1 / UNIFORMS below 1, as `jax.random.uniform`'s are
+# a uniform is one of the multiples of 1 / UNIFORMS below 1, as `jax.random.uniform`'s are
+UNIFORMS = 1 << 23
 CALL = 512  # between the numbers of draws of two calls with one key
 MANY = 1 << 20  # completions that nobody counts
 ROUNDING = 1e-3  # of noise that is computed twice in one program
@@ -35,16 +38,19 @@ class Script(NamedTuple):
     # these two: the draw that an entry fixes (`Record`). Number -1: the entry is empty.
     key: UInt32[Array, "B E 2"]
     number: Int[Array, "B E"]
-    # these two: a token; or, for a uniform, the values from `low` to `high - 1`, in units of 1 / UNIFORMS
+    # these two: a token; or, for a uniform, the values from `low` to `high - 1`, in units of 1 /
+    # UNIFORMS
     low: Int[Array, "B E"]
     high: Int[Array, "B E"]
-    # the completion to play, where draws are left open: those without an entry, and uniforms with more than one value
+    # the completion to play, where draws are left open: those without an entry, and uniforms with
+    # more than one value
     turn: Int[Array, " B"]
-    # turns 0, 1, ... go through all combinations of what the open draws can be (a uniform: its ends). Otherwise they
-    # are well spread: in as many turns as a draw has values it takes each of them (a uniform: both ends and one in
-    # between), and draws are not in step.
+    # turns 0, 1, ... go through all combinations of what the open draws can be (a uniform: its
+    # ends). Otherwise they are well spread: in as many turns as a draw has values it takes each of
+    # them (a uniform: both ends and one in between), and draws are not in step.
     every: Bool[Array, " B"]
-    played: Int[Array, "B E"]  # the values to draw, in order, whatever the keys are; -1: by the script
+    # the values to draw, in order, whatever the keys are; -1: by the script
+    played: Int[Array, "B E"]
 
 
 class Record(NamedTuple):
@@ -52,13 +58,14 @@ class Record(NamedTuple):
 
     count: Int[Array, " B"]  # the number of draws; more than E: the last ones were not recorded
     key: UInt32[Array, "B E 2"]  # the data of their keys
-    # CALL times how often the key was used before in this call, plus 2 times the number of a draw among those of one
-    # `noise.without_replacement`, plus 1 for a uniform
+    # CALL times how often the key was used before in this call, plus 2 times the number of a draw
+    # among those of one `noise.without_replacement`, plus 1 for a uniform
     number: Int[Array, "B E"]
     value: Int[Array, "B E"]  # the token; a uniform, in units of 1 / UNIFORMS
     log_probs: Float[Array, "B E V"]  # the distribution of a token, not normalised
     site: Int[Array, "B E"]  # the place in the code, an index of `ScriptedCall.sites`
-    total: Int[Array, " B"]  # the number of combinations of open draws; at least MANY: too many to count
+    # the number of combinations of open draws; at least MANY: too many to count
+    total: Int[Array, " B"]
 
 
 class Wider(Exception):
@@ -70,7 +77,9 @@ class Tape:
 
     def __init__(self, script: Script, vocab: int, sites: list[str]):
         batch, size = script.number.shape
-        self.script, self.vocab, self.sites = script, vocab, sites
+        self.script = script
+        self.vocab = vocab
+        self.sites = sites
         self.count = jax.new_ref(jnp.zeros(batch, jnp.int32))
         self.total = jax.new_ref(jnp.ones(batch, jnp.int32))
         self.key = jax.new_ref(jnp.zeros((batch, size, 2), jnp.uint32))
@@ -79,7 +88,15 @@ class Tape:
 
     def record(self) -> Record:
         number, value, site = jnp.moveaxis(self.drawn[...], -1, 0)
-        return Record(self.count[...], self.key[...], number, value, self.log_probs[...], site, self.total[...])
+        return Record(
+            self.count[...],
+            self.key[...],
+            number,
+            value,
+            self.log_probs[...],
+            site,
+            self.total[...],
+        )
 
     # --- what production code calls
 
@@ -91,11 +108,15 @@ class Tape:
         drawn: Float[Array, " B *n V"] | None = None,
     ) -> Int[Array, " B *n"]:
         """Plays `noise.categorical`; a draw that is not wanted is token 0."""
-        used, site = jnp.ones(keys.shape, bool) if used is None else used, self._site("token")
+        if used is None:
+            used = jnp.ones(keys.shape, bool)
+        site = self._site("token")
         unplayed = jnp.zeros(keys.shape, jnp.int32)
         if drawn is not None:
-            is_gumbel = jnp.all(jnp.abs(drawn - _gumbel_again(keys, drawn.shape[-1])) < ROUNDING, axis=-1)
-            used = jnp.logical_and(used, is_gumbel)
+            is_gumbel = jnp.all(
+                jnp.abs(drawn - _gumbel_again(keys, drawn.shape[-1])) < ROUNDING, axis=-1
+            )
+            used = used & is_gumbel
             unplayed = jnp.where(is_gumbel, unplayed, noise.first_largest(log_probs + drawn))
 
         def draw(key: Array, log_probs: Array, used: Array) -> Int[Array, " B"]:
@@ -106,18 +127,23 @@ class Tape:
     def without_replacement(
         self, keys: Key[Array, " B *n"], log_probs: Float[Array, " B *n V"], count: int
     ) -> Int[Array, " B *n count"]:
-        """Plays `noise.without_replacement`: each draw is from the tokens that are left; the rest is in order."""
-        site, tokens = self._site("token"), jnp.arange(log_probs.shape[-1], dtype=jnp.int32)[None, :]
+        """Plays `noise.without_replacement`: each draw is from the tokens that are left; the rest
+        is in order.
+        """
+        site = self._site("token")
+        tokens = jnp.arange(log_probs.shape[-1], dtype=jnp.int32)[None, :]
 
         def draw(key: Array, log_probs: Array) -> Int[Array, "B count"]:
             first = self._first(key)
 
-            def next_token(drawn: Bool[Array, "B V"], index: Int[Array, ""]) -> tuple[Array, Int[Array, " B"]]:
+            def next_token(
+                drawn: Bool[Array, "B V"], index: Int[Array, ""]
+            ) -> tuple[Array, Int[Array, " B"]]:
                 remaining = jnp.where(drawn, -jnp.inf, log_probs)
                 is_left = jnp.any(remaining != -jnp.inf, axis=1)
                 token = self._token(key, first + 2 * index, remaining, is_left, site)
                 token = jnp.where(is_left, token, jnp.argmin(drawn, axis=1).astype(jnp.int32))
-                return jnp.logical_or(drawn, tokens == token[:, None]), token
+                return drawn | (tokens == token[:, None]), token
 
             none = jnp.zeros(log_probs.shape, bool)
             return jax.lax.scan(next_token, none, jnp.arange(count, dtype=jnp.int32))[1].T
@@ -136,52 +162,88 @@ class Tape:
 
     # --- what they draw
 
-    def _token(self, key: Array, number: Array, log_probs: Array, used: Array, site: int) -> Int[Array, " B"]:
+    def _token(
+        self, key: Array, number: Array, log_probs: Array, used: Array, site: int
+    ) -> Int[Array, " B"]:
         vocab = log_probs.shape[1]
         if vocab > self.vocab:
             raise Wider(vocab)
         possible = log_probs != -jnp.inf  # NaN, too: where that matters it is an error
         count = jnp.sum(possible, axis=1, dtype=jnp.int32)
         is_scripted, low, _ = self._entry(key, number)
-        is_open = jnp.logical_and(used, jnp.logical_not(is_scripted))
+        is_open = used & ~is_scripted
         level = self._level(key, number, jnp.maximum(count, 1), count, is_open)
-        nth = jnp.sum(jnp.cumsum(possible, axis=1, dtype=jnp.int32) <= level[:, None], axis=1, dtype=jnp.int32)
+        nth = jnp.sum(
+            jnp.cumsum(possible, axis=1, dtype=jnp.int32) <= level[:, None], axis=1, dtype=jnp.int32
+        )
         value = jnp.where(is_scripted, low, jnp.where(count > 0, nth, 0))
-        wide = jnp.pad(log_probs.astype(jnp.float32), ((0, 0), (0, self.vocab - vocab)), constant_values=-jnp.inf)
+        wide = jnp.pad(
+            log_probs.astype(jnp.float32),
+            ((0, 0), (0, self.vocab - vocab)),
+            constant_values=-jnp.inf,
+        )
         return self._note(key, number, value, wide, used, site)
 
     def _uniform(self, key: Array, number: Array, site: int) -> Int[Array, " B"]:
         is_scripted, low, high = self._entry(key, number)
-        low, high = jnp.where(is_scripted, low, 0), jnp.where(is_scripted, high, UNIFORMS)
-        used, width = jnp.ones(number.shape, bool), high - low
+        low = jnp.where(is_scripted, low, 0)
+        high = jnp.where(is_scripted, high, UNIFORMS)
+        used = jnp.ones(number.shape, bool)
+        width = high - low
         level = self._level(key, number, jnp.minimum(width, 3), jnp.minimum(width, 2), used)
-        between = (_mixed(key[:, 0], key[:, 1], number, self.script.turn) & jnp.uint32(UNIFORMS - 1)).astype(jnp.int32)
+        between = (
+            _mixed(key[:, 0], key[:, 1], number, self.script.turn) & jnp.uint32(UNIFORMS - 1)
+        ).astype(jnp.int32)
         value = jnp.where(level == 0, low, jnp.where(level == 1, high - 1, low + between % width))
-        return self._note(key, number, value, jnp.full((*number.shape, self.vocab), -jnp.inf, jnp.float32), used, site)
+        return self._note(
+            key,
+            number,
+            value,
+            jnp.full((*number.shape, self.vocab), -jnp.inf, jnp.float32),
+            used,
+            site,
+        )
 
     def _first(self, key: UInt32[Array, "B 2"]) -> Int[Array, " B"]:
-        """Returns the number of a draw with a key: 0 if none of the row's draws had it, CALL if one had, ..."""
+        """Returns the number of a draw with a key: 0 if none of the row's draws had it, CALL if one
+        had, ...
+        """
         order = jnp.arange(self.script.number.shape[1], dtype=jnp.int32)[None, :]
-        same = jnp.logical_and(jnp.all(self.key[...] == key[:, None], axis=-1), order < self.count[...][:, None])
+        same = jnp.all(self.key[...] == key[:, None], axis=-1) & (order < self.count[...][:, None])
         return CALL * jnp.max(jnp.where(same, self.drawn[...][..., 0] // CALL + 1, 0), axis=1)
 
-    def _entry(self, key: Array, number: Array) -> tuple[Bool[Array, " B"], Int[Array, " B"], Int[Array, " B"]]:
+    def _entry(
+        self, key: Array, number: Array
+    ) -> tuple[Bool[Array, " B"], Int[Array, " B"], Int[Array, " B"]]:
         """Returns whether the script has a draw, and its `low` and `high`."""
         script = self.script
-        same = jnp.logical_and(jnp.all(script.key == key[:, None], axis=-1), script.number == number[:, None])
-        low, high = (jnp.sum(jnp.where(same, x, 0), axis=1, dtype=jnp.int32) for x in (script.low, script.high))
+        same = jnp.all(script.key == key[:, None], axis=-1) & (script.number == number[:, None])
+        low, high = (
+            jnp.sum(jnp.where(same, x, 0), axis=1, dtype=jnp.int32)
+            for x in (script.low, script.high)
+        )
         return jnp.any(same, axis=1), low, high
 
-    def _level(self, key: Array, number: Array, spread: Array, count: Array, used: Array) -> Int[Array, " B"]:
-        """Chooses the value of an open draw: one of `spread`, or of `count` as combinations are counted."""
-        turn, total = self.script.turn, self.total[...]
-        of_block = (_mixed(key[:, 0], key[:, 1], number, turn // spread) & jnp.uint32(0xFFFF)).astype(jnp.int32)
+    def _level(
+        self, key: Array, number: Array, spread: Array, count: Array, used: Array
+    ) -> Int[Array, " B"]:
+        """Chooses the value of an open draw: one of `spread`, or of `count` as combinations are
+        counted.
+        """
+        turn = self.script.turn
+        total = self.total[...]
+        of_block = (
+            _mixed(key[:, 0], key[:, 1], number, turn // spread) & jnp.uint32(0xFFFF)
+        ).astype(jnp.int32)
         count = jnp.maximum(count, 1)
         self.total[...] = jnp.where(used, jnp.minimum(total * count, MANY), total)
         return jnp.where(self.script.every, turn // total % count, (of_block + turn) % spread)
 
-    def _note(self, key: Array, number: Array, value: Array, log_probs: Array, used: Array, site: int) -> Array:
-        count, size = self.count[...], self.script.number.shape[1]
+    def _note(
+        self, key: Array, number: Array, value: Array, log_probs: Array, used: Array, site: int
+    ) -> Array:
+        count = self.count[...]
+        size = self.script.number.shape[1]
         row = jnp.arange(count.shape[0], dtype=jnp.int32)
         played = self.script.played[row, jnp.minimum(count, size - 1)]
         value = jnp.where(played >= 0, played, value)
@@ -195,14 +257,20 @@ class Tape:
     def _site(self, value_name: str) -> int:
         """Adds the place in the code that asks for a draw to `sites`, and returns its index."""
         hidden = str(Path(jax.__file__).parent), __file__
-        frames = [frame for frame in traceback.extract_stack() if not frame.filename.startswith(hidden)]
-        where = (f"{Path(frame.filename).name}:{frame.lineno} ({frame.name})" for frame in frames[:-3:-1])
+        frames = [
+            frame for frame in traceback.extract_stack() if not frame.filename.startswith(hidden)
+        ]
+        where = (
+            f"{Path(frame.filename).name}:{frame.lineno} ({frame.name})" for frame in frames[:-3:-1]
+        )
         self.sites.append(f"a {value_name} drawn in {' for '.join(where)}")
         return len(self.sites) - 1
 
     @contextlib.contextmanager
     def playing(self) -> Iterator[None]:
-        """Replaces the noise, and keeps what is traced meanwhile out of jax's caches, and what is in them out of it."""
+        """Replaces the noise, and keeps what is traced meanwhile out of jax's caches, and what is
+        in them out of it.
+        """
         names = "categorical", "uniform", "without_replacement"
         real = {name: getattr(noise, name) for name in names}
         try:
@@ -216,12 +284,16 @@ class Tape:
 
 
 def _each(draw: Callable[..., Array], *arrays: Array) -> Array:
-    """Calls `draw` for all rows, or for each of a row's keys in turn; the first array is the keys' data."""
+    """Calls `draw` for all rows, or for each of a row's keys in turn; the first array is the keys'
+    data.
+    """
     shape = arrays[0].shape[:-1]
     if len(shape) == 1:
         return draw(*arrays)
     flat = (x.reshape(shape[0], -1, *x.shape[len(shape) :]) for x in arrays)
-    values = jax.lax.scan(lambda _, x: (None, draw(*x)), None, tuple(jnp.moveaxis(x, 1, 0) for x in flat))[1]
+    values = jax.lax.scan(
+        lambda _, x: (None, draw(*x)), None, tuple(jnp.moveaxis(x, 1, 0) for x in flat)
+    )[1]
     return jnp.moveaxis(values, 0, 1).reshape(*shape, *values.shape[2:])
 
 
@@ -236,6 +308,9 @@ def _mixed(*words: Int[Array, " B"]) -> UInt32[Array, " B"]:
 
 
 def _gumbel_again(keys: Key[Array, " B *n"], vocab: int) -> Float[Array, " B *n V"]:
-    """Computes the Gumbel noise of keys from their data, because jax would take it for a second use of the keys."""
-    data, impl = jax.random.key_data(keys), jax.random.key_impl(keys)
+    """Computes the Gumbel noise of keys from their data, because jax would take it for a second use
+    of the keys.
+    """
+    data = jax.random.key_data(keys)
+    impl = jax.random.key_impl(keys)
     return noise.gumbel(jax.random.wrap_key_data(data, impl=impl), vocab)

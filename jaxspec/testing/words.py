@@ -12,9 +12,14 @@ if TYPE_CHECKING:
 
 
 def word_tokenizer(
-    words: Sequence[str] | Mapping[str, int], *, end: str = "</s>", unknown: str = "<unk>", **options: Any
+    words: Sequence[str] | Mapping[str, int],
+    *,
+    end: str = "</s>",
+    unknown: str = "<unk>",
+    **options: Any,
 ) -> PreTrainedTokenizerFast:
-    """Makes a tokenizer of transformers whose tokens are words; their ids are their places in `words`, or its values.
+    """Makes a tokenizer of transformers whose tokens are words; their ids are their places in
+    `words`, or its values.
 
     Args:
         words: the vocabulary, `end` and `unknown` among it.
@@ -39,11 +44,20 @@ def word_tokenizer(
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    ids = dict(words) if isinstance(words, Mapping) else {word: i for i, word in enumerate(words)}
+    if isinstance(words, Mapping):
+        ids = dict(words)
+    else:
+        ids = {word: i for i, word in enumerate(words)}
     if len(ids) < len(words):
-        raise ValueError(f"{len(words) - len(ids)} of {len(words)} words are there twice: expected each once")
-    if absent := {end, unknown} - set(ids):
-        raise ValueError(f"the words lack {', '.join(sorted(absent))}: expected the end token and the unknown one")
+        raise ValueError(
+            f"{len(words) - len(ids)} of {len(words)} words are there twice: expected each once"
+        )
+    absent = {end, unknown} - set(ids)
+    if absent:
+        raise ValueError(
+            f"the words lack {', '.join(sorted(absent))}: expected the end token and the unknown "
+            "one"
+        )
     raw = Tokenizer(models.WordLevel(ids, unk_token=unknown))
     raw.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     special = {"eos_token": end, "unk_token": unknown, "clean_up_tokenization_spaces": False}

@@ -25,6 +25,8 @@ from jaxspec.trace.history import (
 from jaxspec.trace.html import html, page
 from jaxspec.trace.table import table
 
-__all__ = [name for name, value in list(globals().items()) if callable(value) and not name.startswith("_")]
+__all__ = [
+    name for name, value in list(globals().items()) if callable(value) and not name.startswith("_")
+]
 
 __getattr__ = optional_imports.submodules(__name__)

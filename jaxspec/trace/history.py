@@ -13,7 +13,8 @@ CONTEXT = 256  # tokens before a round that are spelt: more than any line shows
 
 
 class TokensView(Sequence[int]):
-    """The first `length` tokens of a list that all rounds of a row share, so that a round's size is that of its own.
+    """The first `length` tokens of a list that all rounds of a row share, so that a round's size is
+    that of its own.
 
     >>> text = [5, 6, 7]
     >>> TokensView(text, 2), TokensView(text, 2)[-1:], TokensView(text, 2) == [5, 6]
@@ -21,17 +22,24 @@ class TokensView(Sequence[int]):
     """
 
     def __init__(self, tokens: list[int], length: int):
-        self._tokens, self._length = tokens, length
+        self._tokens = tokens
+        self._length = length
 
     def __len__(self) -> int:
         return self._length
 
     def __getitem__(self, index: Any) -> Any:
         places = range(self._length)[index]
-        return self._tokens[places] if isinstance(places, int) else [self._tokens[i] for i in places]
+        if isinstance(places, int):
+            return self._tokens[places]
+        return [self._tokens[i] for i in places]
 
     def __eq__(self, value: object) -> bool:
-        return isinstance(value, Sequence) and len(self) == len(value) and all(map(operator.eq, self, value))
+        return (
+            isinstance(value, Sequence)
+            and len(self) == len(value)
+            and all(map(operator.eq, self, value))
+        )
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -44,17 +52,22 @@ class TracedRound(NamedTuple):
 
     before: Sequence[int]  # new tokens committed by earlier rounds
     new: list[int]  # tokens that this round committed
-    draft: list[int]  # its draft tokens; none for the first token, which the target reads off the prompt
+    # its draft tokens; none for the first token, which the target reads off the prompt
+    draft: list[int]
     num_accepted: int  # how many of them the rule accepted
-    # these two: a tree's `core.Draft.parent` and `core.Verdict.path`, the path cut to its length; None for a chain
+    # these two: a tree's `core.Draft.parent` and `core.Verdict.path`, the path cut to its length;
+    # None for a chain
     parent: list[int] | None = None
     path: list[int] | None = None
-    # the numbers of each draft token by name, None for one that it lacks; None: nobody asked for them
+    # the numbers of each draft token by name, None for one that it lacks; None: nobody asked for
+    # them
     numbers: dict[str, list[float | None]] | None = None
 
 
 class TokenFates(NamedTuple):
-    """A round's tokens by their fates: accepted and rejected draft tokens, and the target's own token."""
+    """A round's tokens by their fates: accepted and rejected draft tokens, and the target's own
+    token.
+    """
 
     accepted: list[int]
     rejected: list[int]
@@ -71,11 +84,13 @@ class RoundText(NamedTuple):
 
 
 def of_row(tokens: Sequence[int], trace: Any, row: int) -> list[TracedRound]:
-    """Returns the rounds of a row of a generation; the first token, which costs none, is a round without draft tokens.
+    """Returns the rounds of a row of a generation; the first token, which costs none, is a round
+    without draft tokens.
 
     Args:
         tokens: the new tokens of the row, without padding.
-        trace: the generation's trace (`Generation.trace`, with the fields of `core.RoundInfo`, rows first).
+        trace: the generation's trace (`Generation.trace`, with the fields of `core.RoundInfo`, rows
+            first).
         row: the row's number.
 
     In two rounds of two draft tokens, only 6 of 6 7 is accepted, then both of 8 9, and 3 follows:
@@ -83,24 +98,35 @@ def of_row(tokens: Sequence[int], trace: Any, row: int) -> list[TracedRound]:
     >>> import numpy as np
     >>> from types import SimpleNamespace
     >>> counts = {"draft_length": [[2, 2]], "num_accepted": [[1, 2]], "num_committed": [[2, 3]]}
-    >>> trace = SimpleNamespace(draft=np.array([[[6, 7], [8, 9]]]), parent=None, path=None, numbers=None,
-    ...                         **{name: np.array(count) for name, count in counts.items()})
+    >>> trace = SimpleNamespace(
+    ...     draft=np.array([[[6, 7], [8, 9]]]),
+    ...     parent=None,
+    ...     path=None,
+    ...     numbers=None,
+    ...     **{name: np.array(count) for name, count in counts.items()},
+    ... )
     >>> [(step.new, step.draft, step.num_accepted) for step in of_row([5, 6, 2, 8, 9, 3], trace, 0)]
     [([5], [], 0), ([6, 2], [6, 7], 1), ([8, 9, 3], [8, 9], 2)]
     """
     tokens = [int(token) for token in tokens]
-    rounds, start = [TracedRound([], tokens[:1], [], 0)], 1
+    rounds = [TracedRound([], tokens[:1], [], 0)]
+    start = 1
     for index, committed in enumerate(trace.num_committed[row].tolist()):
         if committed:
-            accepted, draft = int(trace.num_accepted[row, index]), trace.draft[row, index].tolist()
-            step = TracedRound(TokensView(tokens, start), tokens[start : start + committed], draft, accepted)
+            accepted = int(trace.num_accepted[row, index])
+            draft = trace.draft[row, index].tolist()
+            step = TracedRound(
+                TokensView(tokens, start), tokens[start : start + committed], draft, accepted
+            )
             if trace.parent is None:
                 step = step._replace(draft=draft[: trace.draft_length[row, index]])
             else:
                 path = trace.path[row, index, :accepted].tolist()
                 step = step._replace(parent=trace.parent[row, index].tolist(), path=path)
             if trace.numbers is not None:
-                step = step._replace(numbers=numbers_of(trace.numbers, (row, index, slice(len(step.draft)))))
+                step = step._replace(
+                    numbers=numbers_of(trace.numbers, (row, index, slice(len(step.draft))))
+                )
             rounds.append(step)
             start += committed
     return rounds
@@ -116,13 +142,17 @@ def numbers_of(numbers: Any, index: Any = ...) -> dict[str, list[float | None]]:
     [0.5, 0.25]
     """
     columns = {name: values[index].tolist() for name, values in numbers._asdict().items()}
-    return {name: [None if math.isnan(x) else x for x in column] for name, column in columns.items()}
+    return {
+        name: [None if math.isnan(x) else x for x in column] for name, column in columns.items()
+    }
 
 
 def judge(step: TracedRound) -> TokenFates:
-    """Splits a round into accepted draft tokens, rejected ones, and the target's own token after them.
+    """Splits a round into accepted draft tokens, rejected ones, and the target's own token after
+    them.
 
-    Of a chain one draft token is rejected at most, of a tree all children of the last accepted node.
+    Of a chain one draft token is rejected at most, of a tree all children of the last accepted
+    node.
 
     A round that was cut, at an end token or at the limit, has no token of the target's own.
 
@@ -137,12 +167,15 @@ def judge(step: TracedRound) -> TokenFates:
     if step.parent is None or step.path is None:
         return TokenFates(step.new[:n], step.draft[n : n + 1], step.new[n:])
     last = step.path[-1] + 1 if step.path else 0
-    children = [token for token, parent in zip(step.draft, step.parent, strict=True) if parent == last]
+    children = [
+        token for token, parent in zip(step.draft, step.parent, strict=True) if parent == last
+    ]
     return TokenFates(step.new[:n], children, step.new[n:])
 
 
 def fates(step: TracedRound) -> list[str]:
-    """Says of each draft token of a round whether the rule accepted or rejected it, or it was "untried" (not tested).
+    """Says of each draft token of a round whether the rule accepted or rejected it, or it was
+    "untried" (not tested).
 
     "none": a node of a tree that was not verified.
 
@@ -154,11 +187,15 @@ def fates(step: TracedRound) -> list[str]:
     """
     if step.parent is None or step.path is None:
         n = step.num_accepted
-        return [("accepted" if i < n else "rejected" if i == n else "untried") for i in range(len(step.draft))]
+        return [
+            ("accepted" if i < n else "rejected" if i == n else "untried")
+            for i in range(len(step.draft))
+        ]
     # Fed tokens: 0 is the last committed one, draft token i is i + 1.
     accepted = [0, *(node + 1 for node in step.path)]
     following = dict(itertools.pairwise(accepted))
-    verified, results = {0}, []
+    verified = {0}
+    results = []
     for node, parent in enumerate(step.parent, 1):
         if parent not in verified:
             results.append("none")  # cut off, or after such a node
@@ -173,13 +210,15 @@ class Branch(NamedTuple):
     """A line of a tree: nodes that follow each other without a sibling."""
 
     lead: str  # the lines that lead to it, drawn
-    # each with its fate: "accepted", "rejected", "untried" (not tested), or "own", the target's token after the others
+    # each with its fate: "accepted", "rejected", "untried" (not tested), or "own", the target's
+    # token after the others
     tokens: list[tuple[int, str]]
     before: list[int]  # the last of the tokens that precede them
 
 
 def branches(step: TracedRound) -> list[Branch]:
-    """Draws a round's tree, a line for each branch, siblings in the order of their tests; none for a chain.
+    """Draws a round's tree, a line for each branch, siblings in the order of their tests; none for
+    a chain.
 
     >>> tree = {"draft": [4, 5, 8, 2, 3], "parent": [0, 0, 2, 2, 1], "path": [1, 2]}
     >>> step = TracedRound([], new=[5, 8, 9], num_accepted=2, **tree)
@@ -202,64 +241,98 @@ def branches(step: TracedRound) -> list[Branch]:
     fate = fates(step)
 
     def nodes_below(parent: int) -> list[int]:
-        # The target's own token is one more child of the last accepted node: -1, which has no children itself.
-        return [*children.get(parent, []), *([-1] if parent == accepted[-1] and target_token else [])]
+        # The target's own token is one more child of the last accepted node: -1, which has no
+        # children itself.
+        return [
+            *children.get(parent, []),
+            *([-1] if parent == accepted[-1] and target_token else []),
+        ]
 
     def draw(parent: int, lead: str, before: list[int]) -> None:
         nodes = nodes_below(parent)
         for node in nodes:
-            is_last, tokens = node == nodes[-1], []
+            is_last = node == nodes[-1]
+            tokens = []
             while True:  # down to a leaf, or to a node with several children
-                tokens.append((target_token[0], "own") if node < 0 else (step.draft[node - 1], fate[node - 1]))
+                tokens.append(
+                    (target_token[0], "own") if node < 0 else (step.draft[node - 1], fate[node - 1])
+                )
                 below = nodes_below(node)
                 if len(below) != 1:
                     break
                 node = below[0]
             lines.append(Branch(lead + ("└─ " if is_last else "├─ "), tokens, before))
             if below:
-                draw(node, lead + ("   " if is_last else "│  "), [*before, *(token for token, _ in tokens)])
+                draw(
+                    node,
+                    lead + ("   " if is_last else "│  "),
+                    [*before, *(token for token, _ in tokens)],
+                )
 
     draw(0, "", list(step.before[-CONTEXT:]))
     return lines
 
 
 def spelt(tokenizer: Any, step: TracedRound, context: int = CONTEXT) -> RoundText:
-    """Spells a round; without a tokenizer, as ids. Of the tokens before it only the last `context` are, after a "…"."""
+    """Spells a round; without a tokenizer, as ids. Of the tokens before it only the last `context`
+    are, after a "…".
+    """
     accepted, rejected, target = judge(step)
     before = step.before[-context:] if context else []
     cut = "…" if len(before) < len(step.before) else ""
     if tokenizer is None:
-        parts = ("".join(f" {token}" for token in tokens) for tokens in (before, accepted, rejected, target))
+        parts = (
+            "".join(f" {token}" for token in tokens)
+            for tokens in (before, accepted, rejected, target)
+        )
         return RoundText(cut + next(parts), *parts)
     committed = [*before, *accepted]
     pieces = spell(tokenizer, committed, rejected), spell(tokenizer, committed, target)
     parts = spell(tokenizer, before, accepted), *pieces
     text = _decode(tokenizer, before)
-    return RoundText(cut + text.lstrip(HALF_CHARACTER) if cut else text, *("".join(pieces) for pieces in parts))
+    return RoundText(
+        cut + text.lstrip(HALF_CHARACTER) if cut else text, *("".join(pieces) for pieces in parts)
+    )
 
 
 def spell(tokenizer: Any, before: Sequence[int], tokens: Sequence[int]) -> list[str]:
     """Spells the text that each of `tokens` adds after `before`; a special token by its name."""
-    so_far, shown, pieces = list(before), _decode(tokenizer, before).rstrip(HALF_CHARACTER), []
+    so_far = list(before)
+    shown = _decode(tokenizer, before).rstrip(HALF_CHARACTER)
+    pieces = []
     for token in tokens:
         so_far.append(token)
         text = _decode(tokenizer, so_far)
-        piece = text[len(shown) :] if text.startswith(shown) else ""
-        pieces.append(piece or tokenizer.convert_ids_to_tokens(token) or f" {token}")  # an id may have no token
+        piece = ""
+        if text.startswith(shown):
+            piece = text[len(shown) :]
+        # an id may have no token
+        pieces.append(piece or tokenizer.convert_ids_to_tokens(token) or f" {token}")
         shown = text.rstrip(HALF_CHARACTER)
     return pieces
 
 
 def _decode(tokenizer: Any, tokens: Sequence[int]) -> str:
-    """Decodes tokens without cleaning up spaces, which would change the text before the last token."""
-    return tokenizer.decode(list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False)
+    """Decodes tokens without cleaning up spaces, which would change the text before the last
+    token.
+    """
+    return tokenizer.decode(
+        list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False
+    )
 
 
 def spelt_branches(tokenizer: Any, step: TracedRound) -> list[tuple[str, list[tuple[str, str]]]]:
-    """Spells the lines of a round's tree: the drawn lines that lead to each, and its tokens with their fates."""
+    """Spells the lines of a round's tree: the drawn lines that lead to each, and its tokens with
+    their fates.
+    """
     lines = []
     for lead, tokens, before in branches(step):
         ids = [token for token, _ in tokens]
-        pieces = [f" {token}" for token in ids] if tokenizer is None else spell(tokenizer, before, ids)
-        lines.append((lead, [(piece, fate) for piece, (_, fate) in zip(pieces, tokens, strict=True)]))
+        if tokenizer is None:
+            pieces = [f" {token}" for token in ids]
+        else:
+            pieces = spell(tokenizer, before, ids)
+        lines.append(
+            (lead, [(piece, fate) for piece, (_, fate) in zip(pieces, tokens, strict=True)])
+        )
     return lines

@@ -1,7 +1,9 @@
-"""A trace as HTML: the paper's Figure 1 (Leviathan et al., arXiv 2211.17192), for notebooks and files.
+"""A trace as HTML: the paper's Figure 1 (Leviathan et al., arXiv 2211.17192), for notebooks and
+files.
 
-Accepted draft tokens are green, the rejected one red and struck through, the target's own token blue and underlined:
-nothing is told by colour alone. All styles are inline, so that the result can be put anywhere.
+Accepted draft tokens are green, the rejected one red and struck through, the target's own token
+blue and underlined: nothing is told by colour alone. All styles are inline, so that the result can
+be put anywhere.
 """
 
 from __future__ import annotations
@@ -13,7 +15,10 @@ from typing import Any
 from jaxspec.trace import numbers
 from jaxspec.trace.history import CONTEXT, TracedRound, spelt, spelt_branches
 
-BOX = "background:#fff;color:#222;font:14px/1.6 ui-monospace,Menlo,Consolas,monospace;padding:0.6em 0.8em"
+BOX = (
+    "background:#fff;color:#222;font:14px/1.6 ui-monospace,Menlo,Consolas,monospace;padding:0.6em "
+    "0.8em"
+)
 LINE = "white-space:pre-wrap;overflow-wrap:anywhere"
 STYLES = {
     "committed": "color:#666",
@@ -24,13 +29,23 @@ STYLES = {
 TABLE = "margin:0.2em 0 0.6em 3em;border-collapse:collapse;font-size:12px;color:inherit"
 CELL = "padding:0 0.6em;text-align:right;border:none;white-space:pre"
 WORDS = {"accepted": "accepted", "rejected": "rejected", "untried": "not tried"}
-FATES = {"accepted": "accepted draft token", "rejected": "rejected draft token", "own": "the target's own token"}
-# Line ends and other control characters, which HTML would swallow or refuse, as the signs that stand for them.
-SIGNS = {code: chr(0x2400 + code) for code in range(32)} | {127: "\u2421", ord("\n"): "⏎", ord("\t"): "⇥"}
+FATES = {
+    "accepted": "accepted draft token",
+    "rejected": "rejected draft token",
+    "own": "the target's own token",
+}
+# Line ends and other control characters, which HTML would swallow or refuse, as the signs that
+# stand for them.
+SIGNS = {code: chr(0x2400 + code) for code in range(32)} | {
+    127: "\u2421",
+    ord("\n"): "⏎",
+    ord("\t"): "⇥",
+}
 
 
 def html(rounds: Sequence[TracedRound], tokenizer: Any = None, *, context: int = 120) -> str:
-    """Draws a `<div>` with one line a round, as `IPython.display.HTML` takes it; a tree's round unfolds to the tree.
+    """Draws a `<div>` with one line a round, as `IPython.display.HTML` takes it; a tree's round
+    unfolds to the tree.
 
     Args:
         rounds: the rounds of a row, from `of_row`.
@@ -42,21 +57,37 @@ def html(rounds: Sequence[TracedRound], tokenizer: Any = None, *, context: int =
         >>> markup.count("<div"), "line-through\\"> 7</span>" in markup
         (4, True)
     """
-    legend = " · ".join(f'<span style="white-space:nowrap">{_span(name, name)}</span>' for name in STYLES)
+    legend = " · ".join(
+        f'<span style="white-space:nowrap">{_span(name, name)}</span>' for name in STYLES
+    )
     lines = [f'<div style="{LINE};margin-bottom:0.4em">one line a round: {legend}</div>']
     if any(step.numbers is not None for step in rounds):
-        lines.append(f'<div style="{LINE};margin-bottom:0.4em;color:#666">{_escaped(numbers.LEGEND)}</div>')
+        lines.append(
+            f'<div style="{LINE};margin-bottom:0.4em;color:#666">{_escaped(numbers.LEGEND)}</div>'
+        )
     width = len(str(len(rounds)))
     for number, step in enumerate(rounds):
         before, *parts = spelt(tokenizer, step, max(context, CONTEXT))
-        before = before if len(before) <= context else "…" + before[len(before) - context :]
-        spans = [_span(name, text) for name, text in zip(STYLES, (before, *parts), strict=True) if text]
+        if len(before) > context:
+            before = "…" + before[len(before) - context :]
+        spans = [
+            _span(name, text) for name, text in zip(STYLES, (before, *parts), strict=True) if text
+        ]
         line = f"{number:>{width}}  <bdi>{''.join(spans)}</bdi>"
-        lines.append(f'<div style="{LINE}">{_unfolding(line, tokenizer, step)}</div>{_numbers(tokenizer, step)}')
+        lines.append(
+            "<div "
+            f'style="{LINE}">{_unfolding(line, tokenizer, step)}</div>{_numbers(tokenizer, step)}'
+        )
     return f'<div style="{BOX}">' + "\n".join(lines) + "</div>"
 
 
-def page(rounds: Sequence[TracedRound], tokenizer: Any = None, *, title: str = "Trace", context: int = 120) -> str:
+def page(
+    rounds: Sequence[TracedRound],
+    tokenizer: Any = None,
+    *,
+    title: str = "Trace",
+    context: int = 120,
+) -> str:
     """Makes a complete document, for a file of its own; write it as UTF-8.
 
     Args:
@@ -78,14 +109,20 @@ def _unfolding(line: str, tokenizer: Any, step: TracedRound) -> str:
     if not branches:
         return line
     drawn = [
-        lead + "".join(_span(FATES.get(fate, "committed"), text) for text, fate in tokens) for lead, tokens in branches
+        lead + "".join(_span(FATES.get(fate, "committed"), text) for text, fate in tokens)
+        for lead, tokens in branches
     ]
     line_end = "\n"
-    return f'<details><summary>{line}</summary><div style="margin-left:3em">{line_end.join(drawn)}</div></details>'
+    return (
+        f"<details><summary>{line}</summary><div "
+        f'style="margin-left:3em">{line_end.join(drawn)}</div></details>'
+    )
 
 
 def _numbers(tokenizer: Any, step: TracedRound) -> str:
-    """Makes a table of the round's draft tokens with their numbers; nothing where there are none."""
+    """Makes a table of the round's draft tokens with their numbers; nothing where there are
+    none.
+    """
     numbered = numbers.numbered(tokenizer, step)
     if not numbered:
         return ""
@@ -93,7 +130,9 @@ def _numbers(tokenizer: Any, step: TracedRound) -> str:
     headings = "".join(f'<th style="{heading}">{_escaped(x)}</th>' for x in ("", *numbers.HEADINGS))
     rows = [f'{headings}<th style="{heading};text-align:left">{numbers.of_whole_round(step)}</th>']
     for token, cells, fate in numbered:
-        piece = f'<td style="{CELL};text-align:left">{_span(FATES.get(fate, "committed"), token)}</td>'
+        piece = (
+            f'<td style="{CELL};text-align:left">{_span(FATES.get(fate, "committed"), token)}</td>'
+        )
         word = f'<td style="{CELL};color:#666;text-align:left">{WORDS[fate]}</td>'
         rows.append(piece + "".join(f'<td style="{CELL}">{cell}</td>' for cell in cells) + word)
     body = "".join(f'<tr style="background:none">{row}</tr>' for row in rows)

@@ -1,4 +1,6 @@
-"""The numbers of a round's draft tokens, written out under its line: `core.TraceNumbers` for the eye."""
+"""The numbers of a round's draft tokens, written out under its line: `core.TraceNumbers` for the
+eye.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +10,9 @@ from jaxspec.trace.history import CONTEXT, TracedRound, fates, spell
 
 HEADINGS = ("q", "p", "p/q", "r", "r below", "entropy")
 LEGEND = (
-    "under it each draft token: q and p, its probability under drafter and target; r, the uniform draw, which accepts "
-    "it where it is below the next number; the entropy of the drafter's distribution, 1 at most. "
-    "γ: draft tokens; Z: the mass of the residual after the rejection"
+    "under it each draft token: q and p, its probability under drafter and target; r, the uniform "
+    "draw, which accepts it where it is below the next number; the entropy of the drafter's "
+    "distribution, 1 at most. γ: draft tokens; Z: the mass of the residual after the rejection"
 )
 NOTHING = "–"  # a number that there is not
 
@@ -26,8 +28,14 @@ class NumberedToken(NamedTuple):
 def numbered(tokenizer: Any, step: TracedRound) -> list[NumberedToken]:
     """Spells the draft tokens of a round with their numbers; none where nobody asked for numbers.
 
-    >>> numbers = {"q": [0.5, 0.25], "p": [0.25, None], "r": [0.125, None], "acceptance": [0.5, None],
-    ...            "residual_mass": [0.25, None], "entropy": [1.0, None]}
+    >>> numbers = {
+    ...     "q": [0.5, 0.25],
+    ...     "p": [0.25, None],
+    ...     "r": [0.125, None],
+    ...     "acceptance": [0.5, None],
+    ...     "residual_mass": [0.25, None],
+    ...     "entropy": [1.0, None],
+    ... }
     >>> step = TracedRound([5], [6, 2], [6, 7], 1, numbers=numbers)
     >>> for token, cells, fate in numbered(None, step):
     ...     print(token, *cells, fate)
@@ -36,23 +44,32 @@ def numbered(tokenizer: Any, step: TracedRound) -> list[NumberedToken]:
     """
     if step.numbers is None:
         return []
-    columns, lines = step.numbers, []
+    columns = step.numbers
+    lines = []
     for index, (fate, before) in enumerate(zip(fates(step), _before(step), strict=True)):
         if fate == "none":
             continue
-        q, p, r, acceptance, entropy = (columns[name][index] for name in ("q", "p", "r", "acceptance", "entropy"))
+        q, p, r, acceptance, entropy = (
+            columns[name][index] for name in ("q", "p", "r", "acceptance", "entropy")
+        )
         ratio = p / q if p is not None and q else None
         token = step.draft[index]
-        piece = f" {token}" if tokenizer is None else spell(tokenizer, before, [token])[0]
-        lines.append(NumberedToken(piece, [_cell(x) for x in (q, p, ratio, r, acceptance, entropy)], fate))
+        if tokenizer is None:
+            piece = f" {token}"
+        else:
+            piece = spell(tokenizer, before, [token])[0]
+        lines.append(
+            NumberedToken(piece, [_cell(x) for x in (q, p, ratio, r, acceptance, entropy)], fate)
+        )
     return lines
 
 
 def of_whole_round(step: TracedRound) -> str:
-    """Says what a round has as a whole: its number of draft tokens, the drafter's entropy, the residual's mass.
+    """Says what a round has as a whole: its number of draft tokens, the drafter's entropy, the
+    residual's mass.
 
-    The entropy is that at the first draft token, which `policies.entropy` reads; the mass is what the last rejection
-    left, and so there is none in a round without one.
+    The entropy is that at the first draft token, which `policies.entropy` reads; the mass is what
+    the last rejection left, and so there is none in a round without one.
 
     >>> numbers = {"residual_mass": [0.25, 0.5], "entropy": [1.0, None]}
     >>> of_whole_round(TracedRound([5], [6, 2], [6, 7], 1, numbers=numbers))
@@ -73,9 +90,13 @@ def of_whole_round(step: TracedRound) -> str:
 
 def _before(step: TracedRound) -> list[list[int]]:
     """Lists for each draft token the last of the tokens that it follows."""
-    texts = [list(step.before[-CONTEXT:])]  # of the last committed token, then of each draft token with itself
+    # of the last committed token, then of each draft token with itself
+    texts = [list(step.before[-CONTEXT:])]
     for index, token in enumerate(step.draft):
-        parent = index if step.parent is None else max(step.parent[index], 0)
+        if step.parent is None:
+            parent = index
+        else:
+            parent = max(step.parent[index], 0)
         texts.append([*texts[parent], token])
     return [text[:-1] for text in texts[1:]]
 
@@ -88,4 +109,6 @@ def _cell(number: float | None) -> str:
     """
     if number is None:
         return NOTHING
-    return f"{number:.3f}" if number == 0 or 0.001 <= number < 1000 else f"{number:.1e}"
+    if number == 0 or 0.001 <= number < 1000:
+        return f"{number:.3f}"
+    return f"{number:.1e}"

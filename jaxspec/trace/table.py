@@ -9,35 +9,54 @@ from jaxtyping import Bool, Int
 
 
 def table(trace: Any) -> dict[str, np.ndarray]:
-    """Returns the columns of a trace, each with an entry for every draft token that was verified: row by row, in order.
+    """Returns the columns of a trace, each with an entry for every draft token that was verified:
+    row by row, in order.
 
     The columns are
 
-        row, round: the prompt's number, and the round's as pictures have it: 1 is the first with a draft.
-        draft_tokens: how many the round had (its gamma).
-        position: the place in `Generation.tokens` that the draft token was proposed for, counted from 0.
-        parent: in a tree, the draft token that it follows, as in `core.Draft`; chains have no such column.
-        token: its id.
-        tested: whether its turn came: the draft tokens before it, or the siblings, left it one.
-        accepted: whether the rule accepted it. An end token or the limit may have cut it off afterwards.
+        row, round: the prompt's number, and the round's as pictures have it: 1 is the first with a
+        draft. draft_tokens: how many the round had (its gamma). position: the place in
+        `Generation.tokens` that the draft token was proposed for, counted from 0. parent: in a
+        tree, the draft token that it follows, as in `core.Draft`; chains have no such column.
+        token: its id. tested: whether its turn came: the draft tokens before it, or the siblings,
+        left it one. accepted: whether the rule accepted it. An end token or the limit may have cut
+        it off afterwards.
 
-    With numbers there are also q, p, r, acceptance, residual_mass and entropy, which `core.TraceNumbers` describes, and
-    ratio, p / q; and layers, where the drafter says how many of the target's it took.
+    With numbers there are also q, p, r, acceptance, residual_mass and entropy, which
+    `core.TraceNumbers` describes, and ratio, p / q; and layers, where the drafter says how many of
+    the target's it took.
 
     Args:
-        trace: the trace of a generation (`Generation.trace`, with the fields of `core.RoundInfo`, rows first).
+        trace: the trace of a generation (`Generation.trace`, with the fields of `core.RoundInfo`,
+            rows first).
 
     In a round of two draft tokens the first is accepted:
 
     >>> from types import SimpleNamespace
-    >>> counts = {name: np.array([[n]]) for name, n in
-    ...           {"draft_length": 2, "num_accepted": 1, "num_committed": 2, "num_tested": 2}.items()}
-    >>> trace = SimpleNamespace(draft=np.array([[[6, 7]]]), parent=None, path=None, numbers=None, **counts)
-    >>> {name: column.tolist() for name, column in table(trace).items() if name in ("position", "token", "accepted")}
+    >>> counts = {
+    ...     name: np.array([[n]])
+    ...     for name, n in {
+    ...         "draft_length": 2,
+    ...         "num_accepted": 1,
+    ...         "num_committed": 2,
+    ...         "num_tested": 2,
+    ...     }.items()
+    ... }
+    >>> trace = SimpleNamespace(
+    ...     draft=np.array([[[6, 7]]]), parent=None, path=None, numbers=None, **counts
+    ... )
+    >>> {
+    ...     name: column.tolist()
+    ...     for name, column in table(trace).items()
+    ...     if name in ("position", "token", "accepted")
+    ... }
     {'position': [1, 2], 'token': [6, 7], 'accepted': [True, False]}
     """
     draft = np.asarray(trace.draft)
-    nodes = _of_chains(trace, draft) if trace.parent is None else _of_trees(trace)
+    if trace.parent is None:
+        nodes = _of_chains(trace, draft)
+    else:
+        nodes = _of_trees(trace)
     committed = np.asarray(trace.num_committed)
     # Each row's first token is prefill's, so the first round's draft begins at position 1.
     begin = 1 + np.cumsum(committed, axis=1) - committed
@@ -52,12 +71,15 @@ def table(trace: Any) -> dict[str, np.ndarray]:
     columns |= {"token": draft, "tested": nodes.tested, "accepted": nodes.accepted}
     if trace.numbers is not None:
         numbers = {name: np.asarray(values) for name, values in trace.numbers._asdict().items()}
-        q, p = numbers.pop("q"), numbers.pop("p")
+        q = numbers.pop("q")
+        p = numbers.pop("p")
         if np.isnan(numbers["layers"]).all():
             numbers.pop("layers")
         with np.errstate(divide="ignore", invalid="ignore"):
             columns |= {"q": q, "p": p, "ratio": p / q, **numbers}
-    return {name: np.broadcast_to(column, draft.shape)[nodes.real] for name, column in columns.items()}
+    return {
+        name: np.broadcast_to(column, draft.shape)[nodes.real] for name, column in columns.items()
+    }
 
 
 class DraftedNodes(NamedTuple):
@@ -77,20 +99,29 @@ def _of_chains(trace: Any, draft: np.ndarray) -> DraftedNodes:
 
 
 def _of_trees(trace: Any) -> DraftedNodes:
-    parent, path = np.asarray(trace.parent), np.asarray(trace.path)
+    parent = np.asarray(trace.parent)
+    path = np.asarray(trace.path)
     count = np.asarray(trace.num_accepted)[..., None]
     shape = parent.shape
-    # Fed tokens are numbered from 1, 0 is the last committed one: of each, whether it is verified, and its depth.
-    verified, depth = np.ones((*shape[:2], shape[2] + 1), bool), np.zeros((*shape[:2], shape[2] + 1), np.int32)
+    # Fed tokens are numbered from 1, 0 is the last committed one: of each, whether it is verified,
+    # and its depth.
+    verified = np.ones((*shape[:2], shape[2] + 1), bool)
+    depth = np.zeros((*shape[:2], shape[2] + 1), np.int32)
     verified[..., 0] = np.asarray(trace.draft_length) > 0
-    chosen = np.zeros(depth.shape, np.int32)  # after each fed token on the path, the draft token that was accepted
+    # after each fed token on the path, the draft token that was accepted
+    chosen = np.zeros(depth.shape, np.int32)
     on_path = np.zeros(verified.shape, bool)
     on_path[..., 0] = True
     last = np.zeros((*shape[:2], 1), np.int32)
     for step in range(path.shape[2]):
         is_step = step < count
         node = path[..., step : step + 1]
-        np.put_along_axis(chosen, last, np.where(is_step, node + 1, np.take_along_axis(chosen, last, axis=2)), axis=2)
+        np.put_along_axis(
+            chosen,
+            last,
+            np.where(is_step, node + 1, np.take_along_axis(chosen, last, axis=2)),
+            axis=2,
+        )
         last = np.where(is_step, node + 1, last)
         np.put_along_axis(on_path, last, True, axis=2)
     tested = np.zeros(shape, bool)

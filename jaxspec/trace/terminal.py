@@ -10,7 +10,10 @@ from rich.text import Text
 from jaxspec.trace import numbers
 from jaxspec.trace.history import TracedRound, spelt, spelt_branches
 
-ACCEPTED, REJECTED, TARGETS_OWN, COMMITTED = "green", "red strike", "blue", "dim"
+ACCEPTED = "green"
+REJECTED = "red strike"
+TARGETS_OWN = "blue"
+COMMITTED = "dim"
 FATES = {  # of a tree's tokens: style, and the marks that stand for it where there is no colour
     "accepted": (ACCEPTED, ("|", "")),
     "rejected": (REJECTED, ("[-", "-]")),
@@ -18,7 +21,9 @@ FATES = {  # of a tree's tokens: style, and the marks that stand for it where th
     "untried": (COMMITTED, ("", "")),
 }
 WORDS = {"accepted": "accepted", "rejected": "rejected", "untried": "not tried"}
-TOKEN_WIDTH, NUMBER_WIDTH = 14, 8  # columns of a draft token and of a number
+# columns of a draft token and of a number
+TOKEN_WIDTH = 14
+NUMBER_WIDTH = 8
 SHORTEST_CONTEXT = 12  # columns of committed text that a trace line keeps on a narrow terminal
 
 
@@ -55,7 +60,8 @@ def _append_numbers(line: Text, tokenizer: Any, step: TracedRound, colour: bool)
 def trace_line(
     number: int, before: str, accepted: str, rejected: str, target: str, *, width: int, colour: bool
 ) -> Text:
-    """Draws committed text (cut on the left to fit), accepted draft tokens, rejected ones, and the target's own token.
+    """Draws committed text (cut on the left to fit), accepted draft tokens, rejected ones, and the
+    target's own token.
 
     Without colour there are marks instead.
 
@@ -85,8 +91,8 @@ def legend(colour: bool, *, with_numbers: bool = False) -> Text:
         return legend(colour).append(f"; {numbers.LEGEND}")
     if not colour:
         return Text(
-            "one line a round: committed|accepted draft tokens[-rejected draft token-]{+the target's own token+}; "
-            "in a tree, unmarked: not tried"
+            "one line a round: committed|accepted draft tokens[-rejected draft token-]{+the "
+            "target's own token+}; in a tree, unmarked: not tried"
         )
     parts = [
         ("committed, or in a tree not tried", COMMITTED),
@@ -99,7 +105,9 @@ def legend(colour: bool, *, with_numbers: bool = False) -> Text:
 
 
 def _append(line: Text, text: str, style: str, marks: tuple[str, str] | None) -> None:
-    text = text if text.strip(" ") else "␣" * len(text)  # a token that is a space is to be seen
+    # a token that is a space is to be seen
+    if not text.strip(" "):
+        text = "␣" * len(text)
     if marks:
         line.append(f"{marks[0]}{text}{marks[1]}")
         return

@@ -1,10 +1,13 @@
-"""Boost-tuning: n-gram tables that learn what the drafters before them miss, for several drafters of one tree.
+"""Boost-tuning: n-gram tables that learn what the drafters before them miss, for several drafters
+of one tree.
 
-The second child of a node is judged only if the first was rejected, and then by the rest of p: max(p - q, 0). So the
-best second drafter is one of that rest, and not another one of p. A token x of a text that the target wrote stands for
-p(x). Counted with the weight max(p(x) - q(x), 0) / p(x), it stands for the rest.
+The second child of a node is judged only if the first was rejected, and then by the rest of p:
+max(p - q, 0). So the best second drafter is one of that rest, and not another one of p. A token x
+of a text that the target wrote stands for p(x). Counted with the weight max(p(x) - q(x), 0) / p(x),
+it stands for the rest.
 
-SpecInfer leaves out the samples that earlier drafters get right. Here every token counts as much as they miss of it.
+SpecInfer leaves out the samples that earlier drafters get right. Here every token counts as much as
+they miss of it.
 
 Reference: Miao et al., SpecInfer, ASPLOS 2024, arXiv 2305.09781, section 3.
 
@@ -41,10 +44,12 @@ def boosted_ngrams(
     temperature: float = 1.0,
     **options: Any,
 ) -> list[Model]:
-    """Counts n-gram tables one after the other, each with weights: the share of a token that those before it miss.
+    """Counts n-gram tables one after the other, each with weights: the share of a token that those
+    before it miss.
 
     Args:
-        rows: texts of the target, as token ids: sampled from it at `temperature`, with their prompts.
+        rows: texts of the target, as token ids: sampled from it at `temperature`, with their
+            prompts.
         target: the model to draft for.
         order: 1 for unigrams, 2 for bigrams, ...
         count: how many tables.
@@ -56,7 +61,8 @@ def boosted_ngrams(
         The tables, for `drafters.tree([*after, *tables])`.
 
     Raises:
-        ValueError: an encoder-decoder, a temperature below 0, or no text is left to learn: the drafters miss nothing.
+        ValueError: an encoder-decoder, a temperature below 0, or no text is left to learn: the
+            drafters miss nothing.
 
     Example:
         >>> from jaxspec.testing import table_model
@@ -71,41 +77,60 @@ def boosted_ngrams(
     for _ in range(count):
         weighed = None
         if drafters:
-            weighed = [np.rint(PARTS * row).astype(np.int64) for row in missed(rows, target, drafters, temperature)]
+            weighed = [
+                np.rint(PARTS * row).astype(np.int64)
+                for row in missed(rows, target, drafters, temperature)
+            ]
             if not any(row.any() for row in weighed):
-                raise ValueError(f"{len(drafters)} drafters miss nothing of the texts: expected a smaller count")
+                raise ValueError(
+                    f"{len(drafters)} drafters miss nothing of the texts: expected a smaller count"
+                )
         tables.append(ngram(rows, target, order=order, weights=weighed, **options))
         drafters.append(tables[-1])
     return tables
 
 
 def missed(
-    rows: Sequence[Sequence[int] | np.ndarray], target: Model, drafters: Sequence[Model], temperature: float = 1.0
+    rows: Sequence[Sequence[int] | np.ndarray],
+    target: Model,
+    drafters: Sequence[Model],
+    temperature: float = 1.0,
 ) -> list[Float[np.ndarray, " T"]]:
-    """Computes for each token of some texts the share of its probability that no drafter is accepted with.
+    """Computes for each token of some texts the share of its probability that no drafter is
+    accepted with.
 
-    The drafters draw a child each, in this order, and rejection judges them. Its weight is 0 for the first token of a
-    row, which nothing precedes.
+    The drafters draw a child each, in this order, and rejection judges them. Its weight is 0 for
+    the first token of a row, which nothing precedes.
 
     Args:
         rows, target, temperature: the arguments of `boosted_ngrams`.
         drafters: language models over the target's vocabulary.
 
     >>> from jaxspec.testing import table_model_from
-    >>> target, draft = (table_model_from(jnp.log(jnp.array(x))) for x in ([0.5, 0.3, 0.2], [0.2, 0.3, 0.5]))
-    >>> missed([[2, 0, 1, 2, 0]], target, [draft])[0].round(3).tolist()  # (0.5 - 0.2) / 0.5 of token 0
+    >>> target, draft = (
+    ...     table_model_from(jnp.log(jnp.array(x))) for x in ([0.5, 0.3, 0.2], [0.2, 0.3, 0.5])
+    ... )
+    >>> missed([[2, 0, 1, 2, 0]], target, [draft])[0].round(
+    ...     3
+    ... ).tolist()  # (0.5 - 0.2) / 0.5 of token 0
     [0.0, 0.6, 0.0, 0.0, 0.6]
     """
     if number(temperature, "temperature", "0 or more") < 0:
         raise ValueError(f"temperature is {temperature}: expected 0 or more")
     models = [target, *drafters]
     if any(model.lm.limits.start_token is not None for model in models):
-        raise ValueError("the target or a drafter is an encoder-decoder: expected language models without an encoder")
-    vocab, width = target.lm.vocab_size, max(map(len, rows))
+        raise ValueError(
+            "the target or a drafter is an encoder-decoder: expected language models without an "
+            "encoder"
+        )
+    vocab = target.lm.vocab_size
+    width = max(map(len, rows))
 
     @jax.jit
     def shares(params: list[Any], tokens: Int[Array, "B T"]) -> Float[Array, "B T-1"]:
-        logits = [_logits(model.lm, values, tokens) for model, values in zip(models, params, strict=True)]
+        logits = [
+            _logits(model.lm, values, tokens) for model, values in zip(models, params, strict=True)
+        ]
         log_p, *every_log_q = (_log_probs(match_vocab(rows, vocab), temperature) for rows in logits)
         both = jnp.exp(log_p), remaining(log_p, every_log_q)
         p, missed_p = (jnp.take_along_axis(x, tokens[:, 1:, None], axis=-1)[..., 0] for x in both)
@@ -125,9 +150,12 @@ def missed(
 def remaining(
     log_p: Float[Array, "*shape V"], every_log_q: Sequence[Float[Array, "*shape V"]]
 ) -> Float[Array, "*shape V"]:
-    """Computes what is left of p when a token of each q was rejected; its sum is how often that happens.
+    """Computes what is left of p when a token of each q was rejected; its sum is how often that
+    happens.
 
-    >>> log_p, *both = jnp.log(jnp.array([[0.4, 0.3, 0.2, 0.1], [0.1, 0.2, 0.4, 0.3], [0.2, 0.6, 0.1, 0.1]]))
+    >>> log_p, *both = jnp.log(
+    ...     jnp.array([[0.4, 0.3, 0.2, 0.1], [0.1, 0.2, 0.4, 0.3], [0.2, 0.6, 0.1, 0.1]])
+    ... )
     >>> round(float(remaining(log_p, both).sum()), 3)
     0.22
     """
@@ -138,7 +166,9 @@ def remaining(
 
 
 def _log_probs(logits: Float[Array, "*shape V"], temperature: float) -> Float[Array, "*shape V"]:
-    """Computes log probabilities at a temperature; at 0 the most probable token has all of the mass."""
+    """Computes log probabilities at a temperature; at 0 the most probable token has all of the
+    mass.
+    """
     if temperature:
         return jax.nn.log_softmax(logits / temperature, axis=-1)
     return jnp.log(jax.nn.one_hot(jnp.argmax(logits, axis=-1), logits.shape[-1]))
@@ -147,4 +177,6 @@ def _log_probs(logits: Float[Array, "*shape V"], temperature: float) -> Float[Ar
 def _logits(lm: LanguageModel, params: Any, tokens: Int[Array, "B T"]) -> Float[Array, "B T-1 W"]:
     """Computes the logits after each token but the last."""
     first = Prompt(tokens[:, :1], jnp.ones(len(tokens), jnp.int32))
-    return teacher_forcing.at_new_tokens(lm, params, first, tokens[:, 1:], lambda carried, logits: (carried, logits))
+    return teacher_forcing.at_new_tokens(
+        lm, params, first, tokens[:, 1:], lambda carried, logits: (carried, logits)
+    )

@@ -1,9 +1,11 @@
-"""A draft model learns from its target: from the target's own outputs, and from its whole distributions.
+"""A draft model learns from its target: from the target's own outputs, and from its whole
+distributions.
 
-Acceptance depends on how much of the target's probability the drafter covers (alpha = E[sum min(p, q)], Corollary 3.6
-of arXiv 2211.17192). It does not depend on how well the drafter predicts the data. So the drafter learns the target's
-distributions, after prefixes that the target itself produces. Kim and Rush, arXiv 1606.07947, train on outputs; Zhou et
-al., DistillSpec, arXiv 2310.08461, on both.
+Acceptance depends on how much of the target's probability the drafter covers (alpha = E[sum min(p,
+q)], Corollary 3.6 of arXiv 2211.17192). It does not depend on how well the drafter predicts the
+data. So the drafter learns the target's distributions, after prefixes that the target itself
+produces. Kim and Rush, arXiv 1606.07947, train on outputs; Zhou et al., DistillSpec, arXiv
+2310.08461, on both.
 """
 
 from __future__ import annotations
@@ -26,25 +28,37 @@ from jaxspec.files import digests, json_object, numbered, write_jsonl, write_tex
 from jaxspec.sampling import SamplingParams, at_temperature
 from jaxspec.training.data import Example, TrainingBatch
 from jaxspec.training.divergences import Divergence, kl
-from jaxspec.training.losses import LossFunction, logits_and_labels, negative_log_likelihood, over_real
+from jaxspec.training.losses import (
+    LossFunction,
+    logits_and_labels,
+    negative_log_likelihood,
+    over_real,
+)
 from jaxspec.training.recipes import Answers
 
 SLOTS = 64  # prompts that the teacher answers at once
 
 
-def distillation(config, teacher: Model, weight: float, divergence: Divergence = kl) -> LossFunction:
-    """Returns a loss: `weight` times the divergence from the teacher's distribution, the rest the likelihood's.
+def distillation(
+    config, teacher: Model, weight: float, divergence: Divergence = kl
+) -> LossFunction:
+    """Returns a loss: `weight` times the divergence from the teacher's distribution, the rest the
+    likelihood's.
 
-    The likelihood is negative and logarithmic; both are per target token, teacher-forced on the same batch.
+    The likelihood is negative and logarithmic; both are per target token, teacher-forced on the
+    same batch.
     """
-    student_logits, teacher_logits = logits_and_labels(config), logits_and_labels(teacher.config)
+    student_logits = logits_and_labels(config)
+    teacher_logits = logits_and_labels(teacher.config)
 
     def loss(params, batch):
         logits, labels, real = student_logits(params, batch)
         p_logits, _, _ = teacher_logits(teacher.params, batch)
         log_p = jax.nn.log_softmax(jax.lax.stop_gradient(p_logits))
         apart = divergence(log_p, jax.nn.log_softmax(logits), real)
-        return over_real(weight * apart + (1 - weight) * negative_log_likelihood(logits, labels), real)
+        return over_real(
+            weight * apart + (1 - weight) * negative_log_likelihood(logits, labels), real
+        )
 
     return loss
 
@@ -57,7 +71,8 @@ def own_texts(
     path: Path,
     progress: bool,
 ) -> dict[str, list[Example]]:
-    """Returns the examples of each task with a model's answers to their sources, and the examples `texts` times.
+    """Returns the examples of each task with a model's answers to their sources, and the examples
+    `texts` times.
 
     Args:
         options: a recipe's numbers.
@@ -65,9 +80,12 @@ def own_texts(
         path: the path of the stored answers, without the ending that each task adds.
     """
     if len(options.answers) != len(tasks):
-        raise ValueError(f"answers is {list(options.answers)}: expected a number for each of {list(tasks)}")
+        raise ValueError(
+            f"answers is {list(options.answers)}: expected a number for each of {list(tasks)}"
+        )
     if teacher.lm.limits.start_token is None:
-        longest, n = longest + 1 - options.prompt, options.prompt
+        longest = longest + 1 - options.prompt
+        n = options.prompt
         tasks = {
             task: [Example(x.target[:n], x.target[n:]) for x in texts if len(x.target) > n]
             for task, texts in tasks.items()
@@ -78,12 +96,20 @@ def own_texts(
         learnt[task] = list(examples) * options.texts
         for temperature in options.temperatures:
             beams = 1 if temperature else options.beams
-            way = f".{temperature}" if temperature else f".beams{beams}" if beams > 1 else ""
+            if temperature:
+                way = f".{temperature}"
+            elif beams > 1:
+                way = f".beams{beams}"
+            else:
+                way = ""
             stored = path.with_name(f"{path.name}.{task}{way}.jsonl")
             learnt[task] += answers(teacher, few, stored, longest, progress, temperature, beams)
     if teacher.lm.limits.start_token is None:
         return {
-            task: [Example(x.source[:0], np.concatenate([x.source, x.target]).astype(np.int32)) for x in examples]
+            task: [
+                Example(x.source[:0], np.concatenate([x.source, x.target]).astype(np.int32))
+                for x in examples
+            ]
             for task, examples in learnt.items()
         }
     return learnt
@@ -98,18 +124,23 @@ def answers(
     temperature: float = 0.0,
     beams: int = 1,
 ) -> list[Example]:
-    """Returns the examples' sources with the teacher's own outputs as targets: greedy, or one sample each.
+    """Returns the examples' sources with the teacher's own outputs as targets: greedy, or one
+    sample each.
 
-    With more than one beam they are the most probable outputs that a beam search finds, as the teacher's texts of
-    blockwise parallel decoding are (Stern, Shazeer, Uszkoreit, arXiv 1811.03115).
+    With more than one beam they are the most probable outputs that a beam search finds, as the
+    teacher's texts of blockwise parallel decoding are (Stern, Shazeer, Uszkoreit, arXiv
+    1811.03115).
 
-    Answers are stored in `path` as they are made: what is there is not made again, so that a killed run goes on and a
-    recipe that asks for more gets the rest. A sample depends on its source alone.
+    Answers are stored in `path` as they are made: what is there is not made again, so that a killed
+    run goes on and a recipe that asks for more gets the rest. A sample depends on its source alone.
 
     Raises:
         ValueError: the file holds other answers; a source is too long for the teacher.
     """
-    header = {"teacher": digests.of_arrays(jax.tree.leaves(teacher.params))[:16], "max_new_tokens": max_new_tokens}
+    header = {
+        "teacher": digests.of_arrays(jax.tree.leaves(teacher.params))[:16],
+        "max_new_tokens": max_new_tokens,
+    }
     header |= {"temperature": temperature} if temperature else {}
     header |= {"beams": beams} if beams > 1 else {}
     header |= {"begins": list(teacher.lm.limits.first_tokens)} if teacher.lm.limits.begin else {}
@@ -121,11 +152,15 @@ def answers(
     else:
         rows = _generated(teacher, sources, temperature, max_new_tokens)
     with path.open("a", encoding="utf-8") as file, bars.bar(progress, remaining=True) as bar:
-        for number, tokens in bar.track(rows, total=len(sources), description="the teacher's outputs"):
+        for number, tokens in bar.track(
+            rows, total=len(sources), description="the teacher's outputs"
+        ):
             stored[sources[number]] = tokens
             file.write(json.dumps({"source": sources[number], "target": tokens}) + "\n")
             file.flush()
-    return [Example(e.source, np.array(stored[tuple(e.source.tolist())], np.int32)) for e in examples]
+    return [
+        Example(e.source, np.array(stored[tuple(e.source.tolist())], np.int32)) for e in examples
+    ]
 
 
 Sources = Sequence[tuple[int, ...]]
@@ -134,37 +169,63 @@ Sources = Sequence[tuple[int, ...]]
 def _generated(
     teacher: Model, sources: Sources, temperature: float, max_new_tokens: int
 ) -> Iterator[tuple[int, list[int]]]:
-    """Yields the number of a source and the teacher's output for it, greedy or sampled, as they are done."""
-    seeds = (hashlib.sha256(np.array(source, np.int32).tobytes()).digest()[:4] for source in sources)
-    prompts = [{"prompt": x, "seed": int.from_bytes(seed, "big")} for x, seed in zip(sources, seeds, strict=True)]
-    limits: dict[str, Any] = {"max_new_tokens": max_new_tokens, "max_prompt_tokens": max(map(len, sources), default=1)}
+    """Yields the number of a source and the teacher's output for it, greedy or sampled, as they are
+    done.
+    """
+    seeds = (
+        hashlib.sha256(np.array(source, np.int32).tobytes()).digest()[:4] for source in sources
+    )
+    prompts = [
+        {"prompt": x, "seed": int.from_bytes(seed, "big")}
+        for x, seed in zip(sources, seeds, strict=True)
+    ]
+    limits: dict[str, Any] = {
+        "max_new_tokens": max_new_tokens,
+        "max_prompt_tokens": max(map(len, sources), default=1),
+    }
     key = jax.random.key(0) if temperature else None  # in whose place the prompts have seeds
-    rows = jaxspec.generate_many(teacher, prompts, slots=SLOTS, temperature=temperature, key=key, **limits)
+    rows = jaxspec.generate_many(
+        teacher, prompts, slots=SLOTS, temperature=temperature, key=key, **limits
+    )
     return ((row.number, row.tokens) for row in rows)
 
 
-def _searched(teacher: Model, sources: Sources, beams: int, max_new_tokens: int) -> Iterator[tuple[int, list[int]]]:
-    """Yields the number of a source and the best output that a beam search finds for it, some sources at a time."""
+def _searched(
+    teacher: Model, sources: Sources, beams: int, max_new_tokens: int
+) -> Iterator[tuple[int, list[int]]]:
+    """Yields the number of a source and the best output that a beam search finds for it, some
+    sources at a time.
+    """
     at_once = max(1, SLOTS // beams)
     for start in range(0, len(sources), at_once):
         # A short last batch is filled up, so that all batches of one width are one program.
-        batch = [list(sources[min(index, len(sources) - 1)]) for index in range(start, start + at_once)]
+        batch = [
+            list(sources[min(index, len(sources) - 1)]) for index in range(start, start + at_once)
+        ]
         search = jaxspec.beam_search(teacher, batch, beams=beams, max_new_tokens=max_new_tokens)
         for number in range(start, min(start + at_once, len(sources))):
-            best, length = search.tokens[number - start, 0], search.lengths[number - start, 0]
+            best = search.tokens[number - start, 0]
+            length = search.lengths[number - start, 0]
             yield number, best[:length].tolist()
 
 
 def _open(path: Path, header: dict[str, Any]) -> dict[tuple[int, ...], list[int]]:
-    """Reads the answers in `path`, by source; begins the file if there is none, and drops a line that a kill cut."""
+    """Reads the answers in `path`, by source; begins the file if there is none, and drops a line
+    that a kill cut.
+    """
     if not path.is_file():
         write_jsonl(path, [header])
         return {}
     text = path.read_text(encoding="utf-8")
     complete = text[: text.rfind("\n") + 1]
-    first, *rows = (json_object(line, where) for where, line in numbered(complete.splitlines(), path))
+    first, *rows = (
+        json_object(line, where) for where, line in numbered(complete.splitlines(), path)
+    )
     if first != header:
-        raise ValueError(f"{path} holds answers of {first}, expected {header}: move it away to have new ones made")
+        raise ValueError(
+            f"{path} holds answers of {first}, expected {header}: move it away to have new ones "
+            "made"
+        )
     if complete != text:
         write_text(path, [complete])
     return {tuple(row["source"]): row["target"] for row in rows}
@@ -179,14 +240,17 @@ def on_policy(
     eos: Sequence[int] = (),
     seed: int = 0,
 ) -> LossFunction:
-    """Returns the same loss, on texts of which the student has written a share itself (on-policy distillation).
+    """Returns the same loss, on texts of which the student has written a share itself (on-policy
+    distillation).
 
-    When it drafts, a model reads its own tokens; so it is taught there, by its target's distributions. Its texts are
-    sampled in the training step itself and are gone after it. They depend on the parameters and the batch alone, so a
-    run that is resumed makes the same ones (DistillSpec, arXiv 2310.08461).
+    When it drafts, a model reads its own tokens; so it is taught there, by its target's
+    distributions. Its texts are sampled in the training step itself and are gone after it. They
+    depend on the parameters and the batch alone, so a run that is resumed makes the same ones
+    (DistillSpec, arXiv 2310.08461).
 
-    The student's answer to a row's source replaces its text: one sample at temperature 1, at most as long as the
-    batch's rows. A decoder-only student continues the row's first tokens. Gradients do not flow through samples.
+    The student's answer to a row's source replaces its text: one sample at temperature 1, at most
+    as long as the batch's rows. A decoder-only student continues the row's first tokens. Gradients
+    do not flow through samples.
 
     Args:
         loss: a function of parameters and a batch.
@@ -198,10 +262,15 @@ def on_policy(
 
     def mixed(params: Any, batch: TrainingBatch) -> TrainingBatch:
         # The key differs from batch to batch, and depends on nothing else.
-        key = jax.random.fold_in(jax.random.key(seed), jnp.sum(jnp.asarray(batch.target), dtype=jnp.int32))
+        key = jax.random.fold_in(
+            jax.random.key(seed), jnp.sum(jnp.asarray(batch.target), dtype=jnp.int32)
+        )
         written = samples(student, params, batch, jax.random.fold_in(key, 0), prompt, eos)
-        drawn = jax.random.uniform(jax.random.fold_in(key, 1), written.target_length.shape, jnp.float32) < share
-        drawn = jnp.logical_and(drawn, jnp.asarray(batch.target_length) > 0)
+        drawn = (
+            jax.random.uniform(jax.random.fold_in(key, 1), written.target_length.shape, jnp.float32)
+            < share
+        )
+        drawn = drawn & (jnp.asarray(batch.target_length) > 0)
         target = jnp.where(drawn[:, None], written.target, jnp.asarray(batch.target))
         length = jnp.where(drawn, written.target_length, jnp.asarray(batch.target_length))
         return batch._replace(target=target, target_length=length)
@@ -210,17 +279,27 @@ def on_policy(
 
 
 def samples(
-    lm: LanguageModel, params: Any, batch: TrainingBatch, key: jax.Array, prompt: int, eos: Sequence[int]
+    lm: LanguageModel,
+    params: Any,
+    batch: TrainingBatch,
+    key: jax.Array,
+    prompt: int,
+    eos: Sequence[int],
 ) -> TrainingBatch:
     """Returns a batch with texts that a model has written."""
-    target, length = jnp.asarray(batch.target), jnp.asarray(batch.target_length)
+    target = jnp.asarray(batch.target)
+    length = jnp.asarray(batch.target_length)
     rows, width = target.shape
     if lm.limits.start_token is not None:
-        read, limit = Prompt(jnp.asarray(batch.source), jnp.maximum(jnp.asarray(batch.source_length), 1)), width
+        read = Prompt(jnp.asarray(batch.source), jnp.maximum(jnp.asarray(batch.source_length), 1))
+        limit = width
     else:
-        read, limit = Prompt(target[:, :prompt], jnp.clip(length, 1, prompt)), width - prompt
+        read = Prompt(target[:, :prompt], jnp.clip(length, 1, prompt))
+        limit = width - prompt
     if limit < 1:
-        raise ValueError(f"texts have {width} tokens, and the model is given {prompt} of them: expected fewer")
+        raise ValueError(
+            f"texts have {width} tokens, and the model is given {prompt} of them: expected fewer"
+        )
     request = Request(
         keys=noise.row_keys(key, rows),
         sampling_params=SamplingParams(jnp.ones(rows, jnp.float32)),
@@ -233,5 +312,6 @@ def samples(
         return batch._replace(target=out.tokens, target_length=out.length)
     row = jnp.pad(read.tokens, ((0, 0), (0, limit)))
     return batch._replace(
-        target=token_rows.append(row, read.length, out.tokens), target_length=read.length + out.length
+        target=token_rows.append(row, read.length, out.tokens),
+        target_length=read.length + out.length,
     )

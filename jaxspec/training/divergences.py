@@ -1,8 +1,10 @@
-"""Divergences of a draft distribution q from its target's p, per token, which training a draft model lessens.
+"""Divergences of a draft distribution q from its target's p, per token, which training a draft
+model lessens.
 
-The acceptance rate at a position is alpha = sum_x min(p(x), q(x)) = 1 - TV(p, q) (Corollary 3.6 of arXiv 2211.17192),
-so the total variation decides. But its gradient vanishes where p and q hardly overlap: it is for a draft model that has
-already learnt something. `blend` begins as KL and becomes total variation as alpha grows.
+The acceptance rate at a position is alpha = sum_x min(p(x), q(x)) = 1 - TV(p, q) (Corollary 3.6 of
+arXiv 2211.17192), so the total variation decides. But its gradient vanishes where p and q hardly
+overlap: it is for a draft model that has already learnt something. `blend` begins as KL and becomes
+total variation as alpha grows.
 
 Shapes: B batch, T step, V vocabulary.
 """
@@ -16,7 +18,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 Divergence = Callable[
-    [Float[Array, "B T V"], Float[Array, "B T V"], Float[Array, "B T"]],  # log p, log q, 1.0 for real positions
+    # log p, log q, 1.0 for real positions
+    [Float[Array, "B T V"], Float[Array, "B T V"], Float[Array, "B T"]],
     Float[Array, "B T"],
 ]
 
@@ -25,7 +28,9 @@ SMALLEST = 1e-6  # an acceptance rate whose logarithm is still taken
 
 
 def kl(log_p, log_q, real):
-    """Computes the forward KL, sum p log(p / q): the gradient of cross-entropy with soft targets."""
+    """Computes the forward KL, sum p log(p / q): the gradient of cross-entropy with soft
+    targets.
+    """
     return jnp.sum(jnp.exp(log_p) * (log_p - log_q), axis=-1)
 
 
@@ -51,7 +56,9 @@ def minus_log_alpha(log_p, log_q, real):
 
 
 def blend(log_p, log_q, real):
-    """Computes w KL + (1 - w) (1 - alpha), with w = exp(-BLEND_DECAY alpha) by the batch's mean alpha."""
+    """Computes w KL + (1 - w) (1 - alpha), with w = exp(-BLEND_DECAY alpha) by the batch's mean
+    alpha.
+    """
     alpha = _alpha(log_p, log_q)
     mean = jnp.sum(alpha * real) / jnp.maximum(jnp.sum(real), 1.0)
     weight = jnp.exp(-BLEND_DECAY * jax.lax.stop_gradient(mean))

@@ -1,16 +1,19 @@
-"""The loss and the held-out acceptance, without decoding, of a drafter that reads its target's hidden states.
+"""The loss and the held-out acceptance, without decoding, of a drafter that reads its target's
+hidden states.
 
-The target reads a batch of texts in the training step itself, as it reads them in decoding. Nothing is stored, and the
-target does not change, unless it learns with its heads (`combined_loss`). A draft begins at every position
-(`draft_heads.training`), and its distributions are compared with the target's after the same tokens. Logits are the
-largest arrays by far. They and their gradient are computed a few positions at a time, so that memory does not grow with
-the length of texts. Only the own loss of a target that learns needs the logits of whole texts.
+The target reads a batch of texts in the training step itself, as it reads them in decoding. Nothing
+is stored, and the target does not change, unless it learns with its heads (`combined_loss`). A
+draft begins at every position (`draft_heads.training`), and its distributions are compared with the
+target's after the same tokens. Logits are the largest arrays by far. They and their gradient are
+computed a few positions at a time, so that memory does not grow with the length of texts. Only the
+own loss of a target that learns needs the logits of whole texts.
 
-A drafter with its own vocabulary learns the target's distribution among its tokens, at the positions where the target's
-most probable token is one of them (EAGLE-3, arXiv 2503.01840). Reports count all of the target's probability.
+A drafter with its own vocabulary learns the target's distribution among its tokens, at the
+positions where the target's most probable token is one of them (EAGLE-3, arXiv 2503.01840). Reports
+count all of the target's probability.
 
-Shapes: B batch, R tokens of a row, S = R - 1 positions, M model dimension. A places where drafts begin, K draft tokens,
-V vocabulary, W drafter's vocabulary. C places at once, P parts of C places.
+Shapes: B batch, R tokens of a row, S = R - 1 positions, M model dimension. A places where drafts
+begin, K draft tokens, V vocabulary, W drafter's vocabulary. C places at once, P parts of C places.
 """
 
 from __future__ import annotations
@@ -36,7 +39,8 @@ from jaxspec.training.recipes import Learn
 
 
 class Lesson(NamedTuple):
-    """The data of a step: texts, and the target's parameters, which a compiled program is given as arguments.
+    """The data of a step: texts, and the target's parameters, which a compiled program is given as
+    arguments.
 
     Those of a target that learns are not here, but beside the heads' (`apart`).
     """
@@ -73,14 +77,17 @@ class HeadTask(NamedTuple):
         """The number of draft tokens: the recipe's, at most as many as the kind has."""
         longest = self.kind.longest(self.config)
         depths = self.learn.depths or longest or 4
-        return depths if longest is None else min(depths, longest)
+        if longest is None:
+            return depths
+        return min(depths, longest)
 
 
 TARGET = "target"  # the parameters of a target that learns, beside those of its heads
 
 
 def apart(params: Params, lesson: Lesson) -> tuple[Params, Lesson]:
-    """Takes the parameters of a target that learns from those of its heads, and gives them to the lesson.
+    """Takes the parameters of a target that learns from those of its heads, and gives them to the
+    lesson.
 
     >>> params, lesson = apart({"heads_0": 1.0, TARGET: {"norm": 2.0}}, Lesson(None, {}))
     >>> params, lesson.target
@@ -88,25 +95,32 @@ def apart(params: Params, lesson: Lesson) -> tuple[Params, Lesson]:
     """
     if TARGET not in params:
         return params, lesson
-    return {name: params[name] for name in params if name != TARGET}, lesson._replace(target=params[TARGET])
+    return {name: params[name] for name in params if name != TARGET}, lesson._replace(
+        target=params[TARGET]
+    )
 
 
 class HeldOutAcceptance(NamedTuple):
     """The acceptance that one pass over texts promises, for each number of draft tokens.
 
-    Texts that the target itself generated, at the temperature in question, are those that decoding meets.
+    Texts that the target itself generated, at the temperature in question, are those that decoding
+    meets.
     """
 
-    # acceptance rate of each draft token at temperature 1, after right ones: the mean of sum_x min(p, q)
+    # acceptance rate of each draft token at temperature 1, after right ones: the mean of sum_x
+    # min(p, q)
     alpha: Float[np.ndarray, " K"]
-    # share of positions where its most probable token is the target's: the acceptance rate at temperature 0
+    # share of positions where its most probable token is the target's: the acceptance rate at
+    # temperature 0
     agrees: Float[np.ndarray, " K"]
-    accepted: Float[np.ndarray, " K"]  # the mean of the products of the former up to each draft token
+    # the mean of the products of the former up to each draft token
+    accepted: Float[np.ndarray, " K"]
     all_agree: Float[np.ndarray, " K"]  # share of positions where all up to it agree
 
     @property
     def tokens_per_round(self) -> tuple[float, float]:
-        """The expected tokens of a round at temperatures 0 and 1, with as many draft tokens a round.
+        """The expected tokens of a round at temperatures 0 and 1, with as many draft tokens a
+        round.
 
         >>> rates = np.array([0.5, 0.25])
         >>> HeldOutAcceptance(rates, rates, rates, rates).tokens_per_round
@@ -125,26 +139,37 @@ class HeldOutAcceptance(NamedTuple):
 
 def read(lm: LanguageModel, lesson: Lesson) -> TargetRows:
     """Runs the target over complete rows."""
-    target, length = jnp.asarray(lesson.batch.target), jnp.asarray(lesson.batch.target_length)
+    target = jnp.asarray(lesson.batch.target)
+    length = jnp.asarray(lesson.batch.target_length)
     if lm.limits.start_token is None:
         rows = Prompt(target, jnp.maximum(length, 1))
         forward, _ = lm.prefill(lesson.target, rows, token_rows.reading_room(lm, rows, 0))
         return TargetRows(target, length, forward)
     source = source_of(lesson)
-    first, cache = lm.prefill(lesson.target, source, token_rows.reading_room(lm, source, target.shape[1]))
+    first, cache = lm.prefill(
+        lesson.target, source, token_rows.reading_room(lm, source, target.shape[1])
+    )
     later, _ = lm.extend(lesson.target, cache, target)
 
     def joined(x: Array | None, y: Array | None) -> Array | None:
-        return None if x is None or y is None else jnp.concatenate([x, y], axis=1)
+        if x is None or y is None:
+            return None
+        return jnp.concatenate([x, y], axis=1)
 
     features = jnp.concatenate([first.features, later.features], axis=1)
     forward = Forward(first.logits, features, joined(first.taps, later.taps), first.encoded)
     begins = token_rows.decoder_prompt(lm, source)
-    return TargetRows(jnp.concatenate([begins.tokens, target], axis=1), length + begins.length, forward)
+    return TargetRows(
+        jnp.concatenate([begins.tokens, target], axis=1), length + begins.length, forward
+    )
 
 
 def read_tree(
-    lm: LanguageModel, lesson: Lesson, extend: Callable[..., Any], nodes: Int[Array, "B n"], parent: Int[Array, "B n"]
+    lm: LanguageModel,
+    lesson: Lesson,
+    extend: Callable[..., Any],
+    nodes: Int[Array, "B n"],
+    parent: Int[Array, "B n"],
 ) -> Forward:
     """Runs the target over a tree after the first token of each row.
 
@@ -156,22 +181,29 @@ def read_tree(
     begin = Prompt(jnp.asarray(lesson.batch.target)[:, :1], jnp.ones(nodes.shape[0], jnp.int32))
     if lm.limits.start_token is not None:
         begin = source_of(lesson)
-    _, cache = lm.prefill(lesson.target, begin, token_rows.room(lm, begin, nodes.shape[1], nodes.shape[1]))
+    _, cache = lm.prefill(
+        lesson.target, begin, token_rows.room(lm, begin, nodes.shape[1], nodes.shape[1])
+    )
     return extend(lm.extend, lesson.target, cache, nodes, parent)[0]
 
 
 def source_of(lesson: Lesson) -> Prompt:
     """Returns the sources that an encoder reads."""
-    return Prompt(jnp.asarray(lesson.batch.source), jnp.maximum(jnp.asarray(lesson.batch.source_length), 1))
+    return Prompt(
+        jnp.asarray(lesson.batch.source), jnp.maximum(jnp.asarray(lesson.batch.source_length), 1)
+    )
 
 
 class Part(NamedTuple):
-    """A part of the places of a batch's rows where drafts begin; the leading axis P is scanned over."""
+    """A part of the places of a batch's rows where drafts begin; the leading axis P is scanned
+    over.
+    """
 
     ahead: Int[Array, "P B C K"]  # the token that each draft begins after, and those after it
     labels: Int[Array, "P B C K"]  # the text's own token in the place of each draft token
     real: Bool[Array, "P B C K"]  # whether the text goes on after these
-    # the target's features from the first of these tokens on, for all that the drafts are compared with
+    # the target's features from the first of these tokens on, for all that the drafts are compared
+    # with
     window: Float[Array, "P B C*stride+K M"]
 
 
@@ -185,30 +217,41 @@ class Drafted(NamedTuple):
 
 
 def draft(task: HeadTask, params: Params, lesson: Lesson) -> Drafted:
-    """Computes the hidden states of all drafts of a batch, and the features to compare them with, in parts."""
+    """Computes the hidden states of all drafts of a batch, and the features to compare them with,
+    in parts.
+    """
     return draft_after(task, params, lesson, jax.lax.stop_gradient(read(task.lm, lesson)))
 
 
 def draft_after(task: HeadTask, params: Params, lesson: Lesson, rows: TargetRows) -> Drafted:
     """Computes what `draft` does, of texts that the target has read."""
-    depths, stride = task.depths, task.learn.stride
-    shared, size = shared_with(task.lm, lesson.target), rows.tokens.shape[1] - 1
+    depths = task.depths
+    stride = task.learn.stride
+    shared = shared_with(task.lm, lesson.target)
+    size = rows.tokens.shape[1] - 1
     stride = min(stride, size)
-    # Drafts begin at every stride-th position; the first differs from batch to batch, and depends on nothing else.
+    # Drafts begin at every stride-th position; the first differs from batch to batch, and depends
+    # on nothing else.
     offset = jnp.sum(rows.tokens, dtype=jnp.int32) % stride
     position = offset + stride * jnp.arange(size // stride, dtype=jnp.int32)
     tokens = jnp.pad(rows.tokens[:, 1:], ((0, 0), (0, depths)))
     encoded, before = rows.forward.encoded, rows.forward._replace(logits=None, encoded=None)
     forward = jax.tree.map(lambda x: x[:, :size], before)._replace(encoded=encoded)
-    source_length = None if encoded is None else source_of(lesson).length
+    source_length = None
+    if encoded is not None:
+        source_length = source_of(lesson).length
     all_params = {**params, **task.frozen}
-    following, reread = tokens[:, : size + depths - 1], functools.partial(read_tree, task.lm, lesson)
+    following = tokens[:, : size + depths - 1]
+    reread = functools.partial(read_tree, task.lm, lesson)
     hidden = task.kind.hidden_states(
-        *(task.config, all_params, shared),
+        task.config,
+        all_params,
+        shared,
         DraftStarts(forward, following, position, depths, reread, source_length),
     )
 
-    # Draft token k of place a is compared at position a + k [A, K]; what it predicts is the token two further on.
+    # Draft token k of place a is compared at position a + k [A, K]; what it predicts is the token
+    # two further on.
     number = jnp.arange(depths, dtype=jnp.int32)
     after = position[:, None] + number[None, :]
     real = after[None] + 2 < rows.length[:, None, None]  # [B, A, K]
@@ -218,10 +261,13 @@ def draft_after(task: HeadTask, params: Params, lesson: Lesson, rows: TargetRows
         errors = jnp.mean(optax.losses.huber_loss(hidden, actual), axis=-1)
         distance = jnp.sum(jnp.where(real, errors, 0.0) * _weights(task)[None, None])
 
-    # Places are cut into P parts of C, padded to a multiple; each part has a window of features for its places.
-    batch, places = hidden.shape[0], position.shape[0]
+    # Places are cut into P parts of C, padded to a multiple; each part has a window of features for
+    # its places.
+    batch = hidden.shape[0]
+    places = position.shape[0]
     places_per_part = max(1, min(places, (task.learn.chunk // batch - depths) // stride))
-    count, features = -(-places // places_per_part), rows.forward.features
+    count = -(-places // places_per_part)
+    features = rows.forward.features
     missing = count * places_per_part - places
     width = (places_per_part - 1) * stride + depths
     features = jnp.pad(features, ((0, 0), (0, count * places_per_part * stride + depths), (0, 0)))
@@ -231,13 +277,19 @@ def draft_after(task: HeadTask, params: Params, lesson: Lesson, rows: TargetRows
         return jnp.moveaxis(padded.reshape(batch, count, places_per_part, *x.shape[2:]), 1, 0)
 
     starts = offset + 1 + stride * places_per_part * jnp.arange(count, dtype=jnp.int32)
-    windows = jax.vmap(lambda start: jax.lax.dynamic_slice_in_dim(features, start, width, axis=1))(starts)
-    parts = Part(in_parts(tokens[:, after]), in_parts(tokens[:, after + 1]), in_parts(real), windows)
+    windows = jax.vmap(lambda start: jax.lax.dynamic_slice_in_dim(features, start, width, axis=1))(
+        starts
+    )
+    parts = Part(
+        in_parts(tokens[:, after]), in_parts(tokens[:, after + 1]), in_parts(real), windows
+    )
     return Drafted(in_parts(hidden), parts, distance, jnp.sum(real, axis=(0, 1), dtype=jnp.float32))
 
 
 class Compared(NamedTuple):
-    """The target's and the drafter's distributions of draft tokens of one number, among the drafter's tokens."""
+    """The target's and the drafter's distributions of draft tokens of one number, among the
+    drafter's tokens.
+    """
 
     log_p: Float[Array, "B C W"]
     log_q: Float[Array, "B C W"]
@@ -255,39 +307,58 @@ def compare(
     learns: bool = False,
     depths: Sequence[int] | None = None,
 ) -> list[Compared]:
-    """Computes the distributions of each draft token at some of the places: those drafted with, or those that learn.
+    """Computes the distributions of each draft token at some of the places: those drafted with, or
+    those that learn.
 
-    `depths` are the numbers of some draft tokens, of heads that need none of the others; None stands for all.
+    `depths` are the numbers of some draft tokens, of heads that need none of the others; None
+    stands for all.
 
-    `log_p` are the target's own; their probabilities sum to less than 1 if the drafter has fewer tokens. `among` tells
-    whether the target's most probable token is one of the drafter's, `agrees` whether it is also the drafter's most
-    probable one.
+    `log_p` are the target's own; their probabilities sum to less than 1 if the drafter has fewer
+    tokens. `among` tells whether the target's most probable token is one of the drafter's, `agrees`
+    whether it is also the drafter's most probable one.
     """
-    shared, ids, params = shared_with(task.lm, target), task.frozen.get(VOCABULARY), {**params, **task.frozen}
+    shared = shared_with(task.lm, target)
+    ids = task.frozen.get(VOCABULARY)
+    params = {**params, **task.frozen}
     batch, places, count = part.ahead.shape
-    window_log_p = jax.nn.log_softmax(jax.lax.stop_gradient(shared.logits(part.window)))  # [B, C stride + K, V]
-    flat, draft_tokens, memory = hidden.reshape(-1, *hidden.shape[2:]), part.ahead.reshape(-1, count), None
-    compared, last = [], (places - 1) * task.learn.stride
-    logits_of = task.kind.learned if learns and task.kind.learned is not None else task.kind.logits
+    # [B, C stride + K, V]
+    window_log_p = jax.nn.log_softmax(jax.lax.stop_gradient(shared.logits(part.window)))
+    flat = hidden.reshape(-1, *hidden.shape[2:])
+    draft_tokens = part.ahead.reshape(-1, count)
+    memory = None
+    compared = []
+    last = (places - 1) * task.learn.stride
+    if learns and task.kind.learned is not None:
+        logits_of = task.kind.learned
+    else:
+        logits_of = task.kind.logits
     for depth in range(count) if depths is None else depths:
         log_p = window_log_p[:, depth : depth + last + 1 : task.learn.stride]
         step = DraftStep(flat, draft_tokens, depth, memory)
         logits, memory = logits_of(task.config, params, shared, step)
-        best_p, best_q = jnp.argmax(log_p, axis=-1), jnp.argmax(logits, axis=-1).reshape(batch, places)
+        best_p = jnp.argmax(log_p, axis=-1)
+        best_q = jnp.argmax(logits, axis=-1).reshape(batch, places)
         among = jnp.ones(best_p.shape, jnp.float32)
         if ids is not None:
-            log_p, logits = log_p[..., ids], logits[..., ids]
+            log_p = log_p[..., ids]
+            logits = logits[..., ids]
             among = jnp.zeros(task.lm.vocab_size, jnp.float32).at[ids].set(1.0)[best_p]
-        log_q, lesson_kl = jax.nn.log_softmax(logits), jnp.zeros(best_p.shape, jnp.float32)
+        log_q = jax.nn.log_softmax(logits)
+        lesson_kl = jnp.zeros(best_p.shape, jnp.float32)
         if learns and task.kind.own is not None:
             rows = log_p.reshape(log_q.shape), log_q
-            if (lesson := task.kind.own(task.config, params, shared, step, *rows, task.learn.hard)) is not None:
+            lesson = task.kind.own(task.config, params, shared, step, *rows, task.learn.hard)
+            if lesson is not None:
                 lesson_kl = own_divergence(*lesson).reshape(best_p.shape)
-        compared.append(Compared(log_p, log_q.reshape(log_p.shape), among, best_p == best_q, lesson_kl))
+        compared.append(
+            Compared(log_p, log_q.reshape(log_p.shape), among, best_p == best_q, lesson_kl)
+        )
     return compared
 
 
-def own_divergence(labels: Float[Array, "N K"], estimate: Float[Array, "N K"]) -> Float[Array, " N"]:
+def own_divergence(
+    labels: Float[Array, "N K"], estimate: Float[Array, "N K"]
+) -> Float[Array, " N"]:
     """Computes the forward KL of a kind's own lesson, whose labels may have probabilities of zero.
 
     >>> labels, estimate = jnp.log(jnp.array([[1.0, 0.0]])), jnp.array([[-0.75, -2.0]])
@@ -300,11 +371,13 @@ def own_divergence(labels: Float[Array, "N K"], estimate: Float[Array, "N K"]) -
 
 
 def head_loss(task: HeadTask, divergence: Divergence) -> LossFunction:
-    """Returns the divergence from the target's distributions, draft tokens weighted by `learn.decay`, as a loss.
+    """Returns the divergence from the target's distributions, draft tokens weighted by
+    `learn.decay`, as a loss.
 
-    A divergence that reads the mean acceptance rate (`blend`) reads that of a part of the batch, and of one depth.
-    With `learn.one_head` the loss is that of one draft token, which is drawn for each batch (Stern, Shazeer, Uszkoreit,
-    arXiv 1811.03115). The logits of the others are not computed. The target learns nothing.
+    A divergence that reads the mean acceptance rate (`blend`) reads that of a part of the batch,
+    and of one depth. With `learn.one_head` the loss is that of one draft token, which is drawn for
+    each batch (Stern, Shazeer, Uszkoreit, arXiv 1811.03115). The logits of the others are not
+    computed. The target learns nothing.
     """
     apart_from_target = _distances(task, divergence)
 
@@ -312,7 +385,9 @@ def head_loss(task: HeadTask, divergence: Divergence) -> LossFunction:
         heads, lesson = apart(params, batch)
         lesson = lesson._replace(target=jax.lax.stop_gradient(lesson.target))
         drafted = draft(task, heads, lesson)
-        drawn = drawn_head(lesson.batch, task.depths) if task.learn.one_head else None
+        drawn = None
+        if task.learn.one_head:
+            drawn = drawn_head(lesson.batch, task.depths)
         total, count = apart_from_target(heads, lesson.target, drafted, drawn)
         return total + task.learn.regression * drafted.distance, count
 
@@ -322,10 +397,11 @@ def head_loss(task: HeadTask, divergence: Divergence) -> LossFunction:
 def combined_loss(task: HeadTask, divergence: Divergence) -> LossFunction:
     """Returns the loss of a target that learns with its heads: its own on the texts, and theirs.
 
-    Both are means over tokens; `learn.heads_weight` is the weight of the second (Medusa 2, Cai et al., arXiv
-    2401.10774). Both learn the texts' own tokens: a target that is the label of its own heads would come to meet them.
-    With `learn.one_head` a batch teaches the target's own head or one of the others, each with the same
-    probability (blockwise parallel decoding's fine-tuning, Stern, Shazeer, Uszkoreit, arXiv 1811.03115).
+    Both are means over tokens; `learn.heads_weight` is the weight of the second (Medusa 2, Cai et
+    al., arXiv 2401.10774). Both learn the texts' own tokens: a target that is the label of its own
+    heads would come to meet them. With `learn.one_head` a batch teaches the target's own head or
+    one of the others, each with the same probability (blockwise parallel decoding's fine-tuning,
+    Stern, Shazeer, Uszkoreit, arXiv 1811.03115).
     """
     apart_from_target = _distances(task, divergence)
 
@@ -353,7 +429,8 @@ def combined_loss(task: HeadTask, divergence: Divergence) -> LossFunction:
 
 def target_loss(lm: LanguageModel, target: Params, rows: TargetRows) -> Float[Array, ""]:
     """Computes the target's own negative log likelihood of texts that it has read, per token."""
-    logits, labels = shared_with(lm, target).logits(rows.forward.features[:, :-1]), rows.tokens[:, 1:]
+    logits = shared_with(lm, target).logits(rows.forward.features[:, :-1])
+    labels = rows.tokens[:, 1:]
     position = jnp.arange(labels.shape[1], dtype=jnp.int32)[None, :]
     # What the row of an encoder-decoder begins with is given, not learnt.
     begins = max(1, len(lm.limits.first_tokens))
@@ -362,22 +439,38 @@ def target_loss(lm: LanguageModel, target: Params, rows: TargetRows) -> Float[Ar
     return total / jnp.maximum(count, 1.0)
 
 
-def _distances(task: HeadTask, divergence: Divergence) -> Callable[..., tuple[Float[Array, ""], Float[Array, ""]]]:
-    """Returns (params, target, drafted, drawn) -> the sum of divergences from the target, and its number of tokens.
+def _distances(
+    task: HeadTask, divergence: Divergence
+) -> Callable[..., tuple[Float[Array, ""], Float[Array, ""]]]:
+    """Returns (params, target, drafted, drawn) -> the sum of divergences from the target, and its
+    number of tokens.
 
-    `drawn` is the number of the only head that learns; None stands for all, weighted by `learn.decay`. A target that
-    learns is among `params`, and is given there alone. The sum is then the heads' negative log likelihood of the texts.
+    `drawn` is the number of the only head that learns; None stands for all, weighted by
+    `learn.decay`. A target that learns is among `params`, and is given there alone. The sum is then
+    the heads' negative log likelihood of the texts.
     """
     weights = _weights(task)
 
-    def of_text(log_q: Float[Array, "B C W"], labels: Int[Array, "B C"]) -> tuple[Array, Float[Array, "B C"]]:
+    def of_text(
+        log_q: Float[Array, "B C W"], labels: Int[Array, "B C"]
+    ) -> tuple[Array, Float[Array, "B C"]]:
         ids = task.frozen.get(VOCABULARY, jnp.arange(task.lm.vocab_size, dtype=jnp.int32))
         is_label = ids[None, None, :] == labels[:, :, None]
-        return -jnp.sum(jnp.where(is_label, log_q, 0.0), axis=-1), jnp.any(is_label, axis=-1).astype(jnp.float32)
+        return -jnp.sum(jnp.where(is_label, log_q, 0.0), axis=-1), jnp.any(
+            is_label, axis=-1
+        ).astype(jnp.float32)
 
-    def of_depths(depths: Sequence[int], weights: Array, target: Params | None, params: Params, hidden: Array, part):
+    def of_depths(
+        depths: Sequence[int],
+        weights: Array,
+        target: Params | None,
+        params: Params,
+        hidden: Array,
+        part,
+    ):
         total = jnp.zeros((), jnp.float32)
-        if target_learns := target is None:
+        target_learns = target is None
+        if target_learns:
             target = params[TARGET]
             params = {name: params[name] for name in params if name != TARGET}
         compared = compare(task, target, params, hidden, part, learns=True, depths=depths)
@@ -393,13 +486,20 @@ def _distances(task: HeadTask, divergence: Divergence) -> Callable[..., tuple[Fl
         return total
 
     of_all = functools.partial(of_depths, range(task.depths), weights)
-    of_each = [functools.partial(of_depths, [depth], jnp.ones_like(weights)) for depth in range(task.depths)]
+    of_each = [
+        functools.partial(of_depths, [depth], jnp.ones_like(weights))
+        for depth in range(task.depths)
+    ]
 
-    def of_drawn(fixed: tuple[Params | None, Array], params: Params, hidden: Array, part: Part) -> Float[Array, ""]:
+    def of_drawn(
+        fixed: tuple[Params | None, Array], params: Params, hidden: Array, part: Part
+    ) -> Float[Array, ""]:
         target, drawn = fixed
         return jax.lax.switch(drawn, of_each, target, params, hidden, part)
 
-    def total(params: Params, target: Params | None, drafted: Drafted, drawn: Int[Array, ""] | None):
+    def total(
+        params: Params, target: Params | None, drafted: Drafted, drawn: Int[Array, ""] | None
+    ):
         if drawn is None:
             summed: Any = in_parts(of_all, target, params, drafted.hidden, drafted.parts)
             return summed, jnp.sum(weights * drafted.count)
@@ -410,21 +510,30 @@ def _distances(task: HeadTask, divergence: Divergence) -> Callable[..., tuple[Fl
 
 
 def drawn_head(batch: TrainingBatch, count: int) -> Int[Array, ""]:
-    """Draws the head that a batch teaches. It depends on the batch's tokens alone, so that a run resumes exactly."""
+    """Draws the head that a batch teaches. It depends on the batch's tokens alone, so that a run
+    resumes exactly.
+    """
     tokens = jnp.sum(jnp.asarray(batch.target), dtype=jnp.int32)
-    return jax.random.randint(jax.random.fold_in(jax.random.key(0), tokens), (), 0, count, jnp.int32)
+    return jax.random.randint(
+        jax.random.fold_in(jax.random.key(0), tokens), (), 0, count, jnp.int32
+    )
 
 
 def held_out_acceptance(task: HeadTask) -> Callable[[Params, Iterable[Lesson]], HeldOutAcceptance]:
-    """Returns a function of parameters and lessons that measures the drafter's acceptance on these texts."""
+    """Returns a function of parameters and lessons that measures the drafter's acceptance on these
+    texts.
+    """
 
     def of_part(target: Params, params: Params, hidden: Array, part: Part) -> Float[Array, "4 K"]:
-        sums, run_p, run_best = [], 1.0, 1.0
+        sums = []
+        run_p = 1.0
+        run_best = 1.0
         for depth, both in enumerate(compare(task, target, params, hidden, part)):
             real = part.real[:, :, depth].astype(jnp.float32)
             alpha = jnp.sum(jnp.exp(jnp.minimum(both.log_p, both.log_q)), axis=-1)
             agrees = both.agrees.astype(jnp.float32)
-            run_p, run_best = run_p * alpha, run_best * agrees
+            run_p = run_p * alpha
+            run_best = run_best * agrees
             sums.append(jnp.stack([jnp.sum(x * real) for x in (alpha, agrees, run_p, run_best)]))
         return jnp.stack(sums, axis=1)
 
@@ -447,20 +556,26 @@ def _weights(task: HeadTask) -> Float[Array, " K"]:
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def in_parts(function: Callable[..., Array], fixed: Any, params: Params, hidden: Array, parts: Any) -> Array:
+def in_parts(
+    function: Callable[..., Array], fixed: Any, params: Params, hidden: Array, parts: Any
+) -> Array:
     """Sums function(fixed, params, hidden[i], parts[i]) over i, one after the other.
 
-    The gradient, by `params` and `hidden`, is computed with the value, so that nothing inside of `function` is stored
-    or computed twice.
+    The gradient, by `params` and `hidden`, is computed with the value, so that nothing inside of
+    `function` is stored or computed twice.
     """
 
-    values: Array = jax.lax.map(lambda operands: function(fixed, params, *operands), (hidden, parts))
+    values: Array = jax.lax.map(
+        lambda operands: function(fixed, params, *operands), (hidden, parts)
+    )
     return jnp.sum(values, axis=0)
 
 
 def _forward(function: Callable[..., Array], fixed: Any, params: Params, hidden: Array, parts: Any):
     def add(carry: tuple[Array, Params], operands: tuple[Array, Any]):
-        value, (by_params, by_hidden) = jax.value_and_grad(function, argnums=(1, 2))(fixed, params, *operands)
+        value, (by_params, by_hidden) = jax.value_and_grad(function, argnums=(1, 2))(
+            fixed, params, *operands
+        )
         return (carry[0] + value, jax.tree.map(jnp.add, carry[1], by_params)), by_hidden
 
     start = jnp.zeros((), jnp.float32), jax.tree.map(jnp.zeros_like, params)

@@ -28,27 +28,35 @@ from jaxspec.training.recipes import Train
 
 
 class TrainState(NamedTuple):
-    """The state that a run resumes from; `average` is the moving average of the parameters, if there is one."""
+    """The state that a run resumes from; `average` is the moving average of the parameters, if
+    there is one.
+    """
 
     step: Array
     params: Any
     optimizer: Any
     average: Any = None
 
-    best = property(lambda self: self.params if self.average is None else self.average, doc="The parameters to keep.")
+    best = property(
+        lambda self: self.params if self.average is None else self.average,
+        doc="The parameters to keep.",
+    )
 
 
 COMPILED_AHEAD = 50  # batches whose shapes are compiled before the first step, all at once
 
 
-def make_step(loss: LossFunction, optimizer: optax.GradientTransformation, train: Train, stored: str = "") -> Callable:
+def make_step(
+    loss: LossFunction, optimizer: optax.GradientTransformation, train: Train, stored: str = ""
+) -> Callable:
     """Makes a jitted optimizer step, (state, batch) -> (state, loss per token).
 
     Args:
         loss: a sum over tokens, and their number.
         optimizer: makes updates of gradients.
         train: has the decay of the average, the dropout and the seed of its noise.
-        stored: the dtype that parameters are rounded to before the loss is computed; empty for none.
+        stored: the dtype that parameters are rounded to before the loss is computed; empty for
+            none.
     """
 
     @functools.partial(jax.jit, donate_argnums=0)
@@ -66,7 +74,8 @@ def make_step(loss: LossFunction, optimizer: optax.GradientTransformation, train
         averaged = None
         if state.average is not None:
             done = state.step.astype(jnp.float32)
-            decay = jnp.minimum(train.average, (1.0 + done) / (10.0 + done))  # the start is soon forgotten
+            # the start is soon forgotten
+            decay = jnp.minimum(train.average, (1.0 + done) / (10.0 + done))
             averaged = optax.incremental_update(params, state.average, 1 - decay)
         return TrainState(state.step + 1, params, optimizer_state, averaged), value
 
@@ -92,7 +101,8 @@ class Objective(NamedTuple):
     # (parameters, batches) -> the report on held-out batches, such as `mean_loss`
     report: Callable[[Any, Iterable[TrainingBatch]], Any]
     heldout: Batches  # the held-out batches
-    later: tuple[tuple[int, LossFunction], ...] = ()  # steps in their order, and the loss from each of them on
+    # steps in their order, and the loss from each of them on
+    later: tuple[tuple[int, LossFunction], ...] = ()
     # (batch, step) -> the batch with what the loss reads beside it
     inputs: Callable[[TrainingBatch, int], Any] = lambda batch, step: batch
     # shares of the learning rate, by the first name of a parameter's path; others have all of it
@@ -104,7 +114,9 @@ class Objective(NamedTuple):
 
 
 class Destination(NamedTuple):
-    """The place of a checkpoint, the dtype of its matrices, and whether it may replace what is there."""
+    """The place of a checkpoint, the dtype of its matrices, and whether it may replace what is
+    there.
+    """
 
     out: Path
     dtype: str
@@ -117,7 +129,8 @@ class TrainingRun(NamedTuple):
     params: Any  # the parameters that are learnt
     fixed: dict[str, Any]  # the parameters that stay as they are
     objective: Objective  # the loss, the batches and the report
-    # writes all parameters, given what the run reported at its end; returns a line that describes the checkpoint
+    # writes all parameters, given what the run reported at its end; returns a line that describes
+    # the checkpoint
     write: Callable[[Any, Any, Destination], str]
 
 
@@ -132,12 +145,13 @@ def fit(
 ) -> tuple[Any, Any]:
     """Trains as a recipe says, or the rest of it if `folder` holds an earlier, interrupted run.
 
-    Orbax renames a complete checkpoint into place, so a run killed at any moment resumes from its last checkpoint. It
-    then computes exactly what it would have computed: batches depend on the step alone.
+    Orbax renames a complete checkpoint into place, so a run killed at any moment resumes from its
+    last checkpoint. It then computes exactly what it would have computed: batches depend on the
+    step alone.
 
     Returns:
-        The trained parameters (their moving average, if the recipe wants one), and their held-out loss in nats per
-        token, or what the objective reports.
+        The trained parameters (their moving average, if the recipe wants one), and their held-out
+        loss in nats per token, or what the objective reports.
 
     Raises:
         FloatingPointError: the loss is no longer finite; the last checkpoint stays.
@@ -146,11 +160,15 @@ def fit(
     """
     rule = optimizer.make(train, objective.rates)
     phases = _phases(objective, rule, train)
-    params = jax.tree.map(jnp.copy, params)  # a step reuses its state's memory, and these may be the teacher's, too
+    # a step reuses its state's memory, and these may be the teacher's, too
+    params = jax.tree.map(jnp.copy, params)
 
     options = ocp.CheckpointManagerOptions(max_to_keep=2, enable_async_checkpointing=False)
-    handler = ocp.StandardCheckpointHandler()  # named, so that what is stored can be looked at before it is read
-    with ocp.CheckpointManager(folder.absolute(), item_handlers=handler, options=options) as manager:
+    # named, so that what is stored can be looked at before it is read
+    handler = ocp.StandardCheckpointHandler()
+    with ocp.CheckpointManager(
+        folder.absolute(), item_handlers=handler, options=options
+    ) as manager:
         state = TrainState(jnp.zeros((), jnp.int32), params, rule.init(params))
         if train.average:
             state = state._replace(average=jax.tree.map(jnp.copy, params))
@@ -164,21 +182,32 @@ def fit(
             task = bar.add_task("training", total=train.steps, completed=int(state.step))
             recent: list[float] = []
             step_of = _compiled(phases, objective, state, train.steps)
-            # A loss is read one step late, so that the next batch is made while the device computes.
+            # A loss is read one step late, so that the next batch is made while the device
+            # computes.
             pending: list[tuple[int, Array]] = []
             for step in range(int(state.step), train.steps):
                 batch = objective.at(step)
                 state, value = step_of(step, batch)(state, batch)
                 done = step + 1
-                pauses = done % train.evaluate_every == 0 or done % train.save_every == 0 or done == train.steps
+                pauses = (
+                    done % train.evaluate_every == 0
+                    or done % train.save_every == 0
+                    or done == train.steps
+                )
                 pending.append((step, value))
                 while len(pending) > (0 if pauses else 1):
                     recent.append(_finite(*pending.pop(0)))
-                latest = f"loss {np.mean(recent[-50:]):.3f}" if recent else "training"
+                if recent:
+                    latest = f"loss {np.mean(recent[-50:]):.3f}"
+                else:
+                    latest = "training"
                 bar.update(task, advance=1, description=latest)
                 if done % train.evaluate_every == 0 or done == train.steps:
                     report = objective.report(state.best, objective.heldout.once())
-                    shown = f"{report:.4f}" if isinstance(report, float) else report
+                    if isinstance(report, float):
+                        shown = f"{report:.4f}"
+                    else:
+                        shown = report
                     log(f"step {done}: loss {np.mean(recent):.4f}, held-out {shown}")
                     recent = []
                 if done % train.save_every == 0 or done == train.steps:
@@ -193,12 +222,17 @@ def _finite(step: int, value: Array) -> float:
     return loss
 
 
-def _phases(objective: Objective, rule: optax.GradientTransformation, train: Train) -> list[tuple[int, Callable]]:
+def _phases(
+    objective: Objective, rule: optax.GradientTransformation, train: Train
+) -> list[tuple[int, Callable]]:
     """Returns the step functions of a run, each with the step that it begins at."""
     phases = [(0, make_step(objective.loss, rule, train))]
     phases += [(step, make_step(loss, rule, train)) for step, loss in objective.later]
     if train.stored:
-        loss = objective.later[-1][1] if objective.later else objective.loss
+        if objective.later:
+            loss = objective.later[-1][1]
+        else:
+            loss = objective.loss
         phases.append((optimizer.decay_start(train), make_step(loss, rule, train, train.stored)))
     return sorted(phases, key=lambda phase: phase[0])
 
@@ -206,20 +240,31 @@ def _phases(objective: Objective, rule: optax.GradientTransformation, train: Tra
 def _compiled(
     phases: list[tuple[int, Callable]], objective: Objective, state: TrainState, steps: int
 ) -> Callable[[int, Any], Callable]:
-    """Compiles the steps for the shapes of the next batches, side by side; returns which function a step's batch takes.
+    """Compiles the steps for the shapes of the next batches, side by side; returns which function a
+    step's batch takes.
 
-    Each shape of a batch is a program of its own. Shapes that come later are compiled when they come.
+    Each shape of a batch is a program of its own. Shapes that come later are compiled when they
+    come.
     """
     first = int(state.step)
-    shapes = {_shape(batch): batch for batch in map(objective.at, range(first, min(steps, first + COMPILED_AHEAD)))}
+    shapes = {
+        _shape(batch): batch
+        for batch in map(objective.at, range(first, min(steps, first + COMPILED_AHEAD)))
+    }
 
     def phase_of(step: int) -> int:
         return max(index for index, (start, _) in enumerate(phases) if step >= start)
 
-    needed = [(index, shape) for index in range(phase_of(first), phase_of(steps - 1) + 1) for shape in shapes]
+    needed = [
+        (index, shape)
+        for index in range(phase_of(first), phase_of(steps - 1) + 1)
+        for shape in shapes
+    ]
     with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
         lowered = [phases[index][1].lower(state, shapes[shape]) for index, shape in needed]
-        programs = dict(zip(needed, pool.map(lambda program: program.compile(), lowered), strict=True))
+        programs = dict(
+            zip(needed, pool.map(lambda program: program.compile(), lowered), strict=True)
+        )
 
     def step_of(step: int, batch: Any) -> Callable:
         return programs.get((phase_of(step), _shape(batch))) or phases[phase_of(step)][1]
@@ -235,7 +280,10 @@ def _shape(batch: Any) -> tuple[Any, ...]:
 def _save(manager: ocp.CheckpointManager, step: int, state: TrainState, folder: Path) -> None:
     """Writes a checkpoint; of one that finds no room nothing stays."""
     last = manager.latest_step()
-    stays = "the run has no saved state" if last is None else f"the last saved state is that of step {last}"
+    if last is None:
+        stays = "the run has no saved state"
+    else:
+        stays = f"the last saved state is that of step {last}"
     _check_room(state, folder, stays)  # Orbax's threads would print at length what stops them
     try:
         with folders.full_disk(folder, stays):
@@ -247,12 +295,16 @@ def _save(manager: ocp.CheckpointManager, step: int, state: TrainState, folder: 
 
 
 def _check_state(stored: Any, params: Any, folder: Path) -> None:
-    """Refuses parameters of another model; a restore that fails inside Orbax leaves its threads behind."""
-    if wrong := differences(params, stored):
+    """Refuses parameters of another model; a restore that fails inside Orbax leaves its threads
+    behind.
+    """
+    wrong = differences(params, stored)
+    if wrong:
         state = f"{folder} holds the state of another model's training ({folders.some(wrong)})"
         raise ValueError(f"{state}: choose another folder for the state, or remove this one")
 
 
 def _check_room(state: TrainState, folder: Path, stays: str) -> None:
-    if complaint := folders.no_room(folder, sum(x.nbytes for x in jax.tree.leaves(state))):
+    complaint = folders.no_room(folder, sum(x.nbytes for x in jax.tree.leaves(state)))
+    if complaint:
         raise OSError(f"{complaint}: {stays}")

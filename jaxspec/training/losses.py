@@ -36,19 +36,26 @@ def module_of(config: Any) -> Any:
 
 
 def rows_of(config: Any, batch: TrainingBatch) -> NetworkRows:
-    """Makes the rows of a batch: targets after their sources, or of a language model tokens after those before them."""
-    target, length = jnp.asarray(batch.target), jnp.asarray(batch.target_length)
-    if not (first := net_of(config).language_model(config).limits.first_tokens):
+    """Makes the rows of a batch: targets after their sources, or of a language model tokens after
+    those before them.
+    """
+    target = jnp.asarray(batch.target)
+    length = jnp.asarray(batch.target_length)
+    first = net_of(config).language_model(config).limits.first_tokens
+    if not first:
         return NetworkRows((target[:, :-1],), target[:, 1:], _real(target[:, 1:], length - 1))
     prompt = Prompt(jnp.asarray(batch.source), jnp.asarray(batch.source_length))
-    rows, begins = jnp.concatenate([token_rows.encoder_and_row(prompt, first)[1].tokens, target], axis=1), len(first)
+    rows = jnp.concatenate([token_rows.encoder_and_row(prompt, first)[1].tokens, target], axis=1)
+    begins = len(first)
     # What a row begins with is given, not learnt.
     real = jnp.pad(_real(target, length), ((0, 0), (begins - 1, 0)))
     return NetworkRows((prompt, rows[:, :-1]), rows[:, 1:], real)
 
 
 def logits_and_labels(config: Any) -> Callable[[Any, TrainingBatch], tuple[Array, Array, Array]]:
-    """Returns (params, batch) -> logits [batch, step, vocab], labels [batch, step], real [batch, step]."""
+    """Returns (params, batch) -> logits [batch, step, vocab], labels [batch, step], real [batch,
+    step].
+    """
 
     def run(params: Any, batch: TrainingBatch) -> tuple[Array, Array, Array]:
         rows = rows_of(config, batch)

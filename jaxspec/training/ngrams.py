@@ -1,4 +1,6 @@
-"""Counts the n-gram tables of a recipe; `drafters.ngram` has the counting, `lookups.ngram_model` the tables."""
+"""Counts the n-gram tables of a recipe; `drafters.ngram` has the counting, `lookups.ngram_model`
+the tables.
+"""
 
 from __future__ import annotations
 
@@ -20,21 +22,33 @@ from jaxspec.training.loop import Destination
 from jaxspec.training.recipes import TableRecipe
 from jaxspec.weights import orbax, vocabulary
 
-ROWS, WIDTH = 16, 128  # held-out tokens that are predicted at once
+# held-out tokens that are predicted at once
+ROWS = 16
+WIDTH = 128
 HELDOUT_TEXTS = 512  # enough for two digits
 
 
 def write(recipe: TableRecipe, folder: Path, to: Destination, progress: bool = True) -> str:
-    """Counts the tables of a recipe in the data of `folder`, and writes them; returns a line that describes them."""
-    data, options = recipe.data, recipe.tables
+    """Counts the tables of a recipe in the data of `folder`, and writes them; returns a line that
+    describes them.
+    """
+    data = recipe.data
+    options = recipe.tables
     target = vocabulary.load(options.target)
-    texts, others = (read_texts(folder / file, data.field, data.tasks) for file in (data.train, data.heldout))
+    texts, others = (
+        read_texts(folder / file, data.field, data.tasks) for file in (data.train, data.heldout)
+    )
     few = others[:: -(-len(others) // HELDOUT_TEXTS)]
     with bars.bar(progress) as bar:
         reading = bar.add_task("texts", total=len(texts) + len(few))
         counting = bar.add_task("orders", total=options.order)
         rows, heldout = (
-            token_rows(split, target.tokenizer, lambda n: bar.advance(reading, n), encoder=target.has_encoder)
+            token_rows(
+                split,
+                target.tokenizer,
+                lambda n: bar.advance(reading, n),
+                encoder=target.has_encoder,
+            )
             for split in (texts, few)
         )
         config, tables = count(
@@ -59,25 +73,38 @@ def write(recipe: TableRecipe, folder: Path, to: Destination, progress: bool = T
         "jaxspec": jaxspec.__version__,
     }
     with vocabulary.tokenizer_folder(target) as words:
-        options = {"name": recipe.name, "family": recipe.family, "dtype": to.dtype, "overwrite": to.overwrite}
+        options = {
+            "name": recipe.name,
+            "family": recipe.family,
+            "dtype": to.dtype,
+            "overwrite": to.overwrite,
+        }
         manifest = orbax.save(to.out, tables, config, words, description=provenance, **options)
     contexts = ", ".join(f"{n:,} of {length} tokens" for length, n in enumerate(config.contexts, 1))
     size = sum(entry[0] for entry in manifest.files.values())
-    share = f"the first draft token is right for {provenance['heldout_hits']:.1%} of held-out tokens"
+    share = (
+        f"the first draft token is right for {provenance['heldout_hits']:.1%} of held-out tokens"
+    )
     return f"{to.out}: {size:,} bytes; contexts: {contexts or 'none'}; {share}"
 
 
-def hits(config: NGramConfig, tables: Tables, rows: Sequence[np.ndarray], begin: Sequence[int] = ()) -> float:
-    """Returns the share of tokens that are the tables' first draft token, over the first 128 tokens of each row.
+def hits(
+    config: NGramConfig, tables: Tables, rows: Sequence[np.ndarray], begin: Sequence[int] = ()
+) -> float:
+    """Returns the share of tokens that are the tables' first draft token, over the first 128 tokens
+    of each row.
 
     Before these stands `begin`, what a decoder's row begins with.
 
     >>> config, tables = count([[1, 2, 1, 2, 1, 0]], vocab_size=3, order=2)
-    >>> hits(config, tables, [np.array([1, 2, 1]), np.array([2, 2])])  # right: the first 1, and 2 and 1 after 1 and 2
+    >>> hits(
+    ...     config, tables, [np.array([1, 2, 1]), np.array([2, 2])]
+    ... )  # right: the first 1, and 2 and 1 after 1 and 2
     0.6
     """
     beginning = jnp.asarray(tuple(begin) or (-1,), jnp.int32)  # -1 is in no table
-    right, total = 0, 0
+    right = 0
+    total = 0
     for first in range(0, len(rows), ROWS):
         tokens = np.full((ROWS, WIDTH), -1, np.int32)
         for i, row in enumerate(rows[first : first + ROWS]):
@@ -91,9 +118,12 @@ def hits(config: NGramConfig, tables: Tables, rows: Sequence[np.ndarray], begin:
 def _right(
     config: NGramConfig, tables: Tables, tokens: Int[Array, "B T"], beginning: Int[Array, " n"]
 ) -> Int[Array, ""]:
-    """Counts the tokens that are the tables' first draft token after those before it; -1 is padding."""
+    """Counts the tokens that are the tables' first draft token after those before it; -1 is
+    padding.
+    """
     first = jnp.broadcast_to(beginning[None], (tokens.shape[0], beginning.shape[0]))
     fed = jnp.concatenate([first, tokens[:, :-1]], axis=1)
-    draft_tokens = first_draft_tokens(config, tables, fed)  # not by logits, which would take gigabytes
+    # not by logits, which would take gigabytes
+    draft_tokens = first_draft_tokens(config, tables, fed)
     draft_tokens = draft_tokens[:, first.shape[1] - 1 :]
-    return jnp.sum(jnp.logical_and(tokens >= 0, draft_tokens == tokens))
+    return jnp.sum((tokens >= 0) & (draft_tokens == tokens))

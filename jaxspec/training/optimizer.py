@@ -1,4 +1,6 @@
-"""The optimizer of a recipe: Adam with relative steps, and a rate that warms up, stays, and decays to zero."""
+"""The optimizer of a recipe: Adam with relative steps, and a rate that warms up, stays, and decays
+to zero.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +12,16 @@ import optax
 
 from jaxspec.training.recipes import Train
 
-SMALLEST_SCALE = 0.02  # root mean square of a parameter; below it (biases begin at 0) steps are no smaller
+# root mean square of a parameter; below it (biases begin at 0) steps are no smaller
+SMALLEST_SCALE = 0.02
 
 
 def schedule(train: Train) -> optax.Schedule:
-    """Makes a schedule: linear warm-up, a plateau, and a linear decay to 0 over the last `train.decay` of the run.
+    """Makes a schedule: linear warm-up, a plateau, and a linear decay to 0 over the last
+    `train.decay` of the run.
 
-    Up to the decay the rate does not depend on `train.steps`: a run that is interrupted may be resumed with another
-    number of steps.
+    Up to the decay the rate does not depend on `train.steps`: a run that is interrupted may be
+    resumed with another number of steps.
     """
     start = decay_start(train)
     decay = max(1, train.steps - start)
@@ -38,14 +42,19 @@ def decay_start(train: Train) -> int:
     return max(0, train.steps - max(1, round(train.steps * train.decay)))
 
 
-def make(train: Train, rates: Mapping[str, float] = types.MappingProxyType({})) -> optax.GradientTransformation:
-    """Makes the optimizer: clipping by global norm, then Adam, each step scaled by the size of the parameter.
+def make(
+    train: Train, rates: Mapping[str, float] = types.MappingProxyType({})
+) -> optax.GradientTransformation:
+    """Makes the optimizer: clipping by global norm, then Adam, each step scaled by the size of the
+    parameter.
 
-    Relative steps, as T5 was trained with (Adafactor's parameter scaling): T5's attention is not scaled, its
-    queries are initialised small instead, and steps of one size that suits its embeddings destroy them.
+    Relative steps, as T5 was trained with (Adafactor's parameter scaling): T5's attention is not
+    scaled, its queries are initialised small instead, and steps of one size that suits its
+    embeddings destroy them.
 
     Args:
-        rates: shares of the learning rate, by the first name of a parameter's path; others have all of it.
+        rates: shares of the learning rate, by the first name of a parameter's path; others have all
+            of it.
     """
 
     def scaled(updates: Any, _: Any) -> dict[str, Any]:
@@ -57,4 +66,6 @@ def make(train: Train, rates: Mapping[str, float] = types.MappingProxyType({})) 
         optax.scale_by_param_block_rms(SMALLEST_SCALE),
         optax.scale_by_learning_rate(schedule(train)),
     )
-    return optax.chain(rule, optax.stateless(scaled)) if rates else rule
+    if rates:
+        return optax.chain(rule, optax.stateless(scaled))
+    return rule

@@ -1,4 +1,6 @@
-"""models/*.toml into frozen dataclasses. Strict: an unknown key, a missing one or a wrong type is an error."""
+"""models/*.toml into frozen dataclasses. Strict: an unknown key, a missing one or a wrong type is
+an error.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ from jaxspec.nets import FORMS, decoder_layers, from_table, net_of
 from jaxspec.training.divergences import DIVERGENCES
 
 HEADS = {head_kind.name: head_kind.sizes for head_kind in KINDS if head_kind.sizes is not None}
-TRAININGS = {head_kind.name: head_kind.training for head_kind in KINDS if head_kind.training is not None}
+TRAININGS = {
+    head_kind.name: head_kind.training for head_kind in KINDS if head_kind.training is not None
+}
 
 
 HEADS_WEIGHT = 0.2  # of their loss beside that of a target that learns, as in Medusa 2
@@ -28,10 +32,12 @@ class Data:
 
     train: str  # JSON lines
     heldout: str  # JSON lines of which the loss or the acceptance is measured
-    shapes: tuple[tuple[int, int], ...]  # batches' [source, target] in tokens ([0, target] for a language model)
+    # batches' [source, target] in tokens ([0, target] for a language model)
+    shapes: tuple[tuple[int, int], ...]
     tokenizer: str = ""  # a tokenizer's folder; of a head's recipe empty: the target's
     tasks: tuple[str, ...] = ()  # the file's tasks to use (empty for a language model)
-    repeat: tuple[int, ...] = ()  # how often each of the tasks counts in an epoch (empty: once each)
+    # how often each of the tasks counts in an epoch (empty: once each)
+    repeat: tuple[int, ...] = ()
     also: tuple[str, ...] = ()  # more files to train on; one that is named n times counts n times
 
     @property
@@ -43,15 +49,24 @@ class Data:
 def check_data(data: Data, encoder: bool) -> None:
     """Refuses data that are not those of the model's kind, with an encoder or without."""
     if encoder and not data.tasks:
-        raise RecipeError("data.tasks is empty: an encoder-decoder learns tasks; expected some of the file's")
+        raise RecipeError(
+            "data.tasks is empty: an encoder-decoder learns tasks; expected some of the file's"
+        )
     if not encoder and data.tasks:
         raise RecipeError(
-            f"data.tasks is {list(data.tasks)}: a decoder-only model learns texts without tasks; leave it out"
+            f"data.tasks is {list(data.tasks)}: a decoder-only model learns texts without tasks; "
+            "leave it out"
         )
     if data.repeat and len(data.repeat) != max(1, len(data.tasks)):
-        raise RecipeError(f"data.repeat is {list(data.repeat)}: expected a number for each of {list(data.tasks)}")
-    if unfit := [shape for shape in data.shapes if (shape[0] > 0) != encoder]:
-        expected = "[source, target] with a source" if encoder else "[0, target]: a decoder-only model reads no source"
+        raise RecipeError(
+            f"data.repeat is {list(data.repeat)}: expected a number for each of {list(data.tasks)}"
+        )
+    unfit = [shape for shape in data.shapes if (shape[0] > 0) != encoder]
+    if unfit:
+        if encoder:
+            expected = "[source, target] with a source"
+        else:
+            expected = "[0, target]: a decoder-only model reads no source"
         raise RecipeError(f"data.shapes has {list(unfit[0])}: expected {expected}")
 
 
@@ -68,13 +83,17 @@ class Train:
     seed: int = 0  # seed of initialisation and data order
     evaluate_every: int = 250  # steps between held-out losses
     save_every: int = 250  # steps between checkpoints
-    start: str = ""  # a checkpoint to begin from, brought to the recipe's shape (`nets.resize`); empty: random
-    dtype: str = "float32"  # dtype of the computation, or "bfloat16"; parameters and optimizer are always float32
-    # decay per step of the exponential moving average of the parameters that is evaluated and kept, as 0.999; 0: none
+    # a checkpoint to begin from, brought to the recipe's shape (`nets.resize`); empty: random
+    start: str = ""
+    # dtype of the computation, or "bfloat16"; parameters and optimizer are always float32
+    dtype: str = "float32"
+    # decay per step of the exponential moving average of the parameters that is evaluated and kept,
+    # as 0.999; 0: none
     average: float = 0.0
-    dropout: float = 0.0  # share of the entries that each block adds to the residual stream, dropped in a step
-    # "int8" or "int4": the loss is that of parameters rounded so, from the step on at which the rate decays, for a
-    # checkpoint of that dtype; empty: no rounding
+    # share of the entries that each block adds to the residual stream, dropped in a step
+    dropout: float = 0.0
+    # "int8" or "int4": the loss is that of parameters rounded so, from the step on at which the
+    # rate decays, for a checkpoint of that dtype; empty: no rounding
     stored: str = ""
 
     def __post_init__(self):
@@ -89,22 +108,35 @@ class Train:
 class Answers:
     """The texts of the target's own that a drafter learns from."""
 
-    # how many training inputs of each task the target answers, to learn on these answers alone; empty: on the data
+    # how many training inputs of each task the target answers, to learn on these answers alone;
+    # empty: on the data
     answers: tuple[int, ...] = ()
-    temperatures: tuple[float, ...] = (0.0,)  # each input is answered once at each of these; 0 is greedy
-    beams: int = 1  # with more than 1 the answers at temperature 0 are the best of a beam search of that width
+    # each input is answered once at each of these; 0 is greedy
+    temperatures: tuple[float, ...] = (0.0,)
+    # with more than 1 the answers at temperature 0 are the best of a beam search of that width
+    beams: int = 1
     texts: int = 0  # how often the data's own examples count beside the answers, in an epoch
-    prompt: int = 16  # tokens of a text that a decoder-only model, target or drafter, is given to continue
+    # tokens of a text that a decoder-only model, target or drafter, is given to continue
+    prompt: int = 16
 
     def __post_init__(self):
         defaults = {field.name: field.default for field in dataclasses.fields(self)}
         for name in ("temperatures", "texts"):
             if not self.answers and getattr(self, name) != defaults[name]:
-                raise ValueError(f"{name} is {getattr(self, name)!r} and answers is missing: set both, or neither")
+                raise ValueError(
+                    f"{name} is {getattr(self, name)!r} and answers is missing: set both, or "
+                    "neither"
+                )
         at_least(1, prompt=self.prompt, beams=self.beams)
         if self.beams > 1 and not (self.answers and 0.0 in self.temperatures):
-            got = f"beams is {self.beams}, answers {list(self.answers)} and temperatures {list(self.temperatures)}"
-            raise ValueError(f"{got}: expected answers, and a temperature of 0, which beam search takes the place of")
+            got = (
+                f"beams is {self.beams}, answers {list(self.answers)} and temperatures "
+                f"{list(self.temperatures)}"
+            )
+            raise ValueError(
+                f"{got}: expected answers, and a temperature of 0, which beam search takes the "
+                "place of"
+            )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,16 +144,19 @@ class Distil(Answers):
     """Whom to learn from, besides the teacher's answers; see `training.distil`."""
 
     teacher: str  # a checkpoint: the target that the model will draft for
-    # of the divergence from the teacher's distribution; the rest is the likelihood of the data. 0 spares the teacher's
-    # passes, most of the cost of a step: the choice for a small budget, with answers
+    # of the divergence from the teacher's distribution; the rest is the likelihood of the data. 0
+    # spares the teacher's passes, most of the cost of a step: the choice for a small budget, with
+    # answers
     weight: float = 1.0
     divergence: str = "kl"  # a name of `training.divergences.DIVERGENCES`
-    own: float = 0.0  # share of the rows of a batch whose text the drafter samples itself (`training.distil.on_policy`)
-    # how many tokens it drafts: its head is trimmed to the most frequent ones in the answers, or else in the data;
-    # None: all
+    # share of the rows of a batch whose text the drafter samples itself
+    # (`training.distil.on_policy`)
+    own: float = 0.0
+    # how many tokens it drafts: its head is trimmed to the most frequent ones in the answers, or
+    # else in the data; None: all
     draft_vocab: int | None = None
-    # whether an encoder-decoder has its teacher's encoder and embedding, and learns the rest: as a drafter it then
-    # reads what the target has made of a prompt (`drafters.share_encoder`)
+    # whether an encoder-decoder has its teacher's encoder and embedding, and learns the rest: as a
+    # drafter it then reads what the target has made of a prompt (`drafters.share_encoder`)
     share_encoder: bool = False
 
     def __post_init__(self):
@@ -131,7 +166,9 @@ class Distil(Answers):
         at_least(1, draft_vocab=1 if self.draft_vocab is None else self.draft_vocab)
         if self.own and self.weight < 1:
             reason = "own texts have no likelihood"
-            raise ValueError(f"own is {self.own}: expected a weight of 1, not {self.weight}: {reason}")
+            raise ValueError(
+                f"own is {self.own}: expected a weight of 1, not {self.weight}: {reason}"
+            )
 
 
 CURRICULA = ("rotating", "gradual")
@@ -139,12 +176,16 @@ CURRICULA = ("rotating", "gradual")
 
 @dataclasses.dataclass(frozen=True)
 class EarlyExit:
-    """The way a target learns to draft for itself with its first layers (LayerSkip); see `training.early_exit`."""
+    """The way a target learns to draft for itself with its first layers (LayerSkip); see
+    `training.early_exit`.
+    """
 
     scale: float = 0.2  # weight of the losses of early exits, the paper's e_scale
-    dropout: float = 0.1  # how often a row skips the last layer, the paper's p_max; earlier layers are skipped less
-    # the choice of exits that learn in a step. "rotating": every `every`-th one, others in the next step. "gradual":
-    # from the last to the first, one more from time to time, all after half of the run
+    # how often a row skips the last layer, the paper's p_max; earlier layers are skipped less
+    dropout: float = 0.1
+    # the choice of exits that learn in a step. "rotating": every `every`-th one, others in the next
+    # step. "gradual": from the last to the first, one more from time to time, all after half of the
+    # run
     curriculum: str = "rotating"
     every: int = 4  # with "rotating", each exit learns once in so many steps
 
@@ -157,12 +198,16 @@ class EarlyExit:
 
 @dataclasses.dataclass(frozen=True)
 class Masks:
-    """The way a draft model learns to fill in masks, for `drafters.parallel`; see `training.mask_filling`."""
+    """The way a draft model learns to fill in masks, for `drafters.parallel`; see
+    `training.mask_filling`.
+    """
 
     token: int  # the id of the mask token
-    draft: int = 4  # draft tokens that a pass learns to make: the first without a mask, each other at one
+    # draft tokens that a pass learns to make: the first without a mask, each other at one
+    draft: int = 4
     decay: float = 0.8  # weight of each draft token over that before it
-    stride: int = 4  # masks follow every `stride`-th token of a text; the first one changes from batch to batch
+    # masks follow every `stride`-th token of a text; the first one changes from batch to batch
+    stride: int = 4
 
     def __post_init__(self):
         at_least(0, token=self.token)
@@ -186,7 +231,9 @@ class Recipe:
 
     @property
     def has_sources(self) -> bool:
-        """Tells whether the model is an encoder-decoder, which learns tasks: its examples have sources."""
+        """Tells whether the model is an encoder-decoder, which learns tasks: its examples have
+        sources.
+        """
         return net_of(self.model).language_model(self.model).limits.start_token is not None
 
     def __post_init__(self):
@@ -194,46 +241,70 @@ class Recipe:
             raise RecipeError(f"{self.name}: data lacks the key 'tokenizer'")
         check_data(self.data, self.has_sources)
         if self.distil is not None and self.distil.weight and self.train.dropout:
-            dropped = f"train.dropout is {self.train.dropout}, which would drop what the teacher computes, too"
-            raise RecipeError(f"{self.name}: {dropped}: expected 0 where a distribution is distilled")
+            dropped = (
+                f"train.dropout is {self.train.dropout}, which would drop what the teacher "
+                "computes, too"
+            )
+            raise RecipeError(
+                f"{self.name}: {dropped}: expected 0 where a distribution is distilled"
+            )
         if self.masks is not None:
             in_range(0, self.model.vocab_size, below=True, **{"masks.token": self.masks.token})
             if self.early_exit is not None:
-                raise RecipeError(f"{self.name}: got [masks] and [early_exit]: expected one of them")
+                raise RecipeError(
+                    f"{self.name}: got [masks] and [early_exit]: expected one of them"
+                )
         if self.early_exit is None:
             return
-        if (layers := decoder_layers(self.model)) < 3:
-            raise RecipeError(f"{self.name}: early_exit in a model of {layers} layers: expected at least 3")
+        layers = decoder_layers(self.model)
+        if layers < 3:
+            raise RecipeError(
+                f"{self.name}: early_exit in a model of {layers} layers: expected at least 3"
+            )
         if self.distil is not None and self.distil.weight:
             weight = f"early_exit learns from texts, and distil.weight is {self.distil.weight}"
-            raise RecipeError(f"{self.name}: {weight}: expected 0 (the teacher's answers may be the texts)")
+            raise RecipeError(
+                f"{self.name}: {weight}: expected 0 (the teacher's answers may be the texts)"
+            )
 
 
 @dataclasses.dataclass(frozen=True)
 class Learn(Answers):
-    """The objective of a drafter that reads its target's hidden states; see `training.head_loss`."""
+    """The objective of a drafter that reads its target's hidden states; see
+    `training.head_loss`.
+    """
 
-    depths: int = 0  # draft tokens that it learns to draft in a row; 0: as many as it has heads, or tokens of a block
-    decay: float = 0.8  # weight of each draft token over that before it: 0.8 for EAGLE-3 and Medusa, 0.6 for MTP
-    kl: float = 0.5  # share of the steps, at the beginning, with the forward KL from the target's distribution
+    # draft tokens that it learns to draft in a row; 0: as many as it has heads, or tokens of a
+    # block
+    depths: int = 0
+    # weight of each draft token over that before it: 0.8 for EAGLE-3 and Medusa, 0.6 for MTP
+    decay: float = 0.8
+    # share of the steps, at the beginning, with the forward KL from the target's distribution
+    kl: float = 0.5
     divergence: str = "blend"  # after these: a name of `training.divergences.DIVERGENCES`
-    regression: float = 0.0  # weight of the distance from the target's hidden states of those that EAGLE-1 predicts
-    # weight of a kind's own lesson: the walk of DFlash 2 through its candidates, the estimate of a confidence head
-    # (DSpark); nothing where a drafter has neither
+    # weight of the distance from the target's hidden states of those that EAGLE-1 predicts
+    regression: float = 0.0
+    # weight of a kind's own lesson: the walk of DFlash 2 through its candidates, the estimate of a
+    # confidence head (DSpark); nothing where a drafter has neither
     own: float = 1.0
-    # whether DFlash 2's walk learns the target's most probable token alone, as `speculators` trains it; otherwise it
-    # learns the target's distribution among the candidates
+    # whether DFlash 2's walk learns the target's most probable token alone, as `speculators` trains
+    # it; otherwise it learns the target's distribution among the candidates
     hard: bool = False
-    # whether a batch teaches one of the heads alone, drawn at random, without `decay` (blockwise parallel decoding)
+    # whether a batch teaches one of the heads alone, drawn at random, without `decay` (blockwise
+    # parallel decoding)
     one_head: bool = False
-    # the target's learning rate, as a share of the heads': with more than 0 the target learns, too (Medusa 2, blockwise
-    # fine-tuning), and what comes out is another target with its heads; 0 leaves it as it is
+    # the target's learning rate, as a share of the heads': with more than 0 the target learns, too
+    # (Medusa 2, blockwise fine-tuning), and what comes out is another target with its heads; 0
+    # leaves it as it is
     target_rate: float = 0.0
-    heads_first: float = 0.0  # share of the steps, at the beginning, in which the heads learn and the target does not
+    # share of the steps, at the beginning, in which the heads learn and the target does not
+    heads_first: float = 0.0
     heads_weight: float = (
-        HEADS_WEIGHT  # weight of the heads' loss beside the target's own; with `one_head` both count alike
+        # weight of the heads' loss beside the target's own; with `one_head` both count alike
+        HEADS_WEIGHT
     )
-    stride: int = 1  # drafts begin at every `stride`-th position; the first one changes from batch to batch
+    # drafts begin at every `stride`-th position; the first one changes from batch to batch
+    stride: int = 1
     chunk: int = 256  # positions of a batch, about, whose logits are in memory at once
     # those of `Answers`; samples unless the recipe says otherwise
     temperatures: tuple[float, ...] = dataclasses.field(default=(1.0,), kw_only=True)
@@ -243,17 +314,31 @@ class Learn(Answers):
         one_of(self.divergence, "divergence", DIVERGENCES)
         at_least(1, stride=self.stride, chunk=self.chunk)
         at_least(0, own=self.own, regression=self.regression, heads_weight=self.heads_weight)
-        in_range(0, 1, decay=self.decay, kl=self.kl, target_rate=self.target_rate, heads_first=self.heads_first)
+        in_range(
+            0,
+            1,
+            decay=self.decay,
+            kl=self.kl,
+            target_rate=self.target_rate,
+            heads_first=self.heads_first,
+        )
         if self.heads_first and not self.target_rate:
-            raise ValueError(f"heads_first is {self.heads_first} and target_rate is 0: set both, or neither")
+            raise ValueError(
+                f"heads_first is {self.heads_first} and target_rate is 0: set both, or neither"
+            )
         if self.heads_weight != HEADS_WEIGHT and (self.one_head or not self.target_rate):
-            reason = "one_head is true, where both losses count alike" if self.one_head else "target_rate is 0"
+            if self.one_head:
+                reason = "one_head is true, where both losses count alike"
+            else:
+                reason = "target_rate is 0"
             raise ValueError(f"heads_weight is {self.heads_weight} and {reason}: leave it out")
 
 
 @dataclasses.dataclass(frozen=True)
 class HeadRecipe:
-    """A drafter that reads the hidden states of a target: the family is the name of one of `draft_heads.KINDS`."""
+    """A drafter that reads the hidden states of a target: the family is the name of one of
+    `draft_heads.KINDS`.
+    """
 
     name: str
     family: str
@@ -262,7 +347,8 @@ class HeadRecipe:
     data: Data  # the texts
     train: Train  # whose `start` is a folder that `jaxspec.load_drafter` takes
     learn: Learn = dataclasses.field(default_factory=Learn)  # the objective
-    source_language: str | None = None  # what a target that translates between many reads, such as eng_Latn
+    # what a target that translates between many reads, such as eng_Latn
+    source_language: str | None = None
     target_language: str | None = None  # what it writes
 
     @property
@@ -272,13 +358,19 @@ class HeadRecipe:
 
     def __post_init__(self):
         for name in ("dropout", "stored"):
-            if value := getattr(self.train, name):
-                changed = f"train.{name} is {value!r}, which would change what the target computes, too"
-                raise RecipeError(f"{self.name}: {changed}: leave it out where a drafter on hidden states learns")
+            value = getattr(self.train, name)
+            if value:
+                changed = (
+                    f"train.{name} is {value!r}, which would change what the target computes, too"
+                )
+                raise RecipeError(
+                    f"{self.name}: {changed}: leave it out where a drafter on hidden states learns"
+                )
         if self.training.separate_heads:
             return
         for name in ("one_head", "target_rate"):
-            if value := getattr(self.learn, name):
+            value = getattr(self.learn, name)
+            if value:
                 family = f"family is {self.family!r} and learn.{name} is {value}"
                 expected = "expected the family 'heads', which has a head for each draft token"
                 raise RecipeError(f"{self.name}: {family}: {expected}")
@@ -290,7 +382,8 @@ class NGramTexts:
 
     train: str  # JSON lines, relative to the data folder
     heldout: str  # texts whose share of right draft tokens is measured
-    field: str = "text"  # the field with the text that a drafter continues: the output, where there is an input
+    # the field with the text that a drafter continues: the output, where there is an input
+    field: str = "text"
     tasks: tuple[str, ...] = ()  # the files' tasks to use; empty for all
 
 
@@ -298,7 +391,8 @@ class NGramTexts:
 class NGramTables:
     """N-gram tables; see `drafters.ngram`."""
 
-    target: str  # what `jaxspec.load` takes: drafted for; the tables take over its vocabulary and start token
+    # what `jaxspec.load` takes: drafted for; the tables take over its vocabulary and start token
+    target: str
     order: int  # 1 for unigrams, 2 for bigrams, ...
     followers: int = 8  # tokens stored after each context
     least: int = 1  # contexts seen less often than this are left out
@@ -337,10 +431,14 @@ def load(path: str | Path) -> AnyRecipe:
         FileNotFoundError: there is no such recipe.
         RecipeError: it is not TOML, or has an unknown, missing or ill-typed key.
     """
-    path, recipes = Path(path), shipped()
+    path = Path(path)
+    recipes = shipped()
     if not path.is_file():
         if str(path) not in recipes:
-            advice = suggest(str(path), recipes) or f": expected a .toml file, or one of {', '.join(recipes)}"
+            advice = (
+                suggest(str(path), recipes)
+                or f": expected a .toml file, or one of {', '.join(recipes)}"
+            )
             raise FileNotFoundError(f"no recipe {str(path)!r}{advice}")
         path = recipes[str(path)]
     text = read_text(path)
@@ -353,14 +451,26 @@ def load(path: str | Path) -> AnyRecipe:
 
 def parse(table: dict[str, Any], where: str = "recipe") -> AnyRecipe:
     """A recipe from the tables of its TOML file; its family says of which kind."""
-    family, table = table.get("family"), dict(table)
+    family = table.get("family")
+    table = dict(table)
     if family not in {**FORMS, **HEADS}:
-        raise RecipeError(f"{where}: family is {family!r}: expected one of {sorted([*FORMS, *HEADS])}")
-    recipe, parts = Recipe, {"data": Data, "train": Train, "distil": Distil, "early_exit": EarlyExit, "masks": Masks}
+        raise RecipeError(
+            f"{where}: family is {family!r}: expected one of {sorted([*FORMS, *HEADS])}"
+        )
+    recipe = Recipe
+    parts = {
+        "data": Data,
+        "train": Train,
+        "distil": Distil,
+        "early_exit": EarlyExit,
+        "masks": Masks,
+    }
     if family in HEADS:
-        recipe, parts = HeadRecipe, {"head": HEADS[family], "data": Data, "train": Train, "learn": Learn}
+        recipe = HeadRecipe
+        parts = {"head": HEADS[family], "data": Data, "train": Train, "learn": Learn}
     elif family == "ngram":
-        recipe, parts = TableRecipe, {"data": NGramTexts, "tables": NGramTables}
+        recipe = TableRecipe
+        parts = {"data": NGramTexts, "tables": NGramTables}
     elif "model" in table:
         table["model"] = from_table(family, table["model"], f"{where}: [model]")
     for key in (key for key in parts if key in table):

@@ -1,4 +1,6 @@
-"""Training by a recipe, from its data to a checkpoint: networks, drafters on hidden states, and tables."""
+"""Training by a recipe, from its data to a checkpoint: networks, drafters on hidden states, and
+tables.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,8 @@ from jaxspec.training.recipes import AnyRecipe, HeadRecipe, Recipe, TableRecipe
 from jaxspec.weights import orbax
 
 RECORD = "recipe.json"  # beside a run's state: whose it is
-SAME = {("head.draft_vocab", "0"): "null"}  # two values, as JSON, that mean one: the target's vocabulary
+# two values, as JSON, that mean one: the target's vocabulary
+SAME = {("head.draft_vocab", "0"): "null"}
 
 
 def train(
@@ -34,26 +37,33 @@ def train(
     """Trains the network of a recipe on the data in `folder`, keeping its state in `work`.
 
     Returns:
-        The run with what was learnt; and its held-out negative log likelihood per token in nats, or for a drafter on
-        hidden states its held-out acceptance (`head_loss.HeldOutAcceptance`).
+        The run with what was learnt; and its held-out negative log likelihood per token in nats, or
+        for a drafter on hidden states its held-out acceptance (`head_loss.HeldOutAcceptance`).
     """
     is_head = isinstance(recipe, HeadRecipe)
     prepare: Any = heads.prepare if is_head else networks.prepare
     run = prepare(recipe, folder, work, progress)
-    objective, size = run.objective, sum(leaf.size for leaf in jax.tree.leaves(run.params))
-    log(f"{recipe.name}: {size:,} parameters to learn; {objective.batches.per_epoch} steps an epoch")
+    objective = run.objective
+    size = sum(leaf.size for leaf in jax.tree.leaves(run.params))
+    log(
+        f"{recipe.name}: {size:,} parameters to learn; {objective.batches.per_epoch} steps an epoch"
+    )
     if is_head:
         log(f"untrained: {objective.report(run.params, objective.heldout.once())}")
-    params, held_out = fit(run.params, objective, recipe.train, work / "state", log=log, progress=progress)
+    params, held_out = fit(
+        run.params, objective, recipe.train, work / "state", log=log, progress=progress
+    )
     return run._replace(params=params), held_out
 
 
 def check_run(recipe: Recipe | HeadRecipe, work: Path) -> None:
-    """Refuses a folder that holds the run of another recipe, and records the recipe; steps may differ.
+    """Refuses a folder that holds the run of another recipe, and records the recipe; steps may
+    differ.
 
     A field that the record lacks is newer than the run, which had its default.
     """
-    record, table = work / RECORD, dataclasses.asdict(recipe)
+    record = work / RECORD
+    table = dataclasses.asdict(recipe)
     defaults = dict(_defaults(recipe))
     if isinstance(recipe, Recipe):
         table["model"] = table_of(recipe.model)
@@ -63,12 +73,23 @@ def check_run(recipe: Recipe | HeadRecipe, work: Path) -> None:
     fields = {name: json.dumps(value) for name, value in flatten_dict(table, sep=".").items()}
     if record.is_file():
         recorded = files.json_object(files.read_text(record), str(record))
-        earlier = {name: json.dumps(value, default=str) for name, value in defaults.items()} | recorded
-        if differ := [name for name in sorted(fields | recorded) if _meaning(name, fields) != _meaning(name, earlier)]:
-            named = [f"{name} is {earlier.get(name)} there and {fields.get(name)} here" for name in differ]
+        earlier = {
+            name: json.dumps(value, default=str) for name, value in defaults.items()
+        } | recorded
+        differ = [
+            name
+            for name in sorted(fields | recorded)
+            if _meaning(name, fields) != _meaning(name, earlier)
+        ]
+        if differ:
+            named = [
+                f"{name} is {earlier.get(name)} there and {fields.get(name)} here"
+                for name in differ
+            ]
             other_run = f"{work} holds the run of another recipe ({folders.some(named)})"
             raise ValueError(f"{other_run}: give another --work, or remove it")
-    elif not (work / "state").exists():  # else it was begun before this was written down, by whatever recipe
+    elif not (work / "state").exists():
+        # else it was begun before this was written down, by whatever recipe
         files.write_text(record, [json.dumps(fields), "\n"])
 
 
@@ -119,8 +140,12 @@ def checkpoint(
     if not isinstance(recipe, TableRecipe):
         needed += [f"{recipe.data.tokenizer}/tokenizer.json"] if recipe.data.tokenizer else []
         needed += recipe.data.also
-    if missing := [file for file in needed if not (folder / file).is_file()]:
-        advice = f"in a checkout `python -m data_prep.debian --data {folder}` makes the data of jaxspec's own recipes"
+    missing = [file for file in needed if not (folder / file).is_file()]
+    if missing:
+        advice = (
+            f"in a checkout `python -m data_prep.debian --data {folder}` makes the data of "
+            "jaxspec's own recipes"
+        )
         raise FileNotFoundError(f"{folder} lacks {', '.join(missing)}: {advice}")
     if out.exists() and not overwrite:
         raise ValueError(f"{out} is there already: choose another --out, or --overwrite it")
@@ -140,5 +165,7 @@ def _check_dtype(recipe: AnyRecipe, dtype: str) -> None:
         raise ValueError(f"dtype is {dtype!r}: tables hold integers, so leave dtype out")
     if isinstance(recipe, HeadRecipe) and dtype not in heads.DTYPES:
         expected = " or ".join(heads.DTYPES)
-        raise ValueError(f"dtype is {dtype!r}: drafters that read hidden states are stored as {expected}")
+        raise ValueError(
+            f"dtype is {dtype!r}: drafters that read hidden states are stored as {expected}"
+        )
     one_of(dtype, "dtype", orbax.DTYPES)

@@ -1,4 +1,6 @@
-"""A drafter with another tokenizer than the target: it drafts the tokens that both have (token-level intersection)."""
+"""A drafter with another tokenizer than the target: it drafts the tokens that both have
+(token-level intersection).
+"""
 
 from __future__ import annotations
 
@@ -16,20 +18,22 @@ ROLES = ("bos_token_id", "eos_token_id", "pad_token_id", "unk_token_id")
 def share_vocabulary(draft: Model, target: Model, *, longest: int = LONGEST) -> Model:
     """Makes a model draft for a target that has another tokenizer.
 
-    It drafts the tokens that spell the same bytes in both vocabularies, and special tokens with the same role or name.
-    All others have probability 0 in its distributions, and the acceptance rule sees these. So the text keeps the
-    target's distribution exactly; the target's probability of the shared tokens bounds the acceptance rate. The drafter
-    reads the target's text in its own tokens. A token that it lacks is spelled with several, the longest first.
+    It drafts the tokens that spell the same bytes in both vocabularies, and special tokens with the
+    same role or name. All others have probability 0 in its distributions, and the acceptance rule
+    sees these. So the text keeps the target's distribution exactly; the target's probability of the
+    shared tokens bounds the acceptance rate. The drafter reads the target's text in its own tokens.
+    A token that it lacks is spelled with several, the longest first.
 
     Args:
         draft: the model that is to draft, with its tokenizer.
         target: the model to draft for, with its own.
-        longest: most tokens of the drafter for one of the target's; of a longer one only the end is read. Caches are
-            this many times as long, and so is a pass in which some token must be spelled.
+        longest: most tokens of the drafter for one of the target's; of a longer one only the end is
+            read. Caches are this many times as long, and so is a pass in which some token must be
+            spelled.
 
     Returns:
-        A model with the target's vocabulary and tokenizer, for any drafter that takes one; without token trees, unless
-        it has every token of the target's.
+        A model with the target's vocabulary and tokenizer, for any drafter that takes one; without
+        token trees, unless it has every token of the target's.
 
     Raises:
         ValueError: a model without a tokenizer, or no token in common.
@@ -37,14 +41,20 @@ def share_vocabulary(draft: Model, target: Model, *, longest: int = LONGEST) -> 
     Example:
         >>> import jax, jaxspec
         >>> from jaxspec.testing import table_model, word_tokenizer
-        >>> words = ["<unk>", "</s>", "the", "old", "dog"], ["</s>", "<unk>", "dog", "cat", "old", "d", "o"]
+        >>> words = (
+        ...     ["<unk>", "</s>", "the", "old", "dog"],
+        ...     ["</s>", "<unk>", "dog", "cat", "old", "d", "o"],
+        ... )
         >>> target, draft = (
-        ...     table_model(jax.random.key(6), vocab=len(w))._replace(tokenizer=word_tokenizer(w)) for w in words
+        ...     table_model(jax.random.key(6), vocab=len(w))._replace(tokenizer=word_tokenizer(w))
+        ...     for w in words
         ... )
         >>> shared = share_vocabulary(draft, target)
         >>> shared.params.to_target.tolist()  # 5 stands for none
         [1, 0, 4, 5, 3, 5, 5]
-        >>> text = jaxspec.generate(target, "the old", drafter=shared, gamma=2, max_new_tokens=4).texts
+        >>> text = jaxspec.generate(
+        ...     target, "the old", drafter=shared, gamma=2, max_new_tokens=4
+        ... ).texts
         >>> text == jaxspec.generate(target, "the old", max_new_tokens=4).texts
         True
 
@@ -53,20 +63,32 @@ def share_vocabulary(draft: Model, target: Model, *, longest: int = LONGEST) -> 
     for role, model in (("the drafter", draft), ("the target", target)):
         check_model(model, "share_vocabulary")
         if model.tokenizer is None:
-            raise ValueError(f"{role} ({model.name}) has no tokenizer: expected one, to compare what token ids spell")
+            raise ValueError(
+                f"{role} ({model.name}) has no tokenizer: expected one, to compare what token ids "
+                "spell"
+            )
     at_least(1, longest=longest)
     starts = target.lm.limits.start_token, draft.lm.limits.start_token
     if (starts[0] is None) != (starts[1] is None):
-        raise ValueError("one of target and drafter is an encoder-decoder, the other is not: both must be of one kind")
+        raise ValueError(
+            "one of target and drafter is an encoder-decoder, the other is not: both must be of "
+            "one kind"
+        )
     sizes = target.lm.vocab_size, draft.lm.vocab_size
     to_target, to_draft, first = _maps(draft.tokenizer, target.tokenizer, sizes, starts, longest)
-    mapped = map_vocabulary(draft, to_target, sizes[0], to_draft, first=first if starts[0] is None else ())
+    mapped = map_vocabulary(
+        draft, to_target, sizes[0], to_draft, first=first if starts[0] is None else ()
+    )
     return mapped._replace(tokenizer=target.tokenizer)
 
 
 @functools.lru_cache(maxsize=16)  # vocabularies of 256k take seconds
 def _maps(
-    draft: Any, target: Any, sizes: tuple[int, int], starts: tuple[int | None, int | None], longest: int
+    draft: Any,
+    target: Any,
+    sizes: tuple[int, int],
+    starts: tuple[int | None, int | None],
+    longest: int,
 ) -> tuple[list[int], list[list[int]], list[int]]:
     (target_size, draft_size), (start, own_start) = sizes, starts
     target_texts = dict(token_ids.spelled(target, target_size))
@@ -76,10 +98,14 @@ def _maps(
         by_text.setdefault(text, index)  # of two ids with one text the lower
     # Of several tokens with one text the one that has the same id, if one has.
     direct = {
-        i: i if draft_texts.get(i) == text else by_text[text] for i, text in target_texts.items() if text in by_text
+        i: i if draft_texts.get(i) == text else by_text[text]
+        for i, text in target_texts.items()
+        if text in by_text
     }
     if not direct:
-        raise ValueError("the tokenizers of drafter and target share only special tokens: expected others, too")
+        raise ValueError(
+            "the tokenizers of drafter and target share only special tokens: expected others, too"
+        )
     direct |= _special(draft, target, draft_size, target_size)
     if start is not None and own_start is not None:
         direct[start] = own_start
@@ -87,10 +113,14 @@ def _maps(
     for index, draft_id in direct.items():
         if to_target[draft_id] == NONE:
             to_target[draft_id] = index
-    unknown = next((x for x in (draft.unk_token_id, draft.eos_token_id) if x is not None and x < draft_size), 0)
+    unknown = next(
+        (x for x in (draft.unk_token_id, draft.eos_token_id) if x is not None and x < draft_size), 0
+    )
     spell = functools.partial(_spell, by_text, max(map(len, by_text), default=1), longest)
     to_draft = [
-        [direct[i]] if i in direct else (spell(target_texts[i]) if i in target_texts else []) or [unknown]
+        [direct[i]]
+        if i in direct
+        else (spell(target_texts[i]) if i in target_texts else []) or [unknown]
         for i in range(target_size)
     ]
     return to_target, to_draft, _beginning(draft, target)
@@ -102,16 +132,26 @@ def _spell(tokens: dict[bytes, int], widest: int, longest: int, text: bytes) -> 
     >>> _spell({b"a": 0, b"ab": 1, b"b": 2}, 2, 3, b"abb?a")
     [1, 2, 0]
     """
-    spelled, start = [], 0
+    spelled = []
+    start = 0
     while start < len(text):
-        size = next((n for n in range(min(widest, len(text) - start), 0, -1) if text[start : start + n] in tokens), 0)
+        size = next(
+            (
+                n
+                for n in range(min(widest, len(text) - start), 0, -1)
+                if text[start : start + n] in tokens
+            ),
+            0,
+        )
         spelled += [tokens[text[start : start + size]]] if size else []
         start += size or 1
     return spelled[-longest:]
 
 
 def _special(draft: Any, target: Any, draft_size: int, target_size: int) -> dict[int, int]:
-    """Pairs each of the target's special tokens with the drafter's of the same name, or the same role."""
+    """Pairs each of the target's special tokens with the drafter's of the same name, or the same
+    role.
+    """
     draft_ids = dict(zip(draft.all_special_tokens, draft.all_special_ids, strict=True))
     pairs = {
         i: draft_ids[name]
@@ -119,10 +159,13 @@ def _special(draft: Any, target: Any, draft_size: int, target_size: int) -> dict
         if name in draft_ids
     }
     for role in ROLES:
-        target_id, draft_id = getattr(target, role), getattr(draft, role)
+        target_id = getattr(target, role)
+        draft_id = getattr(draft, role)
         if target_id is not None and draft_id is not None:
             pairs.setdefault(target_id, draft_id)
-    return {i: draft_id for i, draft_id in pairs.items() if i < target_size and draft_id < draft_size}
+    return {
+        i: draft_id for i, draft_id in pairs.items() if i < target_size and draft_id < draft_size
+    }
 
 
 def _beginning(draft: Any, target: Any) -> list[int]:
@@ -130,4 +173,6 @@ def _beginning(draft: Any, target: Any) -> list[int]:
     bos = draft.bos_token_id
     if bos is None or draft("a")["input_ids"][:1] != [bos]:
         return []
-    return [] if target.bos_token_id is not None and target("a")["input_ids"][:1] == [target.bos_token_id] else [bos]
+    if target.bos_token_id is not None and target("a")["input_ids"][:1] == [target.bos_token_id]:
+        return []
+    return [bos]

@@ -1,4 +1,6 @@
-"""Languages of models that translate: the source's is the tokenizer's affair, the target's begins a decoder's row."""
+"""Languages of models that translate: the source's is the tokenizer's affair, the target's begins a
+decoder's row.
+"""
 
 from __future__ import annotations
 
@@ -14,49 +16,66 @@ from jaxspec.nets import find, net_of
 def with_languages(model: Model, source: str | None = None, target: str | None = None) -> Model:
     """Returns a model that translates from and to some languages: NLLB, M2M-100 or mBART.
 
-        nllb = jaxspec.load("facebook/nllb-200-distilled-600M", source_language="eng_Latn", target_language="deu_Latn")
-        french = jaxspec.with_languages(nllb, target="fra_Latn")
+        nllb = jaxspec.load("facebook/nllb-200-distilled-600M", source_language="eng_Latn",
+        target_language="deu_Latn") french = jaxspec.with_languages(nllb, target="fra_Latn")
 
-    A drafter's rows begin as its target's do, so it needs no languages. For rows of several languages in one batch give
-    a `Prompt` with an `encoder` part, whose tokens are each row's beginning.
+    A drafter's rows begin as its target's do, so it needs no languages. For rows of several
+    languages in one batch give a `Prompt` with an `encoder` part, whose tokens are each row's
+    beginning.
 
     Args:
         model: the model, with its tokenizer.
-        source: the language of prompts, as the tokenizer spells it: "eng_Latn", "en_XX", "en". None leaves it as it is.
-        target: the language to write. It is the first token after the start token; of a model whose start token is a
-            language (mBART) the start token itself.
+        source: the language of prompts, as the tokenizer spells it: "eng_Latn", "en_XX", "en". None
+            leaves it as it is.
+        target: the language to write. It is the first token after the start token; of a model whose
+            start token is a language (mBART) the start token itself.
 
     Raises:
-        ValueError: the tokenizer has no such language, or none at all; Marian's are in its prompts (">>deu<< Hello").
+        ValueError: the tokenizer has no such language, or none at all; Marian's are in its prompts
+            (">>deu<< Hello").
     """
-    lm, tokenizer, config = model.lm, model.tokenizer, model.config
+    lm = model.lm
+    tokenizer = model.tokenizer
+    config = model.config
     if source is not None:
         language_id(model, source)  # refuses one that it lacks
         tokenizer = copy.deepcopy(tokenizer)
         tokenizer.src_lang = source
     if target is not None:
-        names = [field.name for field in dataclasses.fields(config)] if find(config) else []
+        names = []
+        if find(config):
+            names = [field.name for field in dataclasses.fields(config)]
         if "begin_tokens" not in names or lm != _network_of(model, config):
             expected = (
-                "a network with a beginning of its rows, such as NLLB's, before its vocabulary is trimmed or mapped"
+                "a network with a beginning of its rows, such as NLLB's, before its vocabulary is "
+                "trimmed or mapped"
             )
-            raise ValueError(f"{_name(model)} cannot be given a target language: expected {expected}")
+            raise ValueError(
+                f"{_name(model)} cannot be given a target language: expected {expected}"
+            )
         token = language_id(model, target)
         starts = config.start_token in languages(tokenizer).values()
-        config = dataclasses.replace(config, **({"start_token": token} if starts else {"begin_tokens": (token,)}))
+        config = dataclasses.replace(
+            config, **({"start_token": token} if starts else {"begin_tokens": (token,)})
+        )
         lm = _network_of(model, config)
     return model._replace(lm=lm, tokenizer=tokenizer, config=config)
 
 
 def first_tokens(model: Model, target: str) -> tuple[int, ...]:
-    """Returns the ids that a row begins with when a model writes a language, as `with_languages` would have it.
+    """Returns the ids that a row begins with when a model writes a language, as `with_languages`
+    would have it.
 
     Raises:
         ValueError: the model has no such language, or is decoder-only.
     """
-    token, limits = language_id(model, target), model.lm.limits
+    token = language_id(model, target)
+    limits = model.lm.limits
     if limits.start_token is None:
-        raise ValueError(f"{_name(model)} is decoder-only, and its rows begin with the prompt: leave {target!r} out")
+        raise ValueError(
+            f"{_name(model)} is decoder-only, and its rows begin with the prompt: leave {target!r} "
+            "out"
+        )
     if limits.start_token in languages(model.tokenizer).values():
         return (token, *limits.begin)
     return (limits.start_token, token)
@@ -71,9 +90,14 @@ def language_id(model: Model, name: str) -> int:
     tokens = languages(model.tokenizer)
     if name in tokens:
         return tokens[name]
-    vocabulary = {} if model.tokenizer is None else model.tokenizer.get_vocab()
+    vocabulary = {}
+    if model.tokenizer is not None:
+        vocabulary = model.tokenizer.get_vocab()
     if f">>{name}<<" in vocabulary:
-        raise ValueError(f'{_name(model)} reads its target language in the prompt: write ">>{name}<< " before each')
+        raise ValueError(
+            f'{_name(model)} reads its target language in the prompt: write ">>{name}<< " before '
+            "each"
+        )
     if not tokens:
         raise ValueError(f"{_name(model)} has no languages in its tokenizer: leave {name!r} out")
     close = difflib.get_close_matches(name, tokens, n=5, cutoff=0.3) or sorted(tokens)[:5]
@@ -82,10 +106,12 @@ def language_id(model: Model, name: str) -> int:
 
 
 def languages(tokenizer: Any) -> dict[str, int]:
-    """Returns a tokenizer's languages and their ids, as the tokenizer itself puts them around a text.
+    """Returns a tokenizer's languages and their ids, as the tokenizer itself puts them around a
+    text.
 
-    The tokens are among those that it has added. Which id a token was added with says nothing for an M2M-100: it counts
-    languages on from its vocabulary, and files may list their tokens in another order, or none of them.
+    The tokens are among those that it has added. Which id a token was added with says nothing for
+    an M2M-100: it counts languages on from its vocabulary, and files may list their tokens in
+    another order, or none of them.
 
     >>> languages(None)
     {}
@@ -95,7 +121,10 @@ def languages(tokenizer: Any) -> dict[str, int]:
     named = getattr(tokenizer, "lang_code_to_id", None) or {}
     if hasattr(tokenizer, "get_lang_id"):
         return {name: tokenizer.get_lang_id(name) for name in named}
-    others = [getattr(tokenizer, f"{name}_token", None) for name in ("eos", "bos", "pad", "unk", "mask", "cls", "sep")]
+    others = [
+        getattr(tokenizer, f"{name}_token", None)
+        for name in ("eos", "bos", "pad", "unk", "mask", "cls", "sep")
+    ]
     tokens = {word for word in (*named, *tokenizer.get_added_vocab()) if word not in others}
     ids = {word: tokenizer.convert_tokens_to_ids(word) for word in sorted(tokens)}
     # Some spell the token of "de" as "__de__".
@@ -107,10 +136,17 @@ def languages(tokenizer: Any) -> dict[str, int]:
 
 
 def _network_of(model: Model, config: Any) -> LanguageModel:
-    """Makes the network of a configuration, with the taps of a model, and its encoder if the model shares it."""
+    """Makes the network of a configuration, with the taps of a model, and its encoder if the model
+    shares it.
+    """
     inside = model.lm.inside
     lm = net_of(config).language_model(config, () if inside is None else inside.taps)
-    if lm.inside is None or lm.encoder is None or model.lm.encoder is None or not model.lm.encoder.is_shared:
+    if (
+        lm.inside is None
+        or lm.encoder is None
+        or model.lm.encoder is None
+        or not model.lm.encoder.is_shared
+    ):
         return lm
     return lm._replace(inside=lm.inside._replace(encoder=lm.encoder._replace(is_shared=True)))
 

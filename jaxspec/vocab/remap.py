@@ -1,11 +1,11 @@
 """A language model of another vocabulary as one that reads and writes the target's token ids.
 
-The text has the target's distribution with any map. The model's logits are put at the target's ids, and every other id
-gets -inf. Draft tokens are drawn from the distribution that this makes. A map costs acceptance: the target's
-probability of the tokens that the model can draft bounds it.
+The text has the target's distribution with any map. The model's logits are put at the target's ids,
+and every other id gets -inf. Draft tokens are drawn from the distribution that this makes. A map
+costs acceptance: the target's probability of the tokens that the model can draft bounds it.
 
-Shapes: B batch, P prompt, T step, S capacity, M feature dimension. V is the target's vocabulary, W the model's own, R
-the most tokens of the model for one of the target's.
+Shapes: B batch, P prompt, T step, S capacity, M feature dimension. V is the target's vocabulary, W
+the model's own, R the most tokens of the model for one of the target's.
 """
 
 from __future__ import annotations
@@ -28,25 +28,35 @@ NONE = -1  # in `to_target`: the target has no such token
 
 
 def check_model(model: Any, function: str) -> None:
-    """Refuses what is no model, by a TypeError; a drafter that reads hidden states has another way."""
+    """Refuses what is no model, by a TypeError; a drafter that reads hidden states has another
+    way.
+    """
     if not isinstance(model, core.Model):
-        head = "If a drafter uses its target's head: load_drafter(..., head=jaxspec.trim_vocabulary(target, size=...))"
+        head = (
+            "If a drafter uses its target's head: load_drafter(..., "
+            "head=jaxspec.trim_vocabulary(target, size=...))"
+        )
         raise TypeError(f"{function} takes a jaxspec.Model, got {type(model).__name__}. {head}")
 
 
 def check_ids(ids: Any, name: str, vocab: int, least: int = 0) -> None:
     """Refuses ids that a vocabulary lacks."""
     if np.size(ids) and (np.min(ids) < least or np.max(ids) >= vocab):
-        raise ValueError(f"{name} has {np.min(ids)} to {np.max(ids)}: expected ids from {least} to {vocab - 1}")
+        raise ValueError(
+            f"{name} has {np.min(ids)} to {np.max(ids)}: expected ids from {least} to {vocab - 1}"
+        )
 
 
 class MappedParams(NamedTuple):
     """The parameters of a mapped model."""
 
     model: core.Params  # its own
-    head: core.Params | None  # parameters of a separate head (`trim_vocabulary`); None for the model's own logits
-    to_target: Int[Array, " W"]  # the target's id of each of W ids; V, which is past the end, where there is none
-    # The model's tokens for each of the target's ids, and how many there are (1..R). None: it reads the target's ids.
+    # parameters of a separate head (`trim_vocabulary`); None for the model's own logits
+    head: core.Params | None
+    # the target's id of each of W ids; V, which is past the end, where there is none
+    to_target: Int[Array, " W"]
+    # The model's tokens for each of the target's ids, and how many there are (1..R). None: it reads
+    # the target's ids.
     to_draft: Int[Array, "V R"] | None = None
     count: Int[Array, " V"] | None = None
     first: Int[Array, " F"] | None = None  # read before every prompt; None: nothing
@@ -60,32 +70,38 @@ def map_vocabulary(
     *,
     first: Sequence[int] = (),
 ) -> core.Model:
-    """Makes a model draft for a target that has other token ids, by a table that says which ids correspond.
+    """Makes a model draft for a target that has other token ids, by a table that says which ids
+    correspond.
 
-    The model reads a token that it lacks as several of its own, so its rows are longer than the target's, each by
-    another number. A pass is over T of its tokens if each token of the target is one of the model's, as all drafted
-    tokens are; otherwise over R T.
+    The model reads a token that it lacks as several of its own, so its rows are longer than the
+    target's, each by another number. A pass is over T of its tokens if each token of the target is
+    one of the model's, as all drafted tokens are; otherwise over R T.
 
     Args:
         model: the one that is to draft.
-        to_target: the target's id of each of the model's tokens; -1 for a token that the target lacks, which is never
-            drafted. The `d2t` of EAGLE-3 checkpoints is this minus 0, 1, 2, ...
+        to_target: the target's id of each of the model's tokens; -1 for a token that the target
+            lacks, which is never drafted. The `d2t` of EAGLE-3 checkpoints is this minus 0, 1, 2,
+            ...
         vocab_size: how many ids the target has.
-        to_draft: the model's tokens that each of the target's is read as, at least one. By default the token that
-            corresponds; there must then be one for every id.
-        first: tokens of the model's that it reads before every prompt, such as its own beginning of a sequence.
+        to_draft: the model's tokens that each of the target's is read as, at least one. By default
+            the token that corresponds; there must then be one for every id.
+        first: tokens of the model's that it reads before every prompt, such as its own beginning of
+            a sequence.
 
     Returns:
-        A model with `vocab_size` ids, without a tokenizer (give it the target's), for any drafter that takes a model.
-        It takes token trees if every token is read as one.
+        A model with `vocab_size` ids, without a tokenizer (give it the target's), for any drafter
+        that takes a model. It takes token trees if every token is read as one.
 
     Raises:
         TypeError: it is no model.
-        ValueError: ids out of range, one that two tokens stand for, or a target's id that nothing is read for.
+        ValueError: ids out of range, one that two tokens stand for, or a target's id that nothing
+            is read for.
 
     Example:
         >>> from jaxspec.testing import table_model
-        >>> draft = map_vocabulary(table_model(jax.random.key(0), vocab=2), [2, 0], 3, [[1], [1, 1], [0]])
+        >>> draft = map_vocabulary(
+        ...     table_model(jax.random.key(0), vocab=2), [2, 0], 3, [[1], [1, 1], [0]]
+        ... )
         >>> prompt = core.Prompt(jnp.array([[0, 1, 2]]), jnp.array([3]))
         >>> forward, cache = draft.lm.prefill(draft.params, prompt, core.Room(5))
         >>> cache.ends[0, :4].tolist(), forward.logits[0, 0, 1].item()
@@ -101,13 +117,20 @@ def map_vocabulary(
     real = target_ids[target_ids != NONE]
     if len(np.unique(real)) < len(real):
         twice = np.flatnonzero(np.bincount(real) > 1)[0]
-        raise ValueError(f"to_target has id {twice} more than once: expected each of the target's ids at most once")
+        raise ValueError(
+            f"to_target has id {twice} more than once: expected each of the target's ids at most "
+            "once"
+        )
     if to_draft is None:
         alone = np.full(vocab_size, NONE, np.int32)
         alone[real] = np.flatnonzero(target_ids != NONE)
         if (alone == NONE).any():
-            unmatched = f"the target's id {np.flatnonzero(alone == NONE)[0]} matches no token of the model"
-            raise ValueError(f"{unmatched}: give to_draft, the model's tokens for each of the target's ids")
+            unmatched = (
+                f"the target's id {np.flatnonzero(alone == NONE)[0]} matches no token of the model"
+            )
+            raise ValueError(
+                f"{unmatched}: give to_draft, the model's tokens for each of the target's ids"
+            )
         to_draft = [[token] for token in alone.tolist()]
     table, count = _table(to_draft, vocab_size, draft_vocab)
     check_ids(first, "first", draft_vocab)
@@ -119,16 +142,25 @@ def map_vocabulary(
         jnp.asarray(count),
         jnp.asarray(first, jnp.int32) if len(first) else None,
     )
-    longest, lead = table.shape[1], len(first)
+    longest = table.shape[1]
+    lead = len(first)
     alone = longest == 1 and not lead
-    lm = _mapped(model.lm, None, vocab_size) if alone else _ragged(model.lm, vocab_size, longest, lead)
+    if alone:
+        lm = _mapped(model.lm, None, vocab_size)
+    else:
+        lm = _ragged(model.lm, vocab_size, longest, lead)
     return model._replace(lm=lm, params=params, tokenizer=None)
 
 
 def with_head(
-    model: core.Model, head: core.Head, head_params: core.Params, to_target: Sequence[int] | np.ndarray
+    model: core.Model,
+    head: core.Head,
+    head_params: core.Params,
+    to_target: Sequence[int] | np.ndarray,
 ) -> core.Model:
-    """Makes a model that reads what it has read before; its logits come from a head over W of its ids, `to_target`."""
+    """Makes a model that reads what it has read before; its logits come from a head over W of its
+    ids, `to_target`.
+    """
     ids = _past_the_end(np.asarray(to_target), model.lm.vocab_size)
     lm = _mapped(model.lm, head, model.lm.vocab_size)
     return model._replace(lm=lm, params=MappedParams(model.params, head_params, ids))
@@ -138,39 +170,64 @@ def _past_the_end(ids: np.ndarray, vocab_size: int) -> Int[Array, " W"]:
     return jnp.asarray(np.where(ids == NONE, vocab_size, ids), jnp.int32)
 
 
-def _table(rows: Sequence[Sequence[int]], vocab_size: int, draft_vocab: int) -> tuple[np.ndarray, np.ndarray]:
+def _table(
+    rows: Sequence[Sequence[int]], vocab_size: int, draft_vocab: int
+) -> tuple[np.ndarray, np.ndarray]:
     """Pads rows of ids to a table, and counts them."""
     if len(rows) != vocab_size:
-        raise ValueError(f"to_draft has {len(rows)} entries: expected one for each of the target's {vocab_size} ids")
+        raise ValueError(
+            f"to_draft has {len(rows)} entries: expected one for each of the target's {vocab_size} "
+            "ids"
+        )
     count = np.array([len(row) for row in rows], np.int32)
     if count.min() < 1:
-        raise ValueError(f"to_draft has nothing for id {int(np.argmin(count))}: expected at least one token")
+        raise ValueError(
+            f"to_draft has nothing for id {int(np.argmin(count))}: expected at least one token"
+        )
     table = np.zeros((vocab_size, count.max()), np.int32)
-    table[np.arange(table.shape[1])[None, :] < count[:, None]] = np.fromiter((x for row in rows for x in row), np.int32)
+    table[np.arange(table.shape[1])[None, :] < count[:, None]] = np.fromiter(
+        (x for row in rows for x in row), np.int32
+    )
     check_ids(table, "to_draft", draft_vocab)
     return table, count
 
 
 @functools.lru_cache
 def _mapped(lm: core.LanguageModel, head: core.Head | None, vocab: int) -> core.LanguageModel:
-    """Makes the pure functions of a model each of whose tokens is one of the target's; its cache is the model's own."""
+    """Makes the pure functions of a model each of whose tokens is one of the target's; its cache is
+    the model's own.
+    """
 
     def known(params: MappedParams, tokens: Int[Array, "B T"]) -> Int[Array, "B T"]:
-        return tokens if params.to_draft is None else params.to_draft[tokens, 0]
+        if params.to_draft is None:
+            return tokens
+        return params.to_draft[tokens, 0]
 
-    def mapped(params: MappedParams, forward: core.Forward, position: Int[Array, "B T"] | None = None) -> core.Forward:
-        """Puts logits into the target's vocabulary; those of another head are made of the features at `position`."""
+    def mapped(
+        params: MappedParams, forward: core.Forward, position: Int[Array, "B T"] | None = None
+    ) -> core.Forward:
+        """Puts logits into the target's vocabulary; those of another head are made of the features
+        at `position`.
+        """
         if head is None or own_inside is None:
             return forward._replace(logits=match_vocab(forward.logits, vocab, params.to_target))
-        features = forward.features if position is None else _at(forward.features, position)
+        if position is None:
+            features = forward.features
+        else:
+            features = _at(forward.features, position)
         return forward._replace(logits=own_inside.head(params, features))
 
     def prefill(
-        params: MappedParams, prompt: core.Prompt, room: core.Room, encoded: Float[Array, "B P M"] | None = None
+        params: MappedParams,
+        prompt: core.Prompt,
+        room: core.Room,
+        encoded: Float[Array, "B P M"] | None = None,
     ) -> tuple[core.Forward, core.Cache]:
         prompt = prompt._replace(tokens=known(params, prompt.tokens))
         if isinstance(prompt.encoder, core.Prompt):
-            prompt = prompt._replace(encoder=prompt.encoder._replace(tokens=known(params, prompt.encoder.tokens)))
+            prompt = prompt._replace(
+                encoder=prompt.encoder._replace(tokens=known(params, prompt.encoder.tokens))
+            )
         if encoded is None or lm.encoder is None:
             forward, cache = lm.prefill(params.model, prompt, room)
         else:
@@ -189,57 +246,84 @@ def _mapped(lm: core.LanguageModel, head: core.Head | None, vocab: int) -> core.
         return mapped(params, forward), cache
 
     def inside(inner: core.Inside) -> core.Inside:
-        def own_head(params: MappedParams, features: Float[Array, "B T M"], raw: bool = False) -> Float[Array, "B T V"]:
-            logits = inner.head(params.model, features, raw) if head is None else head(params.head, features, raw)
+        def own_head(
+            params: MappedParams, features: Float[Array, "B T M"], raw: bool = False
+        ) -> Float[Array, "B T V"]:
+            if head is None:
+                logits = inner.head(params.model, features, raw)
+            else:
+                logits = head(params.head, features, raw)
             return match_vocab(logits, vocab, params.to_target)
 
         def own_embed(params: MappedParams, tokens: Int[Array, "B T"]) -> Float[Array, "B T M"]:
             return inner.embed(params.model, known(params, tokens))
 
         # With a map of tokens the encoder would read other ones.
-        encoder = None if inner.encoder is None or head is None else own_encoder(inner.encoder)
+        if inner.encoder is None or head is None:
+            encoder = None
+        else:
+            encoder = own_encoder(inner.encoder)
         return inner._replace(head=own_head, embed=own_embed, layers=None, encoder=encoder)
 
     def own_encoder(inner: core.Encoder) -> core.Encoder:
         return core.Encoder(
             lambda params: inner.params(params.model),
             lambda params, shared: params._replace(model=inner.with_params(params.model, shared)),
-            *(prefill, inner.is_shared),
+            prefill,
+            inner.is_shared,
         )
 
-    own_inside = None if lm.inside is None else inside(lm.inside)
+    own_inside = None
+    if lm.inside is not None:
+        own_inside = inside(lm.inside)
     return lm._replace(prefill=prefill, extend=extend, vocab_size=vocab, inside=own_inside)
 
 
 @functools.lru_cache
 def _ragged(lm: core.LanguageModel, vocab: int, longest: int, lead: int) -> core.LanguageModel:
-    """Makes the pure functions of a model that reads some target tokens as several, after `lead` tokens of its own."""
+    """Makes the pure functions of a model that reads some target tokens as several, after `lead`
+    tokens of its own.
+    """
     model = _Ragged(lm, vocab, longest, lead)
 
     def shortest(limit: int | None, lead: int) -> int | None:
-        return None if limit is None else (limit - lead) // longest
+        if limit is None:
+            return None
+        return (limit - lead) // longest
 
     def inside(inner: core.Inside) -> core.Inside:
         def embed(params: MappedParams, tokens: Int[Array, "B T"]) -> Float[Array, "B T M"]:
-            """Embeds the last of the tokens that each is read as, where the features are taken, too."""
+            """Embeds the last of the tokens that each is read as, where the features are taken,
+            too.
+            """
             assert params.to_draft is not None and params.count is not None
             return inner.embed(params.model, params.to_draft[tokens, params.count[tokens] - 1])
 
-        def head(params: MappedParams, features: Float[Array, "B T M"], raw: bool = False) -> Float[Array, "B T V"]:
+        def head(
+            params: MappedParams, features: Float[Array, "B T M"], raw: bool = False
+        ) -> Float[Array, "B T V"]:
             return match_vocab(inner.head(params.model, features, raw), vocab, params.to_target)
 
         return core.Inside(inner.width, head, embed, inner.taps)
 
-    own_inside = None if lm.inside is None else inside(lm.inside)
+    own_inside = None
+    if lm.inside is not None:
+        own_inside = inside(lm.inside)
     limits = lm.limits._replace(
-        max_positions=shortest(lm.limits.max_positions, lead if lm.limits.start_token is None else 0),
+        max_positions=shortest(
+            lm.limits.max_positions, lead if lm.limits.start_token is None else 0
+        ),
         max_prompt=shortest(lm.limits.max_prompt, lead),
     )
-    return core.LanguageModel(model.prefill, model.extend, model.rewind, vocab, None, limits, own_inside, lm.is_causal)
+    return core.LanguageModel(
+        model.prefill, model.extend, model.rewind, vocab, None, limits, own_inside, lm.is_causal
+    )
 
 
 class _Ragged(NamedTuple):
-    """A model whose rows are longer than the target's, each by another number: "own" tokens are those of `lm`."""
+    """A model whose rows are longer than the target's, each by another number: "own" tokens are
+    those of `lm`.
+    """
 
     lm: core.LanguageModel
     vocab: int  # V
@@ -249,7 +333,8 @@ class _Ragged(NamedTuple):
     def spell(
         self, params: MappedParams, tokens: Int[Array, "B T"], real: Bool[Array, "B T"]
     ) -> tuple[Int[Array, "B T*R"], Int[Array, "B T"]]:
-        """Spells the target's tokens in the model's, and says where in these each of the target's ends.
+        """Spells the target's tokens in the model's, and says where in these each of the target's
+        ends.
 
         With a = x, b = y z: before [a b a], after [x y z x . .] and [1 3 4].
         """
@@ -257,30 +342,43 @@ class _Ragged(NamedTuple):
         batch, step = tokens.shape
         count = jnp.where(real, params.count[tokens], 0)  # [B, T], of own tokens
         ends = jnp.cumsum(count, axis=1)
-        # Part r of token t goes to slot ends[t - 1] + r; parts that it does not have go past the end, and are dropped.
+        # Part r of token t goes to slot ends[t - 1] + r; parts that it does not have go past the
+        # end, and are dropped.
         r = jnp.arange(self.longest, dtype=ends.dtype)[None, None, :]
-        slot = jnp.where(r < count[:, :, None], (ends - count)[:, :, None] + r, step * self.longest)  # [B, T, R]
+        # [B, T, R]
+        slot = jnp.where(r < count[:, :, None], (ends - count)[:, :, None] + r, step * self.longest)
         empty = jnp.zeros((batch, step * self.longest), jnp.int32)
         row = jnp.arange(batch, dtype=jnp.int32)[:, None, None]
         return empty.at[row, slot].set(params.to_draft[tokens], mode="drop"), ends
 
-    def narrowest(self, width: int, needed: Int[Array, ""], read: Callable[..., Any], *arguments: Any) -> Any:
+    def narrowest(
+        self, width: int, needed: Int[Array, ""], read: Callable[..., Any], *arguments: Any
+    ) -> Any:
         """Reads `width` own tokens if no row has more, else `longest` times as many.
 
-        It is a conditional, though it copies the cache: training differentiates it, which it could not do with a loop.
+        It is a conditional, though it copies the cache: training differentiates it, which it could
+        not do with a loop.
         """
         passes = [functools.partial(read, wide) for wide in (width, width * self.longest)]
         return jax.lax.cond(needed <= width, *passes, *arguments)
 
-    def prefill(self, params: MappedParams, prompt: core.Prompt, room: core.Room) -> tuple[core.Forward, MappedCache]:
+    def prefill(
+        self, params: MappedParams, prompt: core.Prompt, room: core.Room
+    ) -> tuple[core.Forward, MappedCache]:
         if prompt.encoder is not None or self.lm.limits.begin:
             begins = "the row begins with more than a start token, such as a language"
-            raise ValueError(f"{begins}: expected a drafter with the target's tokenizer, and this one has another")
-        width, lead, encoder = prompt.tokens.shape[1], self.lead, self.lm.limits.start_token is not None
+            raise ValueError(
+                f"{begins}: expected a drafter with the target's tokenizer, and this one has "
+                "another"
+            )
+        width = prompt.tokens.shape[1]
+        lead = self.lead
+        encoder = self.lm.limits.start_token is not None
         tokens, ends = self.spell(params, prompt.tokens, _is_real(prompt.tokens, prompt.length))
         if params.first is not None:
             first = jnp.broadcast_to(params.first[None], (tokens.shape[0], lead))
-            tokens, ends = jnp.concatenate([first, tokens], axis=1), ends + lead
+            tokens = jnp.concatenate([first, tokens], axis=1)
+            ends = ends + lead
         capacity = lead + room.tokens * self.longest
         capacity += -(-capacity // chunks.LONGEST)  # equal chunks are rounded up
         own_room = core.Room(capacity, None if room.rewind is None else room.rewind * self.longest)
@@ -290,7 +388,8 @@ class _Ragged(NamedTuple):
             forward, cache = self.lm.prefill(params.model, row, own_room)
             return (forward if encoder else _at_ends(forward, ends)), cache
 
-        if encoder:  # its output and the cache are as wide as what it reads, so that no conditional chooses
+        # its output and the cache are as wide as what it reads, so that no conditional chooses
+        if encoder:
             forward, cache = read(width * self.longest)
         else:
             forward, cache = self.narrowest(width, jnp.max(ends[:, -1]) - lead, read)
@@ -300,7 +399,8 @@ class _Ragged(NamedTuple):
             length = jnp.ones_like(prompt.length)
             ends = jnp.broadcast_to(jnp.arange(2, dtype=ends.dtype)[None], (tokens.shape[0], 2))
         else:
-            length, ends = prompt.length, jnp.pad(ends, ((0, 0), (1, 0)), constant_values=lead)
+            length = prompt.length
+            ends = jnp.pad(ends, ((0, 0), (1, 0)), constant_values=lead)
         ends = jnp.pad(ends, ((0, 0), (0, room.tokens + 1 - ends.shape[1])))
         return forward, MappedCache(cache, length, ends)
 
@@ -313,11 +413,16 @@ class _Ragged(NamedTuple):
         real: Int[Array, " B"] | None = None,
     ) -> tuple[core.Forward, MappedCache]:
         if parent is not None:
-            raise ValueError("a model that reads one token as several takes chains only, no token trees")
-        lm, width = self.lm, tokens.shape[1]
+            raise ValueError(
+                "a model that reads one token as several takes chains only, no token trees"
+            )
+        lm = self.lm
+        width = tokens.shape[1]
         start = _at_length(cache.ends, cache.length)  # in own tokens
         is_real = tokens != token_rows.NO_TOKEN
-        spelled, ends = self.spell(params, tokens, is_real if real is None else is_real & _is_real(tokens, real))
+        spelled, ends = self.spell(
+            params, tokens, is_real if real is None else is_real & _is_real(tokens, real)
+        )
 
         def feed(
             inner: core.Cache, chunk: Int[Array, "B C"], count: Int[Array, " B"]
@@ -327,20 +432,30 @@ class _Ragged(NamedTuple):
             return forward._replace(logits=forward.logits[..., :0]) if lm.inside else forward, inner
 
         def read(wide: int, inner: core.Cache) -> tuple[core.Forward, core.Cache]:
-            before, end = core.Before(inner, start, wide), start + ends[:, -1]
-            read_chunks = functools.partial(chunks.read, feed, lm.rewind, lambda batch, room: before.state)
+            before = core.Before(inner, start, wide)
+            end = start + ends[:, -1]
+            read_chunks = functools.partial(
+                chunks.read, feed, lm.rewind, lambda batch, room: before.state
+            )
             forward, _, inner = read_chunks(spelled[:, :wide], end, core.Room(0), before=before)
             return _at_ends(forward, ends)._replace(logits=_at(forward.logits, ends - 1)), inner
 
         forward, inner = self.narrowest(width, jnp.max(ends[:, -1]), read, cache.inner)
-        logits = forward.logits if lm.inside is None else lm.inside.head(params.model, forward.features)
-        after = token_rows.append(cache.ends, cache.length + 1, (start[:, None] + ends).astype(cache.ends.dtype))
+        if lm.inside is None:
+            logits = forward.logits
+        else:
+            logits = lm.inside.head(params.model, forward.features)
+        after = token_rows.append(
+            cache.ends, cache.length + 1, (start[:, None] + ends).astype(cache.ends.dtype)
+        )
         length = cache.length + jnp.asarray(width, cache.length.dtype)
         logits = match_vocab(logits, self.vocab, params.to_target)
         return forward._replace(logits=logits), MappedCache(inner, length, after)
 
     def rewind(self, cache: MappedCache, length: Int[Array, " B"]) -> MappedCache:
-        return cache._replace(inner=self.lm.rewind(cache.inner, _at_length(cache.ends, length)), length=length)
+        return cache._replace(
+            inner=self.lm.rewind(cache.inner, _at_length(cache.ends, length)), length=length
+        )
 
 
 def _is_real(tokens: Int[Array, "B T"], length: Int[Array, " B"]) -> Bool[Array, "B T"]:

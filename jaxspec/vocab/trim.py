@@ -1,4 +1,6 @@
-"""A drafter's head over frequent tokens only (FR-Spec): for a large vocabulary the head is most of a small drafter."""
+"""A drafter's head over frequent tokens only (FR-Spec): for a large vocabulary the head is most of
+a small drafter.
+"""
 
 from __future__ import annotations
 
@@ -24,33 +26,45 @@ def trim_vocabulary(
     counts: Sequence[float] | np.ndarray | None = None,
     ids: Sequence[int] | np.ndarray | None = None,
 ) -> Model:
-    """Makes a drafter's head smaller: it computes the logits of frequent tokens only, and drafts no others.
+    """Makes a drafter's head smaller: it computes the logits of frequent tokens only, and drafts no
+    others.
 
-    The rows of the other tokens are not read at all: a drafter of 32,768 of 262,144 tokens reads an eighth of its head
-    at each draft token. The text keeps the target's distribution exactly. Draft tokens are accepted less often, by at
-    most the target's probability of the tokens that are left out. The drafter still reads all tokens, in prompts and in
-    the text, and it always drafts the tokens that end a text.
+    The rows of the other tokens are not read at all: a drafter of 32,768 of 262,144 tokens reads an
+    eighth of its head at each draft token. The text keeps the target's distribution exactly. Draft
+    tokens are accepted less often, by at most the target's probability of the tokens that are left
+    out. The drafter still reads all tokens, in prompts and in the text, and it always drafts the
+    tokens that end a text.
 
     Args:
-        drafter_model: a model with one of jaxspec's networks, as `jaxspec.load` returns it. If its head is already
-            trimmed, the whole head is trimmed anew.
-        size: how many tokens to draft: with `counts` the most frequent ones, otherwise the first ids. Vocabularies made
-            by merging pairs, and most others, begin with their most frequent tokens.
-        counts: how often each id occurs in texts such as the target writes; alone: all ids that occur.
+        drafter_model: a model with one of jaxspec's networks, as `jaxspec.load` returns it. If its
+            head is already trimmed, the whole head is trimmed anew.
+        size: how many tokens to draft: with `counts` the most frequent ones, otherwise the first
+            ids. Vocabularies made by merging pairs, and most others, begin with their most frequent
+            tokens.
+        counts: how often each id occurs in texts such as the target writes; alone: all ids that
+            occur.
         ids: the tokens to draft, in place of size and counts.
 
     Returns:
-        A model for any drafter that takes one. Its vocabulary, tokenizer and what it reads are the model's.
+        A model for any drafter that takes one. Its vocabulary, tokenizer and what it reads are the
+        model's.
 
     Raises:
         TypeError: it is no model.
-        ValueError: none or too many of the three, sizes or ids out of range, or a model whose head is not known.
+        ValueError: none or too many of the three, sizes or ids out of range, or a model whose head
+            is not known.
 
     Example:
         >>> import jax, jaxspec
         >>> from jaxspec.nets import decoder
-        >>> config = decoder.decoder_config(32, dim=16, ff_dim=32, layers=1, heads=4, kv_heads=2, head_dim=4)
-        >>> model = Model(decoder.language_model(config), decoder.init(config, jax.random.key(0)), config=config)
+        >>> config = decoder.decoder_config(
+        ...     32, dim=16, ff_dim=32, layers=1, heads=4, kv_heads=2, head_dim=4
+        ... )
+        >>> model = Model(
+        ...     decoder.language_model(config),
+        ...     decoder.init(config, jax.random.key(0)),
+        ...     config=config,
+        ... )
         >>> small = trim_vocabulary(model, size=8)
         >>> small.params.head["head"]["weight"].shape, small.lm.vocab_size
         ((8, 16), 32)
@@ -67,7 +81,9 @@ def trim_vocabulary(
     name = drafter_model.name or "the model"
     if net is None or net.trimmed is None:
         trimmed = f"the head of {name} (a {type(drafter_model.config).__name__}) cannot be trimmed"
-        raise ValueError(f"{trimmed}: expected a model of jaxspec's own networks, as jaxspec.load returns it")
+        raise ValueError(
+            f"{trimmed}: expected a model of jaxspec's own networks, as jaxspec.load returns it"
+        )
     if not isinstance(drafter_model.params, dict):
         raise ValueError(f"{name} has a vocabulary map already: trim the model first")
     chosen = frequent_ids(drafter_model, size, counts, ids)
@@ -75,10 +91,16 @@ def trim_vocabulary(
 
     def cut(layers: Params) -> Params:
         # Every parameter of the head's modules, a quantised matrix too, has a row for each token.
-        return {name: {leaf: quantised.take_rows(x, rows) for leaf, x in layers[name].items()} for name in modules}
+        return {
+            name: {leaf: quantised.take_rows(x, rows) for leaf, x in layers[name].items()}
+            for name in modules
+        }
 
     layers = {name: drafter_model.params[name] for name in modules}
-    head_params = jax.eval_shape(cut, layers) if are_shapes(layers) else cut(layers)
+    if are_shapes(layers):
+        head_params = jax.eval_shape(cut, layers)
+    else:
+        head_params = cut(layers)
     inside = net.language_model(config).inside
     assert inside is not None
     trimmed = with_head(drafter_model, inside.head, head_params, chosen)
@@ -86,20 +108,28 @@ def trim_vocabulary(
 
 
 def draft_tokens(model: Model) -> Int[np.ndarray, " W"] | None:
-    """Returns the ids that a model with a trimmed head drafts, ascending; None: its head is whole."""
+    """Returns the ids that a model with a trimmed head drafts, ascending; None: its head is
+    whole.
+    """
     trimmed = isinstance(model.params, MappedParams) and model.params.head is not None
-    return np.asarray(model.params.to_target) if trimmed else None
+    if trimmed:
+        return np.asarray(model.params.to_target)
+    return None
 
 
 def untrimmed(model: Model) -> Model:
-    """Gives a model its whole head back, where `trim_vocabulary` trimmed it: to be trained further, or written."""
+    """Gives a model its whole head back, where `trim_vocabulary` trimmed it: to be trained further,
+    or written.
+    """
     if draft_tokens(model) is None:
         return model
     lm = nets.net_of(model.config).language_model(model.config)
     return model._replace(lm=lm, params=model.params.model)
 
 
-def frequent_ids(model: Model, size: int | None, counts: Any, ids: Any = None) -> Int[np.ndarray, " W"]:
+def frequent_ids(
+    model: Model, size: int | None, counts: Any, ids: Any = None
+) -> Int[np.ndarray, " W"]:
     """Chooses the ids to draft, ascending; arguments and errors as `trim_vocabulary`'s."""
     vocab = model.lm.vocab_size
     if (ids is None) == (size is None and counts is None):
@@ -108,11 +138,17 @@ def frequent_ids(model: Model, size: int | None, counts: Any, ids: Any = None) -
     if ids is not None:
         chosen = np.asarray(ids)
         if chosen.ndim != 1 or not np.issubdtype(chosen.dtype, np.integer) or chosen.size == 0:
-            raise ValueError(f"ids has shape {chosen.shape} and dtype {chosen.dtype}: expected a list of token ids")
+            raise ValueError(
+                f"ids has shape {chosen.shape} and dtype {chosen.dtype}: expected a list of token "
+                "ids"
+            )
         check_ids(chosen, "ids", vocab)
         return np.union1d(chosen, ends).astype(np.int32)
     often = _counts(counts, vocab)
-    count = int(np.count_nonzero(often)) if size is None else size
+    if size is None:
+        count = int(np.count_nonzero(often))
+    else:
+        count = size
     in_range(1, vocab, size=integer(count, "size", f"a number of tokens from 1 to {vocab}"))
     often[ends] = np.inf
     order = np.argsort(-often, kind="stable")  # of equals the lowest ids
@@ -123,6 +159,13 @@ def _counts(counts: Any, vocab: int) -> Float[np.ndarray, " V"]:
     if counts is None:
         return np.zeros(vocab)
     often = np.array(counts, np.float64)
-    if often.shape != (vocab,) or not np.isfinite(often).all() or often.min() < 0 or often.max() == 0:
-        raise ValueError(f"counts has shape {often.shape}: expected how often each of the {vocab} ids occurs")
+    if (
+        often.shape != (vocab,)
+        or not np.isfinite(often).all()
+        or often.min() < 0
+        or often.max() == 0
+    ):
+        raise ValueError(
+            f"counts has shape {often.shape}: expected how often each of the {vocab} ids occurs"
+        )
     return often

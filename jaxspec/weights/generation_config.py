@@ -1,4 +1,5 @@
-"""generation_config.json, which lies beside a config.json: tokens that begin and end a text, and further options.
+"""generation_config.json, which lies beside a config.json: tokens that begin and end a text, and
+further options.
 
 transformers reads what a text begins and ends with from there alone, if there is such a file.
 """
@@ -16,9 +17,13 @@ from jaxspec.weights.tensors import CheckpointError
 
 FILE = "generation_config.json"
 FORCED_END = "forced_eos_token_id"
-NOT_READ = {  # keys that change the text of transformers' `generate` at temperature 0, and the value that does not
+# keys that change the text of transformers' `generate` at temperature 0, and the value that does
+# not
+NOT_READ = {
     **dict.fromkeys(("repetition_penalty", "encoder_repetition_penalty"), 1),
-    **dict.fromkeys(("no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "min_length", "min_new_tokens"), 0),
+    **dict.fromkeys(
+        ("no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "min_length", "min_new_tokens"), 0
+    ),
     **dict.fromkeys((FORCED, FORCED_END, "suppress_tokens", "begin_suppress_tokens")),
     **dict.fromkeys(("bad_words_ids", "sequence_bias", "stop_strings")),
     "exponential_decay_length_penalty": None,
@@ -28,10 +33,13 @@ ABSENT = {  # the same, of what jaxspec computes in no way
     "guidance_scale": 1,
     "penalty_alpha": 0,
     "token_healing": False,
-    **dict.fromkeys(("watermarking_config", "dola_layers", "assistant_ensemble_weight", "max_time")),
+    **dict.fromkeys(
+        ("watermarking_config", "dola_layers", "assistant_ensemble_weight", "max_time")
+    ),
     **dict.fromkeys(("constraints", "force_words_ids")),
 }
-OF_BEAMS = {"length_penalty": 1, "early_stopping": False}  # keys that change it where there are beams
+# keys that change it where there are beams
+OF_BEAMS = {"length_penalty": 1, "early_stopping": False}
 ABSENT_OF_BEAMS = {"num_beam_groups": 1, "diversity_penalty": 0, "renormalize_logits": False}
 QUANTISED_CACHE = ("cache_implementation", "quantized")  # other values of the key change no text
 
@@ -41,12 +49,14 @@ class GenerationConfig(NamedTuple):
 
     path: Path  # the file that was read
     table: dict[str, Any]
-    starts: dict[str, Any]  # the keys of config.json that say which token a decoder's row begins with
+    # the keys of config.json that say which token a decoder's row begins with
+    starts: dict[str, Any]
     ends: tuple[int, ...]  # the ids that end a text; one that the model lacks never occurs
 
 
 def read(folder: Path, table: dict[str, Any], keys: Collection[str]) -> GenerationConfig:
-    """Reads a folder's file, given its config.json; options that nobody reads are named in a warning.
+    """Reads a folder's file, given its config.json; options that nobody reads are named in a
+    warning.
 
     Args:
         keys: the keys of the file that the model's family reads.
@@ -56,23 +66,33 @@ def read(folder: Path, table: dict[str, Any], keys: Collection[str]) -> Generati
         try:
             named = read_object(path)
         except (OSError, ValueError, RecursionError) as error:
-            raise CheckpointError(f"{path} cannot be used: {error}. Download it again, or remove it") from error
+            raise CheckpointError(
+                f"{path} cannot be used: {error}. Download it again, or remove it"
+            ) from error
     else:
         path = folder / "config.json"
-        named = (table.get("text_config") or {}) | {key: value for key, value in table.items() if value is not None}
+        named = (table.get("text_config") or {}) | {
+            key: value for key, value in table.items() if value is not None
+        }
     _tell_of_unread(path, named, keys)
     ends = named.get("eos_token_id")
-    ends = ends if isinstance(ends, list) else [] if ends is None else [ends]
-    if others := [x for x in ends if type(x) is not int]:
-        raise CheckpointError(f"{path}: eos_token_id has {others[0]!r}: expected an id, or a list of ids")
+    if not isinstance(ends, list):
+        ends = [] if ends is None else [ends]
+    others = [x for x in ends if type(x) is not int]
+    if others:
+        raise CheckpointError(
+            f"{path}: eos_token_id has {others[0]!r}: expected an id, or a list of ids"
+        )
     starts = {key: named.get(key) for key in ("decoder_start_token_id", "bos_token_id")}
-    if (start := starts["decoder_start_token_id"]) is not None:
+    start = starts["decoder_start_token_id"]
+    if start is not None:
         try:
             check_id("decoder_start_token_id", start, decoder_vocab(table) or LARGEST)
         except FamilyError as error:
             raise CheckpointError(f"{path}: {error}") from error
     # config.json may lack them, and `family.read` then has its own default.
-    starts = starts if any(x is not None for x in starts.values()) else {}
+    if not any(x is not None for x in starts.values()):
+        starts = {}
     return GenerationConfig(path, named, starts, tuple(ends))
 
 
@@ -81,7 +101,11 @@ def _tell_of_unread(path: Path, named: Mapping[str, Any], keys: Collection[str])
     has_beams = named.get("num_beams") not in (None, 1)
     absent = ABSENT | (ABSENT_OF_BEAMS if has_beams else {})
     plain = NOT_READ | (OF_BEAMS if has_beams else {}) | absent
-    unread = {key: named[key] for key, neutral in plain.items() if named.get(key) not in (None, neutral, [], {})}
+    unread = {
+        key: named[key]
+        for key, neutral in plain.items()
+        if named.get(key) not in (None, neutral, [], {})
+    }
     cache, quantised = QUANTISED_CACHE
     if named.get(cache) == quantised:
         unread[cache] = quantised
@@ -91,12 +115,17 @@ def _tell_of_unread(path: Path, named: Mapping[str, Any], keys: Collection[str])
     computed_nowhere = unread.keys() & {*absent, cache}
     searched = {"num_beams", *OF_BEAMS}
     advice = {
-        "pass what `generate` has to it as options": unread.keys() - {*searched, FORCED_END, *computed_nowhere},
-        "pass `beam_search` beams, length_penalty and early_stopping": unread.keys() & {"num_beams"},
-        "no end is forced, texts end by themselves or are cut; see sampling.forced_end": unread.keys() & {FORCED_END},
-        f"jaxspec writes the text without {', '.join(sorted(computed_nowhere))}: remove that from the file, or decode "
-        "with transformers": computed_nowhere,
+        "pass what `generate` has to it as options": unread.keys()
+        - {*searched, FORCED_END, *computed_nowhere},
+        "pass `beam_search` beams, length_penalty and early_stopping": unread.keys()
+        & {"num_beams"},
+        "no end is forced, texts end by themselves or are cut; see sampling.forced_end": unread.keys()
+        & {FORCED_END},
+        f"jaxspec writes the text without {', '.join(sorted(computed_nowhere))}: remove that "
+        "from the file, or decode with transformers": computed_nowhere,
     }
     text = "%s asks for %s, which jaxspec does not read from there: %s"
     options = ", ".join(f"{key}={value!r}" for key, value in unread.items())
-    logging.getLogger(__name__).warning(text, path, options, "; ".join(x for x in advice if advice[x]))
+    logging.getLogger(__name__).warning(
+        text, path, options, "; ".join(x for x in advice if advice[x])
+    )

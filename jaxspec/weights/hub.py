@@ -24,16 +24,21 @@ def refuse_adapter(folder: Path, name: str | Path) -> None:
         table = read_object(folder / lora.CONFIG)
     except ValueError:
         table = {}
-    base, described = table.get("base_model_name_or_path", "another model"), table.get("peft_type", "LoRA")
+    base = table.get("base_model_name_or_path", "another model")
+    described = table.get("peft_type", "LoRA")
     adapter = f"{name} is an adapter ({described}, by its {lora.CONFIG}) of {base}, not a model"
     merge = "what is no LoRA is merged with peft: merge_and_unload().save_pretrained(FOLDER)"
     raise CheckpointError(f"{adapter}: load that with adapter={str(name)!r} (--adapter); {merge}")
 
 
 def download(
-    name: str, revision: str | None = None, files: tuple[str, ...] = WEIGHT_FILES, is_adapter: bool = False
+    name: str,
+    revision: str | None = None,
+    files: tuple[str, ...] = WEIGHT_FILES,
+    is_adapter: bool = False,
 ) -> Path:
-    """Downloads the folder of a hub id, unless it is in the cache; tokens and offline mode are huggingface_hub's.
+    """Downloads the folder of a hub id, unless it is in the cache; tokens and offline mode are
+    huggingface_hub's.
 
     Args:
         name: owner/name.
@@ -44,16 +49,26 @@ def download(
     from huggingface_hub import snapshot_download
 
     try:
-        # Patterns are tried one by one, so that a repository with several formats is downloaded once.
+        # Patterns are tried one by one, so that a repository with several formats is downloaded
+        # once.
         for weights in files:
-            patterns: dict[str, Any] = dict(allow_patterns=[*SMALL_FILES, weights], ignore_patterns=IN_FOLDERS)
+            patterns: dict[str, Any] = dict(
+                allow_patterns=[*SMALL_FILES, weights], ignore_patterns=IN_FOLDERS
+            )
             folder = Path(snapshot_download(name, revision=revision, **patterns))
             if not is_adapter:
                 refuse_adapter(folder, name)
             if list(folder.glob(weights)):
                 return folder
     except (OSError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        if str(error).strip():
+            reason = str(error).strip().splitlines()[0]
+        else:
+            reason = type(error).__name__
         settings = "HF_TOKEN, HF_HUB_OFFLINE and HF_HOME work as they do in huggingface_hub"
-        raise CheckpointError(f"{name} cannot be had from the Hugging Face hub: {reason} ({settings})") from error
-    raise CheckpointError(f"{name} has no weights on the Hugging Face hub: expected one of {', '.join(files)}")
+        raise CheckpointError(
+            f"{name} cannot be had from the Hugging Face hub: {reason} ({settings})"
+        ) from error
+    raise CheckpointError(
+        f"{name} has no weights on the Hugging Face hub: expected one of {', '.join(files)}"
+    )

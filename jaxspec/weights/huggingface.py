@@ -1,8 +1,9 @@
 """Hugging Face folders and hub ids: config.json, weights by name, tokenizer; in and out.
 
-Parameters go to the device tensor by tensor, so the host holds about one tensor (one file, of formats that cannot be
-read in parts) besides the model. `jaxspec.weights.hf_families` says which network a config.json describes and what its
-tensors are called; `jaxspec.weights.tensors` reads the files.
+Parameters go to the device tensor by tensor, so the host holds about one tensor (one file, of
+formats that cannot be read in parts) besides the model. `jaxspec.weights.hf_families` says which
+network a config.json describes and what its tensors are called; `jaxspec.weights.tensors` reads the
+files.
 """
 
 from __future__ import annotations
@@ -54,25 +55,33 @@ def is_folder(folder: Path) -> bool:
 
 
 def restore(
-    folder: str | Path, dtype: str = "float32", mesh: Mesh | None = None, adapter: Path | None = None
+    folder: str | Path,
+    dtype: str = "float32",
+    mesh: Mesh | None = None,
+    adapter: Path | None = None,
 ) -> tuple[Params, Any]:
     """Reads the parameters of a Hugging Face folder.
 
     Args:
         folder: holds config.json and weights.
-        dtype: the matrices' dtype, "float32", "bfloat16", "int8" or "int4"; other leaves are float32.
-        mesh: the devices to place the parameters on (`jaxspec.sharding`); None for the default device.
+        dtype: the matrices' dtype, "float32", "bfloat16", "int8" or "int4"; other leaves are
+            float32.
+        mesh: the devices to place the parameters on (`jaxspec.sharding`); None for the default
+            device.
         adapter: a LoRA folder to merge into them; None for none.
 
     Returns:
-        The parameters and the network's configuration: whether its head is tied is decided by the weights.
+        The parameters and the network's configuration: whether its head is tied is decided by the
+        weights.
 
     Raises:
-        CheckpointError: the model is of another family, or its files are absent, damaged, or another model's. Then the
-            message lists what is missing, unexpected, and of another shape, before any weights are read.
+        CheckpointError: the model is of another family, or its files are absent, damaged, or
+            another model's. Then the message lists what is missing, unexpected, and of another
+            shape, before any weights are read.
     """
     folder = Path(folder)
-    # A quantised layer has other tensors than the network: it is presented as the matrix before names are compared.
+    # A quantised layer has other tensors than the network: it is presented as the matrix before
+    # names are compared.
     family, config = read_config(folder)
     table = read_object(folder / CONFIG)
     scheme = quantised_files.scheme_of(table)
@@ -84,10 +93,17 @@ def restore(
     files = tied.by_first_names(files, family, repeated)
     if adapter is not None:
         if scheme is not None:
-            raise CheckpointError(f"{folder} is quantised, and {adapter} changes it: load the full model, in any dtype")
-        both = (names[EMBEDDING].name, family.head) if config.tied_head else None
+            raise CheckpointError(
+                f"{folder} is quantised, and {adapter} changes it: load the full model, in any "
+                "dtype"
+            )
+        both = None
+        if config.tied_head:
+            both = (names[EMBEDDING].name, family.head)
         transposed = {name for name, ((_, tensor), *_) in by_name.items() if tensor.transposed}
-        files = lora.merge(files, lora.open_folder(adapter), family.canonical, transposed.__contains__, both)
+        files = lora.merge(
+            files, lora.open_folder(adapter), family.canonical, transposed.__contains__, both
+        )
     if any("text_config" in half for half in (table, table.get("encoder") or {})):
         _tell_of_others(folder, family, files)
     return assemble(folder, family, config, files, dtype, mesh)
@@ -96,7 +112,10 @@ def restore(
 def _tell_of_others(folder: Path, family: Family, files: list[tensors.Shard]) -> None:
     """Names what a model that also sees or hears has beside its text half, which alone is read."""
     names = [name for shard in files for name in shard.shapes if family.canonical(name) is None]
-    if parts := sorted({name.removeprefix("model.").removeprefix("encoder.").split(".")[0] for name in names}):
+    parts = sorted(
+        {name.removeprefix("model.").removeprefix("encoder.").split(".")[0] for name in names}
+    )
+    if parts:
         text = "%s: the text half is read, and not %s (%d tensors): prompts are text"
         logging.getLogger(__name__).warning(text, folder, ", ".join(parts), len(names))
 
@@ -110,17 +129,23 @@ def assemble(
     mesh: Mesh | None,
     described: str = CONFIG,
 ) -> tuple[Params, Any]:
-    """Reads the parameters that lie in files of tensors, as `restore` returns them; `described`: what says which."""
+    """Reads the parameters that lie in files of tensors, as `restore` returns them; `described`:
+    what says which.
+    """
     config = dataclasses.replace(config, dtype=quantisation.computation(dtype))
     unused = frozenset(family.unused(config))
     # Experts and heads that lie apart are presented as stacks before names are compared.
     shards = stacks.stacked(shards, family.apart, family.alternate)
-    files = [_of_model(shard, config).keep(lambda name: family.canonical(name) not in unused) for shard in shards]
+    files = [
+        _of_model(shard, config).keep(lambda name: family.canonical(name) not in unused)
+        for shard in shards
+    ]
     repeated = tied.repeated_names(family, config, traced(folder, described, family.names, config))
     config, copies = _without_copies(folder, family, config, files, repeated)
     where = _by_tensor(family.names(config))
     expected = _check(folder, where, config, files, family, copies, described)
-    axes, params = net_of(config).axes(config), dict[str, jax.Array]()
+    axes = net_of(config).axes(config)
+    params = dict[str, jax.Array]()
     for shard in files:
         for name, x in shard.read():
             canonical = family.canonical(name)
@@ -128,21 +153,29 @@ def assemble(
                 continue
             parameters.check_float(shard.path, name, x.dtype.name)
             # What makers of 4 bits left in full hurts when it is rounded: it gets 8.
-            finer = "int8" if dtype == "int4" and name in shard.in_full else dtype
+            if dtype == "int4" and name in shard.in_full:
+                finer = "int8"
+            else:
+                finer = dtype
             for path, piece in _split(x, expected, where[canonical]) if canonical in where else ():
                 params[path] = parameters.place(path, piece, axes, mesh, finer)
     return parameters.nested(params), config
 
 
 def _of_model(shard: tensors.Shard, config: Any) -> tensors.Shard:
-    """Leaves out the modules for multi-token prediction that may lie beside a model: `load_drafter` reads these."""
+    """Leaves out the modules for multi-token prediction that may lie beside a model: `load_drafter`
+    reads these.
+    """
     layers = net_of(config).depth(config)
 
     def is_module(name: str) -> bool:
         layer = re.match(r"model\.layers\.(\d+)\.", name)
-        return name.startswith(("mtp.", "model.mtp_layers.")) or (layer is not None and int(layer[1]) >= layers)
+        return name.startswith(("mtp.", "model.mtp_layers.")) or (
+            layer is not None and int(layer[1]) >= layers
+        )
 
-    # A module is further layers, or has names of its own; only eh_proj or mtp tells it from a longer model.
+    # A module is further layers, or has names of its own; only eh_proj or mtp tells it from a
+    # longer model.
     beside = {name for name in shard.shapes if is_module(name)}
     if not any("eh_proj" in name or "mtp" in name for name in beside):
         return shard
@@ -150,44 +183,70 @@ def _of_model(shard: tensors.Shard, config: Any) -> tensors.Shard:
 
 
 def read_config(folder: Path) -> tuple[Family, Any]:
-    """Reads the family that config.json names, and the network's configuration as it has it (see `_without_copies`).
+    """Reads the family that config.json names, and the network's configuration as it has it (see
+    `_without_copies`).
 
-    Which tokens begin and end a text is taken from where transformers takes it (`generation_config`).
+    Which tokens begin and end a text is taken from where transformers takes it
+    (`generation_config`).
     """
     path = folder / CONFIG
     try:
         table = read_object(path)
         family = hf_families.of(table)
         generation = generation_config.read(folder, table, family.generation_keys)
-        config = dataclasses.replace(family.read(table | generation.starts), end_tokens=generation.ends)
+        config = dataclasses.replace(
+            family.read(table | generation.starts), end_tokens=generation.ends
+        )
         path = generation.path  # the file that errors are of from here on
         config = family.read_generation(config, generation.table)
     except CheckpointError:
         raise
-    except (OSError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError) as error:
-        raise CheckpointError(f"{path} describes no model that can be loaded: {_reason(error)}") from error
+    except (
+        OSError,
+        ValueError,
+        TypeError,
+        LookupError,
+        AttributeError,
+        ArithmeticError,
+        RecursionError,
+    ) as error:
+        raise CheckpointError(
+            f"{path} describes no model that can be loaded: {_reason(error)}"
+        ) from error
     ends = config.end_tokens
     if ends and not any(0 <= token < config.vocab_size for token in ends):
-        text = "%s: eos_token_id is %s, and the model has ids from 0 to %d: texts go on to max_new_tokens"
+        text = (
+            "%s: eos_token_id is %s, and the model has ids from 0 to %d: texts go on to "
+            "max_new_tokens"
+        )
         logging.getLogger(__name__).warning(text, folder, list(ends), config.vocab_size - 1)
     return family, config
 
 
 def _reason(error: Exception) -> str:
-    """Puts an error of ours in its words; any other with its kind, which says more than its words alone."""
-    return str(error) if type(error) in (FamilyError, ValueError, OSError) else f"{type(error).__name__}: {error}"
+    """Puts an error of ours in its words; any other with its kind, which says more than its words
+    alone.
+    """
+    if type(error) in (FamilyError, ValueError, OSError):
+        return str(error)
+    return f"{type(error).__name__}: {error}"
 
 
 def save(
-    model: Model, folder: str | Path, *, overwrite: bool = False, keys: Mapping[str, Any] = types.MappingProxyType({})
+    model: Model,
+    folder: str | Path,
+    *,
+    overwrite: bool = False,
+    keys: Mapping[str, Any] = types.MappingProxyType({}),
 ) -> Path:
-    """Writes a folder that transformers' `AutoModelForCausalLM` or `AutoModelForSeq2SeqLM.from_pretrained` loads.
+    """Writes a folder that transformers' `AutoModelForCausalLM` or
+    `AutoModelForSeq2SeqLM.from_pretrained` loads.
 
-    Tensors are written in the model's dtype, quantised matrices as float32. A model that was loaded in the dtype of its
-    folder is written bit for bit. The folder is written whole or not at all.
-    A limit on a T5's positions is not written, since its config.json has no place for it. Besides the file that is
-    being filled, of at most `SHARD_BYTES`, the host holds about one tensor. Under `jax.distributed` all processes call
-    this, and the first writes.
+    Tensors are written in the model's dtype, quantised matrices as float32. A model that was loaded
+    in the dtype of its folder is written bit for bit. The folder is written whole or not at all. A
+    limit on a T5's positions is not written, since its config.json has no place for it. Besides the
+    file that is being filled, of at most `SHARD_BYTES`, the host holds about one tensor. Under
+    `jax.distributed` all processes call this, and the first writes.
 
     Args:
         model: a model of one of the families in `hf_families`.
@@ -196,13 +255,15 @@ def save(
         keys: further entries of config.json.
 
     Raises:
-        CheckpointError: there is something at `folder` already, no room, or transformers has no such model.
+        CheckpointError: there is something at `folder` already, no room, or transformers has no
+            such model.
     """
     folder = Path(folder).expanduser().resolve()
     dtype = _saved_as(model)
     needed = quantisation.count(model.params) * jnp.dtype(dtype).itemsize
     complaint = folders.occupied(folder, "Hugging Face model", overwrite, marker=CONFIG)
-    if complaint := complaint or folders.no_room(folder, needed):
+    complaint = complaint or folders.no_room(folder, needed)
+    if complaint:
         raise CheckpointError(complaint)
     refused = f"{model.name or 'the model'} cannot be saved for transformers"
     try:
@@ -210,13 +271,26 @@ def save(
         options = family.write_generation(model.config)
     except FamilyError as error:
         raise CheckpointError(f"{refused}: {error}") from error
-    if absent := family.names(model.config).keys() - parameters.flat(model.params, quantisation.is_quantised).keys():
-        lacking = f"its parameters lack {min(absent)!r}, as those of a trimmed or mapped vocabulary do"
+    absent = (
+        family.names(model.config).keys()
+        - parameters.flat(model.params, quantisation.is_quantised).keys()
+    )
+    if absent:
+        lacking = (
+            f"its parameters lack {min(absent)!r}, as those of a trimmed or mapped vocabulary do"
+        )
         raise CheckpointError(f"{refused}: {lacking}. Save the model that it was made of")
     # transformers takes these from config.json, and the tokenizer knows them.
-    ids = {name: getattr(model.tokenizer, name, None) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
-    table |= {name: value for name, value in ids.items() if value is not None} | {"torch_dtype": dtype, **keys}
-    tables, ends = {CONFIG: table}, model.config.end_tokens
+    ids = {
+        name: getattr(model.tokenizer, name, None)
+        for name in ("bos_token_id", "eos_token_id", "pad_token_id")
+    }
+    table |= {name: value for name, value in ids.items() if value is not None} | {
+        "torch_dtype": dtype,
+        **keys,
+    }
+    tables = {CONFIG: table}
+    ends = model.config.end_tokens
     if ends or options:
         # transformers then reads no config.json.
         kept = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
@@ -226,17 +300,22 @@ def save(
 
 
 def write_folder(
-    folder: Path, tables: dict[str, dict], named: Iterable[tuple[str, np.ndarray]], tokenizer: Any = None
+    folder: Path,
+    tables: dict[str, dict],
+    named: Iterable[tuple[str, np.ndarray]],
+    tokenizer: Any = None,
 ) -> Path:
     """Writes a folder of JSON files, weights and perhaps a tokenizer, whole or not at all.
 
     Args:
         tables: the content of the JSON files, by their names; one is config.json.
-        named: tensors by their names, one at a time. Under `jax.distributed` all processes go through them.
+        named: tensors by their names, one at a time. Under `jax.distributed` all processes go
+            through them.
     """
     with parameters.beside(folder) as beside:
         if jax.process_index() > 0:
-            collections.deque(named, maxlen=0)  # takes part in sending what the first process writes
+            # takes part in sending what the first process writes
+            collections.deque(named, maxlen=0)
             return folder
         for file, table in tables.items():
             (beside / file).write_text(json.dumps(table, indent=2) + "\n", encoding="utf-8")
@@ -252,33 +331,50 @@ def _theirs(model: Model, family: Family) -> Iterator[tuple[str, np.ndarray]]:
     def read(path: str) -> np.ndarray:
         x = params[path]
         return sharding.fetch(
-            quantisation.dequantise_matrix(x) if quantisation.is_quantised(x) else parameters.apart(x)
+            quantisation.dequantise_matrix(x)
+            if quantisation.is_quantised(x)
+            else parameters.apart(x)
         )
 
     for name, parts in _by_tensor(family.names(model.config)).items():
-        # Queries, keys and values of a GPT-2 are one tensor: parts in order, joined along the first axis.
+        # Queries, keys and values of a GPT-2 are one tensor: parts in order, joined along the first
+        # axis.
         (path, first), *others = parts
-        tensor = np.concatenate([read(path) for path, _ in parts]) if others else read(path)
-        tensor = tensor.swapaxes(-1, -2) if first.transposed else tensor
-        tensor = tensor[None] if first.is_row else tensor
+        if others:
+            tensor = np.concatenate([read(path) for path, _ in parts])
+        else:
+            tensor = read(path)
+        if first.transposed:
+            tensor = tensor.swapaxes(-1, -2)
+        if first.is_row:
+            tensor = tensor[None]
         tensor = np.asarray(tensor, jnp.dtype(_saved_as(model)), order="C")
         yield from stacks.unstacked(name, tensor, family.apart, family.alternate)
 
 
 def _saved_as(model: Model) -> str:
-    """Returns the dtype of the tensors that `save` writes: what quantised matrices stand for needs float32."""
-    return "float32" if quantisation.has_quantised(model.params) else dtype_of(model.config)
+    """Returns the dtype of the tensors that `save` writes: what quantised matrices stand for needs
+    float32.
+    """
+    if quantisation.has_quantised(model.params):
+        return "float32"
+    return dtype_of(model.config)
 
 
 def write_weights(folder: Path, named: Iterable[tuple[str, np.ndarray]]) -> None:
-    """Writes one file, or several of at most SHARD_BYTES with an index; each is written as soon as it is full."""
+    """Writes one file, or several of at most SHARD_BYTES with an index; each is written as soon as
+    it is full.
+    """
     from safetensors.numpy import save_file
 
-    files, weight_map, total = list[Path](), dict[str, int](), 0
+    files = list[Path]()
+    weight_map = dict[str, int]()
+    total = 0
     for batch in parameters.batches(named, lambda item: item[1].nbytes, SHARD_BYTES):
         file = folder / f"{len(files)}.part"
         save_file(dict(batch), file, metadata={"format": "pt"})
-        file.chmod((folder / CONFIG).stat().st_mode)  # safetensors gives its files to their owner alone
+        # safetensors gives its files to their owner alone
+        file.chmod((folder / CONFIG).stat().st_mode)
         weight_map |= dict.fromkeys((name for name, _ in batch), len(files))
         total += sum(x.nbytes for _, x in batch)
         files.append(file)
@@ -289,8 +385,13 @@ def write_weights(folder: Path, named: Iterable[tuple[str, np.ndarray]]) -> None
     names = [f"model-{i + 1:05}-of-{len(files):05}.safetensors" for i in range(len(files))]
     for file, name in zip(files, names, strict=True):
         file.rename(folder / name)
-    index = {"metadata": {"total_size": total}, "weight_map": {name: names[i] for name, i in weight_map.items()}}
-    (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+    index = {
+        "metadata": {"total_size": total},
+        "weight_map": {name: names[i] for name, i in weight_map.items()},
+    }
+    (folder / "model.safetensors.index.json").write_text(
+        json.dumps(index, indent=2) + "\n", encoding="utf-8"
+    )
 
 
 def _by_tensor(names: dict[str, Tensor]) -> dict[str, list[tuple[str, Tensor]]]:
@@ -298,7 +399,9 @@ def _by_tensor(names: dict[str, Tensor]) -> dict[str, list[tuple[str, Tensor]]]:
     parts: dict[str, list[tuple[str, Tensor]]] = {}
     for path, tensor in names.items():
         parts.setdefault(tensor.name, []).append((path, tensor))
-    return {name: sorted(members, key=lambda item: item[1].order) for name, members in parts.items()}
+    return {
+        name: sorted(members, key=lambda item: item[1].order) for name, members in parts.items()
+    }
 
 
 def _shape(expected: dict[str, ArrayShape], parts: list[tuple[str, Tensor]]) -> ArrayShape:
@@ -308,7 +411,9 @@ def _shape(expected: dict[str, ArrayShape], parts: list[tuple[str, Tensor]]) -> 
     if tensor.is_row:
         return (1, *expected[path])
     shape = (sum(expected[path][0] for path, _ in parts), *expected[path][1:])
-    return (*shape[:-2], shape[-1], shape[-2]) if tensor.transposed else shape
+    if tensor.transposed:
+        return (*shape[:-2], shape[-1], shape[-2])
+    return shape
 
 
 def _split(
@@ -318,42 +423,62 @@ def _split(
     start, (_, tensor) = 0, parts[0]
     # Of a tensor that several share, each has the rows after those of the ones before it.
     for path, _ in parts:
-        stop = start + expected[path][0] if len(parts) > 1 else None
+        stop = None
+        if len(parts) > 1:
+            stop = start + expected[path][0]
         yield path, np.asarray(x)[0] if tensor.is_row else _rows(x, start, stop, tensor.transposed)
         start = stop or 0
 
 
-def _rows(x: np.ndarray | Stored, start: int, stop: int | None, transposed: bool) -> np.ndarray | Stored:
+def _rows(
+    x: np.ndarray | Stored, start: int, stop: int | None, transposed: bool
+) -> np.ndarray | Stored:
     """Returns rows of a tensor as it is in PyTorch, or where it is `transposed` columns, turned."""
     if transposed and len(x.shape) == 3:  # experts, each of which is turned when it is read
-        shape, rows = (x.shape[0], x.shape[2], x.shape[1]), lambda start, stop: x[start:stop].swapaxes(1, 2)
+        shape = (x.shape[0], x.shape[2], x.shape[1])
+
+        def rows(start: int, stop: int | None) -> Any:
+            return x[start:stop].swapaxes(1, 2)
+
         is_quantised = isinstance(x, quantised_files.Quantised)
-        return dataclasses.replace(x, shape=shape, rows=rows) if is_quantised else Stored(shape, x.dtype, rows)
+        if is_quantised:
+            return dataclasses.replace(x, shape=shape, rows=rows)
+        return Stored(shape, x.dtype, rows)
     if transposed:
         return np.asarray(x).T[start:stop]
     if stop is None:
         return x
-    return x.part(start, stop) if isinstance(x, quantised_files.Quantised) else x[start:stop]
+    if isinstance(x, quantised_files.Quantised):
+        return x.part(start, stop)
+    return x[start:stop]
 
 
 def _without_copies(
     folder: Path, family: Family, config: Any, files: list[tensors.Shard], copies: Mapping[str, str]
 ) -> tuple[Any, frozenset[str]]:
-    """Returns the network that the files hold, and which tensors of theirs repeat another and are left out.
+    """Returns the network that the files hold, and which tensors of theirs repeat another and are
+    left out.
 
-    A head that differs from the embedding is the network's own, though config.json call it tied (transformers 5 calls
-    every T5's so). What may be copies is read once more, for that; few files hold any.
+    A head that differs from the embedding is the network's own, though config.json call it tied
+    (transformers 5 calls every T5's so). What may be copies is read once more, for that; few files
+    hold any.
     """
     by_name: dict[str, str] = {}
     for name in (name for shard in files for name in shard.shapes):
         canonical = family.canonical(name)
         if canonical is not None and (earlier := by_name.setdefault(canonical, name)) != name:
-            raise CheckpointError(f"{folder} holds {canonical} twice, as {earlier} and as {name}: expected it once")
+            raise CheckpointError(
+                f"{folder} holds {canonical} twice, as {earlier} and as {name}: expected it once"
+            )
     # Files of a model without its head lack what the head adds.
     config = dataclasses.replace(
         config, **{field: False for name, field in family.optional.items() if name not in by_name}
     )
-    copies = {copy: original for copy, original in copies.items() if copy in by_name and original in by_name}
+    copies = {
+        copy: original
+        for copy, original in copies.items()
+        if copy in by_name and original in by_name
+    }
     # Digests, not arrays, are compared: two embeddings of a large model would not fit.
     names = {by_name[name] for pair in copies.items() for name in pair}
     contents = {
@@ -366,7 +491,9 @@ def _without_copies(
             continue
         if copy != family.head:
             differs = f"{by_name[copy]} differs from {by_name[original]}, which it should repeat"
-            raise CheckpointError(f"{folder}: {differs} (in umT5 biases do). Convert or download the model again")
+            raise CheckpointError(
+                f"{folder}: {differs} (in umT5 biases do). Convert or download the model again"
+            )
         config = dataclasses.replace(config, tied_head=False)
     return config, frozenset(copies) - ({family.head} if not config.tied_head else set())
 
@@ -382,20 +509,26 @@ def _check(
 ) -> dict[str, ArrayShape]:
     """Compares names, and then shapes, both in PyTorch's terms, before any weights are read.
 
-    Returns the shapes of our parameters. The whole network is traced for them: not before its names are known to be
-    right.
+    Returns the shapes of our parameters. The whole network is traced for them: not before its names
+    are known to be right.
     """
     stored = {name: shape for shard in files for name, shape in shard.shapes.items()}
-    shapes = {canonical: shape for name, shape in stored.items() if (canonical := family.canonical(name)) is not None}
+    shapes = {
+        canonical: shape
+        for name, shape in stored.items()
+        if (canonical := family.canonical(name)) is not None
+    }
     # A copy of the embedding is no tensor of the network.
     shapes = {name: shape for name, shape in shapes.items() if name not in copies}
     wrong = f"{folder}: the weights are not those of the {family.title} of its {described}:"
-    if complaint := parameters.differences(dict.fromkeys(where), dict.fromkeys(shapes), str):
+    complaint = parameters.differences(dict.fromkeys(where), dict.fromkeys(shapes), str)
+    if complaint:
         quantised = quantised_files.unread(folder, stored)
         raise CheckpointError(f"{folder}: {quantised}" if quantised else wrong + complaint)
     expected = traced(folder, described, parameters.shapes, config)
     want = {name: _shape(expected, parts) for name, parts in where.items()}
-    if complaint := parameters.differences(want, shapes):
+    complaint = parameters.differences(want, shapes)
+    if complaint:
         raise CheckpointError(wrong + complaint)
     return expected
 
@@ -406,18 +539,26 @@ def traced(folder: Path, described: str, function: Callable[[Any], T], config: A
         return function(config)
     except Exception as error:  # impossible sizes fail in any way
         reason = f"{type(error).__name__}: {error}"
-        raise CheckpointError(f"{folder}: its {described} describes no network that can be built: {reason}") from error
+        raise CheckpointError(
+            f"{folder}: its {described} describes no network that can be built: {reason}"
+        ) from error
 
 
 def stored_dtype(folder: Path) -> str:
-    """Returns the dtype that config.json names, "int8", "int4", "bfloat16" or else "float32"; reads no weights."""
+    """Returns the dtype that config.json names, "int8", "int4", "bfloat16" or else "float32"; reads
+    no weights.
+    """
     read_config(folder)
     table = read_object(folder / CONFIG)
-    if (scheme := quantised_files.scheme_of(table)) is not None:
+    scheme = quantised_files.scheme_of(table)
+    if scheme is not None:
         return scheme.dtype
-    tables, keys = (table, table.get("text_config") or {}), ("dtype", "torch_dtype")
+    tables = (table, table.get("text_config") or {})
+    keys = ("dtype", "torch_dtype")
     dtype = next((x[key] for x in tables for key in keys if x.get(key)), None)
-    return "bfloat16" if dtype == "bfloat16" else "float32"
+    if dtype == "bfloat16":
+        return "bfloat16"
+    return "float32"
 
 
 def open_model(folder: Path) -> Reader:

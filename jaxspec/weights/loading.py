@@ -37,8 +37,11 @@ FORMATS: tuple[ModelFormat, ...] = (  # a path is of the first that it matches
     t5x.FORMAT,
     huggingface.FORMAT,
 )
-OURS, HUGGING_FACE = orbax.FORMAT.name, huggingface.FORMAT.name  # of what is written
-HUB_NAMES = (  # models that the hub also finds by the last part of their names, which here can only be a folder's
+# of what is written
+OURS = orbax.FORMAT.name
+HUGGING_FACE = huggingface.FORMAT.name
+# models that the hub also finds by the last part of their names, which here can only be a folder's
+HUB_NAMES = (
     *(f"openai-community/{name}" for name in ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")),
     *(f"google-t5/{name}" for name in ("t5-small", "t5-base", "t5-large", "t5-3b", "t5-11b")),
 )
@@ -49,7 +52,8 @@ OPTIONS = (
 OTHER_NAMES = {  # arguments of transformers' from_pretrained: what to do instead
     "attn_implementation": "attention is that of jaxspec.nets",
     "cache_dir": "huggingface_hub has its cache where HF_HOME says",
-    "device_map": 'it is called mesh, such as mesh="model=8", of so many devices; by default the first one',
+    "device_map": 'it is called mesh, such as mesh="model=8", of so many devices; by default the '
+    "first one",
     "gguf_file": "give the path of the GGUF file itself as source",
     "load_in_4bit": 'it is called dtype="int4"',
     "load_in_8bit": 'it is called dtype="int8"',
@@ -65,9 +69,13 @@ OTHER_NAMES = {  # arguments of transformers' from_pretrained: what to do instea
     "trust_remote_code": "code that a model brings is never run",
 }
 SLOW_FROM = 100_000_000  # parameters; smaller models fit caches
-SLOWER = "%s is loaded as %s, which on a CPU saves memory, but not time: with models of this size float32 is faster"
+SLOWER = (
+    "%s is loaded as %s, which on a CPU saves memory, but not time: with models of this size "
+    "float32 is faster"
+)
 _PACKAGE = Path(__file__).resolve().parents[1]
-SHIPPED = (_PACKAGE / "data" / "checkpoints", _PACKAGE.parent / "checkpoints")  # of a wheel; of a checkout
+# of a wheel; of a checkout
+SHIPPED = (_PACKAGE / "data" / "checkpoints", _PACKAGE.parent / "checkpoints")
 
 
 def load(
@@ -83,47 +91,54 @@ def load(
     target_language: str | None = None,
     **others: Any,
 ) -> Model:
-    """Loads a model: a checkpoint of jaxspec's or of T5X's, a Hugging Face folder or hub id, or a GGUF file.
+    """Loads a model: a checkpoint of jaxspec's or of T5X's, a Hugging Face folder or hub id, or a
+    GGUF file.
 
-        target = jaxspec.load("checkpoints/debian-t5-base")
-        draft = jaxspec.load("debian-t5-small", dtype="bfloat16")
-        llama = jaxspec.load("meta-llama/Llama-3.2-1B", dtype="bfloat16")
-        large = jaxspec.load("meta-llama/Llama-3.1-70B", dtype="bfloat16", mesh="model=8")
-        flan = jaxspec.load("flan_t5_xl/checkpoint_1138000", dtype="bfloat16")  # of T5X, or the folder of a run
-        gemma = jaxspec.load("gemma-3-270m-q4_k_m.gguf")  # of llama.cpp, with the tokenizer that it holds
+        target = jaxspec.load("checkpoints/debian-t5-base") draft = jaxspec.load("debian-t5-small",
+        dtype="bfloat16") llama = jaxspec.load("meta-llama/Llama-3.2-1B", dtype="bfloat16") large =
+        jaxspec.load("meta-llama/Llama-3.1-70B", dtype="bfloat16", mesh="model=8") flan =
+        jaxspec.load("flan_t5_xl/checkpoint_1138000", dtype="bfloat16") # of T5X, or the folder of a
+        run gemma = jaxspec.load("gemma-3-270m-q4_k_m.gguf") # of llama.cpp, with the tokenizer that
+        it holds
 
     Args:
-        source: a folder, a GGUF file, the name of a shipped checkpoint, with or without "checkpoints/" in front, or a
-            hub id, owner/name. What exists here goes before a shipped checkpoint of the same name, and this before the
-            hub, which is asked for nothing else (`jaxspec.weights.hf_families` lists what can be loaded from there).
-        dtype: dtype of matrices in memory and of the computation: "float32", "bfloat16", "int8" or "int4", or as
-            jnp.bfloat16. Norm scales, biases and logits are float32 always. int8 matrices have a scale per output;
-            int4 ones have one per 128 columns of it, with int8 embeddings and heads. They stay so in memory
-            (`jaxspec.nets.quantised`). What is rounded away is lost: the model is another one. Files that hold such
-            matrices are taken as they are (`jaxspec.weights.quantised_files`).
-        compute: with int8 or int4 matrices, the dtype of activations and caches: "float32" or "bfloat16". By default
-            float32 on a CPU, and bfloat16 on a GPU or TPU.
-        mesh: devices to split the model over, and batches that it decodes: "data=2,model=4", or a mesh with either
-            axis; see `jaxspec.sharding`. Give target and drafter the same. By default the model lies on one device.
+        source: a folder, a GGUF file, the name of a shipped checkpoint, with or without
+            "checkpoints/" in front, or a hub id, owner/name. What exists here goes before a shipped
+            checkpoint of the same name, and this before the hub, which is asked for nothing else
+            (`jaxspec.weights.hf_families` lists what can be loaded from there).
+        dtype: dtype of matrices in memory and of the computation: "float32", "bfloat16", "int8" or
+            "int4", or as jnp.bfloat16. Norm scales, biases and logits are float32 always. int8
+            matrices have a scale per output; int4 ones have one per 128 columns of it, with int8
+            embeddings and heads. They stay so in memory (`jaxspec.nets.quantised`). What is rounded
+            away is lost: the model is another one. Files that hold such matrices are taken as they
+            are (`jaxspec.weights.quantised_files`).
+        compute: with int8 or int4 matrices, the dtype of activations and caches: "float32" or
+            "bfloat16". By default float32 on a CPU, and bfloat16 on a GPU or TPU.
+        mesh: devices to split the model over, and batches that it decodes: "data=2,model=4", or a
+            mesh with either axis; see `jaxspec.sharding`. Give target and drafter the same. By
+            default the model lies on one device.
         revision: a branch, a tag or a commit of a model of the hub. By default the main branch.
-        chat_template: the path of a file with a chat template (Jinja, as transformers has it), or the template's text.
-            It replaces the one that the model brings, if it brings any.
-        adapter: a LoRA folder of PEFT's, or its hub id, to merge into the matrices of a Hugging Face folder or hub id
-            (`jaxspec.weights.lora`). What cannot be merged is refused by name.
-        source_language, target_language: languages of a model that translates; see `jaxspec.with_languages`.
+        chat_template: the path of a file with a chat template (Jinja, as transformers has it), or
+            the template's text. It replaces the one that the model brings, if it brings any.
+        adapter: a LoRA folder of PEFT's, or its hub id, to merge into the matrices of a Hugging
+            Face folder or hub id (`jaxspec.weights.lora`). What cannot be merged is refused by
+            name.
+        source_language, target_language: languages of a model that translates; see
+            `jaxspec.with_languages`.
         **others: none; those of other libraries are refused with what they are here.
 
     Returns:
-        The model. Each matrix of its parameters has the given dtype; its config says the dtype of the computation. Its
-        tokenizer is None if the folder holds none; prompt it with token ids. `jaxspec.weights.t5x` says what a T5X
-        checkpoint leaves open about its network. A drafter's checkpoint may say which tokens it drafts
-        (`weights.orbax.save`). Its head is then trimmed to these (`jaxspec.trim_vocabulary`, which
-        `jaxspec.vocab.trim.untrimmed` undoes).
+        The model. Each matrix of its parameters has the given dtype; its config says the dtype of
+        the computation. Its tokenizer is None if the folder holds none; prompt it with token ids.
+        `jaxspec.weights.t5x` says what a T5X checkpoint leaves open about its network. A drafter's
+        checkpoint may say which tokens it drafts (`weights.orbax.save`). Its head is then trimmed
+        to these (`jaxspec.trim_vocabulary`, which `jaxspec.vocab.trim.untrimmed` undoes).
 
     Raises:
         CheckpointError: the model is missing, damaged, or of a family that jaxspec does not have.
-        ValueError: the dtype is none of these. There is no such mesh. The chat template cannot be read. `revision` is
-            given for a source that is not on the hub, or `compute` without matrices of int8 or int4.
+        ValueError: the dtype is none of these. There is no such mesh. The chat template cannot be
+            read. `revision` is given for a source that is not on the hub, or `compute` without
+            matrices of int8 or int4.
         TypeError: the source is not a path, or there is no such option.
 
     >>> load("debian-t5-base", dtype="float8")
@@ -144,10 +159,15 @@ def load(
     if adapter is not None:
         reader = _with_adapter(reader, adapter, folder)
     (params, config), drafted = reader.params(dtype, mesh), reader.draft_tokens()
-    tokenizer = reader.tokenizer() if chat_template is None else tokenizer
+    if chat_template is None:
+        tokenizer = reader.tokenizer()
     config = dataclasses.replace(config, dtype=computed)
     name = str(source) if is_hub_id(source) else reader.name
-    if dtype != "float32" and jax.default_backend() == "cpu" and quantisation.count(params) >= SLOW_FROM:
+    if (
+        dtype != "float32"
+        and jax.default_backend() == "cpu"
+        and quantisation.count(params) >= SLOW_FROM
+    ):
         logging.getLogger(__name__).warning(SLOWER, name, dtype)
     model = _of_network(config, (), params, tokenizer, name)
     if source_language is not None or target_language is not None:
@@ -167,9 +187,13 @@ def _with_adapter(reader: Reader, adapter: str | Path, folder: Path) -> Reader:
     form = format_of(folder)
     if form is not huggingface.FORMAT:
         text = f"adapter is given, and {folder} is a model in the format {form.name!r}"
-        raise ValueError(f"{text}: expected a Hugging Face folder or hub id, as the adapter's own base is")
+        raise ValueError(
+            f"{text}: expected a Hugging Face folder or hub id, as the adapter's own base is"
+        )
     path = find_adapter(adapter)
-    return reader._replace(params=lambda dtype, mesh: huggingface.restore(folder, dtype, mesh, path))
+    return reader._replace(
+        params=lambda dtype, mesh: huggingface.restore(folder, dtype, mesh, path)
+    )
 
 
 def find_adapter(adapter: str | Path) -> Path:
@@ -178,7 +202,9 @@ def find_adapter(adapter: str | Path) -> Path:
     if path.exists():
         return path
     if not is_hub_id(adapter):
-        raise CheckpointError(f"adapter is {adapter!s}: expected a folder with an {lora.CONFIG}, or a hub id")
+        raise CheckpointError(
+            f"adapter is {adapter!s}: expected a folder with an {lora.CONFIG}, or a hub id"
+        )
     return hub.download(str(adapter), files=hub.ADAPTER_FILES, is_adapter=True)
 
 
@@ -189,7 +215,12 @@ def dtype_name(dtype: Any, option: str = "dtype", names: tuple[str, ...] = DTYPE
     'bfloat16'
     """
     try:
-        name = dtype if isinstance(dtype, str) else str(None) if dtype is None else jnp.dtype(dtype).name
+        if isinstance(dtype, str):
+            name = dtype
+        elif dtype is None:
+            name = str(None)
+        else:
+            name = jnp.dtype(dtype).name
     except TypeError:  # another library's
         name = str(dtype).removeprefix("torch.")
     if name not in names:
@@ -200,7 +231,8 @@ def dtype_name(dtype: Any, option: str = "dtype", names: tuple[str, ...] = DTYPE
 
 
 def dtype_names(dtype: Any, compute: Any = None) -> tuple[str, str]:
-    """Returns the names of the dtypes of a model's matrices and of its computation, as `load` takes them.
+    """Returns the names of the dtypes of a model's matrices and of its computation, as `load` takes
+    them.
 
     >>> dtype_names("int8", jnp.bfloat16), dtype_names("bfloat16")
     (('int8', 'bfloat16'), ('bfloat16', 'bfloat16'))
@@ -220,8 +252,14 @@ dtype="int4" with it
 
 
 def _pickled(model: Model) -> tuple[Any, ...]:
-    """Reduces a model to what pickle stores: its values, and the configuration that its functions are made of anew."""
-    ids, taps = draft_tokens(model), () if model.lm.inside is None else model.lm.inside.taps
+    """Reduces a model to what pickle stores: its values, and the configuration that its functions
+    are made of anew.
+    """
+    ids = draft_tokens(model)
+    if model.lm.inside is None:
+        taps = ()
+    else:
+        taps = model.lm.inside.taps
     make: Callable[..., Model] = _of_network if ids is None else _trimmed
     values: tuple[Any, ...] = model.config, taps, model.params, model.tokenizer, model.name
     if ids is not None:
@@ -235,25 +273,36 @@ def _pickled(model: Model) -> tuple[Any, ...]:
     # It pickles functions by value, so a model of any functions goes through it.
     if "cloudpickle" in sys._getframe(1).f_globals.get("__name__", ""):
         return Model, tuple(model)
-    reason = f"{model.name or 'this model'} does not pickle, as its functions are not those of its configuration alone"
-    raise TypeError(f"{reason}: send what it is made of, such as what jaxspec.load takes, and make it there")
+    reason = (
+        f"{model.name or 'this model'} does not pickle, as its functions are not those of its "
+        "configuration alone"
+    )
+    raise TypeError(
+        f"{reason}: send what it is made of, such as what jaxspec.load takes, and make it there"
+    )
 
 
-def _of_network(config: Any, taps: tuple[int, ...], params: Any, tokenizer: Any, name: str) -> Model:
-    lm = net_of(config).language_model(config, *([taps] if taps else []))  # n-gram tables have no layers
+def _of_network(
+    config: Any, taps: tuple[int, ...], params: Any, tokenizer: Any, name: str
+) -> Model:
+    # n-gram tables have no layers
+    lm = net_of(config).language_model(config, *([taps] if taps else []))
     return Model(lm, params, tokenizer, config, name)
 
 
 def _trimmed(model: Model, ids: Any, name: str, params: Any = None) -> Model:
     trimmed = trim_vocabulary(model, ids=ids)._replace(name=name)
-    return trimmed if params is None else trimmed._replace(params=params)
+    if params is None:
+        return trimmed
+    return trimmed._replace(params=params)
 
 
 copyreg.pickle(Model, _pickled)  # type: ignore[arg-type]
 
 
 def with_taps(target: Model, taps: Sequence[int]) -> Model:
-    """Makes a model's passes also give the outputs of some of its layers: what EAGLE-3 and DFlash read.
+    """Makes a model's passes also give the outputs of some of its layers: what EAGLE-3 and DFlash
+    read.
 
     `load_drafter` does this where a head asks for it. A program that reads no taps computes none.
 
@@ -272,12 +321,15 @@ def with_taps(target: Model, taps: Sequence[int]) -> Model:
         lm = net_of(target.config).language_model(target.config, taps)
     except TypeError as error:
         name = target.name or "the model"
-        raise ValueError(f"{name} has no layers to tap: expected a network of jaxspec.nets, with its config") from error
+        raise ValueError(
+            f"{name} has no layers to tap: expected a network of jaxspec.nets, with its config"
+        ) from error
     return target._replace(lm=lm)
 
 
 def format_of(path: Path) -> ModelFormat:
-    """Returns the format of a folder or file. Of any other path it is jaxspec's, whose reader says what is wrong.
+    """Returns the format of a folder or file. Of any other path it is jaxspec's, whose reader says
+    what is wrong.
 
     >>> format_of(shipped()["debian-t5-base"]).name
     'jaxspec'
@@ -286,7 +338,8 @@ def format_of(path: Path) -> ModelFormat:
 
 
 def shipped(marker: str = MANIFEST) -> dict[str, Path]:
-    """Lists the checkpoints that come with jaxspec, by name; with another marker, the folders with such a file.
+    """Lists the checkpoints that come with jaxspec, by name; with another marker, the folders with
+    such a file.
 
     >>> all((folder / "manifest.toml").is_file() for folder in shipped().values())
     True
@@ -298,20 +351,32 @@ def shipped(marker: str = MANIFEST) -> dict[str, Path]:
     return by_name
 
 
-def local(source: str | Path, shipped: Mapping[str, Path], revision: str | None = None) -> Path | None:
-    """Returns the path that `source` is, or the shipped folder that it names, bare or after "checkpoints/".
+def local(
+    source: str | Path, shipped: Mapping[str, Path], revision: str | None = None
+) -> Path | None:
+    """Returns the path that `source` is, or the shipped folder that it names, bare or after
+    "checkpoints/".
 
     A `revision` is refused then: ignored, it would be a model that was not asked for.
     """
     if not isinstance(source, str | os.PathLike):
-        raise TypeError(f"source is of type {type(source).__name__}: expected a folder, a file, or the name of a model")
+        raise TypeError(
+            f"source is of type {type(source).__name__}: expected a folder, a file, or the name of "
+            "a model"
+        )
     if not str(source):  # of a shell's unset variable; as a path it would be this folder
-        raise CheckpointError("the name of the model is empty: expected a folder, a file, or the name of a model")
+        raise CheckpointError(
+            "the name of the model is empty: expected a folder, a file, or the name of a model"
+        )
     path = Path(source).expanduser()
     folders.recover(path)  # a checkpoint whose replacement was killed
-    path = path if path.exists() else shipped.get(path.name) if _is_bare(path) else None
+    if not path.exists():
+        path = shipped.get(path.name) if _is_bare(path) else None
     if path is not None and revision is not None:
-        raise ValueError(f"revision is {revision!r}, but {source} is {path}: only models of the hub have revisions")
+        raise ValueError(
+            f"revision is {revision!r}, but {source} is {path}: only models of the hub have "
+            "revisions"
+        )
     return path
 
 
@@ -323,13 +388,18 @@ def find(source: str | Path, revision: str | None = None) -> Path:
     """Finds the folder that `source` means; a model of the hub is downloaded first."""
     names = shipped()
     # What is here goes before what is shipped, and both before the hub.
-    if (existing := local(source, names, revision)) is not None:
+    existing = local(source, names, revision)
+    if existing is not None:
         return existing
     path = Path(source)
     if _is_bare(path) and path.name in shipped(huggingface.CONFIG):
         ways = "jaxspec.load_drafter(..., target=...), or as head:NAME on the command line"
-        raise CheckpointError(f"{source} is a drafter, which reads its target's hidden states: load it by {ways}")
-    advice = next((f": did you mean {name!r}?" for name in HUB_NAMES if name.endswith(f"/{source}")), "")
+        raise CheckpointError(
+            f"{source} is a drafter, which reads its target's hidden states: load it by {ways}"
+        )
+    advice = next(
+        (f": did you mean {name!r}?" for name in HUB_NAMES if name.endswith(f"/{source}")), ""
+    )
     missing = f"no checkpoint at {source}{advice or suggest(path.name, names) or '.'}"
     if not is_hub_id(source):
         raise CheckpointError(f"{missing} {_choices()}")
@@ -340,18 +410,26 @@ def find(source: str | Path, revision: str | None = None) -> Path:
 
 
 def is_hub_id(source: str | Path) -> bool:
-    """Tells whether `source` can only be meant as owner/name: it is no path to anything that exists.
+    """Tells whether `source` can only be meant as owner/name: it is no path to anything that
+    exists.
 
     >>> is_hub_id("google/t5-v1_1-small"), is_hub_id("checkpoints/debian"), is_hub_id("gpt2")
     (True, False, False)
     """
     owner = str(source).partition("/")[0]
     looks = re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", str(source)) is not None
-    return looks and owner != "checkpoints" and not str(source).endswith(".gguf") and not Path(owner).is_dir()
+    return (
+        looks
+        and owner != "checkpoints"
+        and not str(source).endswith(".gguf")
+        and not Path(owner).is_dir()
+    )
 
 
 def _choices() -> str:
     names = ", ".join(sorted(shipped())) or "none in this installation"
-    paths = f"a folder with a {MANIFEST}, a {huggingface.CONFIG} or a checkpoint of T5X's, a GGUF file"
+    paths = (
+        f"a folder with a {MANIFEST}, a {huggingface.CONFIG} or a checkpoint of T5X's, a GGUF file"
+    )
     hub_id = "the id of a model of the Hugging Face hub (owner/name)"
     return f"Expected {paths}, the name of a shipped checkpoint ({names}), or {hub_id}"

@@ -1,7 +1,9 @@
-"""LoRA folders (Hu et al., arXiv 2106.09685), as PEFT writes them: changes that are added to a model as it is loaded.
+"""LoRA folders (Hu et al., arXiv 2106.09685), as PEFT writes them: changes that are added to a
+model as it is loaded.
 
-A folder has `adapter_config.json` and the factors A [r, in] and B [out, r] of some matrices, whose sum with the model's
-own is W + s B A. Its other tensors replace the model's. Sums are made in float32, row by row as they are read.
+A folder has `adapter_config.json` and the factors A [r, in] and B [out, r] of some matrices, whose
+sum with the model's own is W + s B A. Its other tensors replace the model's. Sums are made in
+float32, row by row as they are read.
 """
 
 from __future__ import annotations
@@ -31,18 +33,24 @@ FACTORS = {  # how the names of factors end
     ".lora_embedding_A": "A",
     ".lora_embedding_B": "B",
 }
-NOT_MERGED: dict[str, Any] = {  # keys that change what is computed, and the values at which they do not
+# keys that change what is computed, and the values at which they do not
+NOT_MERGED: dict[str, Any] = {
     **dict.fromkeys(("use_dora", "lora_bias", "use_qalora", "use_bdlora"), False),
     **dict.fromkeys(("layer_replication", "alora_invocation_tokens", "trainable_token_indices")),
-    **dict.fromkeys(("target_parameters", "arrow_config", "kasa_config", "monteclora_config", "velora_config")),
+    **dict.fromkeys(
+        ("target_parameters", "arrow_config", "kasa_config", "monteclora_config", "velora_config")
+    ),
     "bias": "none",
     "peft_type": "LORA",
 }
-PLAIN_STARTS = (True, False, "gaussian", "orthogonal", "eva", None)  # of init_lora_weights; others change the model
+# of init_lora_weights; others change the model
+PLAIN_STARTS = (True, False, "gaussian", "orthogonal", "eva", None)
 
 
 class Change(NamedTuple):
-    """A matrix's factors: `factor * B @ A` is added, or its transpose where the tensor is stored [in, out]."""
+    """A matrix's factors: `factor * B @ A` is added, or its transpose where the tensor is stored
+    [in, out].
+    """
 
     A: np.ndarray | Stored  # [r, in]
     B: np.ndarray | Stored  # [out, r]
@@ -55,10 +63,14 @@ class Change(NamedTuple):
         if len(self.A.shape) != 2 or len(self.B.shape) != 2 or self.A.shape[0] != self.B.shape[1]:
             return (*self.B.shape, *self.A.shape)
         shape = (self.B.shape[0], self.A.shape[1])
-        return shape[::-1] if self.is_transposed else shape
+        if self.is_transposed:
+            return shape[::-1]
+        return shape
 
     def merged(self, matrix: np.ndarray | Stored) -> Stored:
-        """Returns the sum in float32, which is made as its rows are read: who asked for a dtype rounds it once."""
+        """Returns the sum in float32, which is made as its rows are read: who asked for a dtype
+        rounds it once.
+        """
         A, B = (np.asarray(x).astype(np.float32) for x in (self.A, self.B))
         tall, wide = (A.T, B.T) if self.is_transposed else (B, A)  # [out, r], [r, in]
         wide = wide * np.float32(self.factor)
@@ -73,7 +85,8 @@ class Adapter(NamedTuple):
     """An opened folder."""
 
     folder: Path
-    changes: dict[str, Change]  # by the name of the tensor that they change, as transformers has it in memory
+    # by the name of the tensor that they change, as transformers has it in memory
+    changes: dict[str, Change]
     replaced: dict[str, np.ndarray | Stored]  # by the name of the tensor that they replace
 
 
@@ -81,16 +94,23 @@ def open_folder(folder: Path) -> Adapter:
     """Opens a LoRA folder.
 
     Raises:
-        CheckpointError: it has no LoRA, is damaged, or has options that cannot be merged into the model's matrices.
+        CheckpointError: it has no LoRA, is damaged, or has options that cannot be merged into the
+            model's matrices.
     """
     try:
         table = {key: value for key, value in read_object(folder / CONFIG).items() if value != []}
         only(table, **NOT_MERGED)
-        if (start := table.get("init_lora_weights")) not in PLAIN_STARTS:
-            raise FamilyError(f"init_lora_weights is {start!r}, which changes the model, too: convert it to plain LoRA")
+        start = table.get("init_lora_weights")
+        if start not in PLAIN_STARTS:
+            raise FamilyError(
+                f"init_lora_weights is {start!r}, which changes the model, too: convert it to "
+                "plain LoRA"
+            )
         alphas = _alphas(table)
     except (OSError, ValueError) as error:
-        raise CheckpointError(f"{folder / CONFIG} describes no adapter that can be merged: {error}") from error
+        raise CheckpointError(
+            f"{folder / CONFIG} describes no adapter that can be merged: {error}"
+        ) from error
     stored = {name: x for shard in tensors.shards(folder, FILES) for name, x in shard.read()}
     factors: dict[str, dict[str, Any]] = {}
     replaced: dict[str, np.ndarray | Stored] = {}
@@ -98,17 +118,29 @@ def open_folder(folder: Path) -> Adapter:
         module = name.removeprefix(PREFIX)
         end = next((end for end in FACTORS if module.endswith(end)), None)
         if end is not None:
-            factors.setdefault(module.removesuffix(end), {"embeds": "embedding" in end})[FACTORS[end]] = x
+            factors.setdefault(module.removesuffix(end), {"embeds": "embedding" in end})[
+                FACTORS[end]
+            ] = x
         elif "lora_" in name:
-            raise CheckpointError(f"{folder} has {name}, which is no factor of a matrix: merge the adapter with peft")
+            raise CheckpointError(
+                f"{folder} has {name}, which is no factor of a matrix: merge the adapter with peft"
+            )
         else:
-            replaced[module.replace(".base_layer.", ".").replace(".modules_to_save.default.", ".")] = x
+            replaced[
+                module.replace(".base_layer.", ".").replace(".modules_to_save.default.", ".")
+            ] = x
     changes = dict[str, Change]()
     for module, parts in factors.items():
         if not {"A", "B"} <= set(parts):
-            raise CheckpointError(f"{folder} has one factor of {module}: expected lora_A and lora_B. Download it again")
+            raise CheckpointError(
+                f"{folder} has one factor of {module}: expected lora_A and lora_B. Download it "
+                "again"
+            )
         # The rank is the factors' own: a rank_pattern need not be read.
-        alpha = next((value for key, value in alphas.items() if key.match(module)), table.get("lora_alpha", 8))
+        alpha = next(
+            (value for key, value in alphas.items() if key.match(module)),
+            table.get("lora_alpha", 8),
+        )
         root = parts["A"].shape[0] ** (0.5 if table.get("use_rslora", False) else 1)
         changes[f"{module}.weight"] = Change(parts["A"], parts["B"], alpha / root, parts["embeds"])
     return Adapter(folder, changes, replaced)
@@ -117,7 +149,10 @@ def open_folder(folder: Path) -> Adapter:
 def _alphas(table: dict[str, Any]) -> dict[re.Pattern[str], float]:
     """Returns the numbers of `alpha_pattern` by what modules' names match: their ends, as in PEFT.
 
-    >>> [bool(key.match("model.layers.0.q_proj")) for key in _alphas({"alpha_pattern": {"q_proj": 2, "0.q": 4}})]
+    >>> [
+    ...     bool(key.match("model.layers.0.q_proj"))
+    ...     for key in _alphas({"alpha_pattern": {"q_proj": 2, "0.q": 4}})
+    ... ]
     [True, False]
     """
     patterns = table.get("alpha_pattern") or {}
@@ -140,16 +175,19 @@ def merge(
     """Returns a model's files as if the adapter had been merged into their tensors.
 
     Args:
-        canonical: a tensor's name -> the name that all spellings of it have in common; None for one that is not read.
+        canonical: a tensor's name -> the name that all spellings of it have in common; None for one
+            that is not read.
         is_transposed: whether a tensor of that name is stored [in, out], as GPT-2's are.
-        tied: names of embedding and head where these are one matrix, of which files may hold a copy; None if not.
+        tied: names of embedding and head where these are one matrix, of which files may hold a
+            copy; None if not.
 
     Raises:
         CheckpointError: the adapter is another model's, or the model's files are quantised.
     """
     # Both sides by the name that all spellings of a tensor have in common.
     names = {name: canonical(name) for name in (*adapter.changes, *adapter.replaced)}
-    if unread := [name for name, key in names.items() if key is None]:  # of a model that also sees
+    unread = [name for name, key in names.items() if key is None]
+    if unread:  # of a model that also sees
         parts = ", ".join(sorted({name.removeprefix("model.").split(".")[0] for name in unread}))
         text = "%s: what it changes of %s (%d tensors) is left out: only the text half is read"
         logging.getLogger(__name__).warning(text, adapter.folder, parts, len(unread))
@@ -164,18 +202,28 @@ def merge(
     if tied is not None and tied[0] in both and tied[1] not in both:
         text = f"{adapter.folder} changes {tied[0]}, with which the head is tied, and not the head"
         raise CheckpointError(f"{text}: merge it with peft, which decides for one of two readings")
-    if tied is not None and tied[1] in both and tied[1] not in shapes:  # the head becomes a tensor of its own
+    # the head becomes a tensor of its own
+    if tied is not None and tied[1] in both and tied[1] not in shapes:
         shards = [*shards, _copy(shards, canonical, *tied)]
         shapes[tied[1]] = shapes[tied[0]]
-    if of_experts := [name for name in both if name.endswith((".experts.weight", ".experts.base_layer.weight"))]:
+    of_experts = [
+        name for name in both if name.endswith((".experts.weight", ".experts.base_layer.weight"))
+    ]
+    if of_experts:
         text = f"{adapter.folder} changes {of_experts[0]}, the matrices of all experts"
         raise CheckpointError(f"{text}: merge it with peft")
-    if unknown := [name for name in both if name not in shapes]:
+    unknown = [name for name in both if name not in shapes]
+    if unknown:
         changed = f"{adapter.folder} changes {some(sorted(unknown))}"
         raise CheckpointError(f"{changed}, which the model lacks: is it another's?")
-    for name, shape in [(name, tuple(x.shape)) for table in (changes, replaced) for name, x in table.items()]:
+    for name, shape in [
+        (name, tuple(x.shape)) for table in (changes, replaced) for name, x in table.items()
+    ]:
         if shape != tuple(shapes[name]):
-            text = f"{adapter.folder} changes {name} by {list(shape)}, and the model's is {list(shapes[name])}"
+            text = (
+                f"{adapter.folder} changes {name} by {list(shape)}, and the model's is "
+                f"{list(shapes[name])}"
+            )
             advice = "is it another model's? Of a vocabulary that was resized, merge it with peft"
             raise CheckpointError(f"{text}: {advice}")
 
@@ -191,9 +239,13 @@ def merge(
     return [merged(shard) for shard in shards]
 
 
-def _copy(shards: list[Shard], canonical: Callable[[str], str | None], source: str, name: str) -> Shard:
+def _copy(
+    shards: list[Shard], canonical: Callable[[str], str | None], source: str, name: str
+) -> Shard:
     """Returns a file with one tensor, which is another file's under another name."""
-    shard, stored_name = next((x, tensor) for x in shards for tensor in x.shapes if canonical(tensor) == source)
+    shard, stored_name = next(
+        (x, tensor) for x in shards for tensor in x.shapes if canonical(tensor) == source
+    )
 
     def load(names: Collection[str]) -> Iterator[tuple[str, np.ndarray | Stored]]:
         return ((name, x) for _, x in shard.load({stored_name} if name in names else ()))

@@ -1,11 +1,11 @@
 """Checkpoints: a folder with params/ (Orbax), manifest.toml and the tokenizer's files.
 
-The manifest holds the model's shape, and size and SHA-256 of every other file: a damaged or half-copied
-checkpoint is refused, by the name of the file, before anything is loaded. Matrices are stored as float32,
-bfloat16, int8 or int4 (`jaxspec.weights.quantisation`); all other leaves stay float32, and integers of
-n-gram tables integers.
-A checkpoint says nothing of the devices that it was saved on, and loads on any. Arrays go into it and out of it a few
-at a time (`jaxspec.weights.orbax_arrays`), so that the host never holds a copy of the model.
+The manifest holds the model's shape, and size and SHA-256 of every other file: a damaged or
+half-copied checkpoint is refused, by the name of the file, before anything is loaded. Matrices are
+stored as float32, bfloat16, int8 or int4 (`jaxspec.weights.quantisation`); all other leaves stay
+float32, and integers of n-gram tables integers. A checkpoint says nothing of the devices that it
+was saved on, and loads on any. Arrays go into it and out of it a few at a time
+(`jaxspec.weights.orbax_arrays`), so that the host never holds a copy of the model.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ from jaxspec.weights.tensors import CheckpointError
 VERSION = 1  # of the folder's layout
 DTYPES = ("float32", "bfloat16", *quantisation.DTYPES)
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json")
-DRAFT_TOKENS = "draft_tokens.json"  # the ids that a drafter's head computes, where these are not all
+# the ids that a drafter's head computes, where these are not all
+DRAFT_TOKENS = "draft_tokens.json"
 BYTES = ("added_tokens.json", "tokenizer_config.json")  # ByT5's, which knows bytes without a file
 
 
@@ -51,11 +52,12 @@ class Manifest:
     family: str
     dtype: str  # how matrices are stored: "float32", "bfloat16", "int8" or "int4"
     parameters: int  # number of weights or table entries (scales of quantised matrices not counted)
-    model: Any  # the network's configuration; the file holds the family's form of it (`nets.form_of`)
+    # the network's configuration; the file holds the family's form of it (`nets.form_of`)
+    model: Any
     files: dict  # [size in bytes, SHA-256] of every other file, by its path in the folder
     about: dict  # where the weights come from and what was measured; plain values
-    # the `folder` of a checkpoint beside this one, the `digest` of its parameters, and the `modules` that are read from
-    # there; empty: this checkpoint holds all of its parameters
+    # the `folder` of a checkpoint beside this one, the `digest` of its parameters, and the
+    # `modules` that are read from there; empty: this checkpoint holds all of its parameters
     shares: dict = dataclasses.field(default_factory=dict)
 
 
@@ -75,78 +77,103 @@ def save(
 ) -> Manifest:
     """Writes a checkpoint: the whole folder, or nothing.
 
-    Everything is written beside `folder` and renamed into place at the end: a crash leaves what was there. Under
-    `jax.distributed` all processes call this, with the same arguments and a folder that all of them see; each writes
-    what lies on its own devices.
+    Everything is written beside `folder` and renamed into place at the end: a crash leaves what was
+    there. Under `jax.distributed` all processes call this, with the same arguments and a folder
+    that all of them see; each writes what lies on its own devices.
 
     Args:
         folder: where to; its name is usually the model's.
-        params: the tree that `init` of the family's network makes, on any devices; its matrices may be quantised.
-        tokenizer_folder: holds tokenizer.json (or ByT5's added_tokens.json) and tokenizer_config.json, which are
-            copied.
+        params: the tree that `init` of the family's network makes, on any devices; its matrices may
+            be quantised.
+        tokenizer_folder: holds tokenizer.json (or ByT5's added_tokens.json) and
+            tokenizer_config.json, which are copied.
         name, family: the fields of `Manifest`.
-        dtype: how to store matrices. What is stored is the model: "int8" and "int4" round it once and for all.
-        description: provenance and measurements, such as {"licence": "...", "heldout_loss": 2.9}: strings, numbers,
-            booleans and lists of these.
+        dtype: how to store matrices. What is stored is the model: "int8" and "int4" round it once
+            and for all.
+        description: provenance and measurements, such as {"licence": "...", "heldout_loss": 2.9}:
+            strings, numbers, booleans and lists of these.
         overwrite: whether a checkpoint that is there already may be replaced.
-        draft_tokens: the ids that a drafter's head is trimmed to when it is loaded (`jaxspec.trim_vocabulary`);
-            None: to none. What is stored is the whole model.
-        shares: the name of a checkpoint in the same folder as this one. Modules that it stores with the same values,
-            such as a drafter's encoder, are not stored again: they are read from there, and the two stay together.
+        draft_tokens: the ids that a drafter's head is trimmed to when it is loaded
+            (`jaxspec.trim_vocabulary`); None: to none. What is stored is the whole model.
+        shares: the name of a checkpoint in the same folder as this one. Modules that it stores with
+            the same values, such as a drafter's encoder, are not stored again: they are read from
+            there, and the two stay together.
 
     Raises:
-        CheckpointError: there is something at `folder` already, no room, the parameters are not those of `config`
-            or not finite, or an argument is not as described.
+        CheckpointError: there is something at `folder` already, no room, the parameters are not
+            those of `config` or not finite, or an argument is not as described.
     """
-    folder, tokenizer_folder = Path(folder).expanduser().resolve(), Path(tokenizer_folder).expanduser()
+    folder = Path(folder).expanduser().resolve()
+    tokenizer_folder = Path(tokenizer_folder).expanduser()
     _check_arguments(config, tokenizer_folder, family, dtype)
     needed = quantisation.count(params) * quantisation.bits(dtype) // 8
-    if complaint := folders.occupied(folder, "checkpoint", overwrite) or folders.no_room(folder, needed):
+    complaint = folders.occupied(folder, "checkpoint", overwrite) or folders.no_room(folder, needed)
+    if complaint:
         raise CheckpointError(complaint)
-    drafted = None if draft_tokens is None else [int(token) for token in draft_tokens]
+    drafted = None
+    if draft_tokens is not None:
+        drafted = [int(token) for token in draft_tokens]
     if drafted is not None:
         _check_tokens(drafted, "draft_tokens", config.vocab_size)
     # Compared by what quantised matrices stand for: any of them may be stored in any dtype.
-    wide = jax.eval_shape(lambda tree: jax.tree.map(_as_float32, quantisation.dequantise(tree)), params)
-    if complaint := parameters.differences(
+    wide = jax.eval_shape(
+        lambda tree: jax.tree.map(_as_float32, quantisation.dequantise(tree)), params
+    )
+    complaint = parameters.differences(
         parameters.flat(net_of(config).shapes(config)), parameters.flat(wide), _shape
-    ):
-        raise CheckpointError(f"{name}: the parameters are not those of its configuration:{complaint}")
+    )
+    if complaint:
+        raise CheckpointError(
+            f"{name}: the parameters are not those of its configuration:{complaint}"
+        )
     by_path = parameters.flat(params, is_leaf=quantisation.is_quantised)
-    if bad := [path for path, x in by_path.items() if not _is_finite(x)]:
+    bad = [path for path, x in by_path.items() if not _is_finite(x)]
+    if bad:
         raise CheckpointError(f"{name}: NaN or infinity in {some(bad)}: nothing was saved")
-    shared = {} if shares is None else _shares(params, folder.parent / shares, dtype)
-    stored = {name: x for name, x in params.items() if name not in shared["modules"]} if shared else params
+    shared = {}
+    if shares is not None:
+        shared = _shares(params, folder.parent / shares, dtype)
+    if shared:
+        stored = {name: x for name, x in params.items() if name not in shared["modules"]}
+    else:
+        stored = params
     with parameters.beside(folder) as beside:
         mixed = quantisation.dtype_of(params, "float32") == "int4"
-        orbax_arrays.write(beside / "params", stored, functools.partial(_as_dtype, dtype=dtype, mixed=mixed))
+        orbax_arrays.write(
+            beside / "params", stored, functools.partial(_as_dtype, dtype=dtype, mixed=mixed)
+        )
         if jax.process_index() == 0:
             for file in tokenizer_files(path.name for path in tokenizer_folder.iterdir()):
                 _copy_compact(tokenizer_folder / file, beside / file)
             if drafted is not None:
                 (beside / DRAFT_TOKENS).write_text(json.dumps(drafted) + "\n", encoding="utf-8")
-            count, files = quantisation.count(params), folders.fingerprints(beside)
+            count = quantisation.count(params)
+            files = folders.fingerprints(beside)
             _write_manifest(
-                beside / MANIFEST, Manifest(VERSION, name, family, dtype, count, config, files, description, shared)
+                beside / MANIFEST,
+                Manifest(VERSION, name, family, dtype, count, config, files, description, shared),
             )
     return read_manifest(folder)
 
 
-def restore(folder: str | Path, dtype: str = "float32", mesh: Mesh | None = None) -> tuple[Params, Any, Manifest]:
+def restore(
+    folder: str | Path, dtype: str = "float32", mesh: Mesh | None = None
+) -> tuple[Params, Any, Manifest]:
     """Reads a checkpoint, having checked every file of it.
 
     Args:
-        dtype: the matrices' dtype, "float32", "bfloat16", "int8" or "int4". Quantised ones are taken as they are
-            stored.
-        mesh: the devices to place the parameters on (`jaxspec.sharding`): each is sent its own part, whatever they were
-            saved from. None for the default device.
+        dtype: the matrices' dtype, "float32", "bfloat16", "int8" or "int4". Quantised ones are
+            taken as they are stored.
+        mesh: the devices to place the parameters on (`jaxspec.sharding`): each is sent its own
+            part, whatever they were saved from. None for the default device.
 
     Returns:
-        The parameters (other leaves float32, tables integers), the network's configuration, whose dtype is that of the
-        computation, and the manifest.
+        The parameters (other leaves float32, tables integers), the network's configuration, whose
+        dtype is that of the computation, and the manifest.
 
     Raises:
-        CheckpointError: there is none, it is damaged, or its parameters are not those of its configuration.
+        CheckpointError: there is none, it is damaged, or its parameters are not those of its
+            configuration.
     """
     folder = Path(folder).expanduser().absolute()
     manifest = read_manifest(folder)
@@ -155,29 +182,51 @@ def restore(folder: str | Path, dtype: str = "float32", mesh: Mesh | None = None
     by_path = read(folder, manifest, lambda path: path.partition("/")[0] not in shared)
     if shared:
         beside = _beside(folder, manifest)
-        by_path |= read(beside, read_manifest(beside), lambda path: path.partition("/")[0] in shared)
+        by_path |= read(
+            beside, read_manifest(beside), lambda path: path.partition("/")[0] in shared
+        )
     # Orbax has dicts and lists for the network's own containers.
     abstract = net_of(manifest.model).shapes(manifest.model)
-    params = jax.tree.unflatten(jax.tree.structure(abstract), [by_path[path] for path in parameters.flat(abstract)])
-    return params, dataclasses.replace(manifest.model, dtype=quantisation.computation(dtype)), manifest
+    params = jax.tree.unflatten(
+        jax.tree.structure(abstract), [by_path[path] for path in parameters.flat(abstract)]
+    )
+    return (
+        params,
+        dataclasses.replace(manifest.model, dtype=quantisation.computation(dtype)),
+        manifest,
+    )
 
 
 def _read(
-    folder: Path, manifest: Manifest, chosen: Callable[[str], bool], *, dtype: str, mesh: Mesh | None
+    folder: Path,
+    manifest: Manifest,
+    chosen: Callable[[str], bool],
+    *,
+    dtype: str,
+    mesh: Mesh | None,
 ) -> dict[str, Any]:
     """Reads the parameters of some paths, having checked every file of the checkpoint."""
-    if complaint := folders.damage(folder, manifest.files):
-        raise CheckpointError(f"{folder} is damaged: {complaint}. Copy or build the checkpoint again")
-    axes, mixed = axes_of(manifest.model), manifest.dtype == "int4"
+    complaint = folders.damage(folder, manifest.files)
+    if complaint:
+        raise CheckpointError(
+            f"{folder} is damaged: {complaint}. Copy or build the checkpoint again"
+        )
+    axes = axes_of(manifest.model)
+    mixed = manifest.dtype == "int4"
 
     def check(stored: dict[str, Any]) -> None:
         shapes = net_of(manifest.model).shapes(manifest.model)
-        expected = jax.eval_shape(lambda params: quantisation.quantise(params, manifest.dtype), shapes)
+        expected = jax.eval_shape(
+            lambda params: quantisation.quantise(params, manifest.dtype), shapes
+        )
         by_path = parameters.flat(expected, quantisation.is_quantised)
-        if complaint := parameters.differences(
+        complaint = parameters.differences(
             {path: by_path[path] for path in by_path if chosen(path)}, stored, _shape
-        ):
-            raise CheckpointError(f"{folder}: the parameters are not those that {MANIFEST} describes:{complaint}")
+        )
+        if complaint:
+            raise CheckpointError(
+                f"{folder}: the parameters are not those that {MANIFEST} describes:{complaint}"
+            )
 
     def place(path: str, x: Any) -> Any:
         if quantisation.is_quantised(x):
@@ -187,7 +236,8 @@ def _read(
         x = _as_dtype(path, x, dtype, mixed)
         if mesh is None or quantisation.is_quantised(x):
             return x
-        # Groups of columns are an axis of their own; putting them together makes the matrix whole on every device.
+        # Groups of columns are an axis of their own; putting them together makes the matrix whole
+        # on every device.
         return jax.device_put(x, sharding.of(path, x.shape, axes, mesh))
 
     return orbax_arrays.read(folder / "params", chosen, check, place)
@@ -196,16 +246,23 @@ def _read(
 def _digest(folder: Path) -> str:
     """Returns a digest of a checkpoint's stored parameters, from its manifest."""
     # The manifest has a digest of each file, so no weights are read for this.
-    entries = {path: entry for path, entry in read_manifest(folder).files.items() if path.startswith("params/")}
+    entries = {
+        path: entry
+        for path, entry in read_manifest(folder).files.items()
+        if path.startswith("params/")
+    }
     return hashlib.sha256(json.dumps(entries, sort_keys=True).encode()).hexdigest()
 
 
 def _beside(folder: Path, manifest: Manifest) -> Path:
     """Returns the checkpoint beside this one that holds the modules which it shares."""
-    name, digest = manifest.shares["folder"], manifest.shares["digest"]
+    name = manifest.shares["folder"]
+    digest = manifest.shares["digest"]
     beside = folder.parent / name
     if not (beside / MANIFEST).is_file():
-        raise CheckpointError(f"{folder} has parameters of the checkpoint {name}, which is not at {beside}: copy both")
+        raise CheckpointError(
+            f"{folder} has parameters of the checkpoint {name}, which is not at {beside}: copy both"
+        )
     if _digest(beside) != digest:
         mismatch = f"{folder} has parameters of another {name} than the one at {beside}"
         raise CheckpointError(f"{mismatch}: copy both from the same source")
@@ -213,15 +270,27 @@ def _beside(folder: Path, manifest: Manifest) -> Path:
 
 
 def _shares(params: Params, beside: Path, dtype: str) -> dict[str, Any]:
-    """Returns the entry of a manifest that says which modules the checkpoint `beside` stores with the same values."""
+    """Returns the entry of a manifest that says which modules the checkpoint `beside` stores with
+    the same values.
+    """
     if not is_folder(beside):
         raise CheckpointError(f"shares is {beside.name!r}, and there is no checkpoint at {beside}")
     # Values are compared after rounding: two float32 matrices may be one in int8.
     shared, _, manifest = restore(beside, dtype)
-    names = [name for name in params if name in shared and _is_stored_as(params[name], shared[name], name, dtype)]
+    names = [
+        name
+        for name in params
+        if name in shared and _is_stored_as(params[name], shared[name], name, dtype)
+    ]
     if manifest.dtype != dtype or manifest.shares or not names:
-        stored = f"shares is {beside.name!r}, stored as {manifest.dtype} with {len(names)} modules with the same values"
-        raise CheckpointError(f"{stored}: expected one of {dtype} that holds all of its parameters, some of these, too")
+        stored = (
+            f"shares is {beside.name!r}, stored as {manifest.dtype} with {len(names)} modules with "
+            "the same values"
+        )
+        raise CheckpointError(
+            f"{stored}: expected one of {dtype} that holds all of its parameters, some of these, "
+            "too"
+        )
     return {"folder": beside.name, "digest": _digest(beside), "modules": names}
 
 
@@ -230,7 +299,8 @@ def _is_stored_as(module: Params, reference: Params, name: str, dtype: str) -> b
     store = functools.partial(_as_dtype, dtype=dtype)
     stored = parameters.map_by_path(store, {name: module}, is_leaf=quantisation.is_quantised)[name]
     return jax.tree.structure(stored) == jax.tree.structure(reference) and all(
-        bool(jnp.array_equal(a, b)) for a, b in zip(*map(jax.tree.leaves, (stored, reference)), strict=True)
+        bool(jnp.array_equal(a, b))
+        for a, b in zip(*map(jax.tree.leaves, (stored, reference)), strict=True)
     )
 
 
@@ -245,26 +315,44 @@ def read_manifest(folder: str | Path) -> Manifest:
     path = folder / MANIFEST
     if not folder.is_dir():
         siblings = {p.parent.name for p in folder.parent.glob(f"*/{MANIFEST}")}
-        problem = "a file, not a folder" if folder.exists() else "nothing there"
-        raise CheckpointError(f"no checkpoint at {folder}: {problem}{suggest(folder.name, siblings)}")
+        if folder.exists():
+            problem = "a file, not a folder"
+        else:
+            problem = "nothing there"
+        raise CheckpointError(
+            f"no checkpoint at {folder}: {problem}{suggest(folder.name, siblings)}"
+        )
     if not path.is_file():
-        if (complaint := orbax_layouts.complaint(folder)) is not None:
+        complaint = orbax_layouts.complaint(folder)
+        if complaint is not None:
             raise CheckpointError(complaint)
-        expected = "a folder that jaxspec.weights.orbax.save wrote, a Hugging Face folder, or a checkpoint of T5X's"
-        raise CheckpointError(f"{folder} is no jaxspec checkpoint: it has no {MANIFEST}. Expected {expected}")
+        expected = (
+            "a folder that jaxspec.weights.orbax.save wrote, a Hugging Face folder, or a "
+            "checkpoint of T5X's"
+        )
+        raise CheckpointError(
+            f"{folder} is no jaxspec checkpoint: it has no {MANIFEST}. Expected {expected}"
+        )
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
         if table.get("format") != VERSION:
-            raise RecipeError(f"format is {table.get('format')!r}, this version of jaxspec reads format {VERSION}")
-        if complaint := _unknown(table.get("dtype"), table.get("family")):
+            raise RecipeError(
+                f"format is {table.get('format')!r}, this version of jaxspec reads format {VERSION}"
+            )
+        complaint = _unknown(table.get("dtype"), table.get("family"))
+        if complaint:
             raise RecipeError(complaint)
         # The family says in which form the table is, so it is checked first.
         model = nets.from_table(table["family"], table.get("model", {}), "[model]")
         manifest = build(Manifest, {**table, "model": model}, "it")
         _check_manifest(manifest)
     except (ValueError, RecursionError) as error:  # TOML's, Unicode's and recipes' are such
-        older = "'interleaved'" in str(error)  # of experts whose gates did not lie beside their partners
-        advice = "It is of an older jaxspec: convert the model again" if older else "Copy or build the checkpoint again"
+        # of experts whose gates did not lie beside their partners
+        older = "'interleaved'" in str(error)
+        if older:
+            advice = "It is of an older jaxspec: convert the model again"
+        else:
+            advice = "Copy or build the checkpoint again"
         raise CheckpointError(f"the manifest {path} cannot be used: {error}. {advice}") from error
     return manifest
 
@@ -301,21 +389,30 @@ def tokenizer_files(present: Iterable[str]) -> tuple[str, ...]:
     ('added_tokens.json', 'tokenizer_config.json')
     """
     present = set(present)
-    return BYTES if present.issuperset(BYTES) and TOKENIZER[0] not in present else TOKENIZER
+    if present.issuperset(BYTES) and TOKENIZER[0] not in present:
+        return BYTES
+    return TOKENIZER
 
 
 def _copy_compact(source: Path, copy: Path) -> None:
-    """Copies a JSON file without its white space, half of a tokenizer's bytes; any other file as it is."""
+    """Copies a JSON file without its white space, half of a tokenizer's bytes; any other file as it
+    is.
+    """
     try:
         table = json.loads(source.read_bytes())
-        copy.write_text(json.dumps(table, ensure_ascii=False, separators=(",", ":")), encoding="utf-8")
+        copy.write_text(
+            json.dumps(table, ensure_ascii=False, separators=(",", ":")), encoding="utf-8"
+        )
     except ValueError:
         shutil.copyfile(source, copy)
 
 
 def _check_arguments(config: Any, tokenizer_folder: Path, family: str, dtype: str) -> None:
-    expected = "" if nets.find(config) is None else nets.form_of(config)[0]
-    if complaint := _unknown(dtype, family):
+    expected = ""
+    if nets.find(config) is not None:
+        expected = nets.form_of(config)[0]
+    complaint = _unknown(dtype, family)
+    if complaint:
         raise CheckpointError(complaint)
     if family != expected:
         described = f"config is a {type(config).__name__} of family {expected!r}"
@@ -326,30 +423,44 @@ def _check_arguments(config: Any, tokenizer_folder: Path, family: str, dtype: st
         except ValueError as error:
             raise CheckpointError(f"no manifest can hold this model: {error}") from None
     present = {path.name for path in tokenizer_folder.glob("*") if path.is_file()}
-    if absent := [file for file in tokenizer_files(present) if file not in present]:
-        raise CheckpointError(f"the tokenizer folder {tokenizer_folder} lacks {' and '.join(absent)}")
+    absent = [file for file in tokenizer_files(present) if file not in present]
+    if absent:
+        raise CheckpointError(
+            f"the tokenizer folder {tokenizer_folder} lacks {' and '.join(absent)}"
+        )
 
 
 def _unknown(dtype: Any, family: Any) -> str:
     expected = {"family": (family, sorted(FORMS)), "dtype": (dtype, list(DTYPES))}
     return next(
-        (f"{key} is {got!r}: expected one of {any}" for key, (got, any) in expected.items() if got not in any), ""
+        (
+            f"{key} is {got!r}: expected one of {any}"
+            for key, (got, any) in expected.items()
+            if got not in any
+        ),
+        "",
     )
 
 
 def _check_tokens(ids: Any, name: Any, vocab: int) -> None:
     """Refuses anything but the ids that a head can be trimmed to."""
     if not (isinstance(ids, list) and ids and all(type(x) is int and 0 <= x < vocab for x in ids)):
-        raise CheckpointError(f"{name} is {repr(ids)[:60]}: expected a list of ids from 0 to {vocab - 1}")
+        raise CheckpointError(
+            f"{name} is {repr(ids)[:60]}: expected a list of ids from 0 to {vocab - 1}"
+        )
 
 
 def _check_manifest(manifest: Manifest) -> None:
-    if complaint := folders.ill_formed(manifest.files):
+    complaint = folders.ill_formed(manifest.files)
+    if complaint:
         raise RecipeError(complaint)
     if manifest.shares and sorted(manifest.shares) != ["digest", "folder", "modules"]:
-        raise RecipeError(f"[shares] has {sorted(manifest.shares)}, expected digest, folder and modules")
+        raise RecipeError(
+            f"[shares] has {sorted(manifest.shares)}, expected digest, folder and modules"
+        )
     needed = ("params/_METADATA", *tokenizer_files(manifest.files))
-    if absent := [file for file in needed if file not in manifest.files]:
+    absent = [file for file in needed if file not in manifest.files]
+    if absent:
         raise RecipeError(f"[files] does not list {' and '.join(absent)}")
 
 
@@ -366,21 +477,28 @@ def _write_manifest(path: Path, manifest: Manifest) -> None:
 
 
 def without_none(value: Any) -> Any:
-    """Leaves out None, which TOML cannot write: it is the default of each field that may be None."""
+    """Leaves out None, which TOML cannot write: it is the default of each field that may be
+    None.
+    """
     if isinstance(value, dict):
         return {key: without_none(x) for key, x in value.items() if x is not None}
-    return [without_none(x) for x in value] if isinstance(value, list | tuple) else value
+    if isinstance(value, list | tuple):
+        return [without_none(x) for x in value]
+    return value
 
 
 def _as_dtype(path: str, x: Any, dtype: str, mixed: bool = False) -> Any:
-    """Casts a parameter from whichever dtype it has; quantised matrices that are to be so stay as they are.
+    """Casts a parameter from whichever dtype it has; quantised matrices that are to be so stay as
+    they are.
 
-    In a `mixed` model, which has int4 matrices, int8 ones are those that were to stay finer: they stay in int4, too.
+    In a `mixed` model, which has int4 matrices, int8 ones are those that were to stay finer: they
+    stay in int4, too.
     """
     if mixed and dtype == "int4" and quantisation.is_quantised(x) and "int8" in x:
         return x
     # Rounded from float32 always: by way of bfloat16 it would be rounded twice.
-    x = x if quantisation.is_quantised(x) else _as_float32(x)
+    if not quantisation.is_quantised(x):
+        x = _as_float32(x)
     return quantisation.as_dtype(parameters.keys(path), x, dtype)
 
 
@@ -391,11 +509,14 @@ def _is_finite(x: Any) -> jax.Array:
 
 def _as_float32(x: Any) -> Any:
     """Integers are what tables hold, and stay."""
-    return x if jnp.issubdtype(x.dtype, jnp.integer) else x.astype(jnp.float32)
+    if jnp.issubdtype(x.dtype, jnp.integer):
+        return x
+    return x.astype(jnp.float32)
 
 
 def _shape(x: Any) -> str:
-    """Writes a dtype and a shape. Quantised matrices may have other groups, or zero points: both are not shown.
+    """Writes a dtype and a shape. Quantised matrices may have other groups, or zero points: both
+    are not shown.
 
     >>> _shape(jnp.ones((2, 3)))
     'float32[2, 3]'

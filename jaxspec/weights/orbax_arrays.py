@@ -1,9 +1,11 @@
-"""Arrays into and out of Orbax's files, a few at a time, so that the host never holds a model besides the devices.
+"""Arrays into and out of Orbax's files, a few at a time, so that the host never holds a model
+besides the devices.
 
-Orbax on its own copies a tree to the host before it writes any of it, and reads all of it before it gives any back.
-Here a leaf is made, copied and written when its turn comes, each process writing what lies on its own devices; and what
-was read is placed before the next is read. The files are those of a tree of NumPy arrays: they say nothing of devices,
-and plain Orbax reads them on any, without a warning.
+Orbax on its own copies a tree to the host before it writes any of it, and reads all of it before it
+gives any back. Here a leaf is made, copied and written when its turn comes, each process writing
+what lies on its own devices; and what was read is placed before the next is read. The files are
+those of a tree of NumPy arrays: they say nothing of devices, and plain Orbax reads them on any,
+without a warning.
 """
 
 from __future__ import annotations
@@ -26,20 +28,26 @@ BATCH_BYTES = 2**26  # what the host has at a time, where one array is not more
 
 
 class _Later:
-    """A leaf that `make` gives when it is written, perhaps twice; Orbax asks for shape and dtype before that."""
+    """A leaf that `make` gives when it is written, perhaps twice; Orbax asks for shape and dtype
+    before that.
+    """
 
     def __init__(self, abstract: jax.ShapeDtypeStruct, make: Callable[[], jax.Array]):
-        self.shape, self.dtype, self.make = abstract.shape, np.dtype(abstract.dtype), make
+        self.shape = abstract.shape
+        self.dtype = np.dtype(abstract.dtype)
+        self.make = make
 
 
 def write(folder: Path, params: Params, store: Callable[[str, Any], Any]) -> None:
-    """Writes a tree of parameters; under `jax.distributed` all processes call it, with the same folder.
+    """Writes a tree of parameters; under `jax.distributed` all processes call it, with the same
+    folder.
 
     Args:
         params: the tree; its matrices may be quantised.
         store: (path, parameter) -> what is stored of it, an array or a dict of arrays.
     """
-    import orbax.checkpoint as ocp  # here and below: slow to import, and needed only where files are touched
+    # here and below: slow to import, and needed only where files are touched
+    import orbax.checkpoint as ocp
     from orbax.checkpoint import type_handlers
 
     class Handler(type_handlers.ArrayHandler):
@@ -47,8 +55,11 @@ def write(folder: Path, params: Params, store: Callable[[str, Any], Any]) -> Non
             return "np.ndarray"
 
         async def serialize(self, values: Any, infos: Any, args: Any = None) -> list[Any]:
-            # Orbax hands over all leaves at once: each batch is made and written before the next is made.
-            for batch in parameters.batches(range(len(values)), lambda i: _nbytes(values[i]), BATCH_BYTES):
+            # Orbax hands over all leaves at once: each batch is made and written before the next is
+            # made.
+            for batch in parameters.batches(
+                range(len(values)), lambda i: _nbytes(values[i]), BATCH_BYTES
+            ):
                 arrays = [_global(values[i].make()) for i in batch]
                 chosen = [[details[i] for i in batch] for details in (infos, args)]
                 for written in await super().serialize(arrays, *chosen):
@@ -63,14 +74,19 @@ def write(folder: Path, params: Params, store: Callable[[str, Any], Any]) -> Non
         if not isinstance(abstract, dict):
             return _Later(abstract, make)
         # Entries and scales of a matrix are written apart, so it is quantised once for each.
-        return {name: _Later(shape, lambda name=name: make()[name]) for name, shape in abstract.items()}
+        return {
+            name: _Later(shape, lambda name=name: make()[name]) for name, shape in abstract.items()
+        }
 
     handler = Handler(use_replica_parallel=False, enable_write_sharding_file=False)
     registry = type_handlers.create_type_handler_registry((_Later, handler))
     tree = parameters.map_by_path(later, params, is_leaf=is_quantised)
-    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler(type_handler_registry=registry)) as checkpointer:
+    with ocp.Checkpointer(
+        ocp.PyTreeCheckpointHandler(type_handler_registry=registry)
+    ) as checkpointer:
         checkpointer.save(folder, ocp.args.PyTreeSave(tree))
-    # It says where the folder was written, which is nobody's business; no local file system needs it.
+    # It says where the folder was written, which is nobody's business; no local file system needs
+    # it.
     (folder / "commit_success.txt").unlink(missing_ok=True)
 
 
@@ -86,24 +102,33 @@ def read(
         folder: a folder that `write` wrote.
         chosen: whether to read a path.
         check: called with the parameters, whose arrays have only a shape and a dtype yet.
-        put: makes of each path and parameter, a dict if that is a quantised matrix, what is to be in its place.
+        put: makes of each path and parameter, a dict if that is a quantised matrix, what is to be
+            in its place.
     """
     import orbax.checkpoint as ocp
 
     placed: dict[str, Any] = {}
     with ocp.PyTreeCheckpointer() as checkpointer:
         tree = checkpointer.metadata(folder).item_metadata.tree
-        stored = {path: x for path, x in parameters.flat(tree, is_leaf=is_quantised).items() if chosen(path)}
+        stored = {
+            path: x
+            for path, x in parameters.flat(tree, is_leaf=is_quantised).items()
+            if chosen(path)
+        }
         check(stored)
         # NumPy arrays: jax.Arrays would be read to the devices that they were saved from.
         arguments = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), tree)
         for batch in parameters.batches(stored, lambda path: _nbytes(stored[path]), BATCH_BYTES):
 
             def item(path: str, x: Any, batch: frozenset[str] = frozenset(batch)) -> Any:
-                return x if path in batch else jax.tree.map(lambda _: ocp.PLACEHOLDER, x)
+                if path in batch:
+                    return x
+                return jax.tree.map(lambda _: ocp.PLACEHOLDER, x)
 
             partial = parameters.map_by_path(item, tree, is_leaf=is_quantised)
-            restored = checkpointer.restore(folder, ocp.args.PyTreeRestore(item=partial, restore_args=arguments))
+            restored = checkpointer.restore(
+                folder, ocp.args.PyTreeRestore(item=partial, restore_args=arguments)
+            )
             arrays = parameters.flat(restored, is_leaf=is_quantised)
             del restored
             placed |= {path: put(path, arrays.pop(path)) for path in batch}
@@ -115,7 +140,11 @@ def _nbytes(tree: Any) -> int:
 
 
 def _global(x: jax.Array) -> jax.Array:
-    """Makes an array one that all processes know of, as Orbax wants it; each must have the same values."""
+    """Makes an array one that all processes know of, as Orbax wants it; each must have the same
+    values.
+    """
     if jax.process_count() > 1 and x.is_fully_addressable:
-        return sharding.put(x, NamedSharding(sharding.mesh(f"data={jax.device_count()}"), PartitionSpec()))
+        return sharding.put(
+            x, NamedSharding(sharding.mesh(f"data={jax.device_count()}"), PartitionSpec())
+        )
     return x

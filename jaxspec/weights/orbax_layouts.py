@@ -1,4 +1,5 @@
-"""Orbax folders of other programs, in words for an error: which layout they have, and what their tree begins with.
+"""Orbax folders of other programs, in words for an error: which layout they have, and what their
+tree begins with.
 
     _METADATA, manifest.ocdbt, d/        one tree of arrays, in a key-value store
     _METADATA, params.layer_0.kernel/    one tree of arrays, each a folder of zarr
@@ -16,17 +17,30 @@ from pathlib import Path
 
 from jaxspec.files.folders import some
 
-METADATA, CHECKPOINT, OCDBT = "_METADATA", "_CHECKPOINT_METADATA", "manifest.ocdbt"
-READ = "jaxspec reads Orbax folders that T5X wrote, whose tree has target, and those of jaxspec.weights.orbax.save"
-ADVICE = "Restore this one with orbax.checkpoint, and give its arrays to jaxspec.nets.adapters.from_linen or from_nnx"
+METADATA = "_METADATA"
+CHECKPOINT = "_CHECKPOINT_METADATA"
+OCDBT = "manifest.ocdbt"
+READ = (
+    "jaxspec reads Orbax folders that T5X wrote, whose tree has target, and those of "
+    "jaxspec.weights.orbax.save"
+)
+ADVICE = (
+    "Restore this one with orbax.checkpoint, and give its arrays to "
+    "jaxspec.nets.adapters.from_linen or from_nnx"
+)
 
 
 def complaint(folder: Path) -> str | None:
-    """Returns what a folder is and what to do with it, if Orbax wrote it; None of any other folder."""
+    """Returns what a folder is and what to do with it, if Orbax wrote it; None of any other
+    folder.
+    """
     layout = _tree(folder) or _items(folder) or _steps(folder)
     if layout is None:
         return None
-    return f"{folder} is an Orbax checkpoint of another program: {layout}. {READ}. {ADVICE}, with their module"
+    return (
+        f"{folder} is an Orbax checkpoint of another program: {layout}. {READ}. {ADVICE}, with "
+        "their module"
+    )
 
 
 def _tree(folder: Path) -> str | None:
@@ -34,7 +48,10 @@ def _tree(folder: Path) -> str | None:
     index = folder / METADATA
     if not index.is_file():
         return None
-    stored = "in one key-value store (OCDBT)" if (folder / OCDBT).is_file() else "each a folder of zarr"
+    if (folder / OCDBT).is_file():
+        stored = "in one key-value store (OCDBT)"
+    else:
+        stored = "each a folder of zarr"
     try:
         entries = json.loads(index.read_text(encoding="utf-8"))["tree_metadata"].values()
         paths = [[str(step["key"]) for step in entry["key_metadata"]] for entry in entries]
@@ -58,13 +75,18 @@ def _items(folder: Path) -> str | None:
 def _steps(folder: Path) -> str | None:
     """Describes a folder of steps."""
     numbered = [child for child in _folders(folder) if child.name[-1].isdigit()]
-    steps = [child for child in numbered if (child / CHECKPOINT).is_file() or (child / METADATA).is_file()]
+    steps = [
+        child
+        for child in numbered
+        if (child / CHECKPOINT).is_file() or (child / METADATA).is_file()
+    ]
     if not steps:
         return None
     newest = max(steps, key=lambda step: (len(step.name), step.name))  # 10 is after 9
     described = _tree(newest) or _items(newest)
     return (
-        f"the folder of a CheckpointManager, with {some([step.name for step in steps])}; {newest.name} is {described}"
+        f"the folder of a CheckpointManager, with {some([step.name for step in steps])}; "
+        f"{newest.name} is {described}"
     )
 
 

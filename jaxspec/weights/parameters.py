@@ -1,7 +1,9 @@
-"""A network's parameters by path ("encoder_0/ff/wi/weight"): their shapes, and putting them in place one by one.
+"""A network's parameters by path ("encoder_0/ff/wi/weight"): their shapes, and putting them in
+place one by one.
 
-What every format needs: names and shapes are compared before any weights are read. From the formats of other libraries
-each parameter goes straight to where it will be used, so that the host need not hold the model.
+What every format needs: names and shapes are compared before any weights are read. From the formats
+of other libraries each parameter goes straight to where it will be used, so that the host need not
+hold the model.
 """
 
 from __future__ import annotations
@@ -50,8 +52,13 @@ def shapes(config: Any) -> dict[str, ArrayShape]:
 def check_float(where: Path, name: str, dtype: str) -> None:
     """Refuses what stored weights cannot be."""
     if dtype not in FLOATS:
-        quantised = ", so it is quantised, and no scales lie beside it" if dtype.startswith(NARROW) else ""
-        raise CheckpointError(f"{where}: {name} is {dtype}{quantised}: expected one of {', '.join(FLOATS)}")
+        if dtype.startswith(NARROW):
+            quantised = ", so it is quantised, and no scales lie beside it"
+        else:
+            quantised = ""
+        raise CheckpointError(
+            f"{where}: {name} is {dtype}{quantised}: expected one of {', '.join(FLOATS)}"
+        )
 
 
 def place(path: str, x: np.ndarray | Stored, axes: Axes, mesh: Mesh | None, dtype: str) -> Any:
@@ -64,52 +71,77 @@ def place(path: str, x: np.ndarray | Stored, axes: Axes, mesh: Mesh | None, dtyp
         x: the parameter, in any of `FLOATS`; what still lies in a file is read by rows.
         axes: the network's, by which it is split.
         mesh: the devices to split it over (`jaxspec.sharding`); None for the default device.
-        dtype: a matrix' dtype: "float32", "bfloat16", or "int8" or "int4", which make it entries and scales
-            (`weights.quantisation`), or take those that are stored. All other parameters are float32.
+        dtype: a matrix' dtype: "float32", "bfloat16", or "int8" or "int4", which make it entries
+            and scales (`weights.quantisation`), or take those that are stored. All other parameters
+            are float32.
 
     Returns:
         The parameter; of a quantised matrix, a dict with its parts.
     """
-    matrix, scheme = quantisation.is_matrix(keys(path), x), quantisation.kind_of(keys(path), dtype)
+    matrix = quantisation.is_matrix(keys(path), x)
+    scheme = quantisation.kind_of(keys(path), dtype)
     if matrix and scheme is not None:
         if isinstance(x, Quantised) and (x.floats or f"int{x.bits}" in (scheme, "int4")):
             parts: Mapping[str, Any] = _parts(path, x, scheme)
-        elif len(x.shape) == 3:  # experts, one at a time: all in float32 would be twice what a file of bfloat16 has
+        elif len(x.shape) == 3:
+            # experts, one at a time: all in float32 would be twice what a file of bfloat16 has
             stack = [_rounded(x[i : i + 1], scheme) for i in range(x.shape[0])]
-            parts = {name: np.concatenate([np.asarray(z[name]) for z in stack]) for name in stack[0]}
+            parts = {
+                name: np.concatenate([np.asarray(z[name]) for z in stack]) for name in stack[0]
+            }
         else:
             parts = _rounded(x, scheme)
         return {name: put(f"{path}/{name}", array, axes, mesh) for name, array in parts.items()}
     y = _converted(x, jnp.dtype(dtype if matrix else "float32"))
-    return put(path, y, axes, mesh) if mesh is not None else jax.block_until_ready(jax.device_put(y, may_alias=True))
+    if mesh is not None:
+        return put(path, y, axes, mesh)
+    return jax.block_until_ready(jax.device_put(y, may_alias=True))
 
 
 def _rounded(x: np.ndarray | Stored, scheme: str) -> dict[str, jax.Array]:
     """Quantises a matrix; waited for, so that one at a time is in float32."""
-    return jax.block_until_ready(quantisation.quantise_matrix(_converted(x, jnp.dtype("float32")), scheme))
+    return jax.block_until_ready(
+        quantisation.quantise_matrix(_converted(x, jnp.dtype("float32")), scheme)
+    )
 
 
 def _parts(path: str, x: Quantised, scheme: str) -> dict[str, np.ndarray]:
-    """Returns the parts of a matrix that is stored quantised, with entries of a wider or of the same kind."""
+    """Returns the parts of a matrix that is stored quantised, with entries of a wider or of the
+    same kind.
+    """
     if x.columns is not None:
         order = f"{path} is stored with its columns in groups of another order (GPTQ's desc_act)"
-        raise CheckpointError(f'{order}: load it with dtype="bfloat16", or a model that was quantised without')
-    # The file's own numbers stay so where there are 4 bits for them; their scales are powers of two, as bfloat16 holds.
-    stored, is_float4 = x.entries, x.floats and scheme == "int4"
+        raise CheckpointError(
+            f'{order}: load it with dtype="bfloat16", or a model that was quantised without'
+        )
+    # The file's own numbers stay so where there are 4 bits for them; their scales are powers of
+    # two, as bfloat16 holds.
+    stored = x.entries
+    is_float4 = x.floats and scheme == "int4"
     if is_float4:
-        stored = Stored(stored.shape, FLOAT4.dtype, lambda start, stop: FLOAT4[x.entries[start:stop] + 12])
+        stored = Stored(
+            stored.shape, FLOAT4.dtype, lambda start, stop: FLOAT4[x.entries[start:stop] + 12]
+        )
     # [..., out, in] -> [..., G, out, width], as `nets.quantised` multiplies them.
-    entries, groups = _converted(stored, stored.dtype), x.scale.shape[-1]
+    entries = _converted(stored, stored.dtype)
+    groups = x.scale.shape[-1]
     if groups > 1:
         entries = entries.reshape(*entries.shape[:-1], groups, -1).swapaxes(-3, -2)
     if is_float4:
         return {"float4": entries, "scale": (2 * x.scale).astype(jnp.bfloat16)}
-    parts = {scheme: entries.astype(scheme, copy=False), "scale": _converted(x.scale, jnp.dtype("float32"))}
-    return parts if x.zero is None else parts | {"zero": _converted(x.zero, jnp.dtype("int8"))}
+    parts = {
+        scheme: entries.astype(scheme, copy=False),
+        "scale": _converted(x.scale, jnp.dtype("float32")),
+    }
+    if x.zero is None:
+        return parts
+    return parts | {"zero": _converted(x.zero, jnp.dtype("int8"))}
 
 
 def _converted(x: np.ndarray | Stored, dtype: Any) -> np.ndarray:
-    """Copies into memory that nothing else refers to, at an address from which a CPU device takes it over."""
+    """Copies into memory that nothing else refers to, at an address from which a CPU device takes
+    it over.
+    """
     if not x.shape:
         return np.array(x, dtype)
     size = int(np.prod(x.shape)) * dtype.itemsize
@@ -135,8 +167,8 @@ def put(path: str, x: np.ndarray | jax.Array, axes: Axes, mesh: Mesh | None) -> 
 def apart(x: Any) -> jax.Array:
     """Makes the same buffers an array of its own: a copy of it on the host is let go of with it.
 
-    A `jax.Array` and its parts keep the copy that `np.asarray` makes of it for as long as they live. On one CPU device
-    there is no copy.
+    A `jax.Array` and its parts keep the copy that `np.asarray` makes of it for as long as they
+    live. On one CPU device there is no copy.
     """
     if not isinstance(x, jax.Array):
         return jnp.asarray(x)
@@ -147,7 +179,8 @@ def apart(x: Any) -> jax.Array:
 
 @contextlib.contextmanager
 def beside(folder: Path) -> Iterator[Path]:
-    """Does what `folders.whole` does, for all processes of `jax.distributed`: the first makes the folder and moves it.
+    """Does what `folders.whole` does, for all processes of `jax.distributed`: the first makes the
+    folder and moves it.
 
     None goes on before it is there. All must see the same files.
 
@@ -164,7 +197,11 @@ def beside(folder: Path) -> Iterator[Path]:
         return
     from jax.experimental import multihost_utils
 
-    with folders.whole(folder) if jax.process_index() == 0 else contextlib.nullcontext(folder) as partial:
+    with (
+        folders.whole(folder)
+        if jax.process_index() == 0
+        else contextlib.nullcontext(folder) as partial
+    ):
         # Processes that did not make the folder learn its name, which is drawn at random.
         name = np.frombuffer(bytes(partial).ljust(LONGEST_PATH, b"\0"), np.uint8)
         yield Path(os.fsdecode(multihost_utils.broadcast_one_to_all(name).tobytes().rstrip(b"\0")))
@@ -178,7 +215,9 @@ def flat(params: Params, is_leaf: Callable[[Any], bool] | None = None) -> dict[s
     return {jax.tree_util.keystr(path, simple=True, separator="/"): x for path, x in leaves}
 
 
-def map_by_path(make: Callable[[str, Any], Any], params: Params, is_leaf: Callable[[Any], bool] | None = None) -> Any:
+def map_by_path(
+    make: Callable[[str, Any], Any], params: Params, is_leaf: Callable[[Any], bool] | None = None
+) -> Any:
     """Makes a tree of what `make` gives for each path and leaf."""
 
     def leaf(path: tuple[Any, ...], x: Any) -> Any:
@@ -203,7 +242,8 @@ def batches(items: Iterable[T], size: Callable[[T], int], most: int) -> Iterator
     for item in items:
         if batch and total + size(item) > most:
             yield batch
-            batch, total = [], 0
+            batch = []
+            total = 0
         batch.append(item)
         total += size(item)
     if batch:
@@ -218,12 +258,15 @@ def nested(by_path: dict[str, Any]) -> Params:
 
 
 def differences(
-    expected: dict[str, Any], stored: dict[str, Any], shown: Callable[[Any], str] = lambda shape: str(list(shape))
+    expected: dict[str, Any],
+    stored: dict[str, Any],
+    shown: Callable[[Any], str] = lambda shape: str(list(shape)),
 ) -> str:
     """Says what is missing, what is unexpected, what is wrong, a line each; empty if nothing.
 
     Args:
-        expected, stored: shapes by name, or whatever `shown` takes: those that there should be, and those that are.
+        expected, stored: shapes by name, or whatever `shown` takes: those that there should be, and
+            those that are.
         shown: a shape in words; two that are shown alike are no difference.
 
     >>> differences({"a": (2,), "b": (3, 4)}, {"b": (4, 3)})
@@ -238,4 +281,8 @@ def differences(
             if name in stored and shown(stored[name]) != shown(x)
         ],
     }
-    return "".join(f"\n  {difference} ({len(names)}): {some(names)}" for difference, names in parts.items() if names)
+    return "".join(
+        f"\n  {difference} ({len(names)}): {some(names)}"
+        for difference, names in parts.items()
+        if names
+    )

@@ -1,4 +1,6 @@
-"""A format of model files as one entry of a table, and a model's files, opened, as functions that read their parts."""
+"""A format of model files as one entry of a table, and a model's files, opened, as functions that
+read their parts.
+"""
 
 from __future__ import annotations
 
@@ -18,16 +20,22 @@ class Reader(NamedTuple):
     name: str  # the model's
     config: Callable[[], Any]  # the network's configuration; reads no weights
     tokenizer: Callable[[], Any]  # one of transformers'; None if there is none
-    # dtype of matrices, mesh or None -> the parameters, and the configuration, whose dtype is that of the computation
+    # dtype of matrices, mesh or None -> the parameters, and the configuration, whose dtype is that
+    # of the computation
     params: Callable[[str, Mesh | None], tuple[Params, Any]]
-    stored_dtype: Callable[[], str]  # dtype of the matrices in the files; "float32" where jaxspec writes no such dtype
-    draft_tokens: Callable[[], list[int] | None] = lambda: None  # ids to which a head is trimmed; None: it is not
+    # dtype of the matrices in the files; "float32" where jaxspec writes no such dtype
+    stored_dtype: Callable[[], str]
+    # ids to which a head is trimmed; None: it is not
+    draft_tokens: Callable[[], list[int] | None] = lambda: None
     tokenizer_place: str = "in it"  # where a tokenizer is looked for, in words
 
 
 class ModelFormat(NamedTuple):
-    """A format that models come in: an entry of `jaxspec.weights.loading.FORMATS`, made by one file."""
+    """A format that models come in: an entry of `jaxspec.weights.loading.FORMATS`, made by one
+    file.
+    """
 
     name: str  # "jaxspec", "huggingface", "t5x" or "gguf"
-    matches: Callable[[Path], bool]  # path -> whether a folder or file is of this format, damaged or not
+    # path -> whether a folder or file is of this format, damaged or not
+    matches: Callable[[Path], bool]
     open: Callable[[Path], Reader]  # raises CheckpointError

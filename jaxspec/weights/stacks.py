@@ -1,4 +1,6 @@
-"""Tensors that files hold expert by expert, or head by head: read as stacks of all of them, and written apart."""
+"""Tensors that files hold expert by expert, or head by head: read as stacks of all of them, and
+written apart.
+"""
 
 from __future__ import annotations
 
@@ -16,25 +18,28 @@ def stacked(shards: list[Shard], names: tuple[str, ...], alternate: bool = False
     """Presents matrices of experts, and norms of heads, as the stacks that networks have.
 
     `mlp.experts.3.gate_proj.weight` and `mlp.experts.3.up_proj.weight` are entries 6 and 7 of
-    `mlp.experts.gate_up_proj` [2 experts, out, in], and `mlp.experts.3.down_proj.weight` is entry 3 of
-    `mlp.experts.down_proj`. `q_layernorm.norms.3.weight` is entry 3 of `q_layernorm.norms.weight` [heads, dim]. A
-    stack is read entry by entry where the file can be read by rows. Files may also hold `mlp.experts.gate_up_proj` as
-    [experts, 2 out, in].
+    `mlp.experts.gate_up_proj` [2 experts, out, in], and `mlp.experts.3.down_proj.weight` is entry 3
+    of `mlp.experts.down_proj`. `q_layernorm.norms.3.weight` is entry 3 of
+    `q_layernorm.norms.weight` [heads, dim]. A stack is read entry by entry where the file can be
+    read by rows. Files may also hold `mlp.experts.gate_up_proj` as [experts, 2 out, in].
 
     Args:
-        names: "gate_proj", "up_proj" and "down_proj", or other names for these; empty where no file is like that. For
-            norms of heads one name, "".
-        alternate: whether files hold both projections as [experts, in, 2 out], whose columns belong to either in turn.
+        names: "gate_proj", "up_proj" and "down_proj", or other names for these; empty where no file
+            is like that. For norms of heads one name, "".
+        alternate: whether files hold both projections as [experts, in, 2 out], whose columns belong
+            to either in turn.
 
     Raises:
         CheckpointError: a matrix is absent, or of another shape than those beside it.
     """
     shards = [_in_pairs(shard, alternate) for shard in shards]
-    members: dict[str, dict[tuple[int, int], tuple[int, str]]] = {}  # stack -> (expert, index) -> (file, name)
+    # stack -> (expert, index) -> (file, name)
+    members: dict[str, dict[tuple[int, int], tuple[int, str]]] = {}
     pattern = re.compile(rf"(.*\.(?:experts|norms))\.(\d+)({'|'.join(map(_end, names))})")
     for number, shard in enumerate(shards if names else ()):
         for name in shard.shapes:
-            if match := pattern.fullmatch(name):
+            match = pattern.fullmatch(name)
+            if match:
                 stack, index = _STACKS[len(names)][list(map(_end, names)).index(match[3])]
                 members.setdefault(f"{match[1]}.{stack}", {})[int(match[2]), index] = number, name
     stacks = [_stack(shards, name, matrices) for name, matrices in members.items()]
@@ -54,40 +59,61 @@ _STACKS: dict[int, tuple[tuple[str, int], ...]] = {
 
 
 def _end(name: str) -> str:
-    return f".{name}.weight" if name else ".weight"
+    if name:
+        return f".{name}.weight"
+    return ".weight"
 
 
-def _stack(shards: list[Shard], stack: str, matrices: Mapping[tuple[int, int], tuple[int, str]]) -> Shard:
+def _stack(
+    shards: list[Shard], stack: str, matrices: Mapping[tuple[int, int], tuple[int, str]]
+) -> Shard:
     file, first = next(iter(matrices.values()))
-    shape, path = shards[file].shapes[first], shards[file].path
+    shape = shards[file].shapes[first]
+    path = shards[file].path
     count = max(expert for expert, _ in matrices) + 1
     parts = 2 if stack.endswith("gate_up_proj") else 1
     # The number is compared, and no list of experts is made: a name may say 10**9.
     if len(matrices) != count * parts:
         counted = f"{len(matrices)} matrices of {count} experts, {first} among them"
-        raise CheckpointError(f"{path}: {stack} has {counted}: expected {count * parts}. Download it again")
+        raise CheckpointError(
+            f"{path}: {stack} has {counted}: expected {count * parts}. Download it again"
+        )
     for number, name in matrices.values():
-        if (got := shards[number].shapes[name]) != shape:
-            raise CheckpointError(f"{path}: {name} is {list(got)}, and {first} {list(shape)}: expected one shape")
+        got = shards[number].shapes[name]
+        if got != shape:
+            raise CheckpointError(
+                f"{path}: {name} is {list(got)}, and {first} {list(shape)}: expected one shape"
+            )
 
     def load(names: Collection[str]) -> Iterator[tuple[str, Stored]]:
-        # Of safetensors these still lie in their files; of other formats they are in memory, a stack at a time.
+        # Of safetensors these still lie in their files; of other formats they are in memory, a
+        # stack at a time.
         arrays: dict[str, np.ndarray | Stored] = {}
         for number in dict.fromkeys(number for number, _ in matrices.values()):
-            arrays |= shards[number].read({name for shard, name in matrices.values() if shard == number})
+            arrays |= shards[number].read(
+                {name for shard, name in matrices.values() if shard == number}
+            )
 
         dtype = np.result_type(*{x.dtype for x in arrays.values()})
-        ordered = [arrays[matrices[expert, index][1]] for expert in range(count) for index in range(parts)]
+        ordered = [
+            arrays[matrices[expert, index][1]] for expert in range(count) for index in range(parts)
+        ]
         yield from ((name, _joined(shapes[stack], dtype, ordered)) for name in names)
 
     shapes = {stack: (count * parts, *shape)}
-    return Shard(path, shapes, load, frozenset(shapes) if first in shards[file].in_full else frozenset())
+    return Shard(
+        path, shapes, load, frozenset(shapes) if first in shards[file].in_full else frozenset()
+    )
 
 
-def _joined(shape: tuple[int, ...], dtype: np.dtype, members: Sequence[np.ndarray | Stored]) -> Stored:
+def _joined(
+    shape: tuple[int, ...], dtype: np.dtype, members: Sequence[np.ndarray | Stored]
+) -> Stored:
     """Makes the stack of matrices; quantised ones stay so."""
 
-    def stack(array_of: Callable[[np.ndarray | Stored], np.ndarray]) -> Callable[[int, int], np.ndarray]:
+    def stack(
+        array_of: Callable[[np.ndarray | Stored], np.ndarray],
+    ) -> Callable[[int, int], np.ndarray]:
         return lambda a, b: np.stack([array_of(x) for x in members[a:b]])
 
     rows = stack(np.asarray)
@@ -95,8 +121,10 @@ def _joined(shape: tuple[int, ...], dtype: np.dtype, members: Sequence[np.ndarra
     alike = {(x.bits, x.scale.shape, x.columns is None) for x in layers}
     if len(layers) < len(members) or len(alike) > 1:
         return Stored(shape, dtype, rows)
-    # [n, out, in] entries and [n, out, G] scales: what the file has is multiplied with, not rounded again.
-    first, count = layers[0], len(members)
+    # [n, out, in] entries and [n, out, G] scales: what the file has is multiplied with, not rounded
+    # again.
+    first = layers[0]
+    count = len(members)
     entries = Stored(shape, np.dtype(np.int8), stack(lambda x: np.asarray(x.entries)))  # pyright: ignore
     zeros = np.zeros(first.scale.shape, np.int8)
     zero = stack(lambda x: zeros if x.zero is None else x.zero)(0, count)  # pyright: ignore
@@ -106,9 +134,15 @@ def _joined(shape: tuple[int, ...], dtype: np.dtype, members: Sequence[np.ndarra
 
 
 def _in_pairs(shard: Shard, alternate: bool) -> Shard:
-    """Presents the two projections that share a matrix of each expert as two entries, one after the other."""
+    """Presents the two projections that share a matrix of each expert as two entries, one after the
+    other.
+    """
     axis = -1 if alternate else 1
-    fused = {name for name, shape in shard.shapes.items() if PAIRS.fullmatch(name) and shape[axis] % 2 == 0}
+    fused = {
+        name
+        for name, shape in shard.shapes.items()
+        if PAIRS.fullmatch(name) and shape[axis] % 2 == 0
+    }
     if not fused:
         return shard
 
@@ -116,7 +150,10 @@ def _in_pairs(shard: Shard, alternate: bool) -> Shard:
         for name, x in shard.load(names):
             yield name, _pairs(x, axis, alternate) if name in fused else x
 
-    shapes = {name: _in_two(shape, axis) if name in fused else shape for name, shape in shard.shapes.items()}
+    shapes = {
+        name: _in_two(shape, axis) if name in fused else shape
+        for name, shape in shard.shapes.items()
+    }
     return shard._replace(shapes=shapes, load=load)
 
 
@@ -130,13 +167,20 @@ def _pairs(x: np.ndarray | Stored, axis: int, alternate: bool) -> Stored:
     def halves(x: np.ndarray, axis: int) -> np.ndarray:
         """[n, .., 2 out, ..] -> [2 n, .., out, ..]."""
         x = np.moveaxis(x, axis, 1)
-        parts = (x[:, 0::2], x[:, 1::2]) if alternate else np.split(x, 2, axis=1)
-        return np.moveaxis(np.stack(parts, axis=1).reshape(2 * len(x), *parts[0].shape[1:]), 1, axis)
+        if alternate:
+            parts = (x[:, 0::2], x[:, 1::2])
+        else:
+            parts = np.split(x, 2, axis=1)
+        return np.moveaxis(
+            np.stack(parts, axis=1).reshape(2 * len(x), *parts[0].shape[1:]), 1, axis
+        )
 
     def stored(x: np.ndarray | Stored, axis: int) -> Stored:
         def rows(start: int, stop: int) -> np.ndarray:
             first = start // 2  # both entries of an expert are read for either
-            return halves(np.asarray(x[first : -(-stop // 2)]), axis)[start - 2 * first :][: stop - start]
+            return halves(np.asarray(x[first : -(-stop // 2)]), axis)[start - 2 * first :][
+                : stop - start
+            ]
 
         return Stored(_in_two(x.shape, axis), x.dtype, rows)
 
@@ -145,7 +189,9 @@ def _pairs(x: np.ndarray | Stored, axis: int, alternate: bool) -> Stored:
         return pairs
     # Entries and scales are [n, out, ..] in a file whose matrices are [n, in, out], too.
     parts = {"scale": halves(x.scale, 1), "zero": None if x.zero is None else halves(x.zero, 1)}
-    return dataclasses.replace(x, shape=pairs.shape, rows=pairs.rows, entries=stored(x.entries, 1), **parts)
+    return dataclasses.replace(
+        x, shape=pairs.shape, rows=pairs.rows, entries=stored(x.entries, 1), **parts
+    )
 
 
 def unstacked(
@@ -158,7 +204,9 @@ def unstacked(
     """
     layer, _, stack = name.rpartition(".")
     parts = _STACKS[len(names) if layer.endswith((".experts", ".norms")) else 0]
-    ends = [_end(x) for x, (member_stack, _) in zip(names, parts, strict=False) if member_stack == stack]
+    ends = [
+        _end(x) for x, (member_stack, _) in zip(names, parts, strict=False) if member_stack == stack
+    ]
     if ends:
         for entry, matrix in enumerate(tensor):
             yield f"{layer}.{entry // len(ends)}{ends[entry % len(ends)]}", matrix

@@ -1,14 +1,16 @@
 """T5 checkpoints of T5X: T5 1.0, v1.1, FLAN-T5, mT5 and ByT5 as they were published first.
 
-A checkpoint holds arrays and nothing else: their names and shapes say which network it is. They do not say these three:
+A checkpoint holds arrays and nothing else: their names and shapes say which network it is. They do
+not say these three:
 
     the activation between two matrices     assumed GELU where it is gated, as in v1.1, and ReLU where not, as in 1.0
     the reach of the relative biases        assumed 128
     the token that the decoder begins with  assumed 0
 
-A config.json of transformers' in the checkpoint's folder, or in that of its run, goes before all this. Beside it may
-lie a tokenizer, as transformers has it. A LongT5 with local attention looks like a T5. Relative biases are read where
-the layers of a side share them, or have equal ones (`jaxspec.weights.t5x_names`).
+A config.json of transformers' in the checkpoint's folder, or in that of its run, goes before all
+this. Beside it may lie a tokenizer, as transformers has it. A LongT5 with local attention looks
+like a T5. Relative biases are read where the layers of a side share them, or have equal ones
+(`jaxspec.weights.t5x_names`).
 """
 
 from __future__ import annotations
@@ -34,17 +36,24 @@ __all__ = ["FORMAT", "find", "is_folder", "open_model"]
 
 
 def open_model(folder: Path) -> Reader:
-    """Opens a checkpoint, or a run's newest, which is found once: the run may add a newer one at any time."""
+    """Opens a checkpoint, or a run's newest, which is found once: the run may add a newer one at
+    any time.
+    """
     checkpoint = find(folder)
     resolved = checkpoint.resolve()
     is_step = STEP.fullmatch(resolved.name) is not None  # in the folder of a run
-    places = [resolved, resolved.parent] if is_step else [resolved]
+    if is_step:
+        places = [resolved, resolved.parent]
+    else:
+        places = [resolved]
 
     def params(dtype: str, mesh: Any) -> Any:
         arrays = t5x_arrays.arrays(checkpoint)
         config, described = _config(checkpoint, places, arrays)
         family = t5x_names.family(config)
-        return huggingface.assemble(checkpoint, family, config, [_shard(checkpoint, arrays)], dtype, mesh, described)
+        return huggingface.assemble(
+            checkpoint, family, config, [_shard(checkpoint, arrays)], dtype, mesh, described
+        )
 
     def stored_dtype() -> str:
         sizes = collections.Counter[str]()
@@ -54,10 +63,12 @@ def open_model(folder: Path) -> Reader:
 
     return Reader(
         checkpoint,
-        f"{resolved.parent.name}/{resolved.name}" if is_step else resolved.name,  # the step alone says little
+        # the step alone says little
+        f"{resolved.parent.name}/{resolved.name}" if is_step else resolved.name,
         config=lambda: _config(checkpoint, places, t5x_arrays.arrays(checkpoint))[0],
         tokenizer=lambda: next(
-            (words for candidate in places if (words := tokenizers.load(candidate)) is not None), None
+            (words for candidate in places if (words := tokenizers.load(candidate)) is not None),
+            None,
         ),
         params=params,
         stored_dtype=stored_dtype,
@@ -66,7 +77,9 @@ def open_model(folder: Path) -> Reader:
 
 
 def _shard(checkpoint: Path, arrays: dict[str, Stored]) -> Shard:
-    """Presents arrays with the names and shapes of T5X's examples/t5, whichever of its networks they are of."""
+    """Presents arrays with the names and shapes of T5X's examples/t5, whichever of its networks
+    they are of.
+    """
     names = {name: t5x_names.unstacked(name, x.shape) for name, x in arrays.items()}
     shapes = {layer_name: shape for parts, shape in names.values() for layer_name in parts}
 
@@ -75,7 +88,8 @@ def _shard(checkpoint: Path, arrays: dict[str, Stored]) -> Shard:
             if not any(layer_name in only for layer_name in parts):
                 continue
             x = np.asarray(arrays[name])
-            # [in, layers, ...] -> [layers, in, ...], so that every layer's part is one of the first axis.
+            # [in, layers, ...] -> [layers, in, ...], so that every layer's part is one of the first
+            # axis.
             x = x[None] if parts == [name] else np.moveaxis(x, 1, 0)
             for layer_name, layer in zip(parts, x, strict=True):
                 if layer_name in only:
@@ -85,16 +99,28 @@ def _shard(checkpoint: Path, arrays: dict[str, Stored]) -> Shard:
     return Shard(checkpoint, shapes, load)
 
 
-def _config(checkpoint: Path, places: list[Path], arrays: dict[str, Stored]) -> tuple[T5Config, str]:
+def _config(
+    checkpoint: Path, places: list[Path], arrays: dict[str, Stored]
+) -> tuple[T5Config, str]:
     # Shapes say what a config.json beside may get wrong, too: whether there is a head.
     inferred = t5x_names.infer(checkpoint, {name: x.shape for name, x in arrays.items()})
-    file = next((candidate / huggingface.CONFIG for candidate in places if huggingface.is_folder(candidate)), None)
+    file = next(
+        (
+            candidate / huggingface.CONFIG
+            for candidate in places
+            if huggingface.is_folder(candidate)
+        ),
+        None,
+    )
     if file is None:
         return inferred, "names and shapes"
     _, config = huggingface.read_config(file.parent)
     if nets.find(config) != t5.NETWORK:
-        raise CheckpointError(f"{file} is not a T5's, but beside a T5X checkpoint: remove it, or put its own there")
-    # All but the head is taken from it: transformers 5 calls each tied, and T5X scales those that are.
+        raise CheckpointError(
+            f"{file} is not a T5's, but beside a T5X checkpoint: remove it, or put its own there"
+        )
+    # All but the head is taken from it: transformers 5 calls each tied, and T5X scales those that
+    # are.
     tied = config.tied_head and inferred.tied_head
     return dataclasses.replace(config, tied_head=tied, scaled_head=tied), str(file)
 

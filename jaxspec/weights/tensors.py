@@ -1,12 +1,14 @@
-"""The tensors of a Hugging Face folder by name, one at a time, from any of the three formats its weights come in.
+"""The tensors of a Hugging Face folder by name, one at a time, from any of the three formats its
+weights come in.
 
     model.safetensors       read by rows; needs nothing else
     flax_model.msgpack      read whole, file by file; from before transformers 5
     pytorch_model.bin       read tensor by tensor where it is a zip file; needs PyTorch
 
-Large models lie in several files, which `<file>.index.json` lists. No format is read in a way that can run code: a
-pickle (pytorch_model.bin) is opened with `weights_only=True`, which refuses anything but tensors, from PyTorch 2.6 on
-(before, it could be got around: CVE-2025-32434). An older PyTorch is not used.
+Large models lie in several files, which `<file>.index.json` lists. No format is read in a way that
+can run code: a pickle (pytorch_model.bin) is opened with `weights_only=True`, which refuses
+anything but tensors, from PyTorch 2.6 on (before, it could be got around: CVE-2025-32434). An older
+PyTorch is not used.
 """
 
 from __future__ import annotations
@@ -32,18 +34,29 @@ SAFE_TORCH = "2.6"
 CHUNK_BYTES = 2**22  # of a tensor that are in memory twice; they fit a cache
 SAFETENSORS_DTYPES = {
     **{"F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16},
-    **{"I64": np.int64, "I32": np.int32, "I16": np.int16, "I8": np.int8, "U8": np.uint8, "BOOL": np.bool_},
+    **{
+        "I64": np.int64,
+        "I32": np.int32,
+        "I16": np.int16,
+        "I8": np.int8,
+        "U8": np.uint8,
+        "BOOL": np.bool_,
+    },
     **{"F8_E4M3": ml_dtypes.float8_e4m3fn, "F8_E5M2": ml_dtypes.float8_e5m2},
 }
 
 
 class CheckpointError(ValueError):
-    """A checkpoint that cannot be written or read; the message says what was found and what was expected."""
+    """A checkpoint that cannot be written or read; the message says what was found and what was
+    expected.
+    """
 
 
 @dataclasses.dataclass(frozen=True)
 class Stored:
-    """A tensor that still lies in its file: `x[a:b]` reads these rows, `np.asarray(x)` reads it whole."""
+    """A tensor that still lies in its file: `x[a:b]` reads these rows, `np.asarray(x)` reads it
+    whole.
+    """
 
     shape: tuple[int, ...]
     dtype: np.dtype
@@ -76,26 +89,35 @@ class Shard(NamedTuple):
     shapes: dict[str, tuple[int, ...]]  # shapes of its tensors, by name, as PyTorch has them
     # names -> (name, array) for each of these tensors; only one need be in memory at a time
     load: Callable[[Collection[str]], Iterator[tuple[str, np.ndarray | Stored]]]
-    in_full: frozenset[str] = frozenset()  # names of matrices that the makers of a quantised file did not quantise
-    # {name that was left out: name of the tensor here that it repeats}, as the makers of the file noted
+    # names of matrices that the makers of a quantised file did not quantise
+    in_full: frozenset[str] = frozenset()
+    # {name that was left out: name of the tensor here that it repeats}, as the makers of the file
+    # noted
     repeats: Mapping[str, str] = MappingProxyType({})
 
     def read(self, only: Container[str] | None = None) -> Iterator[tuple[str, np.ndarray | Stored]]:
         """Yields each tensor by its name, or those in `only`."""
-        return self.load(dict.fromkeys(name for name in self.shapes if only is None or name in only))
+        return self.load(
+            dict.fromkeys(name for name in self.shapes if only is None or name in only)
+        )
 
     def keep(self, is_read: Callable[[str], bool]) -> Shard:
         """Returns the file as if it held only the tensors with these names."""
-        return self._replace(shapes={name: shape for name, shape in self.shapes.items() if is_read(name)})
+        return self._replace(
+            shapes={name: shape for name, shape in self.shapes.items() if is_read(name)}
+        )
 
     def under(self, further: Mapping[str, str]) -> Shard:
         """Returns the file as if it held some of its tensors a second time.
 
         Args:
-            further: {second name: the name in the file}. Tensors of other files may be among them, and are ignored.
+            further: {second name: the name in the file}. Tensors of other files may be among them,
+                and are ignored.
         """
         repeated = {
-            name: stored for name, stored in further.items() if stored in self.shapes and name not in self.shapes
+            name: stored
+            for name, stored in further.items()
+            if stored in self.shapes and name not in self.shapes
         }
         if not repeated:
             return self
@@ -109,20 +131,26 @@ class Shard(NamedTuple):
                         yield name, x
 
         shapes = self.shapes | {name: self.shapes[stored] for name, stored in repeated.items()}
-        in_full = self.in_full | {name for name, stored in repeated.items() if stored in self.in_full}
+        in_full = self.in_full | {
+            name for name, stored in repeated.items() if stored in self.in_full
+        }
         return self._replace(shapes=shapes, load=load, in_full=in_full)
 
 
-def shards(folder: Path, formats: Mapping[str, Callable[[Path], Shard]] | None = None) -> list[Shard]:
+def shards(
+    folder: Path, formats: Mapping[str, Callable[[Path], Shard]] | None = None
+) -> list[Shard]:
     """Opens the files of a folder's weights.
 
-    An index decides from which file a tensor is read, also where another file has a tensor of the same name. Names that
-    repeat a tensor are in `Shard.repeats`, whether the file or the index lists them.
+    An index decides from which file a tensor is read, also where another file has a tensor of the
+    same name. Names that repeat a tensor are in `Shard.repeats`, whether the file or the index
+    lists them.
 
     Args:
         formats: names of files, and how each is opened; None for `FORMATS`, a model's.
     """
-    formats = FORMATS if formats is None else formats
+    if formats is None:
+        formats = FORMATS
     for name, open_file in formats.items():
         index = folder / f"{name}.index.json"
         if (folder / name).is_file():
@@ -132,14 +160,21 @@ def shards(folder: Path, formats: Mapping[str, Callable[[Path], Shard]] | None =
             weight_map = table["weight_map"]
             files = [open_file(folder / file) for file in sorted(set(weight_map.values()))]
             files = _as_listed(files, weight_map, index)
-            noted = {name: kept for file in files for name, kept in file.repeats.items()} | _names(table["metadata"])
+            noted = {name: kept for file in files for name, kept in file.repeats.items()} | _names(
+                table["metadata"]
+            )
             return [file._replace(repeats=_repeats(noted, file.shapes)) for file in files]
-    raise CheckpointError(f"{folder} has no weights: expected {', '.join(formats)}, or the index of several such files")
+    raise CheckpointError(
+        f"{folder} has no weights: expected {', '.join(formats)}, or the index of several such "
+        "files"
+    )
 
 
 def are_in(folder: Path) -> bool:
     """Tells whether a folder has weights in any of the formats, complete or not."""
-    return any((folder / name).is_file() or (folder / f"{name}.index.json").is_file() for name in FORMATS)
+    return any(
+        (folder / name).is_file() or (folder / f"{name}.index.json").is_file() for name in FORMATS
+    )
 
 
 def _names(metadata: Any) -> dict[str, str]:
@@ -149,10 +184,11 @@ def _names(metadata: Any) -> dict[str, str]:
 
 
 def _repeats(noted: Mapping[str, str], shapes: Container[str]) -> dict[str, str]:
-    """Returns the names that a file was written without, and the tensor in it that each of them repeats.
+    """Returns the names that a file was written without, and the tensor in it that each of them
+    repeats.
 
-    `safetensors.torch.save_model` writes a tensor of several names once, and notes the other names in the metadata.
-    Metadata also has entries such as "format", which are left out here.
+    `safetensors.torch.save_model` writes a tensor of several names once, and notes the other names
+    in the metadata. Metadata also has entries such as "format", which are left out here.
 
     >>> _repeats({"format": "pt", "lm_head.weight": "wte.weight"}, {"wte.weight"})
     {'lm_head.weight': 'wte.weight'}
@@ -168,19 +204,27 @@ def _index(index: Path) -> dict[str, Any]:
         weight_map = dict(table["weight_map"])
         listed = sorted(set(weight_map.values()))
     except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
-        raise CheckpointError(f"{index} is no index of weights ({error!r}): download it again") from error
-    if outside := [file for file in listed if not isinstance(file, str) or Path(file).name != file]:
+        raise CheckpointError(
+            f"{index} is no index of weights ({error!r}): download it again"
+        ) from error
+    outside = [file for file in listed if not isinstance(file, str) or Path(file).name != file]
+    if outside:
         raise CheckpointError(f"{index} names {outside[0]!r}: expected files of the same folder")
-    if absent := [file for file in listed if not (folder / file).is_file()]:
+    absent = [file for file in listed if not (folder / file).is_file()]
+    if absent:
         counts = f"of the {len(listed)} files that {index.name} lists, {len(absent)} are not there"
-        raise CheckpointError(f"{folder} is incomplete: {counts} ({some(absent)}). Finish the download")
+        raise CheckpointError(
+            f"{folder} is incomplete: {counts} ({some(absent)}). Finish the download"
+        )
     return {"weight_map": weight_map, "metadata": table.get("metadata")}
 
 
 def _as_listed(files: list[Shard], weight_map: Mapping[str, str], index: Path) -> list[Shard]:
     """Leaves each tensor to the file that the index names for it."""
     if index.name.startswith("flax_model."):  # its names are Flax's, with slashes
-        weight_map = {torch_name(name.replace("/", "."))[0]: file for name, file in weight_map.items()}
+        weight_map = {
+            torch_name(name.replace("/", "."))[0]: file for name, file in weight_map.items()
+        }
     holders: dict[str, list[str]] = {}
     for shard in files:
         for name in shard.shapes:
@@ -188,12 +232,22 @@ def _as_listed(files: list[Shard], weight_map: Mapping[str, str], index: Path) -
     # Overlays replace a tensor of an older file: only the index says which of the two counts.
     for name, held_by in holders.items():
         if len(held_by) > 1 and name not in weight_map:
-            both = f"{held_by[0]} and {held_by[1]} both hold {name}, and {index.name} does not list it"
-            raise CheckpointError(f"{index.parent}: {both}: expected it once. Convert or download the model again")
+            both = (
+                f"{held_by[0]} and {held_by[1]} both hold {name}, and {index.name} does not list it"
+            )
+            raise CheckpointError(
+                f"{index.parent}: {both}: expected it once. Convert or download the model again"
+            )
         if weight_map.get(name, held_by[0]) not in held_by:
-            lists = f"{index} lists {name} as a tensor of {weight_map[name]}, and only {held_by[0]} holds it"
+            lists = (
+                f"{index} lists {name} as a tensor of {weight_map[name]}, and only {held_by[0]} "
+                "holds it"
+            )
             raise CheckpointError(f"{lists}: download the model again")
-    return [shard.keep(lambda name, file=shard.path.name: weight_map.get(name, file) == file) for shard in files]
+    return [
+        shard.keep(lambda name, file=shard.path.name: weight_map.get(name, file) == file)
+        for shard in files
+    ]
 
 
 def _safetensors(path: Path) -> Shard:
@@ -211,7 +265,8 @@ def _safetensors(path: Path) -> Shard:
     shapes = {name: tuple(entry["shape"]) for name, entry in entries.items()}
 
     def stored(name: str) -> Stored:
-        entry, shape = entries[name], shapes[name]
+        entry = entries[name]
+        shape = shapes[name]
         if entry["dtype"] not in SAFETENSORS_DTYPES:
             expected = ", ".join(SAFETENSORS_DTYPES)
             raise CheckpointError(f"{path}: {name} is {entry['dtype']}: expected one of {expected}")
@@ -219,11 +274,15 @@ def _safetensors(path: Path) -> Shard:
         return from_file(path, 8 + size + entry["data_offsets"][0], shape, dtype)
 
     repeats = _repeats(_names(metadata), shapes)
-    return Shard(path, shapes, lambda names: ((name, stored(name)) for name in names), repeats=repeats)
+    return Shard(
+        path, shapes, lambda names: ((name, stored(name)) for name in names), repeats=repeats
+    )
 
 
 def from_file(path: Path, offset: int, shape: tuple[int, ...], dtype: np.dtype) -> Stored:
-    """Opens a tensor that lies in a file as it is, in C order; what was read of it does not stay in memory."""
+    """Opens a tensor that lies in a file as it is, in C order; what was read of it does not stay in
+    memory.
+    """
     row_shape = shape[1:]
     per_row = int(np.prod(row_shape, dtype=np.int64))
 
@@ -241,7 +300,10 @@ def _msgpack(path: Path) -> Shard:
     def load() -> dict[str, np.ndarray]:
         from flax import serialization, traverse_util
 
-        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        with (
+            path.open("rb") as file,
+            mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content,
+        ):
             tree = serialization.msgpack_restore(content)  # type: ignore[arg-type]  # any buffer will do
         flat = traverse_util.flatten_dict(tree, sep=".")
         renamed = ((*torch_name(name), np.asarray(x)) for name, x in flat.items())
@@ -252,11 +314,14 @@ def _msgpack(path: Path) -> Shard:
     except Exception as error:  # msgpack's, flax's and NumPy's errors have nothing in common
         raise damaged(path, error) from error
 
-    return Shard(path, shapes, lambda names: ((name, x) for name, x in load().items() if name in names))
+    return Shard(
+        path, shapes, lambda names: ((name, x) for name, x in load().items() if name in names)
+    )
 
 
 def torch_name(name: str) -> tuple[str, bool]:
-    """Returns what PyTorch calls a tensor of a Flax checkpoint, and whether it stores the transpose.
+    """Returns what PyTorch calls a tensor of a Flax checkpoint, and whether it stores the
+    transpose.
 
     >>> torch_name("encoder.block.0.layer.1.DenseReluDense.wo.kernel")
     ('encoder.block.0.layer.1.DenseReluDense.wo.weight', True)
@@ -272,26 +337,34 @@ def _pickle(path: Path) -> Shard:
         install = "which is not installed: pip install torch, or get the model as model.safetensors"
         raise CheckpointError(f"{path} can only be read with PyTorch, {install}") from error
     if torch.__version__ < SAFE_TORCH:  # a TorchVersion: numbers are compared, not letters
-        unsafe = f"{path} is not read with PyTorch {torch.__version__}, in which a pickle can run code (CVE-2025-32434)"
+        unsafe = (
+            f"{path} is not read with PyTorch {torch.__version__}, in which a pickle can run code "
+            "(CVE-2025-32434)"
+        )
         advice = "pip install -U torch, or get the model as model.safetensors"
         raise CheckpointError(f"{unsafe}: expected {SAFE_TORCH} or newer. {advice}")
 
     def load() -> dict[str, Any]:
         # Files written before 2020 are no zip files, and cannot be mapped.
-        return torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
+        return torch.load(
+            path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path)
+        )
 
     try:
-        # Read once for names and shapes, then let go of; tensors of a zip file are mapped, not copied.
+        # Read once for names and shapes, then let go of; tensors of a zip file are mapped, not
+        # copied.
         state = load()
-        if others := [name for name, x in state.items() if not isinstance(x, torch.Tensor)]:
+        others = [name for name, x in state.items() if not isinstance(x, torch.Tensor)]
+        if others:
             raise TypeError(f"{others[0]!r} is no tensor")
         shapes = {name: tuple(x.shape) for name, x in state.items()}
         del state
         gc.collect()
     except pickle.UnpicklingError:  # whose words advise to trust the file
         raise CheckpointError(
-            f"{path} ({path.stat().st_size} bytes) is no file of weights, or damaged: it holds more than tensors, or "
-            "not even those, and nothing of it was run. Get the model as model.safetensors, or from whom you know"
+            f"{path} ({path.stat().st_size} bytes) is no file of weights, or damaged: it holds "
+            "more than tensors, or not even those, and nothing of it was run. Get the model as "
+            "model.safetensors, or from whom you know"
         ) from None  # PyTorch's message says how to run it all the same
     except Exception as error:  # a pickle can fail in any way
         raise damaged(path, error) from error
@@ -300,7 +373,8 @@ def _pickle(path: Path) -> Shard:
         for name, x in load().items():
             if name in names:
                 yield name, _numpy(x)
-        gc.collect()  # torch.load leaves cycles after that hold the file, all that was read of it being resident
+        # torch.load leaves cycles after that hold the file, all that was read of it being resident
+        gc.collect()
 
     return Shard(path, shapes, read)
 
@@ -320,9 +394,14 @@ def _numpy(x: Any) -> np.ndarray:
 
 def damaged(path: Path, error: Exception) -> CheckpointError:
     """Makes the error of a file that cannot be read."""
-    reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+    if str(error):
+        reason = str(error).splitlines()[0]
+    else:
+        reason = type(error).__name__
     size = path.stat().st_size
-    return CheckpointError(f"{path} ({size} bytes) is no file of weights, or damaged: {reason}. Download it again")
+    return CheckpointError(
+        f"{path} ({size} bytes) is no file of weights, or damaged: {reason}. Download it again"
+    )
 
 
 FORMATS: dict[str, Callable[[Path], Shard]] = {

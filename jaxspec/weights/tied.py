@@ -1,8 +1,10 @@
-"""Tensors that have several names, such as an embedding that is also the head: files may hold them under any of these.
+"""Tensors that have several names, such as an embedding that is also the head: files may hold them
+under any of these.
 
-`transformers` writes such a tensor under the name that the network gives it first (`model.embed_tokens.weight`).
-`safetensors.torch.save_model` takes the name that sorts first (`lm_head.weight`), and notes the others in the file's
-metadata. Files that were converted otherwise have no such note.
+`transformers` writes such a tensor under the name that the network gives it first
+(`model.embed_tokens.weight`). `safetensors.torch.save_model` takes the name that sorts first
+(`lm_head.weight`), and notes the others in the file's metadata. Files that were converted otherwise
+have no such note.
 
     in a file                                     read as
     lm_head.weight                                model.embed_tokens.weight, of a config.json with a tied head
@@ -31,17 +33,25 @@ def repeated_names(family: Family, config: Any, names: Mapping[str, Tensor]) -> 
     {'lm_head.weight': 'model.embed_tokens.weight'}
     """
     expected = {tensor.name for tensor in names.values()}
-    head = {family.head: names[EMBEDDING].name} if config.tied_head else {}
-    # The sides of a Marian may have embeddings apart: then these are tensors of the network, and repeat none.
+    if config.tied_head:
+        head = {family.head: names[EMBEDDING].name}
+    else:
+        head = {}
+    # The sides of a Marian may have embeddings apart: then these are tensors of the network, and
+    # repeat none.
     return {
-        name: first for name, first in {**family.copies, **head}.items() if first in expected and name not in expected
+        name: first
+        for name, first in {**family.copies, **head}.items()
+        if first in expected and name not in expected
     }
 
 
 def with_repeats(files: list[Shard], family: Family, repeated: Mapping[str, str]) -> list[Shard]:
-    """Returns the files with the tensors that they were written without, as far as the files say so.
+    """Returns the files with the tensors that they were written without, as far as the files say
+    so.
 
-    What `by_first_names` gives its name is left to it. A tensor that lies here twice would be read and compared.
+    What `by_first_names` gives its name is left to it. A tensor that lies here twice would be read
+    and compared.
     """
 
     def is_added(name: str | None, kept: str | None) -> bool:
@@ -60,11 +70,12 @@ def with_repeats(files: list[Shard], family: Family, repeated: Mapping[str, str]
 
 
 def by_first_names(files: list[Shard], family: Family, repeated: Mapping[str, str]) -> list[Shard]:
-    """Returns the files with each tensor under the network's name for it, if they hold it under another one only.
+    """Returns the files with each tensor under the network's name for it, if they hold it under
+    another one only.
 
     Args:
-        repeated: the tensors' other names, from `repeated_names`. The head is last: files with other copies of the
-            embedding may have a head that differs, whatever config.json says.
+        repeated: the tensors' other names, from `repeated_names`. The head is last: files with
+            other copies of the embedding may have a head that differs, whatever config.json says.
     """
     stored = {family.canonical(name): name for file in files for name in file.shapes}
     renamed: dict[str, str] = {}

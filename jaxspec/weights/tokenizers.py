@@ -15,7 +15,9 @@ FILES = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json", "tok
 
 
 def load(folder: str | Path) -> Any:
-    """Loads the tokenizer of a folder, by transformers' AutoTokenizer, chat template included; None if it has none."""
+    """Loads the tokenizer of a folder, by transformers' AutoTokenizer, chat template included; None
+    if it has none.
+    """
     folder = Path(folder)
     if not any((folder / name).is_file() for name in FILES):
         return None
@@ -36,9 +38,12 @@ def read(kind: Any, folder: Path, **options: Any) -> Any:
 
 def check_size(where: Path, tokenizer: Any, size: int) -> None:
     """Refuses a tokenizer with ids that its model lacks."""
-    if (ids := token_ids.size(tokenizer)) > size:
+    ids = token_ids.size(tokenizer)
+    if ids > size:
         complaint = f"the tokenizer has ids up to {ids - 1}, but the model only up to {size - 1}"
-        raise CheckpointError(f"{where}: {complaint}: put the tokenizer there that the model was trained with")
+        raise CheckpointError(
+            f"{where}: {complaint}: put the tokenizer there that the model was trained with"
+        )
 
 
 def with_template(tokenizer: Any, template: str | Path, name: str) -> Any:
@@ -46,14 +51,17 @@ def with_template(tokenizer: Any, template: str | Path, name: str) -> Any:
 
     Args:
         tokenizer: one of transformers'; None where a model has none.
-        template: the text of a Jinja template, or the path of a file with it. A .json file, such as transformers'
-            chat_template.json, has it under "chat_template".
+        template: the text of a Jinja template, or the path of a file with it. A .json file, such as
+            transformers' chat_template.json, has it under "chat_template".
         name: the model's, for errors.
     """
     if tokenizer is None:
         raise ValueError(f"{name} has no tokenizer, so it cannot have a chat template either")
     if not isinstance(template, str | os.PathLike):
-        raise TypeError(f"chat_template is of type {type(template).__name__}: expected a path, or a template's text")
+        raise TypeError(
+            f"chat_template is of type {type(template).__name__}: expected a path, or a template's "
+            "text"
+        )
     # No template is without a brace, and few paths have one.
     if isinstance(template, os.PathLike) or "{" not in template:
         template = _template_of(Path(template).expanduser())
@@ -63,7 +71,9 @@ def with_template(tokenizer: Any, template: str | Path, name: str) -> Any:
     try:
         tokenizer.apply_chat_template([{"role": "user", "content": "Hello"}], tokenize=False)
     except TemplateSyntaxError as error:
-        raise ValueError(f"the chat template is wrong in line {error.lineno}: {error.message}") from error
+        raise ValueError(
+            f"the chat template is wrong in line {error.lineno}: {error.message}"
+        ) from error
     except Exception:  # a template may refuse this conversation, and take others
         pass
     return tokenizer
@@ -72,17 +82,24 @@ def with_template(tokenizer: Any, template: str | Path, name: str) -> Any:
 def _template_of(file: Path) -> str:
     try:
         text = file.read_text(encoding="utf-8")
-        text = read_object(file).get("chat_template") if file.suffix == ".json" else text
+        if file.suffix == ".json":
+            text = read_object(file).get("chat_template")
     except (OSError, ValueError) as error:
         expected = "expected the path of a Jinja template, or its text"
-        raise ValueError(f"chat_template is {str(file)!r}, which cannot be read ({error}): {expected}") from error
+        raise ValueError(
+            f"chat_template is {str(file)!r}, which cannot be read ({error}): {expected}"
+        ) from error
     if not isinstance(text, str):
-        raise ValueError(f"{file} has no text under 'chat_template': expected a Jinja template there")
+        raise ValueError(
+            f"{file} has no text under 'chat_template': expected a Jinja template there"
+        )
     return text
 
 
 def _damage(folder: Path) -> str | None:
-    for path in [folder / name for name in FILES if name.endswith(".json") and (folder / name).is_file()]:
+    for path in [
+        folder / name for name in FILES if name.endswith(".json") and (folder / name).is_file()
+    ]:
         try:
             table = read_object(path)
         except (FamilyError, ValueError) as error:

@@ -1,4 +1,6 @@
-"""The tokens of a model, without its weights: all that tables and datastores need to know of a target."""
+"""The tokens of a model, without its weights: all that tables and datastores need to know of a
+target.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,8 @@ class Vocabulary(NamedTuple):
     folder: Path  # the model's
     tokenizer: Any  # a Hugging Face tokenizer
     size: int  # number of ids: the width of the logits, those that only pad it included
-    begin: tuple[int, ...]  # the tokens that rows of an encoder-decoder begin with; none for a decoder-only model
+    # the tokens that rows of an encoder-decoder begin with; none for a decoder-only model
+    begin: tuple[int, ...]
 
     @property
     def has_encoder(self) -> bool:
@@ -32,8 +35,8 @@ def load(source: str | Path) -> Vocabulary:
     """Loads the vocabulary of a jaxspec or T5X checkpoint, a Hugging Face folder, or a hub id.
 
     Args:
-        source: a path, a name or a hub id, for `jaxspec.load`. A model of the hub is downloaded whole. A Hugging Face
-            folder may lack its weights.
+        source: a path, a name or a hub id, for `jaxspec.load`. A model of the hub is downloaded
+            whole. A Hugging Face folder may lack its weights.
 
     Raises:
         CheckpointError: the model or a usable tokenizer is missing.
@@ -46,10 +49,13 @@ def load(source: str | Path) -> Vocabulary:
     # Weights are not read: a table of n-grams needs the ids alone.
     path = models.find(source)
     reader = models.format_of(path).open(path)
-    config, tokenizer = reader.config(), reader.tokenizer()
+    config = reader.config()
+    tokenizer = reader.tokenizer()
     if tokenizer is None:
         expected = ", ".join(tokenizers.FILES)
-        raise CheckpointError(f"{reader.path} has no tokenizer: expected one of {expected} {reader.tokenizer_place}")
+        raise CheckpointError(
+            f"{reader.path} has no tokenizer: expected one of {expected} {reader.tokenizer_place}"
+        )
     tokenizers.check_size(reader.path, tokenizer, config.vocab_size)
     limits = net_of(config).language_model(config).limits
     return Vocabulary(reader.path, tokenizer, config.vocab_size, limits.first_tokens)
@@ -57,7 +63,9 @@ def load(source: str | Path) -> Vocabulary:
 
 @contextlib.contextmanager
 def tokenizer_folder(vocabulary: Vocabulary) -> Iterator[Path]:
-    """Yields a folder with the tokenizer as `weights.orbax.save` copies it: a checkpoint's own, or a temporary one."""
+    """Yields a folder with the tokenizer as `weights.orbax.save` copies it: a checkpoint's own, or
+    a temporary one.
+    """
     if orbax.is_folder(vocabulary.folder):
         yield vocabulary.folder
         return
@@ -69,5 +77,6 @@ def tokenizer_folder(vocabulary: Vocabulary) -> Iterator[Path]:
 def written(tokenizer: Any) -> Iterator[Path]:
     """Yields a folder with a tokenizer's files, for as long as the block lasts."""
     with tempfile.TemporaryDirectory() as words:
-        tokenizer.save_pretrained(words, save_jinja_files=False)  # a chat template goes into the other file
+        # a chat template goes into the other file
+        tokenizer.save_pretrained(words, save_jinja_files=False)
         yield Path(words)

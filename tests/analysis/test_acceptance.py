@@ -18,18 +18,24 @@ from jaxspec.testing.tables import plain_distribution
 from tests.small import tiny_gpt, tiny_t5
 
 VOCAB = 6
-PROMPT = Prompt(jnp.array([[3, 1, 2], [2, 0, 0], [5, 4, 0]], jnp.int32), jnp.array([3, 1, 2], jnp.int32))
+PROMPT = Prompt(
+    jnp.array([[3, 1, 2], [2, 0, 0], [5, 4, 0]], jnp.int32), jnp.array([3, 1, 2], jnp.int32)
+)
 TARGET = table_model(jax.random.key(1), VOCAB)
 DRAFT = table_model(jax.random.key(2), VOCAB)
 
 
 def measure(target, drafter, prompt, *, batch=16, advance=lambda rows: None, **options):
     """alpha of a pair on prompts."""
-    return acceptance.measure(prepare(target, prompt, drafter=drafter, **options), batch=batch, advance=advance)
+    return acceptance.measure(
+        prepare(target, prompt, drafter=drafter, **options), batch=batch, advance=advance
+    )
 
 
 class Words:
-    """The parts of a tokenizer that decoding needs: one id ends a row, the last two ids pad the vocabulary."""
+    """The parts of a tokenizer that decoding needs: one id ends a row, the last two ids pad the
+    vocabulary.
+    """
 
     eos_token_id, added_tokens_decoder = 3, {}
 
@@ -46,8 +52,12 @@ class Words:
         return " ".join(map(str, tokens))
 
 
-def distribution_after(model: Model, row: list[int], temperature: float, top_k: int | None = None) -> np.ndarray:
-    """The warped distribution of what follows a row (order 2), from the table itself, in float64."""
+def distribution_after(
+    model: Model, row: list[int], temperature: float, top_k: int | None = None
+) -> np.ndarray:
+    """The warped distribution of what follows a row (order 2), from the table itself, in
+    float64.
+    """
     logits = np.asarray(model.params, np.float64)[row[-2] if len(row) > 1 else 0, row[-1]]
     if temperature == 0:
         return np.eye(len(logits))[np.argmax(logits)]
@@ -58,8 +68,12 @@ def distribution_after(model: Model, row: list[int], temperature: float, top_k: 
     return probs / probs.sum()
 
 
-def by_definition(temperature: float, top_k: int | None, steps: int, key) -> tuple[list[float], int]:
-    """Row sums of sum_x min(p, q) over the text that plain decoding gives, and the number of positions."""
+def by_definition(
+    temperature: float, top_k: int | None, steps: int, key
+) -> tuple[list[float], int]:
+    """Row sums of sum_x min(p, q) over the text that plain decoding gives, and the number of
+    positions.
+    """
     options = dict(temperature=temperature, top_k=top_k, max_new_tokens=steps, key=key)
     text = jaxspec.generate(TARGET, PROMPT, **options)
     sums = []
@@ -67,7 +81,9 @@ def by_definition(temperature: float, top_k: int | None, steps: int, key) -> tup
         seen = PROMPT.tokens[row, :length].tolist()
         total = 0.0
         for token in text.tokens[row, : text.lengths[row]].tolist():
-            p, q = (distribution_after(model, seen, temperature, top_k) for model in (TARGET, DRAFT))
+            p, q = (
+                distribution_after(model, seen, temperature, top_k) for model in (TARGET, DRAFT)
+            )
             total += np.minimum(p, q).sum()
             seen.append(token)
         sums.append(total)
@@ -85,22 +101,30 @@ def test_alpha_is_the_mean_overlap_of_the_two_distributions(temperature, top_k):
     assert measured.alpha == pytest.approx(sum(sums) / positions, rel=1e-5)
     assert 0.05 < measured.alpha < 0.95
     low, high = measured.interval
-    ends = measured.alpha + np.array([-1, 1]) * 4.302653 * measured.stderr  # Student's distribution of three rows
+    # Student's distribution of three rows
+    ends = measured.alpha + np.array([-1, 1]) * 4.302653 * measured.stderr
     assert (low, high) == pytest.approx(tuple(np.clip(ends, 0, 1))) and low < measured.alpha < high
 
 
 def test_one_token_is_measured_on_prefill_alone():
-    measured = measure(TARGET, DRAFT, PROMPT, temperature=1.0, max_new_tokens=1, key=jax.random.key(0))
-    rows = [PROMPT.tokens[row, :length].tolist() for row, length in enumerate(PROMPT.length.tolist())]
+    measured = measure(
+        TARGET, DRAFT, PROMPT, temperature=1.0, max_new_tokens=1, key=jax.random.key(0)
+    )
+    rows = [
+        PROMPT.tokens[row, :length].tolist() for row, length in enumerate(PROMPT.length.tolist())
+    ]
     expected = [
-        np.minimum(distribution_after(TARGET, row, 1.0), distribution_after(DRAFT, row, 1.0)).sum() for row in rows
+        np.minimum(distribution_after(TARGET, row, 1.0), distribution_after(DRAFT, row, 1.0)).sum()
+        for row in rows
     ]
     np.testing.assert_allclose(measured.overlaps.sum(axis=1), expected, rtol=1e-5)
 
 
 @pytest.mark.slow
 def test_alpha_is_what_speculative_sampling_accepts():
-    """With one draft token a round every draft token has a trial, so the share accepted is alpha, within the noise."""
+    """With one draft token a round every draft token has a trial, so the share accepted is alpha,
+    within the noise.
+    """
     rows = 64
     prompt = Prompt(jnp.tile(PROMPT.tokens[:1], (rows, 1)), jnp.tile(PROMPT.length[:1], rows))
     options = dict(temperature=1.0, max_new_tokens=48)
@@ -113,7 +137,9 @@ def test_alpha_is_what_speculative_sampling_accepts():
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_drafter_that_equals_its_target(temperature):
-    measured = measure(TARGET, TARGET, PROMPT, temperature=temperature, max_new_tokens=12, key=jax.random.key(0))
+    measured = measure(
+        TARGET, TARGET, PROMPT, temperature=temperature, max_new_tokens=12, key=jax.random.key(0)
+    )
     assert measured.alpha == pytest.approx(1.0, abs=1e-6)
     assert measured.stderr < 1e-6
 
@@ -128,8 +154,12 @@ def test_distributions_without_common_support():
 @pytest.mark.slow
 def test_the_result_does_not_depend_on_the_batch():
     options = dict(temperature=1.0, max_new_tokens=10, key=jax.random.key(3))
-    all_at_once, one_by_one = (measure(TARGET, DRAFT, PROMPT, batch=batch, **options) for batch in (16, 2))
-    np.testing.assert_allclose(all_at_once.overlaps.sum(axis=1), one_by_one.overlaps.sum(axis=1), rtol=1e-6)
+    all_at_once, one_by_one = (
+        measure(TARGET, DRAFT, PROMPT, batch=batch, **options) for batch in (16, 2)
+    )
+    np.testing.assert_allclose(
+        all_at_once.overlaps.sum(axis=1), one_by_one.overlaps.sum(axis=1), rtol=1e-6
+    )
     np.testing.assert_array_equal(all_at_once.counts, one_by_one.counts)
 
 
@@ -182,7 +212,9 @@ def test_a_drafter_with_fewer_ids():
 
     target, draft = target._replace(tokenizer=Four()), draft._replace(tokenizer=Two())
     prompt = Prompt(jnp.array([[2, 3]], jnp.int32), jnp.array([2], jnp.int32))
-    measured = measure(target, draft, prompt, temperature=1.0, max_new_tokens=3, key=jax.random.key(0))
+    measured = measure(
+        target, draft, prompt, temperature=1.0, max_new_tokens=3, key=jax.random.key(0)
+    )
     assert measured.alpha == pytest.approx(0.1 + 0.2, rel=1e-5)
 
 
@@ -206,7 +238,9 @@ GPT = tiny_gpt(11)
 @pytest.mark.parametrize(("net", "config"), [(t5, T5), (decoder, GPT)], ids=["t5", "gpt"])
 def test_alpha_of_a_network_with_itself_is_1_and_with_another_less(net, config):
     init = jax.jit(net.init, static_argnums=0)
-    target, draft = (Model(net.language_model(config), init(config, jax.random.key(i))) for i in (0, 1))
+    target, draft = (
+        Model(net.language_model(config), init(config, jax.random.key(i))) for i in (0, 1)
+    )
     options = dict(temperature=1.0, max_new_tokens=6, key=jax.random.key(0))
     assert measure(target, target, PROMPT, **options).alpha == pytest.approx(1.0, abs=1e-5)
     assert 0.0 < measure(target, draft, PROMPT, **options).alpha < 1.0
@@ -234,22 +268,35 @@ def test_standard_error_of_a_single_row_is_unknown():
 @pytest.mark.slow
 def test_alpha_by_position_of_the_text_is_over_the_rows_that_reach_it():
     target, draft = TARGET._replace(tokenizer=Words()), DRAFT._replace(tokenizer=Words())
-    measured = measure(target, draft, PROMPT, temperature=1.0, max_new_tokens=16, key=jax.random.key(7), batch=1)
-    assert len(set(measured.counts.tolist())) > 1  # rows end at different positions, and batches have other widths
+    measured = measure(
+        target, draft, PROMPT, temperature=1.0, max_new_tokens=16, key=jax.random.key(7), batch=1
+    )
+    # rows end at different positions, and batches have other widths
+    assert len(set(measured.counts.tolist())) > 1
     assert len(measured.by_position) == measured.counts.max() and measured.overlaps.shape == (3, 16)
     assert [rate.count for rate in measured.by_position] == [
         (measured.counts > t).sum() for t in range(measured.counts.max())
     ]
-    assert sum(rate.value * rate.count for rate in measured.by_position) == pytest.approx(measured.overlaps.sum())
-    real, rows = slice(0, VOCAB - 2), [PROMPT.tokens[row, :n].tolist() for row, n in enumerate(PROMPT.length.tolist())]
-    distributions = [[distribution_after(model, row, 1.0)[real] for model in (TARGET, DRAFT)] for row in rows]
+    assert sum(rate.value * rate.count for rate in measured.by_position) == pytest.approx(
+        measured.overlaps.sum()
+    )
+    real, rows = (
+        slice(0, VOCAB - 2),
+        [PROMPT.tokens[row, :n].tolist() for row, n in enumerate(PROMPT.length.tolist())],
+    )
+    distributions = [
+        [distribution_after(model, row, 1.0)[real] for model in (TARGET, DRAFT)] for row in rows
+    ]
     first = [np.minimum(p / p.sum(), q / q.sum()).sum() for p, q in distributions]
     assert measured.by_position[0].value == pytest.approx(np.mean(first), rel=1e-5)
 
 
-# Draft tokens are judged with their real distributions, and a text has one distribution at every position: by hand, 0.2
-# + 0.3 + 0.2.
-ALIKE = [table_model_from(jnp.log(jnp.array(distribution))) for distribution in ([0.5, 0.3, 0.2], [0.2, 0.6, 0.2])]
+# Draft tokens are judged with their real distributions, and a text has one distribution at every
+# position: by hand, 0.2 + 0.3 + 0.2.
+ALIKE = [
+    table_model_from(jnp.log(jnp.array(distribution)))
+    for distribution in ([0.5, 0.3, 0.2], [0.2, 0.6, 0.2])
+]
 
 
 @pytest.mark.slow
@@ -265,18 +312,34 @@ def test_conditional_by_draft_token_is_alpha_where_draft_tokens_are_independent(
     share = out.stats.accepted.sum() / out.stats.drafted.sum()
     assert share < 0.55  # draft tokens after a rejection count as drafted, and never had a trial
     tested = rates.tested.sum(axis=0)
-    assert (np.diff(tested) < 0).all() and rates.accepted[:, :3].sum(axis=0) == pytest.approx(tested[1:], rel=0.05)
+    assert (np.diff(tested) < 0).all() and rates.accepted[:, :3].sum(axis=0) == pytest.approx(
+        tested[1:], rel=0.05
+    )
 
 
 def test_conditional_counts_what_each_round_tested_and_no_draft_token_after_the_end_of_a_text():
-    """Row 0 rejects the second of 3, accepts 3 of 3, and ends at the first of 2 accepted; row 1 drafts none, then 1."""
+    """Row 0 rejects the second of 3, accepts 3 of 3, and ends at the first of 2 accepted; row 1
+    drafts none, then 1.
+    """
     draft = np.zeros((2, 4, 3), np.int32)
     length = np.array([[3, 3, 3, 0], [0, 1, 0, 0]])
-    accepted, emitted = np.array([[1, 3, 2, 0], [0, 0, 0, 0]]), np.array([[2, 4, 1, 0], [1, 1, 0, 0]])
-    trace = loop.Trace(draft, length, accepted, emitted, num_tested=np.minimum(accepted + 1, length))
+    accepted, emitted = (
+        np.array([[1, 3, 2, 0], [0, 0, 0, 0]]),
+        np.array([[2, 4, 1, 0], [1, 1, 0, 0]]),
+    )
+    trace = loop.Trace(
+        draft, length, accepted, emitted, num_tested=np.minimum(accepted + 1, length)
+    )
     rates = conditional(trace)
-    assert rates.tested.tolist() == [[3, 2, 1], [1, 0, 0]] and rates.accepted.tolist() == [[3, 1, 1], [0, 0, 0]]
-    assert rates.overall.value == 5 / 7 and [rate.value for rate in rates.by_draft_token] == [3 / 4, 1 / 2, 1.0]
+    assert rates.tested.tolist() == [[3, 2, 1], [1, 0, 0]] and rates.accepted.tolist() == [
+        [3, 1, 1],
+        [0, 0, 0],
+    ]
+    assert rates.overall.value == 5 / 7 and [rate.value for rate in rates.by_draft_token] == [
+        3 / 4,
+        1 / 2,
+        1.0,
+    ]
     twice = conditional(trace, trace)
     assert twice.first(2).tested.tolist() == rates.tested.tolist() and len(twice.tested) == 4
 
@@ -288,14 +351,19 @@ def test_conditional_of_texts_that_end():
     out = jaxspec.generate(target, PROMPT, drafter=draft, **options)
     rates = conditional(out.trace)
     assert rates.accepted.sum(axis=1).tolist() == out.stats.accepted.tolist()
-    rounds = [jaxspec.trace.of_row(out.tokens[row, :n], out.trace, row) for row, n in enumerate(out.lengths)]
+    rounds = [
+        jaxspec.trace.of_row(out.tokens[row, :n], out.trace, row)
+        for row, n in enumerate(out.lengths)
+    ]
     rejected = [sum(len(jaxspec.trace.judge(step).rejected) for step in steps) for steps in rounds]
     assert (rates.tested - rates.accepted).sum(axis=1).tolist() == rejected
 
 
 def test_conditional_of_no_draft_tokens():
     out = jaxspec.generate(TARGET, PROMPT, max_new_tokens=3)
-    assert conditional(out.trace).by_draft_token == [] and np.isnan(conditional(out.trace).overall.value)
+    assert conditional(out.trace).by_draft_token == [] and np.isnan(
+        conditional(out.trace).overall.value
+    )
 
 
 def test_bad_arguments_are_refused():
@@ -313,14 +381,20 @@ def test_bad_arguments_are_refused():
 
 def test_a_model_is_known_however_it_drafts():
     """A rule that rewards shared noise makes another drafter of the model."""
-    assert measure(TARGET, DRAFT, PROMPT, rule=rules.coupled()).alpha == measure(TARGET, DRAFT, PROMPT).alpha
+    assert (
+        measure(TARGET, DRAFT, PROMPT, rule=rules.coupled()).alpha
+        == measure(TARGET, DRAFT, PROMPT).alpha
+    )
 
 
 def test_several_samples_of_a_prompt_are_not_measured():
     model = table_model(jax.random.key(1), vocab=5)
     prompt = Prompt(jnp.array([[3, 1]]), jnp.array([2]))
-    prepared = prepare(model, prompt, drafter=model, temperature=1.0, key=jax.random.key(0), num_samples=2)
+    prepared = prepare(
+        model, prompt, drafter=model, temperature=1.0, key=jax.random.key(0), num_samples=2
+    )
     with pytest.raises(
-        ValueError, match=r"the generation has num_samples=2: measure one .* prepared.replace\(num_samples=1\)"
+        ValueError,
+        match=r"the generation has num_samples=2: measure one .* prepared.replace\(num_samples=1\)",
     ):
         acceptance.measure(prepared)

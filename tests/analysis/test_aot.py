@@ -1,4 +1,6 @@
-"""Programs compiled from shapes, kept and loaded again, on the CPU's compiler; tests/test_tpu.py has the TPU's."""
+"""Programs compiled from shapes, kept and loaded again, on the CPU's compiler; tests/test_tpu.py
+has the TPU's.
+"""
 
 import importlib.util
 import json
@@ -31,7 +33,9 @@ def test_shapes_are_those_of_a_loaded_model(dtype: str):
 
 def test_a_checkpoints_name_is_its_shape():
     assert aot.shape_model("debian-t5-draft").config.dtype == "bfloat16"
-    with pytest.raises(ValueError, match=r"no shape, folder or config.json 'llama-9b': expected a .*: did you mean"):
+    with pytest.raises(
+        ValueError, match=r"no shape, folder or config.json 'llama-9b': expected a .*: did you mean"
+    ):
         aot.shape_model("llama-9b")
 
 
@@ -55,7 +59,9 @@ def test_a_loaded_program_gives_the_text_of_generate(prepared, stored):
 
 
 def test_a_program_of_shapes_serves_models_with_several_end_tokens(prepared, stored):
-    """A shape names no end tokens; those that a checkpoint's files name are arguments of the program."""
+    """A shape names no end tokens; those that a checkpoint's files name are arguments of the
+    program.
+    """
     _, folder = stored
     text = np.asarray(loop.run(prepared).tokens)
     ends = text[0, 3:6].tolist()
@@ -74,7 +80,10 @@ def test_a_program_is_refused_for_another_shape_or_decoder(prepared, stored):
         aot.load(folder, longer)
     more = Prompt(np.tile(prepared.prompt.tokens, (2, 1)), np.tile(prepared.prompt.length, 2))
     with pytest.raises(ValueError, match="is of another shape: "):
-        aot.load(folder, prepare(prepared.target, more, drafter=prepared.target, gamma=3, max_new_tokens=8))
+        aot.load(
+            folder,
+            prepare(prepared.target, more, drafter=prepared.target, gamma=3, max_new_tokens=8),
+        )
     with pytest.raises(FileNotFoundError, match=r"no program at .*plain"):
         aot.load(folder, prepared, "plain")
 
@@ -98,7 +107,10 @@ def test_without_libtpu_the_package_is_named(monkeypatch):
 @pytest.mark.parametrize(
     ("topology", "message"),
     [
-        ("h900", r"no chip 'h900' is in the table. Expected one such as v4:2x2x1, .*, b200, several as h100:8"),
+        (
+            "h900",
+            r"no chip 'h900' is in the table. Expected one such as v4:2x2x1, .*, b200, several as h100:8",
+        ),
         ("h100:2x2", "expected how many GPUs of one host, as h100:8"),
         ("l4:0", "expected how many GPUs"),
     ],
@@ -111,7 +123,11 @@ def test_a_topology_that_is_none_is_refused(topology, message):
 def test_a_gpu_is_described_by_the_numbers_of_its_maker():
     assert set(chips.GPUS) <= set(roofline.MACHINES)
     described = chips.description("l4")
-    for line in ("core_count: 58", "memory_bandwidth: 300000000000", "shared_memory_per_block_optin: 101376"):
+    for line in (
+        "core_count: 58",
+        "memory_bandwidth: 300000000000",
+        "shared_memory_per_block_optin: 101376",
+    ):
         assert f"  {line}\n" in described
     assert "major: 8 minor: 9 feature_extension: NONE" in described and '"NVIDIA L4"' in described
     assert "ACCELERATED_FEATURES" in chips.description("h100")
@@ -119,7 +135,14 @@ def test_a_gpu_is_described_by_the_numbers_of_its_maker():
 
 def test_a_chip_that_is_two_devices_is_halved():
     devices = [SimpleNamespace(coords=[x, 0, 0]) for x in (0, 1, 2, 3)]
-    chip, half = chips.machine_of("v4:2x2x1", devices), chips.machine_of("v4:2x2x1", [*devices, *devices])
+    chip, half = (
+        chips.machine_of("v4:2x2x1", devices),
+        chips.machine_of("v4:2x2x1", [*devices, *devices]),
+    )
     assert chip == roofline.machine("tpu-v4")
     assert chips.cores(devices) == 1 and chips.cores([*devices, *devices]) == 2
-    assert half.bandwidth == chip.bandwidth / 2 and half.memory == 16 * 2**30 and half.clock == chip.clock
+    assert (
+        half.bandwidth == chip.bandwidth / 2
+        and half.memory == 16 * 2**30
+        and half.clock == chip.clock
+    )

@@ -24,28 +24,42 @@ VOCAB = 5
 
 def measure(target, drafter, prompt, *, repeats=25, inner=None, **options):
     """Costs of a pair."""
-    return cost.measure(prepare(target, prompt, drafter=drafter, **options), repeats=repeats, inner=inner)
+    return cost.measure(
+        prepare(target, prompt, drafter=drafter, **options), repeats=repeats, inner=inner
+    )
 
 
 def counting_model(seen: list) -> Model:
-    """A model that counts its passes in its cache, and answers with the count (modulo the vocabulary)."""
+    """A model that counts its passes in its cache, and answers with the count (modulo the
+    vocabulary).
+    """
 
     def prefill(params, prompt, room):
         seen.append(("prefill", prompt.tokens.shape, room.tokens))
         batch = prompt.tokens.shape[0]
         logits = jnp.zeros((batch, 1, VOCAB))
-        return Forward(logits, logits), {"length": prompt.length, "passes": jnp.zeros((), jnp.int32)}
+        return Forward(logits, logits), {
+            "length": prompt.length,
+            "passes": jnp.zeros((), jnp.int32),
+        }
 
     def extend(params, cache, tokens, parent=None, real=None):
         seen.append(("extend", tokens.shape))
         count = cache["passes"] + 1
-        logits = jnp.broadcast_to(jax.nn.one_hot(count % VOCAB, VOCAB), (*tokens.shape, VOCAB)) * params
-        return Forward(logits, logits), {"length": cache["length"] + tokens.shape[1], "passes": count}
+        logits = (
+            jnp.broadcast_to(jax.nn.one_hot(count % VOCAB, VOCAB), (*tokens.shape, VOCAB)) * params
+        )
+        return Forward(logits, logits), {
+            "length": cache["length"] + tokens.shape[1],
+            "passes": count,
+        }
 
     def rewind(cache, length):
         return cache | {"length": length}
 
-    return Model(LanguageModel(prefill, extend, rewind, VOCAB, is_causal=True), jnp.ones(()), name="counting")
+    return Model(
+        LanguageModel(prefill, extend, rewind, VOCAB, is_causal=True), jnp.ones(()), name="counting"
+    )
 
 
 @pytest.mark.parametrize("inner", [1, 7])
@@ -55,7 +69,12 @@ def test_the_loop_makes_every_pass_and_uses_it(inner, step):
     model = counting_model(seen)
     _, cache = model.lm.prefill(model.params, PROMPT, Room(16))
     tokens, cache = passes(
-        model.lm, model.params, cache, PROMPT.length, jnp.zeros((2, step), jnp.int32), jnp.asarray(inner)
+        model.lm,
+        model.params,
+        cache,
+        PROMPT.length,
+        jnp.zeros((2, step), jnp.int32),
+        jnp.asarray(inner),
     )
     assert int(cache["passes"]) == inner
     assert cache["length"].tolist() == PROMPT.length.tolist()
@@ -64,20 +83,26 @@ def test_the_loop_makes_every_pass_and_uses_it(inner, step):
 
 
 def test_sampled_passes_draw_from_the_distribution():
-    """Ids of probability 0 are never drawn; of two that are equally probable, each pass draws its own."""
+    """Ids of probability 0 are never drawn; of two that are equally probable, each pass draws its
+    own.
+    """
     model = counting_model([])
     half = jnp.where(jnp.arange(VOCAB) < 2, 0.0, -jnp.inf)
 
     def extend(params, cache, tokens):
         logits = jnp.broadcast_to(half, (*tokens.shape, VOCAB))
         cache = cache | {"passes": cache["passes"] + 1}
-        return Forward(logits, logits), cache | {"drawn": cache["drawn"].at[cache["passes"]].set(tokens[:, 0])}
+        return Forward(logits, logits), cache | {
+            "drawn": cache["drawn"].at[cache["passes"]].set(tokens[:, 0])
+        }
 
     lm = model.lm._replace(extend=extend)
     _, cache = model.lm.prefill(model.params, PROMPT, Room(16))
     keys = noise.row_keys(jax.random.key(0), 2)
     cache |= {"drawn": jnp.zeros((33, 2), jnp.int32)}
-    _, cache = passes(lm, model.params, cache, PROMPT.length, jnp.zeros((2, 3), jnp.int32), jnp.asarray(32), keys)
+    _, cache = passes(
+        lm, model.params, cache, PROMPT.length, jnp.zeros((2, 3), jnp.int32), jnp.asarray(32), keys
+    )
     drawn = np.asarray(cache["drawn"])[1:32]  # what the second pass was fed, and so on
     assert set(drawn[:, 0]) == set(drawn[:, 1]) == {0, 1}  # passes have noise of their own
     assert (drawn[:, 0] != drawn[:, 1]).any()  # rows have noise of their own
@@ -98,7 +123,9 @@ def test_the_number_of_passes_is_traced():
     lm = counting_model(seen).lm
     for inner in (2, 5):
         _, cache = lm.prefill(jnp.ones(()), PROMPT, Room(16))
-        passes(lm, jnp.ones(()), cache, PROMPT.length, jnp.zeros((2, 1), jnp.int32), jnp.asarray(inner))
+        passes(
+            lm, jnp.ones(()), cache, PROMPT.length, jnp.zeros((2, 1), jnp.int32), jnp.asarray(inner)
+        )
     assert [what for what, *_ in seen].count("extend") == 1
 
 
@@ -109,14 +136,17 @@ def test_each_pass_is_measured_at_its_own_width_and_the_real_capacity():
     widths = {entry[1] for entry in seen_target if entry[0] == "extend"}
     assert widths == {(2, 1), (2, 4)}
     assert {entry[1] for entry in seen_draft if entry[0] == "extend"} == {(2, 1)}
-    # the prompt's bucket of 16, the bucket of 20 new tokens, and gamma + 1 more, as `generate` makes it
+    # the prompt's bucket of 16, the bucket of 20 new tokens, and gamma + 1 more, as `generate`
+    # makes it
     assert {entry[2] for entry in seen_target if entry[0] == "prefill"} == {16 + 32 + 3 + 1}
     assert (costs.gamma, costs.batch) == (3, 2)
 
 
 def test_figures_are_positive_and_complete():
     model = table_model(jax.random.key(1), VOCAB)
-    costs = measure(model, table_model(jax.random.key(2), VOCAB), PROMPT, gamma=2, repeats=3, inner=2)
+    costs = measure(
+        model, table_model(jax.random.key(2), VOCAB), PROMPT, gamma=2, repeats=3, inner=2
+    )
     for samples in (costs.target, costs.verify, costs.draft):
         assert samples.shape == (3,) and (samples > 0).all()
     assert min(costs.target_ms, costs.verify_ms, costs.draft_ms, costs.c, costs.v) > 0
@@ -129,9 +159,12 @@ def test_encoder_decoders_are_measured_after_their_start_token():
 
 
 def test_medians_and_ratios():
-    costs = Cost(7, 1, np.array([10.0, 20.0, 30.0]), np.array([12.0, 30.0, 33.0]), np.array([1.0, 4.0, 3.0]))
+    costs = Cost(
+        7, 1, np.array([10.0, 20.0, 30.0]), np.array([12.0, 30.0, 33.0]), np.array([1.0, 4.0, 3.0])
+    )
     assert (costs.target_ms, costs.verify_ms, costs.draft_ms) == (20.0, 30.0, 3.0)
-    assert costs.c == pytest.approx(0.1)  # of 0.1, 0.2, 0.1: each repeat is compared with its own neighbours
+    # of 0.1, 0.2, 0.1: each repeat is compared with its own neighbours
+    assert costs.c == pytest.approx(0.1)
     assert costs.v == pytest.approx(1.2)
 
 
@@ -200,7 +233,10 @@ def test_a_search_is_timed_draft_by_draft(encoder):
     loop = cost.draft_loop(prepared, 3)
     jax.effects_barrier()
     first = calls[0][0]
-    assert sorted(calls[0]) == [[(x + i) % VOCAB for x in first] for i in range(3)] and len(calls[1]) == 3
+    assert (
+        sorted(calls[0]) == [[(x + i) % VOCAB for x in first] for i in range(3)]
+        and len(calls[1]) == 3
+    )
     loop.call()
     jax.effects_barrier()
     assert len(calls[0]) == 6 and set(calls[1]) == {(2, 4, VOCAB)}
@@ -213,20 +249,33 @@ WHOLE = ("its own layers", "a cascade", "a cascade over a look-up", "a tree")
 OTHER_WAY = {("a cascade", 1.0), ("a cascade over a look-up", 0.0), ("a tree", 0.0)}
 
 
-@pytest.mark.parametrize(("kind", "temperature"), marked(itertools.product(WHOLE, (0.0, 1.0)), exhaustive=OTHER_WAY))
-def test_draft_tokens_of_several_drafters_or_of_own_layers_have_a_cost(kind, temperature, monkeypatch):
+@pytest.mark.parametrize(
+    ("kind", "temperature"), marked(itertools.product(WHOLE, (0.0, 1.0)), exhaustive=OTHER_WAY)
+)
+def test_draft_tokens_of_several_drafters_or_of_own_layers_have_a_cost(
+    kind, temperature, monkeypatch
+):
     shape = tiny_gpt(VOCAB, layers=2)
-    target = jaxspec.Model(decoder.language_model(shape), decoder.init(shape, jax.random.key(0)), config=shape)
+    target = jaxspec.Model(
+        decoder.language_model(shape), decoder.init(shape, jax.random.key(0)), config=shape
+    )
     small = table_model(jax.random.key(1), VOCAB)
     drafter = {
         "its own layers": lambda: jaxspec.drafters.early_exit(target, 1),
         "a cascade": lambda: jaxspec.drafters.cascade(small, small, gamma=1),
-        "a cascade over a look-up": lambda: jaxspec.drafters.cascade(small, jaxspec.drafters.prompt_lookup(), gamma=1),
+        "a cascade over a look-up": lambda: jaxspec.drafters.cascade(
+            small, jaxspec.drafters.prompt_lookup(), gamma=1
+        ),
         "a tree": lambda: jaxspec.drafters.tree(jaxspec.drafters.early_exit(target, 1), (2, 1)),
     }[kind]()
     options = dict(gamma=2, max_new_tokens=4, temperature=temperature, key=jax.random.key(0))
     prepared = prepare(target, PROMPT, drafter=drafter, **options)
     timed, loop = [], cost.draft_loop
-    monkeypatch.setattr(cost, "draft_loop", lambda prepared, *sizes: timed.append(prepared) or loop(prepared, *sizes))
+    monkeypatch.setattr(
+        cost,
+        "draft_loop",
+        lambda prepared, *sizes: timed.append(prepared) or loop(prepared, *sizes),
+    )
     assert cost.draft_cost(prepared, repeats=1, inner=1) > 0 and cost.drafts_as_a_whole(prepared)
-    assert [prepared.is_sampled for prepared in timed] == [temperature > 0]  # a whole draft, drawn as it is there
+    # a whole draft, drawn as it is there
+    assert [prepared.is_sampled for prepared in timed] == [temperature > 0]

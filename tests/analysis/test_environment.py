@@ -1,4 +1,6 @@
-"""The environment of a measurement: all that a number depends on is named, and what is missing is None."""
+"""The environment of a measurement: all that a number depends on is named, and what is missing is
+None.
+"""
 
 import importlib.metadata
 import shutil
@@ -21,7 +23,10 @@ def test_the_environment_names_what_a_number_depends_on():
 def test_a_line_names_the_device_the_cores_and_the_versions():
     machine = environment.current()
     said = environment.line(machine)
-    assert said.startswith(f"{machine.cpu}, ") and f"jax {jax.__version__}, jaxlib {machine.jaxlib}" in said
+    assert (
+        said.startswith(f"{machine.cpu}, ")
+        and f"jax {jax.__version__}, jaxlib {machine.jaxlib}" in said
+    )
     gpu = machine._replace(device="NVIDIA H200", devices=1, cpus=1)
     assert environment.line(gpu).startswith("NVIDIA H200, 1 CPU · jax ")
     assert environment.line(gpu._replace(devices=8)).startswith("8 × NVIDIA H200, 1 CPU · jax ")
@@ -40,13 +45,22 @@ def test_the_environment_names_flags_and_what_else_was_imported(monkeypatch):
 
     monkeypatch.setattr(importlib.metadata, "version", version)
     machine = environment.current()
-    assert (machine.xla_flags, machine.torch, machine.transformers, machine.cuda_plugin) == (None, None, None, None)
+    assert (machine.xla_flags, machine.torch, machine.transformers, machine.cuda_plugin) == (
+        None,
+        None,
+        None,
+        None,
+    )
     monkeypatch.setenv("XLA_FLAGS", "--xla_dump_to=here")
     monkeypatch.setitem(sys.modules, "torch", types.SimpleNamespace(__version__="2.9.0+cpu"))
     monkeypatch.setitem(sys.modules, "transformers", None)  # one that cannot be imported
     installed["jax-cuda12-plugin"] = "0.10.2"
     machine = environment.current()
-    assert (machine.xla_flags, machine.torch, machine.cuda_plugin) == ("--xla_dump_to=here", "2.9.0+cpu", "0.10.2")
+    assert (machine.xla_flags, machine.torch, machine.cuda_plugin) == (
+        "--xla_dump_to=here",
+        "2.9.0+cpu",
+        "0.10.2",
+    )
     assert machine.transformers is None
 
 
@@ -55,11 +69,17 @@ def test_the_commit_of_a_checkout(tmp_path, monkeypatch):
     assert environment._commit(tmp_path / "installed") is None
     if shutil.which("git"):
         checkout = tmp_path / "checkout"
-        for command in ("init -q", "add file", "-c user.name=a -c user.email=b commit -q --no-gpg-sign -m c"):
+        for command in (
+            "init -q",
+            "add file",
+            "-c user.name=a -c user.email=b commit -q --no-gpg-sign -m c",
+        ):
             checkout.mkdir(exist_ok=True)
             (checkout / "file").write_text("1")
             subprocess.run(["git", "-C", str(checkout), *command.split()], check=True)
-        head = subprocess.run(["git", "-C", str(checkout), "rev-parse", "HEAD"], capture_output=True, text=True)
+        head = subprocess.run(
+            ["git", "-C", str(checkout), "rev-parse", "HEAD"], capture_output=True, text=True
+        )
         assert environment._commit(checkout) == head.stdout[:12]
         (checkout / "file").write_text("2")
         environment._commit.cache_clear()

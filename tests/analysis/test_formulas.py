@@ -52,14 +52,16 @@ def test_expected_tokens_and_operations_are_those_of_table_1(alpha, gamma, work,
     assert round(float(improvement(alpha, gamma, 0.0)), 2) == speed
 
 
-# The paper computed EXP before it rounded alpha and c to two digits, and three of the twelve printed digits cannot be
-# had from the rounded ones.
+# The paper computed EXP before it rounded alpha and c to two digits, and three of the twelve
+# printed digits cannot be had from the rounded ones.
 UNREACHABLE = {(5, 0.68, 0.04), (3, 0.71, 0.11), (3, 0.56, 0.11)}
 
 
 @pytest.mark.parametrize(("gamma", "alpha", "c", "printed"), TABLE_4)
 def test_improvements_are_those_of_table_4(gamma, alpha, c, printed):
-    """EXP to the printed digit; where the rounding of alpha and c forbids that, within what it leaves room for."""
+    """EXP to the printed digit; where the rounding of alpha and c forbids that, within what it
+    leaves room for.
+    """
     from_rounded = float(improvement(alpha, gamma, c).round(1))
     if (gamma, alpha, c) in UNREACHABLE:
         assert from_rounded == pytest.approx(printed - 0.1)
@@ -70,13 +72,15 @@ def test_improvements_are_those_of_table_4(gamma, alpha, c, printed):
 
 
 def test_other_printed_numbers():
-    assert improvement([0.75, 0.8, 0.87], 8, 0.015).round(1).tolist() == [3.3, 3.9, 4.9]  # A.5, greedy lenience
+    # A.5, greedy lenience
+    assert improvement([0.75, 0.8, 0.87], 8, 0.015).round(1).tolist() == [3.3, 3.9, 4.9]
     assert round(float(improvement(0.2, 3, 0.0)), 2) == 1.25  # 3.6 and 4.2, a bigram model
 
 
 def test_lenience_of_standard_sampling():
-    """A.5 prints 2.5, 3.1, 3.6 and 5 for Table 5's alphas at c = 0.015: more than any gamma gives by Theorem 3.8, up
-    to 7%, so the paper did not compute them so, or from other alphas."""
+    """A.5 prints 2.5, 3.1, 3.6 and 5 for Table 5's alphas at c = 0.015: more than any gamma gives
+    by Theorem 3.8, up to 7%, so the paper did not compute them so, or from other alphas.
+    """
     printed, alpha = np.array([2.5, 3.1, 3.6, 5.0]), np.array([0.62, 0.71, 0.76, 0.84])
     best = improvement(alpha, optimal_gamma(alpha, 0.015), 0.015)
     assert best.round(1).tolist() == [2.3, 2.9, 3.4, 4.8]
@@ -84,7 +88,9 @@ def test_lenience_of_standard_sampling():
 
 
 def test_expected_tokens_are_those_of_figure_2():
-    """The curves meet at one token where nothing is accepted, and end at gamma + 1 where everything is."""
+    """The curves meet at one token where nothing is accepted, and end at gamma + 1 where everything
+    is.
+    """
     gammas = np.array([1, 3, 5, 7, 10])
     assert expected_tokens(0.0, gammas).tolist() == [1.0] * 5
     assert expected_tokens(1.0, gammas).tolist() == [2.0, 4.0, 6.0, 8.0, 11.0]
@@ -93,7 +99,8 @@ def test_expected_tokens_are_those_of_figure_2():
 
 @given(ALPHAS, GAMMAS)
 def test_expected_tokens_is_the_mean_of_a_capped_geometric_variable(alpha, gamma):
-    accepted = [alpha**n * (1 - alpha) for n in range(gamma)] + [alpha**gamma]  # exactly n of gamma draft tokens
+    # exactly n of gamma draft tokens
+    accepted = [alpha**n * (1 - alpha) for n in range(gamma)] + [alpha**gamma]
     assert sum(accepted) == pytest.approx(1.0)
     mean = sum((n + 1) * probability for n, probability in enumerate(accepted))
     assert expected_tokens(alpha, gamma) == pytest.approx(mean, rel=1e-9)
@@ -106,7 +113,9 @@ def test_expected_tokens_is_accurate_beside_one(nothing, gamma):
 
 @given(ALPHAS, GAMMAS, st.floats(0.0, 1.0), st.floats(1.0, 5.0))
 def test_improvement_is_tokens_over_cost(alpha, gamma, c, v):
-    assert improvement(alpha, gamma, c, v) == pytest.approx(expected_tokens(alpha, gamma) / (gamma * c + v))
+    assert improvement(alpha, gamma, c, v) == pytest.approx(
+        expected_tokens(alpha, gamma) / (gamma * c + v)
+    )
     assert improvement(alpha, gamma, c, v) <= improvement(alpha, gamma, c) * (1 + 1e-12)
 
 
@@ -142,7 +151,8 @@ def test_break_even_is_where_plain_decoding_stops_being_best(c, slope):
 
     border = break_even(c, v)
     assert optimal_gamma(border - 1e-6, c, v) == 0 and optimal_gamma(border + 1e-6, c, v) > 0
-    assert border == pytest.approx(c + slope, abs=1e-6)  # gamma = 1 is the last to lose: 1 + alpha = 1 + c + slope
+    # gamma = 1 is the last to lose: 1 + alpha = 1 + c + slope
+    assert border == pytest.approx(c + slope, abs=1e-6)
 
 
 def test_break_even_at_its_ends():
@@ -159,7 +169,8 @@ def test_break_even_at_its_ends():
         (0.0, 0.02, 0.0, ("low alpha",)),
         (0.6, 1.0, 0.0, ("expensive draft",)),
         (0.6, 0.02, 1.0, ("no spare compute",)),
-        (0.1, 0.5, 1.0, ("low alpha", "expensive draft", "no spare compute")),  # no single one is enough
+        # no single one is enough
+        (0.1, 0.5, 1.0, ("low alpha", "expensive draft", "no spare compute")),
         (1.0, 1.0, 1.0, ("expensive draft", "no spare compute")),
     ],
 )
@@ -178,7 +189,9 @@ def test_formulas_broadcast_over_their_arguments():
     assert optimal_gamma(np.full((3, 1), 0.5), [0.1, 0.2]).shape == (3, 2)
 
 
-@pytest.mark.parametrize(("alpha", "c"), list(itertools.product([0.0, 0.3, 0.75, 0.95], [0.01, 0.1, 0.9])))
+@pytest.mark.parametrize(
+    ("alpha", "c"), list(itertools.product([0.0, 0.3, 0.75, 0.95], [0.01, 0.1, 0.9]))
+)
 @pytest.mark.parametrize("slope", [0.0, 0.05, 0.4])
 def test_optimal_gamma_against_trying_them_all(alpha, c, slope):
     def v(gamma: int) -> float:
@@ -195,7 +208,8 @@ def test_optimal_gamma_at_its_ends():
     assert optimal_gamma(0.21, 0.2) == 1
     assert optimal_gamma(1.0, 0.01, most=12) == 12
     assert optimal_gamma(0.9, 0.0, v=2.0, most=0) == 0
-    assert optimal_gamma(0.5, 0.0, v=3.0) == 0  # no compute to spare: plain decoding, whose pass costs 1 and not v
+    # no compute to spare: plain decoding, whose pass costs 1 and not v
+    assert optimal_gamma(0.5, 0.0, v=3.0) == 0
 
 
 @pytest.mark.parametrize(
@@ -227,7 +241,9 @@ def test_memory_accesses_are_a_rounds_reads_over_its_tokens(alpha, gamma, c_byte
 
 @given(st.floats(0.0, 0.9), st.floats(0.0, 1.0), st.floats(1.0, 2.0))
 def test_an_oracle_drafts_what_will_be_accepted(alpha, c, v):
-    """The mean over the geometric number of right draft tokens, summed until nothing is left of it."""
+    """The mean over the geometric number of right draft tokens, summed until nothing is left of
+    it.
+    """
     right = np.arange(1000)
     chance = (1 - alpha) * alpha**right
     speed = (chance @ (right + 1)) / (chance @ (right * c + v))

@@ -1,4 +1,6 @@
-"""LaMDA's shapes have as many parameters as their names say, and a tiny one of their kind decodes."""
+"""LaMDA's shapes have as many parameters as their names say, and a tiny one of their kind
+decodes.
+"""
 
 import pytest
 
@@ -8,7 +10,8 @@ from jaxspec.weights import quantisation
 
 
 @pytest.mark.parametrize(
-    ("name", "billions"), [("lamda-137b", 137), ("lamda-8b", 8), ("lamda-2b", 2), ("lamda-100m", 0.1)]
+    ("name", "billions"),
+    [("lamda-137b", 137), ("lamda-8b", 8), ("lamda-2b", 2), ("lamda-100m", 0.1)],
 )
 def test_parameters_are_as_many_as_the_name_says(name, billions):
     """Within a tenth: the paper counts without embeddings."""

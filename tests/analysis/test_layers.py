@@ -33,7 +33,11 @@ def test_the_fastest_set_stays_and_none_is_tried_twice(monkeypatch):
     monkeypatch.setattr(layers, "_measure", measure)
     monkeypatch.setattr(layers.cost, "interleave", lambda calls, repeats: np.array([[3.0], [1.5]]))
     search = layers.search_layers(target(4), PROMPT, trials=12, progress=False, max_new_tokens=4)
-    assert search.best.tokens_per_second == max(trial.tokens_per_second for trial in search.trials) > 12
+    assert (
+        search.best.tokens_per_second
+        == max(trial.tokens_per_second for trial in search.trials)
+        > 12
+    )
     assert search.over_plain == 2.0 and len(search.trials) == 12
     assert len({(trial.attention, trial.mlp) for trial in search.trials}) == 12
 

@@ -24,12 +24,16 @@ RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 PROMPT = Prompt(jnp.array([[3, 1], [2, 0], [4, 4]]), jnp.array([2, 1, 2]))
 
 
-@pytest.mark.parametrize(("alpha", "c", "slope"), [(0.75, 0.02, 0.0), (0.9, 0.1, 0.05), (0.3, 0.2, 0.3)])
+@pytest.mark.parametrize(
+    ("alpha", "c", "slope"), [(0.75, 0.02, 0.0), (0.9, 0.1, 0.05), (0.3, 0.2, 0.3)]
+)
 def test_a_plan_is_the_best_of_theory(alpha, c, slope):
     v = 1 + slope * np.arange(17)
     plan = planning.plan(alpha, c, v)
     assert plan.gamma == formulas.optimal_gamma(alpha, c, v)
-    assert plan.improvement == pytest.approx(float(formulas.improvement(alpha, np.arange(17), c, v).max()))
+    assert plan.improvement == pytest.approx(
+        float(formulas.improvement(alpha, np.arange(17), c, v).max())
+    )
     assert plan.best.operations == pytest.approx(float(formulas.operations(alpha, plan.gamma, c)))
     assert plan.break_even == pytest.approx(c + slope, abs=1e-6)
     assert (plan.gamma == 0) == bool(plan.obstacles)
@@ -38,9 +42,17 @@ def test_a_plan_is_the_best_of_theory(alpha, c, slope):
 
 def test_measured_tokens_go_before_equation_1():
     plan = planning.plan(0.75, 0.0, [1.0] * 4, tokens=[1.0, 1.5, 1.4, 1.4], c_hat=0.5)
-    assert (plan.gamma, plan.best.tokens_per_round, plan.best.operations) == (1, 1.5, pytest.approx(2.5 / 1.5))
+    assert (plan.gamma, plan.best.tokens_per_round, plan.best.operations) == (
+        1,
+        1.5,
+        pytest.approx(2.5 / 1.5),
+    )
     none = planning.plan(0.75, 0.3, [1.0] * 3, tokens=[1.0, 1.1, 1.2])
-    assert none.gamma == 0 and none.chain.gamma == 1 and none.chain.improvement == pytest.approx(1.1 / 1.3)
+    assert (
+        none.gamma == 0
+        and none.chain.gamma == 1
+        and none.chain.improvement == pytest.approx(1.1 / 1.3)
+    )
     assert "α = 0.75 promises" in planning.sentence(none) and "pay" not in planning.sentence(none)
 
 
@@ -52,11 +64,15 @@ def test_measured_tokens_go_before_equation_1():
     ],
 )
 def test_short_texts_are_told_from_clustered_draft_tokens(length, obstacle, words):
-    """Independent draft tokens at the same alpha, in texts as long: if these lose, too, no cluster is to blame."""
+    """Independent draft tokens at the same alpha, in texts as long: if these lose, too, no cluster
+    is to blame.
+    """
     alpha, c, counts = 0.5, 0.3, np.array([length] * 4)
     assert formulas.optimal_gamma(alpha, c, most=2) > 0
     independent = [1.0, *(formulas.independent_tokens(alpha, counts, gamma) for gamma in (1, 2))]
-    plan = planning.plan(alpha, c, [1.0, 1.05, 1.1], tokens=[1.0, 1.1, 1.2], independent=independent)
+    plan = planning.plan(
+        alpha, c, [1.0, 1.05, 1.1], tokens=[1.0, 1.1, 1.2], independent=independent
+    )
     assert plan.gamma == 0 and plan.obstacles == (obstacle,)
     assert words in planning.sentence(plan)
 
@@ -64,17 +80,25 @@ def test_short_texts_are_told_from_clustered_draft_tokens(length, obstacle, word
 def test_gammas_that_are_nearly_as_good_are_named():
     plan = planning.plan(0.75, 0.02, [1.0] * 17)
     speed = formulas.improvement(0.75, np.arange(17), 0.02)
-    assert plan.near == tuple(g for g in range(17) if speed[g] >= 0.97 * speed.max() and g != plan.gamma)
+    assert plan.near == tuple(
+        g for g in range(17) if speed[g] >= 0.97 * speed.max() and g != plan.gamma
+    )
     assert planning.sentence(plan).endswith("; within 3% of that: γ = 7, 8, 10..13.")
     assert planning.sentence(planning.plan(0.5, 0.0, [1.0, 1.49])).endswith(
         "; within 3% of that: plain decoding; larger γ were not tried."
     )
     slower = planning.sentence(planning.plan(0.5, 0.0, [1.0, 1.53]))
-    assert slower.startswith("Do not speculate: the best γ, 1, would have 0.98 times the speed of plain decoding")
+    assert slower.startswith(
+        "Do not speculate: the best γ, 1, would have 0.98 times the speed of plain decoding"
+    )
 
 
 def test_a_plan_says_when_the_longest_draft_is_the_best():
-    for alpha, c, largest, is_at_cap in (0.8, 0.0, 16, True), (0.8, 0.02, 16, False), (0.8, 0.02, 5, True):
+    for alpha, c, largest, is_at_cap in (
+        (0.8, 0.0, 16, True),
+        (0.8, 0.02, 16, False),
+        (0.8, 0.02, 5, True),
+    ):
         plan = planning.plan(alpha, c, [1.0] * (largest + 1))
         assert plan.at_cap == is_at_cap == (plan.gamma == largest)
         assert planning.sentence(plan).endswith("; larger γ were not tried.") == is_at_cap
@@ -86,18 +110,28 @@ def test_bytes_of_a_round_count_each_models_passes():
     chain = planning.price(((0,), (0, 0)), 2.5, c=0.1, v=[1.0] * 3, c_hat=0.1, c_bytes=0.25)
     assert chain.accesses == pytest.approx((1 + 2 * 0.25) / 2.5)
     star = planning.price(((0,), (1,)), 1.5, c=0.1, v=[1.0] * 3, c_hat=0.1)
-    assert star.accesses == pytest.approx((1 + 0.1) / 1.5), "c_hat by default; two siblings are drafted by one pass"
+    assert star.accesses == pytest.approx((1 + 0.1) / 1.5), (
+        "c_hat by default; two siblings are drafted by one pass"
+    )
     plan = planning.plan(0.75, 0.02, [1.0] * 17)
-    assert plan.best.accesses == pytest.approx(float(formulas.memory_accesses(0.75, plan.gamma, 0.02)))
+    assert plan.best.accesses == pytest.approx(
+        float(formulas.memory_accesses(0.75, plan.gamma, 0.02))
+    )
     assert plan.chains[0].accesses == 1
     sizes = planning.of_sizes(0.75, "11B", "1.1B", "tpu-v4", c=0.5)
-    assert sizes.chains[2].accesses == pytest.approx(float(formulas.memory_accesses(0.75, 2, 0.1))), "bytes, not times"
+    assert sizes.chains[2].accesses == pytest.approx(
+        float(formulas.memory_accesses(0.75, 2, 0.1))
+    ), "bytes, not times"
     block = planning.of_sizes(0.75, "11B", "1.1B", "tpu-v4", at_once=True)
-    assert block.chains[4].accesses == pytest.approx(float(formulas.memory_accesses(0.75, 4, 0.1 / 4)))
+    assert block.chains[4].accesses == pytest.approx(
+        float(formulas.memory_accesses(0.75, 4, 0.1 / 4))
+    )
 
 
 def test_a_batch_waits_for_its_slowest_row():
-    single, many = (planning.sentence(planning.plan(0.75, 0.02, [1.0] * 5, batch=batch)) for batch in (1, 8))
+    single, many = (
+        planning.sentence(planning.plan(0.75, 0.02, [1.0] * 5, batch=batch)) for batch in (1, 8)
+    )
     assert "slowest" not in single and "for each row; the batch waits for its slowest" in many
 
 
@@ -107,7 +141,10 @@ def test_v_is_timed_on_both_sides_of_a_step():
 
 def test_what_it_would_take_is_stated():
     rare = planning.sentence(planning.plan(0.05, 0.1, [1.0] * 5))
-    assert "(α = 0.05; it would pay from α = 0.10 on), and the drafter takes too long (c = 0.10 passes" in rare
+    assert (
+        "(α = 0.05; it would pay from α = 0.10 on), and the drafter takes too long (c = 0.10 passes"
+        in rare
+    )
     free = planning.sentence(planning.plan(0.0, 0.0, [1.0] * 5))
     assert "(α = 0.00; it would pay from α = 0.00 on)" in free
     busy = planning.sentence(planning.plan(0.9, 0.1, np.arange(1.0, 6.0)))
@@ -142,7 +179,9 @@ def test_the_ratio_of_operations_counts_weights_that_tokens_meet():
     bigram = drafters.ngram([[0, 1, 2, 1]], target, order=2)
     assert cost.operations_ratio(target, bigram) == 0
     half = target._replace(params=target.params[: len(target.params) // 2])
-    assert cost.operations_ratio(target, half) == pytest.approx(half.params.size / target.params.size)
+    assert cost.operations_ratio(target, half) == pytest.approx(
+        half.params.size / target.params.size
+    )
     big, small = (target._replace(config=SIZES[name]) for name in ("gpt-97m", "gpt-6m"))
     assert cost.operations_ratio(big, small) == pytest.approx(0.04, abs=0.005)
 
@@ -151,8 +190,14 @@ def test_the_ratio_of_operations_counts_weights_that_tokens_meet():
     ("call", "message"),
     [
         (lambda: planning.plan(1.5, 0.1, [1.0, 1.0]), "alpha is 1.5"),
-        (lambda: planning.plan(0.5, 0.1, [1.0] * 3, tokens=[1.0]), "for 1 and 1 gammas and v for 3"),
-        (lambda: planning.plan(0.5, 0.1, [1.0] * 3, independent=[1.0]), "for 3 and 1 gammas and v for 3"),
+        (
+            lambda: planning.plan(0.5, 0.1, [1.0] * 3, tokens=[1.0]),
+            "for 1 and 1 gammas and v for 3",
+        ),
+        (
+            lambda: planning.plan(0.5, 0.1, [1.0] * 3, independent=[1.0]),
+            "for 3 and 1 gammas and v for 3",
+        ),
         (lambda: planning.plan(0.5, 0.1, [1.0, 0.0]), "expected costs"),
         (lambda: planning.plan([0.5], -0.1, [1.0, 1.0]), "expected costs"),
         (lambda: planning.plan([1.5], 0.1, [1.0, 1.0]), "expected probabilities by rank"),
@@ -189,19 +234,34 @@ def test_load_of_counts_what_decoding_multiplies(config):
     load = load_of(config, row=row, prompt=prompt)
     assert load.parameters == count
     lm = net.language_model(config)
-    prompts = Prompt(jax.ShapeDtypeStruct((1, prompt), jnp.int32), jax.ShapeDtypeStruct((1,), jnp.int32))
-    _, cache = jax.eval_shape(lambda params, prompt: lm.prefill(params, prompt, Room(row)), params, prompts)
+    prompts = Prompt(
+        jax.ShapeDtypeStruct((1, prompt), jnp.int32), jax.ShapeDtypeStruct((1,), jnp.int32)
+    )
+    _, cache = jax.eval_shape(
+        lambda params, prompt: lm.prefill(params, prompt, Room(row)), params, prompts
+    )
     stored = [x for x in jax.tree.leaves(cache) if x.ndim == 4 and x.dtype == jnp.float32]
     assert load.cache_bytes == sum(4 * x.size for x in stored)
 
 
 def test_a_measured_promise_is_qualified_by_what_whole_texts_had():
-    """The factor is that of the pages of results: from the least to the largest of their medians."""
+    """The factor is that of the pages of results: from the least to the largest of their
+    medians.
+    """
     pages = [page.read_text(encoding="utf-8") for page in RESULTS.glob("*.md")]
-    medians = [float(x) for page in pages for x in re.findall(r"Measured over predicted: ([\d.]+) in the median", page)]
+    medians = [
+        float(x)
+        for page in pages
+        for x in re.findall(r"Measured over predicted: ([\d.]+) in the median", page)
+    ]
     assert len(medians) > 5 and (round(min(medians), 1), round(max(medians), 1)) == planning.SHARE
     spread = Spread(1.0, 1.0, 1.0)
     measured = planning.Measured(Rate(0.6, 0.1, 0.5, 0.7, 9), spread, {1: spread}, {})
-    for c, ending in ((0.0, "1.28 to 1.60 times."), (0.3, "0.98 to 1.23 times, so plain decoding may be as fast.")):
+    for c, ending in (
+        (0.0, "1.28 to 1.60 times."),
+        (0.3, "0.98 to 1.23 times, so plain decoding may be as fast."),
+    ):
         said = planning.sentence(planning.plan(0.6, c, [1.0, 1.0])._replace(measured=measured))
-        assert "are at most" in said and said.endswith(f"Whole texts had 0.8 to 1 of what passes promised: {ending}")
+        assert "are at most" in said and said.endswith(
+            f"Whole texts had 0.8 to 1 of what passes promised: {ending}"
+        )

@@ -1,4 +1,6 @@
-"""Rounds that are timed for a policy have as many draft tokens as is said, and c and v are what rounds take."""
+"""Rounds that are timed for a policy have as many draft tokens as is said, and c and v are what
+rounds take.
+"""
 
 import functools
 import itertools
@@ -30,7 +32,9 @@ DRAFTERS = {
 
 @pytest.fixture
 def seconds(monkeypatch):
-    """Rounds that take what the test says, by the number of their draft tokens; those that were timed are kept."""
+    """Rounds that take what the test says, by the number of their draft tokens; those that were
+    timed are kept.
+    """
 
     def install(of_round):
         timed = []
@@ -47,11 +51,15 @@ def seconds(monkeypatch):
 
 
 def prepared(drafter, gamma=7, **options):
-    return prepare(TARGET, PROMPT, drafter=drafter, gamma=gamma, **dict(max_new_tokens=16) | options)
+    return prepare(
+        TARGET, PROMPT, drafter=drafter, gamma=gamma, **dict(max_new_tokens=16) | options
+    )
 
 
 def test_a_chain_costs_its_width_and_its_draft_tokens(seconds):
-    """Widths of 2, 4 and 8 tokens, and 0.1 for each draft token: rounds of 2 tokens and of 3 tell them apart."""
+    """Widths of 2, 4 and 8 tokens, and 0.1 for each draft token: rounds of 2 tokens and of 3 tell
+    them apart.
+    """
     timed = seconds(lambda n: 2.0 * (0.1 * n + {0: 1.0, 1: 1.5, 2: 2.0, 3: 2.0}.get(n, 4.0)))
     costs = policy_costs(prepared(DRAFT))
     assert timed == [0, 1, 2, 3, 4, 7]
@@ -66,7 +74,9 @@ def test_a_tree_costs_what_each_depth_does(seconds):
     assert costs.c == 0 and costs.v.tolist() == [1.0, 2.0, 2.5, 2.5]  # never falling
 
 
-@pytest.mark.parametrize(("new", "expected"), [(9, [0, 1, 2, 3, 4, 7]), (8, [0, 1, 2, 3]), (3, [0, 1]), (2, [])])
+@pytest.mark.parametrize(
+    ("new", "expected"), [(9, [0, 1, 2, 3, 4, 7]), (8, [0, 1, 2, 3]), (3, [0, 1]), (2, [])]
+)
 def test_drafts_that_no_row_has_room_for_are_not_timed(seconds, new, expected):
     """The first token is prefill's, and the last one no draft's."""
     timed = seconds(lambda n: 1.0 + n)
@@ -77,7 +87,9 @@ def test_drafts_that_no_row_has_room_for_are_not_timed(seconds, new, expected):
 
 @pytest.mark.parametrize(("drafter", "gamma"), [(None, 3), (DRAFT, 0)])
 def test_a_generation_that_drafts_nothing_has_no_costs(drafter, gamma):
-    with pytest.raises(ValueError, match="expected a generation with a drafter, and at least 1 draft token"):
+    with pytest.raises(
+        ValueError, match="expected a generation with a drafter, and at least 1 draft token"
+    ):
         policy_costs(prepared(drafter, gamma))
 
 
@@ -113,9 +125,12 @@ def test_rounds_never_end():
     expected, _ = step(generation.decoder, generation.weights, begun)
     assert (after(1).tokens == expected.tokens).all()
     states = [after(count) for count in (2, 20, 21)]
-    assert [int(state.stats.rounds[0]) for state in states] == [2, 20, 21]  # none is done, and counts as live
+    # none is done, and counts as live
+    assert [int(state.stats.rounds[0]) for state in states] == [2, 20, 21]
     for state in states:
-        assert (state.length > place[1]).all() and (state.length - place[1] <= generation.max_new_tokens).all()
+        assert (state.length > place[1]).all() and (
+            state.length - place[1] <= generation.max_new_tokens
+        ).all()
 
 
 @pytest.mark.slow

@@ -29,18 +29,25 @@ RULES = [
     rules.typical(0.3, 0.5),
 ]
 EXACT = [rule for rule in RULES if rule.exact]
-INDEPENDENT = [rule for rule in RULES if not rule.shares_noise]  # the enumeration draws every noise afresh
+# the enumeration draws every noise afresh
+INDEPENDENT = [rule for rule in RULES if not rule.shares_noise]
 
 
 def named(all_rules, quick=("block", "coupled")):
-    marked = [pytest.param(rule, marks=[] if rule.name in quick else [pytest.mark.slow]) for rule in all_rules]
+    marked = [
+        pytest.param(rule, marks=[] if rule.name in quick else [pytest.mark.slow])
+        for rule in all_rules
+    ]
     return pytest.mark.parametrize("rule", marked, ids=lambda rule: rule.name)
 
 
 # --- by enumeration: three tokens, of three ids
 
 STEPS, VOCAB = 4, 3
-TARGET, DRAFT = table_model(jax.random.key(1), VOCAB), table_model(jax.random.key(2), VOCAB, sharpness=1.5)
+TARGET, DRAFT = (
+    table_model(jax.random.key(1), VOCAB),
+    table_model(jax.random.key(2), VOCAB, sharpness=1.5),
+)
 ONE = Prompt(jnp.array([[1, 0, 2]]), jnp.array([3]))
 
 
@@ -50,18 +57,28 @@ def sampling_params(temperature):
 
 def every_text(temperature):
     """A store whose rows are all texts, and the probability of each."""
-    distribution = plain_distribution(TARGET, ONE, sampling.at_temperature(), sampling_params(temperature), STEPS)
+    distribution = plain_distribution(
+        TARGET, ONE, sampling.at_temperature(), sampling_params(temperature), STEPS
+    )
     texts, chances = np.array(list(distribution)), np.array(list(distribution.values()))
     many = Prompt(jnp.tile(ONE.tokens, (len(texts), 1)), jnp.tile(ONE.length, len(texts)))
-    logits = [acceptance.teacher_forced(m.lm, m.params, many, jnp.asarray(texts)) for m in (TARGET, DRAFT)]
+    logits = [
+        acceptance.teacher_forced(m.lm, m.params, many, jnp.asarray(texts)) for m in (TARGET, DRAFT)
+    ]
     flat = [np.asarray(side).reshape(-1, VOCAB) for side in logits]
-    return replay.LogitTrace(temperature, np.full(len(texts), STEPS), texts.reshape(-1), *flat), chances
+    return replay.LogitTrace(
+        temperature, np.full(len(texts), STEPS), texts.reshape(-1), *flat
+    ), chances
 
 
 def rounds_of(rule, gamma, temperature, all_rounds):
-    """By enumeration: the expected number of draft tokens that the first round emits, and of rounds if asked for."""
+    """By enumeration: the expected number of draft tokens that the first round emits, and of rounds
+    if asked for.
+    """
     options = dict(drafter=DRAFT, rule=rule, gamma=gamma, eos_ids=())
-    prepared = prepare(TARGET, ONE, temperature=temperature, key=jax.random.key(0), max_new_tokens=STEPS, **options)
+    prepared = prepare(
+        TARGET, ONE, temperature=temperature, key=jax.random.key(0), max_new_tokens=STEPS, **options
+    )
     request = prepared.request._replace(keys=None)
     inputs = jax.tree.map(np.asarray, (Prompt(ONE.tokens, ONE.length), request))
     first = init_program(prepared.decoder, token_rows.headroom(STEPS, gamma), VOCAB)
@@ -88,7 +105,9 @@ def test_replayed_rounds_and_acceptance_equal_enumeration(rule, gamma=2):
     accepted, rounds = rounds_of(rule, gamma, 0.7, all_rounds)
     store, chances = every_text(0.7)
     ratios = replay.chain_ratios(store, rule)
-    survives = [survives for survives, _ in replay._by_text(replay.chain(gamma), ratios, store.counts)]
+    survives = [
+        survives for survives, _ in replay._by_text(replay.chain(gamma), ratios, store.counts)
+    ]
     assert np.sum(chances * [x[0].sum() for x in survives]) == pytest.approx(accepted, abs=1e-5)
     if all_rounds:
         replayed = np.array([formulas.expected_rounds(x) for x in survives])
@@ -97,12 +116,16 @@ def test_replayed_rounds_and_acceptance_equal_enumeration(rule, gamma=2):
 
 @pytest.mark.slow
 def test_coupled_draft_tokens_agree_as_often_as_gumbel_noise_makes_them():
-    p, q = (jax.nn.log_softmax(1.5 * jax.random.normal(jax.random.key(i), (1, 1, 6))) for i in range(2))
+    p, q = (
+        jax.nn.log_softmax(1.5 * jax.random.normal(jax.random.key(i), (1, 1, 6))) for i in range(2)
+    )
     p = p.at[0, 0, 2].set(-jnp.inf)
     noise = jax.random.gumbel(jax.random.key(3), (100_000, 6))
     ours, theirs = (jnp.argmax(distribution[0] + noise, axis=-1) for distribution in (p, q))
     every = jnp.arange(6)[None, :]
-    ratio = rules.coupled().acceptance_ratio(*(jnp.tile(distribution, (1, 6, 1)) for distribution in (p, q)), every)[0]
+    ratio = rules.coupled().acceptance_ratio(
+        *(jnp.tile(distribution, (1, 6, 1)) for distribution in (p, q)), every
+    )[0]
     both = np.bincount(np.asarray(ours)[np.asarray(ours == theirs)], minlength=6) / len(noise)
     np.testing.assert_allclose(ratio * jnp.exp(p[0, 0]), both, atol=0.006)
     overlap = float(jnp.minimum(jnp.exp(p), jnp.exp(q)).sum() / jnp.exp(p).sum())
@@ -124,7 +147,9 @@ def stores():
 
 
 def decoded(rule, temperature, prompts=PROMPTS, **others):
-    options = dict(drafter=NEAR, gamma=4, rule=rule, temperature=temperature, max_new_tokens=NEW, **others)
+    options = dict(
+        drafter=NEAR, gamma=4, rule=rule, temperature=temperature, max_new_tokens=NEW, **others
+    )
     stats = jaxspec.generate(WORDS, prompts, key=jax.random.key(7), **options).stats
     return (stats.emitted - 1).reshape(-1, ROWS), stats.rounds.reshape(-1, ROWS)
 
@@ -139,7 +164,9 @@ def decoded_at_both_temperatures(rule):
 
 def replayed(trace, rule, gamma):
     """Tokens a round along texts."""
-    return replay.tokens_per_round(replay.chain(gamma), replay.chain_ratios(trace, rule), trace.counts)
+    return replay.tokens_per_round(
+        replay.chain(gamma), replay.chain_ratios(trace, rule), trace.counts
+    )
 
 
 @pytest.mark.slow
@@ -154,7 +181,8 @@ def test_replay_predicts_what_decoding_yields(rule, stores):
 @named(EXACT)
 def test_at_temperature_0_replay_is_the_decoder(rule, stores):
     predicted, ran = replayed(stores[0.0], rule, 4), decoded_at_both_temperatures(rule)[0.0]
-    np.testing.assert_allclose(predicted[:4], ran[:4])  # the error, too, is that of the same rounds in each text
+    # the error, too, is that of the same rounds in each text
+    np.testing.assert_allclose(predicted[:4], ran[:4])
     assert predicted.count == ran.count
 
 
@@ -171,13 +199,18 @@ def test_alpha_is_that_of_the_whole_distributions(stores):
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
 def test_the_rate_with_a_lenience_is_that_of_its_definition(stores, temperature, share):
     trace = stores[temperature]
-    p, q = (np.asarray(jax.nn.softmax(side / (temperature or 1.0), axis=-1)) for side in (trace.target, trace.draft))
+    p, q = (
+        np.asarray(jax.nn.softmax(side / (temperature or 1.0), axis=-1))
+        for side in (trace.target, trace.draft)
+    )
     if temperature:
         expected = divergence.alpha(p.astype(np.float64), q.astype(np.float64), share)
     else:
         expected = np.mean(p[np.arange(len(p)), q.argmax(axis=-1)] >= share * p.max(axis=-1))
     prepared = prepare(WORDS, PROMPTS, drafter=NEAR, max_new_tokens=NEW, key=jax.random.key(6))
-    rate = acceptance.measure(prepared.replace(temperature=temperature, rule=rules.lenient(share))).rate
+    rate = acceptance.measure(
+        prepared.replace(temperature=temperature, rule=rules.lenient(share))
+    ).rate
     assert rate.value == pytest.approx(expected, rel=1e-5)
     assert rate.count == trace.counts.sum()
 
@@ -205,9 +238,14 @@ FORBID_LAST = Processor(
 
 def test_replay_takes_bias_penalties_and_logits_processors():
     options = dict(repetition_penalty=1.3, logit_bias={2: 0.5}, logits_processors=FORBID_LAST)
-    prepared = prepare(WORDS, PROMPTS, drafter=NEAR, max_new_tokens=NEW, key=jax.random.key(6), **options)
+    prepared = prepare(
+        WORDS, PROMPTS, drafter=NEAR, max_new_tokens=NEW, key=jax.random.key(6), **options
+    )
     trace = replay.collect(prepared.replace(temperature=0.0), batch=40)
-    predicted, (ran,) = replayed(trace, rules.rejection(), 4), map(Rate.of, *decoded(rules.rejection(), 0.0, **options))
+    predicted, (ran,) = (
+        replayed(trace, rules.rejection(), 4),
+        map(Rate.of, *decoded(rules.rejection(), 0.0, **options)),
+    )
     np.testing.assert_allclose(predicted[:4], ran[:4])
     texts = trace.tokens.reshape(ROWS, NEW)
     assert (texts[:, 1:] != texts[:, :-1]).all()
@@ -217,7 +255,11 @@ def test_replay_takes_bias_penalties_and_logits_processors():
 def test_a_trace_is_the_targets_text_and_both_logits():
     options = dict(temperature=0.7, max_new_tokens=5, key=jax.random.key(6))
     trace = replay.collect(prepare(WORDS, PROMPTS, drafter=NEAR, **options), batch=40)
-    assert trace.temperature == 0.7 and len(trace.tokens) == 5 * ROWS and isinstance(trace.target, np.memmap)
+    assert (
+        trace.temperature == 0.7
+        and len(trace.tokens) == 5 * ROWS
+        and isinstance(trace.target, np.memmap)
+    )
     text = jaxspec.generate(WORDS, PROMPTS, **options).tokens
     np.testing.assert_array_equal(trace.tokens.reshape(ROWS, 5), text)
     last = PROMPTS.tokens[:, -2:]
@@ -228,7 +270,9 @@ def test_a_trace_is_the_targets_text_and_both_logits():
 def test_what_cannot_be_answered(stores):
     with pytest.raises(ValueError, match="not in the text"):
         replay.chain_ratios(stores[0.0], rules.lenient(0.5))
-    prepared = prepare(WORDS, PROMPTS, drafter=NEAR, temperature=1.0, top_k=2, key=jax.random.key(0))
+    prepared = prepare(
+        WORDS, PROMPTS, drafter=NEAR, temperature=1.0, top_k=2, key=jax.random.key(0)
+    )
     with pytest.raises(ValueError, match="one temperature for all rows"):
         replay.collect(prepared)
     with pytest.raises(ValueError, match="acceptance_ratio"):

@@ -16,7 +16,9 @@ def test_results_outlive_the_run(tmp_path):
     assert again.get(ONE) == {"speed": 1.5} and again.get(TWO) is None
     again.put(TWO, {"speed": 2.0}, {"jax": "x"})
     rows = [json.loads(line) for line in file.read_text().splitlines()]
-    assert [row["settings"] for row in rows] == [ONE, TWO] and rows[0]["environment"] == {"jax": "x"}
+    assert [row["settings"] for row in rows] == [ONE, TWO] and rows[0]["environment"] == {
+        "jax": "x"
+    }
 
 
 def test_a_line_that_was_cut_is_measured_again(tmp_path):
@@ -32,7 +34,9 @@ def test_a_line_that_was_cut_is_measured_again(tmp_path):
         if cut == 1:  # only the line's end is missing
             assert store.get(TWO) == {"speed": 2.0}
         store.put(TWO, {"speed": 3.0}, {})
-        assert ResultStore(file).get(ONE) == {"speed": 1.5} and ResultStore(file).get(TWO) == {"speed": 3.0}
+        assert ResultStore(file).get(ONE) == {"speed": 1.5} and ResultStore(file).get(TWO) == {
+            "speed": 3.0
+        }
 
 
 def test_a_store_without_a_file_remembers_and_writes_nothing():

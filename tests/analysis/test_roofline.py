@@ -19,11 +19,17 @@ from jaxspec.analysis.roofline import (
 from jaxspec.nets.decoder import decoder_config
 
 TOY = Machine(bandwidth=100.0, bfloat16=1000.0, float32=500.0)
-MODEL = Load(parameters=50, cache_bytes=10)  # 100 bytes of weights: a second; 100 operations a token: a tenth
+# 100 bytes of weights: a second; 100 operations a token: a tenth
+MODEL = Load(parameters=50, cache_bytes=10)
 
 
 def test_memory_then_arithmetic():
-    assert pass_time(TOY, MODEL._replace(cache_bytes=0), 1, [1, 10, 20, 30]).tolist() == [1.0, 1.0, 2.0, 3.0]
+    assert pass_time(TOY, MODEL._replace(cache_bytes=0), 1, [1, 10, 20, 30]).tolist() == [
+        1.0,
+        1.0,
+        2.0,
+        3.0,
+    ]
     assert pass_time(TOY, MODEL, [1, 2]).tolist() == [1.1, 1.2]  # each row brings its cache
     assert spare_tokens(TOY, MODEL) == 10
 
@@ -36,7 +42,8 @@ def test_float32_reads_twice_the_bytes_at_its_own_peak():
 
 def test_c_is_the_ratio_of_bytes_where_memory_rules():
     assert draft_cost(TOY, Load(5), Load(50)) == pytest.approx(0.1)
-    assert draft_cost(TOY, Load(5), Load(50), batch=1000) == pytest.approx(0.1)  # and of operations where they do
+    # and of operations where they do
+    assert draft_cost(TOY, Load(5), Load(50), batch=1000) == pytest.approx(0.1)
 
 
 def test_caches_keep_the_verify_pass_cheap_at_large_batches():
@@ -56,7 +63,9 @@ def test_layers_with_a_window_read_no_more_than_their_rings():
 
 @pytest.mark.parametrize("name", MACHINES)
 def test_batch_ends_what_speculation_gains(name):
-    """At batch 1 the verify pass is free, as the paper assumes; beyond the ridge it costs gamma + 1 and loses."""
+    """At batch 1 the verify pass is free, as the paper assumes; beyond the ridge it costs gamma + 1
+    and loses.
+    """
     target, chip = Load(11e9), machine(name)
 
     def best(batch: int) -> int:
@@ -75,7 +84,10 @@ def test_all_machines_are_memory_bound_at_one_token():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: machine("h20"), "no machine 'h20': did you mean 'h200'.*expected one of b200, h200, h100"),
+        (
+            lambda: machine("h20"),
+            "no machine 'h20': did you mean 'h200'.*expected one of b200, h200, h100",
+        ),
         (lambda: machine("abacus"), "no machine 'abacus': expected"),
         (lambda: machine("tpu-v4").peak("float32"), "no peak is published in 'float32'"),
         (lambda: machine("h200").peak("bandwidth"), "no peak is published in 'bandwidth'"),
@@ -89,17 +101,24 @@ def test_bad_arguments_are_refused(call, message):
 
 @pytest.mark.parametrize(
     ("size", "measured"),
-    [("llama-3.1-8b", 6.05), ("llama-3.2-1b", 1.18), ("t5-v1_1-xxl", 4.68), ("t5-v1_1-small", 0.26)],
+    [
+        ("llama-3.1-8b", 6.05),
+        ("llama-3.2-1b", 1.18),
+        ("t5-v1_1-xxl", 4.68),
+        ("t5-v1_1-small", 0.26),
+    ],
 )
 def test_estimates_of_an_h100_are_within_a_tenth_of_what_was_measured(size, measured):
     """Milliseconds of a pass over one token, from the kernel traces behind docs/gpu.md."""
-    assert 1e3 * float(pass_time(machine("h100"), load_of_size(size, "bfloat16", 128))) == pytest.approx(
-        measured, rel=0.1
-    )
+    assert 1e3 * float(
+        pass_time(machine("h100"), load_of_size(size, "bfloat16", 128))
+    ) == pytest.approx(measured, rel=0.1)
 
 
 def test_small_products_take_as_long_as_any_kernel():
-    """A network's matrices, by hand: 100 of 50 numbers, which would stream in half a second each."""
+    """A network's matrices, by hand: 100 of 50 numbers, which would stream in half a second
+    each.
+    """
     toy = TOY._replace(kernel=1.0)
     load = Load(5000, matrices=((50, 100),), small_kernels=7)
     assert float(pass_time(toy, load)) == 100 + 7

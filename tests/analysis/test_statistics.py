@@ -8,7 +8,9 @@ from jaxspec.analysis.statistics import Rate
 
 @pytest.mark.parametrize("rows", [3, 5, 12])
 def test_an_interval_holds_a_mean_in_95_of_100_cases(rows):
-    """Rows are normal, where Student's distribution is exact; 1.96 standard errors would hold it in 81, 88 and 92."""
+    """Rows are normal, where Student's distribution is exact; 1.96 standard errors would hold it in
+    81, 88 and 92.
+    """
     random, held, counts = np.random.default_rng(0), 0, np.ones(rows)
     for _ in range(4000):
         low, high = Rate.of(random.normal(0.5, 1.0, rows), counts).interval

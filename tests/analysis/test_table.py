@@ -21,7 +21,13 @@ from jaxspec.analysis.result import (
 ONE = Spread(1.5, 1.25, 1.75)
 RATE = Rate(0.75, 0.02, 0.7, 0.8, 90)
 PLAIN = BenchResult(
-    SettingSummary("big", "text"), tokens_per_second=ONE, texts=8, tokens=80, same_text=8, seconds=(8.0, 8.0), group="1"
+    SettingSummary("big", "text"),
+    tokens_per_second=ONE,
+    texts=8,
+    tokens=80,
+    same_text=8,
+    seconds=(8.0, 8.0),
+    group="1",
 )
 
 
@@ -58,17 +64,26 @@ def test_tables_fit_a_screen(width):
     views = table.tables([PLAIN, SMALL, COPIED], EVERY, width)
     text = printed(views, width)
     assert len(views) >= 5 and "…" not in text and max(map(len, text.splitlines())) <= width
-    assert all(view.columns[0].header == "drafter" and view.columns[1].header == "γ" for view in views)
+    assert all(
+        view.columns[0].header == "drafter" and view.columns[1].header == "γ" for view in views
+    )
     heads = [column.header for view in views for column in view.columns[2:]]
     columns = [column for group in EVERY for column in group]
-    filled = [c for c in columns if any(c.cell(result) not in ("", "–") for result in (PLAIN, SMALL, COPIED))]
+    filled = [
+        c
+        for c in columns
+        if any(c.cell(result) not in ("", "–") for result in (PLAIN, SMALL, COPIED))
+    ]
     assert heads == [column.head for column in filled]
 
 
 def test_a_document_has_one_table_and_settings_in_the_title():
     results = [changed(result, sampling="top_k=5", temperature=1.0) for result in (PLAIN, SMALL)]
     (view,) = table.tables(results, EVERY)
-    assert view.title == "text, T = 1, top_k=5" and list(view.columns[0].cells) == ["plain", "debian-t5-small"]
+    assert view.title == "text, T = 1, top_k=5" and list(view.columns[0].cells) == [
+        "plain",
+        "debian-t5-small",
+    ]
     two = table.tables([PLAIN, changed(PLAIN, task="edit")], EVERY)
     assert [view.title for view in two] == ["text, T = 0", "edit, T = 0"]
 
@@ -86,7 +101,9 @@ def test_a_plan_is_marked():
 def test_notes_name_broken_promises_failures_and_a_busy_machine():
     failed = SMALL._replace(error="MemoryError: all of it")
     busy = environment.current()._replace(load=3.1, cpus=2)
-    text = " ".join(table.notes([PLAIN._replace(environment=busy), SMALL._replace(same_text=7), failed]))
+    text = " ".join(
+        table.notes([PLAIN._replace(environment=busy), SMALL._replace(same_text=7), failed])
+    )
     for part in (
         "Measured over Theorem 3.8: 0.60 in the median of 2 rows, 0.60 to 0.60.",
         "Measured over what their own rounds promise: 0.50 in the median of 2 rows, 0.50 to 0.50.",
@@ -101,5 +118,8 @@ def test_notes_name_broken_promises_failures_and_a_busy_machine():
 def test_policies_are_compared_within_a_group():
     adaptive = changed(SMALL, policy="adaptive")._replace(speed=Spread(1.2, 1.0, 1.3))
     (said,) = table.of_policies([PLAIN, SMALL, adaptive])
-    assert said.endswith("adaptive has 0.80 of the speed of the best γ.") and table.of_policies([PLAIN, SMALL]) == []
+    assert (
+        said.endswith("adaptive has 0.80 of the speed of the best γ.")
+        and table.of_policies([PLAIN, SMALL]) == []
+    )
     assert table.of_policies([PLAIN, SMALL._replace(group="2"), adaptive]) == []

@@ -11,6 +11,8 @@ print(*sorted({name.partition(".")[0] for name in sys.modules} & {"flax", "jax",
 
 
 def test_theory_imports_neither_jax_nor_what_draws_tables():
-    run = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=False)
+    run = subprocess.run(
+        [sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=False
+    )
     assert run.returncode == 0, run.stderr
     assert run.stdout.split() == []

@@ -58,7 +58,9 @@ def displayed(monkeypatch: pytest.MonkeyPatch) -> list:
 def test_sliders_and_buttons_draw_again(displayed: list):
     pressed: list[str] = []
     sliders = {"alpha": (0.5, 0.0, 1.0, 0.1), "draft_tokens": widgets.Slider(3, 1, 8, 1)}
-    widgets.explore(lambda **values: dict(values), {"reset": lambda: pressed.append("reset")}, **sliders)
+    widgets.explore(
+        lambda **values: dict(values), {"reset": lambda: pressed.append("reset")}, **sliders
+    )
     controls, _, first = displayed
     *columns, button = controls.children
     alpha, tokens = [column.children[0] for column in columns]
@@ -67,7 +69,11 @@ def test_sliders_and_buttons_draw_again(displayed: list):
     alpha.value, tokens.value = 0.9, 8
     assert displayed[-2:] == [{"alpha": 0.9, "draft_tokens": 3}, {"alpha": 0.9, "draft_tokens": 8}]
     button.click()
-    assert pressed == ["reset"] and displayed[-1] == {"alpha": 0.9, "draft_tokens": 8} and len(displayed) == 6
+    assert (
+        pressed == ["reset"]
+        and displayed[-1] == {"alpha": 0.9, "draft_tokens": 8}
+        and len(displayed) == 6
+    )
 
 
 def test_each_widget_is_a_picture(displayed: list, monkeypatch: pytest.MonkeyPatch):

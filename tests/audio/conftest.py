@@ -1,4 +1,6 @@
-"""A tiny Whisper of transformers with random weights, its folder, and a drafter with its encoder."""
+"""A tiny Whisper of transformers with random weights, its folder, and a drafter with its
+encoder.
+"""
 
 import numpy as np
 import pytest
@@ -27,7 +29,12 @@ def peer(seed: int, decoder_layers: int):
 
     sizes = {f"{side}_attention_heads": 4 for side in ("encoder", "decoder")}
     sizes |= {f"{side}_ffn_dim": 48 for side in ("encoder", "decoder")}
-    tokens = {"decoder_start_token_id": 41, "pad_token_id": WORDS, "bos_token_id": WORDS, "eos_token_id": WORDS}
+    tokens = {
+        "decoder_start_token_id": 41,
+        "pad_token_id": WORDS,
+        "bos_token_id": WORDS,
+        "eos_token_id": WORDS,
+    }
     config = transformers.WhisperConfig(
         vocab_size=STAMPS + WIDTH // 2 + 1,
         d_model=32,
@@ -42,7 +49,8 @@ def peer(seed: int, decoder_layers: int):
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            # Cross-attention is strong, so that the text depends on the sound; norms stay as they are.
+            # Cross-attention is strong, so that the text depends on the sound; norms stay as they
+            # are.
             scale = 0.6 if "encoder_attn" in name else 0.3
             if parameter.ndim > 1:
                 parameter.normal_(0, scale, generator=generator)
@@ -57,16 +65,30 @@ def tokenizer(words: int = WORDS):
     import transformers
 
     letters = [chr(ord("A") + i) for i in range(words)]
-    made_of_letters = tokenizers.Tokenizer(tokenizers.models.BPE({x: i for i, x in enumerate(letters)}, []))
+    made_of_letters = tokenizers.Tokenizer(
+        tokenizers.models.BPE({x: i for i, x in enumerate(letters)}, [])
+    )
     made_of_letters.decoder = tokenizers.decoders.ByteLevel()
-    more = ["<|endoftext|>", "<|startoftranscript|>", "<|en|>", "<|de|>", "<|fr|>", "<|transcribe|>", "<|translate|>"]
+    more = [
+        "<|endoftext|>",
+        "<|startoftranscript|>",
+        "<|en|>",
+        "<|de|>",
+        "<|fr|>",
+        "<|transcribe|>",
+        "<|translate|>",
+    ]
     made_of_letters.add_special_tokens([*more, "<|notimestamps|>"])
-    return transformers.PreTrainedTokenizerFast(tokenizer_object=made_of_letters, eos_token="<|endoftext|>")
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=made_of_letters, eos_token="<|endoftext|>"
+    )
 
 
 @pytest.fixture(scope="session")
 def whisper(tmp_path_factory):
-    """The model in transformers, and the folders of it and of a drafter with one decoder layer and its encoder."""
+    """The model in transformers, and the folders of it and of a drafter with one decoder layer and
+    its encoder.
+    """
     import torch
 
     target, draft = peer(0, decoder_layers=2), peer(1, decoder_layers=1)
@@ -74,7 +96,11 @@ def whisper(tmp_path_factory):
     with torch.no_grad():
         draft.model.encoder.load_state_dict(target.model.encoder.state_dict())
         # Its own decoder is the target's first layer, so that some of its draft tokens are right.
-        theirs = {k: v for k, v in target.model.decoder.state_dict().items() if k in draft.model.decoder.state_dict()}
+        theirs = {
+            k: v
+            for k, v in target.model.decoder.state_dict().items()
+            if k in draft.model.decoder.state_dict()
+        }
         draft.model.decoder.load_state_dict(theirs)
     for model, folder in zip((target, draft), folders, strict=True):
         model.save_pretrained(folder)

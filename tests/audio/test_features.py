@@ -24,7 +24,9 @@ SOUNDS = {
 @pytest.mark.parametrize("mels", [80, 128])
 @pytest.mark.parametrize("sound", SOUNDS)
 def test_features_are_those_of_transformers(sound, mels):
-    """Its NumPy path has float64 spectra, as ours; PyTorch's float32 ones are off by 5e-5 in bands next to a tone."""
+    """Its NumPy path has float64 spectra, as ours; PyTorch's float32 ones are off by 5e-5 in bands
+    next to a tone.
+    """
     import transformers
 
     whisper = transformers.WhisperFeatureExtractor(feature_size=mels)
@@ -35,8 +37,12 @@ def test_features_are_those_of_transformers(sound, mels):
     assert ours.dtype == np.float32
     np.testing.assert_allclose(ours, by_numpy, rtol=0, atol=1e-6)
     options = {"truncation": False, "padding": "longest"} if len(waveform) > WINDOW else {}
-    theirs = whisper(waveform, sampling_rate=features.RATE, return_tensors="np", **options)["input_features"][0]
-    np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-4 if sound in ("tone", "chirp") else 2e-5)
+    theirs = whisper(waveform, sampling_rate=features.RATE, return_tensors="np", **options)[
+        "input_features"
+    ][0]
+    np.testing.assert_allclose(
+        ours, theirs, rtol=0, atol=1e-4 if sound in ("tone", "chirp") else 2e-5
+    )
 
 
 @pytest.mark.parametrize(

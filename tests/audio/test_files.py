@@ -48,9 +48,13 @@ DEEP = b"".join((int(x) * 256).to_bytes(3, "little", signed=True) for x in SAMPL
 
 
 def wav(data, *, riff=None, size=None, bits=16, kind=b"RIFF", tags=b"", after=b""):
-    """A file's bytes with sizes of its own for the whole and for the samples; None: the right ones."""
+    """A file's bytes with sizes of its own for the whole and for the samples; None: the right
+    ones.
+    """
     order = ">" if kind == b"RIFX" else "<"
-    form = struct.pack(f"{order}IHHIIHH", 16, 1, 1, features.RATE, features.RATE * bits // 8, bits // 8, bits)
+    form = struct.pack(
+        f"{order}IHHIIHH", 16, 1, 1, features.RATE, features.RATE * bits // 8, bits // 8, bits
+    )
     content = b"WAVEfmt " + form + tags + b"data"
     content += struct.pack(f"{order}I", len(data) if size is None else size) + data + after
     return kind + struct.pack(f"{order}I", len(content) if riff is None else riff) + content
@@ -141,7 +145,10 @@ def test_folders_mean_their_sound_files_in_order(tmp_path):
         ('{"audio": "a.wav", "audio_filepath": "b.wav"}', "expected .*, the path of a .wav file"),
         ('{"audio": "a.wav", "language": 7}', "has 'language': 7"),
         ('{"audio": "a.wav", "offset": 1.5}', "'offset' is not obeyed: cut the sound"),
-        ('{"audio": "a.wav", "task": "translate"}', "'task' is not obeyed: it holds for all sounds"),
+        (
+            '{"audio": "a.wav", "task": "translate"}',
+            "'task' is not obeyed: it holds for all sounds",
+        ),
         ('{"audio": "a.wav", "score": 1e999}', "the field 'score' cannot be written"),
         ('{"audio": "a.wav", "top_k": 5}', "'top_k' is not obeyed"),
         ('{"audio": "a.wav", "num_beams": 5}', "'num_beams' is not obeyed"),
@@ -158,9 +165,12 @@ def test_lines_name_sounds_or_are_refused(line, wrong, tmp_path):
     assert first == files.Listed(tmp_path / "b.wav", fields={"speaker": "x"})
     assert second == files.Listed(Path("/c.wav"), id=3)
     listed.write_text(
-        '{"audio": "b.wav", "id": null, "language": null, "task": null, "speaker": null, "num_beams": 1}\n'
+        '{"audio": "b.wav", "id": null, "language": null, "task": null, "speaker": null, '
+        '"num_beams": 1}\n'
     )
-    assert files.find([listed]) == [files.Listed(tmp_path / "b.wav", fields={"speaker": None, "num_beams": 1})]
+    assert files.find([listed]) == [
+        files.Listed(tmp_path / "b.wav", fields={"speaker": None, "num_beams": 1})
+    ]
     listed.write_text("\n")
     with pytest.raises(ValueError, match="has no sounds"):
         files.find([listed])
@@ -168,5 +178,11 @@ def test_lines_name_sounds_or_are_refused(line, wrong, tmp_path):
 
 def test_sizes_are_those_of_files_that_are_there(tmp_path):
     (tmp_path / "a.wav").write_bytes(b"RIFF")
-    paths = [tmp_path / "a.wav", tmp_path / "b.wav", tmp_path / ("x" * 300), Path("~nobody-here/a.wav"), Path("a\0")]
+    paths = [
+        tmp_path / "a.wav",
+        tmp_path / "b.wav",
+        tmp_path / ("x" * 300),
+        Path("~nobody-here/a.wav"),
+        Path("a\0"),
+    ]
     assert [files.bytes_of(path) for path in paths] == [4, None, None, None, None]

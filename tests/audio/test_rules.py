@@ -8,14 +8,23 @@ from jaxspec.audio.rules import text_rules
 from jaxspec.core import Preceding, Prompt
 from jaxspec.nets.whisper import Speech
 
-VOCAB, END, BEGIN = 24, 8, 3  # words 0 to 7, the end, timestamps from 13 on; rows begin with 3 tokens
+# words 0 to 7, the end, timestamps from 13 on; rows begin with 3 tokens
+VOCAB, END, BEGIN = 24, 8, 3
 SPEECH = Speech(no_timestamps=12, suppressed=(1, 9), suppressed_first=(2, END), latest_start=4)
 
 
 def texts():
     """New tokens as a model may write them: words, single timestamps, pairs, at every place."""
     rng = np.random.RandomState(0)
-    rows = [[13, 2, 3, 15, 15, 4], [14, 5, 16], [13, 4, 20, 20, 7, 22], [6, 7], [15, 15], [13, 23, 23], []]
+    rows = [
+        [13, 2, 3, 15, 15, 4],
+        [14, 5, 16],
+        [13, 4, 20, 20, 7, 22],
+        [6, 7],
+        [15, 15],
+        [13, 23, 23],
+        [],
+    ]
     return [rng.randint(10, 13, BEGIN).tolist() + row for row in rows]
 
 
@@ -50,14 +59,18 @@ def test_logits_are_those_of_transformers(timestamps, spread):
     prompt = Prompt(jnp.asarray(tokens), jnp.array([len(row) for row in rows]))
     scores = rng.normal(0, spread, (len(rows), 1, VOCAB)).astype(np.float32)
     ours = rules(None, jnp.asarray(scores), Preceding(prompt, jnp.full(len(rows), BEGIN)))
-    theirs = np.stack([expected(row, x[0], timestamps) for row, x in zip(rows, scores, strict=True)])
+    theirs = np.stack(
+        [expected(row, x[0], timestamps) for row, x in zip(rows, scores, strict=True)]
+    )
     np.testing.assert_array_equal(ours[:, 0], theirs)
 
 
 @pytest.mark.needs_torch
 @pytest.mark.slow
 def test_each_draft_token_is_processed_after_those_before_it():
-    """Drafted after the row [begin 13 2]: timestamps, a pair of them and words, in one pass of four positions."""
+    """Drafted after the row [begin 13 2]: timestamps, a pair of them and words, in one pass of four
+    positions.
+    """
     rules, rng = text_rules(SPEECH, END, True), np.random.RandomState(2)
     committed = [10, 11, 10, 13, 2]
     for drafted in ([15, 15, 4], [3, 16, 8], [14, 9, 14]):

@@ -13,7 +13,9 @@ def random_text(rng):
     tokens, latest = [], FIRST
     for _ in range(rng.randint(1, 9)):
         latest += rng.randint(1, 20)
-        tokens += [[latest] * rng.randint(1, 3), rng.randint(0, 50, rng.randint(1, 4)).tolist()][rng.randint(2)]
+        tokens += [[latest] * rng.randint(1, 3), rng.randint(0, 50, rng.randint(1, 4)).tolist()][
+            rng.randint(2)
+        ]
     return tokens
 
 
@@ -25,7 +27,12 @@ def test_segments_are_those_of_transformers(frames):
     from transformers.models.whisper import generation_whisper as generation
 
     rng = np.random.RandomState(0)
-    for tokens in [random_text(rng) for _ in range(60)] + [[7, 8], [FIRST, 3, 4], [FIRST + 9], [1, 150, 150]]:
+    for tokens in [random_text(rng) for _ in range(60)] + [
+        [7, 8],
+        [FIRST, 3, 4],
+        [FIRST + 9],
+        [1, 150, 150],
+    ]:
         theirs, moved = generation.WhisperGenerationMixin._retrieve_segment(
             seek_sequence=torch.tensor(tokens),
             seek_outputs=[None],
@@ -42,14 +49,20 @@ def test_segments_are_those_of_transformers(frames):
         )
         segments, frames_moved = windows.split(tokens, FIRST, 1200, frames)
         assert frames_moved == int(moved)
-        assert [segment.tokens for segment in segments] == [segment["tokens"].tolist() for segment in theirs]
+        assert [segment.tokens for segment in segments] == [
+            segment["tokens"].tolist() for segment in theirs
+        ]
         times = [(float(segment["start"]), float(segment["end"])) for segment in theirs]
-        np.testing.assert_allclose([(segment.start, segment.end) for segment in segments], times, atol=1e-6)
+        np.testing.assert_allclose(
+            [(segment.start, segment.end) for segment in segments], times, atol=1e-6
+        )
 
 
 def test_a_text_without_timestamps_is_one_segment():
     segments, moved = windows.split([5, 6, 7], None, 0, 400)
-    assert [(x.start, x.end, x.tokens) for x in segments] == [(0.0, 4.0, [5, 6, 7])] and moved == 400
+    assert [(x.start, x.end, x.tokens) for x in segments] == [
+        (0.0, 4.0, [5, 6, 7])
+    ] and moved == 400
     assert windows.split([], FIRST, 0, 400)[0][0].tokens == []
 
 

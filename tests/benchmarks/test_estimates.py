@@ -1,4 +1,6 @@
-"""Estimates from compiled programs, by hand and by a stand-in for the compiler; tests/test_tpu.py has the TPU's own."""
+"""Estimates from compiled programs, by hand and by a stand-in for the compiler; tests/test_tpu.py
+has the TPU's own.
+"""
 
 import json
 import math
@@ -20,14 +22,23 @@ def contents(**parts: tuple[int, int]) -> Contents:
 
 
 def estimate_by_hand() -> estimating.Estimate:
-    """A machine of 10 cycles and 100 bytes a second: the drafter's step is bound by memory, all else by cycles."""
+    """A machine of 10 cycles and 100 bytes a second: the drafter's step is bound by memory, all
+    else by cycles.
+    """
     machine = roofline.Machine(bandwidth=100.0, bfloat16=1.0, float32=None, memory=20.0, clock=10.0)
     plain = contents(prefill=(70, 10), target=(100, 10), rest=(10, 0))
     speculative = contents(
-        prefill=(90, 10), draft=(20, 10), draft_step=(5, 100), target=(110, 10), accept=(2, 0), rest=(8, 0)
+        prefill=(90, 10),
+        draft=(20, 10),
+        draft_step=(5, 100),
+        target=(110, 10),
+        accept=(2, 0),
+        rest=(8, 0),
     )
     floors = {"target": 500.0, "draft": 50.0}
-    compiled = dict.fromkeys(("plain", "speculative"), aot.Compiled(aot.Program(1.0, 10, 0, 5, 1, {}), None, {}))
+    compiled = dict.fromkeys(
+        ("plain", "speculative"), aot.Compiled(aot.Program(1.0, 10, 0, 5, 1, {}), None, {})
+    )
     programs = aot.Programs("v5e:2x2", 1, "", machine, 2, 3, False, floors, compiled)
     return estimating.Estimate(programs, plain, speculative)
 
@@ -59,20 +70,32 @@ def test_of_a_gpu_it_is_said_what_jax_reserves():
     estimated = estimate_by_hand()
     estimated = estimated._replace(programs=estimated.programs._replace(topology="h100:1"))
     said = " ".join(estimating.notes(estimated))
-    assert "takes more than 75% of a GPU's memory" in said and "XLA_PYTHON_CLIENT_MEM_FRACTION" in said
+    assert (
+        "takes more than 75% of a GPU's memory" in said and "XLA_PYTHON_CLIENT_MEM_FRACTION" in said
+    )
     widened = estimated._replace(plain=estimated.plain._replace(widened={"fusion.1": 3_000_000}))
-    assert "The plain loop writes 3.0 MB of weights or caches in a wider dtype" in " ".join(estimating.notes(widened))
+    assert "The plain loop writes 3.0 MB of weights or caches in a wider dtype" in " ".join(
+        estimating.notes(widened)
+    )
 
 
 @pytest.fixture
 def run(monkeypatch, capsys):
     """Runs the script with a compiler that makes of every program the same; returns its output."""
-    parts = {"prefill": Part(9, 9), "draft": Part(3, 3, 2), "draft step": Part(2, 2, 2), "target": Part(10, 10, 2, 1)}
+    parts = {
+        "prefill": Part(9, 9),
+        "draft": Part(3, 3, 2),
+        "draft step": Part(2, 2, 2),
+        "target": Part(10, 10, 2, 1),
+    }
     program = aot.Compiled(aot.Program(1.0, 100, 20, 3, 1, {"all-reduce": (2, 64)}), None, {})
 
     def estimate(prepared, topology, *, mesh, advance):
         machine = roofline.machine("h100" if topology.startswith("h100") else "tpu-v5p")
-        floors, names = {"target": 5e6, "draft": 1e6}, ["plain", "speculative"][: 1 + (prepared.drafter is not None)]
+        floors, names = (
+            {"target": 5e6, "draft": 1e6},
+            ["plain", "speculative"][: 1 + (prepared.drafter is not None)],
+        )
         batch = len(prepared.prompt.length)
         programs = aot.Programs(
             topology, 4, mesh or "", machine, batch, 3, False, floors, dict.fromkeys(names, program)
@@ -94,7 +117,12 @@ def run(monkeypatch, capsys):
 
 def test_an_estimate_is_printed_as_one(run):
     said = run(*PAIR, "--mesh", "model=4", "--batch", "2", "--alpha", "0.5")
-    for words in ("Estimates of the compiler, no measurement", "2 all-reduce (64 bytes)", "verify pass", "c = 0.2"):
+    for words in (
+        "Estimates of the compiler, no measurement",
+        "2 all-reduce (64 bytes)",
+        "verify pass",
+        "c = 0.2",
+    ):
         assert words in said
     assert "With α = 0.5: 1.88 tokens a round" in said and "It fits" in said
 
@@ -102,9 +130,16 @@ def test_an_estimate_is_printed_as_one(run):
 def test_of_gpus_kernels_are_counted_and_timed(run):
     """Of each pass two kernels, of which a round has its draft's steps twice."""
     said = run(*PAIR, "--topology", "h100:4", "--alpha", "0.5")
-    assert "Estimates from kernels, no measurement" in said and "cycles" not in said and " kernels " in said
+    assert (
+        "Estimates from kernels, no measurement" in said
+        and "cycles" not in said
+        and " kernels " in said
+    )
     assert "kernels as measured on an H100" in said and "With α = 0.5: 1.88 tokens a round" in said
-    assert "A round of the speculative program runs 8 kernels, and the host waits for 1 condition" in said
+    assert (
+        "A round of the speculative program runs 8 kernels, and the host waits for 1 condition"
+        in said
+    )
 
 
 def test_json_has_programs_and_rows(run):
@@ -137,11 +172,13 @@ def test_what_counts_once_is_said(run):
         ((*PAIR[:2], "--draft", "nowhere.toml"), "no recipe 'nowhere.toml': expected a .toml file"),
         (
             (*PAIR[:2], "--draft", "dynamic_tree=6:debian-t5-block"),
-            "--draft is 'dynamic_tree=6:debian-t5-block': expected debian-t5-block, or dynamic_tree=NODESxDEPTHxWIDTH:",
+            "--draft is 'dynamic_tree=6:debian-t5-block': expected debian-t5-block, or "
+            "dynamic_tree=NODESxDEPTHxWIDTH:",
         ),
         (
             ("--target", "gemma-3-270m", "--draft", "debian-gpt-eagle"),
-            "debian-gpt-eagle cannot draft for gemma-3-270m: in [head], heads is 3 for layers of width 640",
+            "debian-gpt-eagle cannot draft for gemma-3-270m: in [head], heads is 3 for layers of "
+            "width 640",
         ),
         ((*PAIR, "--plan", "--alpha", "0.5", "--mesh", "model=4"), "--plan is of one chip"),
     ],
@@ -163,7 +200,9 @@ def test_a_missing_compiler_is_said_in_one_line(run, monkeypatch, capsys):
 
 
 def test_a_tpus_compiler_tells_c_and_v(run, monkeypatch):
-    """The compiler is a stand-in: a draft step of 10 cycles, a pass of 100 and 4 more for each draft token."""
+    """The compiler is a stand-in: a draft step of 10 cycles, a pass of 100 and 4 more for each
+    draft token.
+    """
     seen: list[tuple] = []
 
     def estimate(prepared, topology, *, plain, advance):
@@ -171,11 +210,25 @@ def test_a_tpus_compiler_tells_c_and_v(run, monkeypatch):
         parts = {"draft": Part(10), "draft step": Part(10), "target": Part(100 + 4 * gamma)}
         seen.append((topology, gamma, batch, plain is None))
         kept = {"plain": plain or aot.Compiled(aot.Program(1.0, 1, 0, 0, 0, {}), None, {})}
-        programs = aot.Programs(topology, 1, "", roofline.machine("tpu-v5p"), batch, gamma, False, {}, kept)
-        return estimating.Estimate(programs, Contents({"target": Part(100)}, {}, {}), Contents(parts, {}, {}))
+        programs = aot.Programs(
+            topology, 1, "", roofline.machine("tpu-v5p"), batch, gamma, False, {}, kept
+        )
+        return estimating.Estimate(
+            programs, Contents({"target": Part(100)}, {}, {}), Contents(parts, {}, {})
+        )
 
     monkeypatch.setattr(estimating, "estimate", estimate)
-    pair = ("--target", "t5-v1_1-base", "--draft", "t5-v1_1-small", "--topology", "v5p", "--alpha", "0.75", "--plan")
+    pair = (
+        "--target",
+        "t5-v1_1-base",
+        "--draft",
+        "t5-v1_1-small",
+        "--topology",
+        "v5p",
+        "--alpha",
+        "0.75",
+        "--plan",
+    )
     plan = json.loads(run(*pair, "--batch", "2", "--gamma", "8", "--json"))
     assert seen == [("v5p", 5, 2, True), ("v5p", 8, 2, False)]  # plain decoding is compiled once
     by_hand = planning.plan(0.75, 0.1, [1.0, *(1 + 0.04 * gamma for gamma in range(1, 9))])
@@ -185,9 +238,13 @@ def test_a_tpus_compiler_tells_c_and_v(run, monkeypatch):
 
 
 def test_a_published_head_is_a_drafter_of_shapes():
-    """Of docs/pairs.md, with a target by its published shape: nothing is downloaded, and nothing computed."""
+    """Of docs/pairs.md, with a target by its published shape: nothing is downloaded, and nothing
+    computed.
+    """
     target, name = aot.shape_model("llama-3.1-8b"), "yuhuili/EAGLE3-LLaMA3.1-Instruct-8B"
-    chain, tree = (command.head_of(spelling)(target) for spelling in (name, f"dynamic_tree=60x7x10:{name}"))
+    chain, tree = (
+        command.head_of(spelling)(target) for spelling in (name, f"dynamic_tree=60x7x10:{name}")
+    )
     assert chain.functions.tree is None and tree.functions.tree is not None
     assert {type(leaf) for leaf in jax.tree.leaves(chain.params)} == {jax.ShapeDtypeStruct}
     assert command.head_of("llama-3.2-1b") is None
@@ -197,8 +254,14 @@ def test_the_recipe_of_a_head_is_a_drafter_of_shapes(tmp_path):
     target = aot.shape_model("debian-t5-large", "bfloat16")
     drafter = command.head_of("debian-t5-block")(target)
     assert drafter.functions.longest == 4
-    assert {leaf.dtype.name for leaf in jax.tree.leaves(drafter.params)} <= {"bfloat16", "int32", "float32"}
+    assert {leaf.dtype.name for leaf in jax.tree.leaves(drafter.params)} <= {
+        "bfloat16",
+        "int32",
+        "float32",
+    }
     copy = tmp_path / "mine.toml"
-    copy.write_text(command.recipes.shipped()["debian-t5-block"].read_text().replace("block = 4", "block = 3"))
+    copy.write_text(
+        command.recipes.shipped()["debian-t5-block"].read_text().replace("block = 4", "block = 3")
+    )
     assert command.head_of(str(copy))(target).functions.longest == 3
     assert command.head_of("debian-t5-draft") is None

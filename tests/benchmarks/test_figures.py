@@ -40,12 +40,15 @@ def test_figure_3_has_the_best_gammas():
 def test_figure_4_has_speeds_and_operations_of_theory():
     lines = draw.trade_off([2, 10]).axes[0].lines
     at = [curve(line, 0.9) for line in lines[:4]]
-    assert at == pytest.approx([2.71, 1.11, 6.86, 1.60], abs=0.005)  # Table 1: speed, operations; speed, operations
+    # Table 1: speed, operations; speed, operations
+    assert at == pytest.approx([2.71, 1.11, 6.86, 1.60], abs=0.005)
     assert [line.get_linestyle() for line in lines[:4]] == ["-", "--", "-", "--"]
 
 
 def test_a_landscape_shows_the_speeds_and_the_best_gamma_of_theory():
-    figure = draw.landscape(0.05, lambda gamma: 1 + 0.1 * gamma, [Mark("left", 0.9, 3), Mark("right", 0.1, 2)], most=8)
+    figure = draw.landscape(
+        0.05, lambda gamma: 1 + 0.1 * gamma, [Mark("left", 0.9, 3), Mark("right", 0.1, 2)], most=8
+    )
     axes = figure.axes[0]
     speed = axes.collections[0].get_array().reshape(8, -1)
     assert speed[4, 300] == pytest.approx(float(formulas.improvement(0.75, 5, 0.05, 1.5)))
@@ -75,9 +78,11 @@ def test_decomposition_adds_up_to_the_targets_distribution():
     p, q = np.array([0.1, 0.6, 0.3, 0.0]), np.array([0.5, 0.1, 0.3, 0.1])
     axes = draw.decomposition(p, q, list("abcd"), most=3).axes[0]
     accepted, residual, rejected = axes.containers
-    assert [tick.get_text() for tick in axes.get_xticklabels()] == ["b", "c", "a"]  # the largest, by p
+    # the largest, by p
+    assert [tick.get_text() for tick in axes.get_xticklabels()] == ["b", "c", "a"]
     np.testing.assert_allclose(
-        [a.get_height() + r.get_height() for a, r in zip(accepted, residual, strict=True)], [0.6, 0.3, 0.1]
+        [a.get_height() + r.get_height() for a, r in zip(accepted, residual, strict=True)],
+        [0.6, 0.3, 0.1],
     )
     assert sum(bar.get_height() for bar in rejected) == pytest.approx(0.4)
     assert f"{float(divergence.beta(p, q)):.2f}" in axes.get_title()
@@ -143,11 +148,15 @@ def test_the_rejection_rule_approaches_the_targets_distribution():
 
 
 def test_a_lenient_rule_stays_away():
-    """By the L1 distance of its own known distribution: what is accepted, plus what is not times the residual."""
+    """By the L1 distance of its own known distribution: what is accepted, plus what is not times
+    the residual.
+    """
     tokens = sampling.first_tokens(rules.lenient(0.5), P, Q, ROUNDS, seed=1)
     accepted = np.minimum(np.array(P) / 0.5, Q)
     mixture = accepted + (1 - accepted.sum()) * divergence.residual(P, Q)
-    assert sampling.l1_distance(tokens, P, [ROUNDS])[0] == pytest.approx(np.abs(mixture - P).sum(), abs=0.02)
+    assert sampling.l1_distance(tokens, P, [ROUNDS])[0] == pytest.approx(
+        np.abs(mixture - P).sum(), abs=0.02
+    )
 
 
 def test_noise_distance_is_the_mean_for_samples():

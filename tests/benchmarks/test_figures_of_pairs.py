@@ -1,4 +1,6 @@
-"""`python -m benchmarks.figures` on table models: which files it writes, and its error without matplotlib."""
+"""`python -m benchmarks.figures` on table models: which files it writes, and its error without
+matplotlib.
+"""
 
 import json
 import sys
@@ -26,7 +28,9 @@ def run(loading, tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_figures_of_a_pair_are_drawn_in_a_format(run, tmp_path, capsys):
     run("--format", "svg")
-    assert capsys.readouterr().out.split() == [str(tmp_path / "out" / f"{name}.svg") for name in THEORY + MEASURED]
+    assert capsys.readouterr().out.split() == [
+        str(tmp_path / "out" / f"{name}.svg") for name in THEORY + MEASURED
+    ]
     drawn = (tmp_path / "out" / "landscape.svg").read_text(encoding="utf-8")
     assert "debian-t5-large with debian-t5-draft" in drawn and "measured: " in drawn
 
@@ -38,7 +42,11 @@ def test_the_mark_is_of_the_time_after_prefill(zoo, monkeypatch, after, label):
     monkeypatch.setattr(cost, "measure", lambda prepared, repeats: SimpleNamespace(c=0.1, v=1.4))
     monkeypatch.setattr(paper, "speedup_after_prefill", lambda prepared, repeats: after)
     prepared = prepare(
-        zoo["debian-t5-large"], "der alte Hund", drafter=zoo["debian-t5-draft"], gamma=2, max_new_tokens=4
+        zoo["debian-t5-large"],
+        "der alte Hund",
+        drafter=zoo["debian-t5-draft"],
+        gamma=2,
+        max_new_tokens=4,
     )
     name, figure = next(paper.of_pair(prepared, repeats=1))
     assert name == "landscape" and label in [text.get_text() for text in figure.axes[0].texts]
@@ -53,7 +61,10 @@ def test_theory_needs_no_models(run, tmp_path):
 
 def test_the_tree_of_a_plan_is_drawn(run, tmp_path):
     acceptance = {"top": [[0.5, 0.0], [0.5, 0.2]]}
-    plan = {"tree": {"shape": [[0], [1], [0, 0]], "draw": "top"}, "measured": {"acceptance": acceptance}}
+    plan = {
+        "tree": {"shape": [[0], [1], [0, 0]], "draw": "top"},
+        "measured": {"acceptance": acceptance},
+    }
     (tmp_path / "plan.json").write_text(json.dumps({"plans": [plan]}))
     run("--tree", str(tmp_path / "plan.json"), "--format", "svg")
     assert "<svg" in (tmp_path / "out" / "tree.svg").read_text(encoding="utf-8")

@@ -22,7 +22,9 @@ PROMPT, KEY, DRAWS = Prompt(jnp.array([[3, 1]]), jnp.array([2])), jax.random.key
 
 
 def asked(target=TARGET, prompt=PROMPT, **options):
-    return prepare(target, prompt, **(dict(drafter=DRAFT, gamma=2, temperature=1.0, key=KEY) | options))
+    return prepare(
+        target, prompt, **(dict(drafter=DRAFT, gamma=2, temperature=1.0, key=KEY) | options)
+    )
 
 
 @pytest.fixture(scope="module")
@@ -47,9 +49,13 @@ def test_a_context_is_in_the_table(context):
 def test_a_right_rule_passes(context, rule):
     sampled = drawn(context, rule)
     fitted = fits.fit(context, sampled.tokens)
-    assert fitted.pvalue > 1e-3 and fitted.draws == DRAWS == len(sampled.tokens) and fitted.cells > 10
+    assert (
+        fitted.pvalue > 1e-3 and fitted.draws == DRAWS == len(sampled.tokens) and fitted.cells > 10
+    )
     assert 0.05 < sampled.acceptance_rate < 0.95
-    np.testing.assert_allclose(fitted.pvalue, stats.chi2.sf(fitted.statistic, fitted.cells - 1), rtol=1e-4)
+    np.testing.assert_allclose(
+        fitted.pvalue, stats.chi2.sf(fitted.statistic, fitted.cells - 1), rtol=1e-4
+    )
 
 
 @pytest.mark.slow
@@ -83,7 +89,10 @@ def test_bounds_are_kept_and_broken(context):
     """Lenience of 0.5 keeps to its own bound, and breaks that of 0.9."""
     sampled = drawn(context, rules.lenient(0.5)).tokens
     assert fits.bound_test(context, sampled, catalogue.RULES["lenient"].bound).pvalue > 1e-3
-    assert fits.bound_test(context, sampled, lambda log_p: jnp.minimum(jnp.exp(log_p) / 0.9, 1)).pvalue < 1e-6
+    assert (
+        fits.bound_test(context, sampled, lambda log_p: jnp.minimum(jnp.exp(log_p) / 0.9, 1)).pvalue
+        < 1e-6
+    )
 
 
 def test_a_bound_on_rare_tokens_is_tested_on_all_of_them_together():

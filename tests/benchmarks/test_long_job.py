@@ -1,4 +1,6 @@
-"""Long jobs: memory stays as it is, nothing is compiled after the first prompts, and the benchmark would say if not."""
+"""Long jobs: memory stays as it is, nothing is compiled after the first prompts, and the benchmark
+would say if not.
+"""
 
 import jax
 import numpy as np
@@ -15,7 +17,9 @@ def test_a_job_of_many_prompts_compiles_and_retains_nothing(gamma):
     job = list(long_job.samples(target, draft if gamma else None, 1200, 200, slots=8, gamma=gamma))
     assert [sample.done for sample in job] == list(range(200, 1201, 200))
     # A prompt that left one small array behind would add 200 from sample to sample.
-    assert all(sample.arrays <= job[0].arrays + 20 for sample in job), [sample.arrays for sample in job]
+    assert all(sample.arrays <= job[0].arrays + 20 for sample in job), [
+        sample.arrays for sample in job
+    ]
     assert {sample.compiled for sample in job} == {job[0].compiled}
 
 
@@ -23,7 +27,10 @@ def steady(count=9, **changes):
     """Samples of a job; a change adds so much to a column from sample to sample."""
     first = Sample(100, 1000, 1.0, 1.0, 10**8, 90, 10**6, 20)
     return [
-        first._replace(done=100 * at + 100, **{name: getattr(first, name) + at * by for name, by in changes.items()})
+        first._replace(
+            done=100 * at + 100,
+            **{name: getattr(first, name) + at * by for name, by in changes.items()},
+        )
         for at in range(count)
     ]
 
@@ -40,7 +47,9 @@ def steady(count=9, **changes):
     ],
 )
 def test_what_grows_is_said_not_to_be_flat(changes, wrong):
-    assert [what for what, is_flat, _ in long_job.verdicts(steady(**changes)) if not is_flat] == wrong
+    assert [
+        what for what, is_flat, _ in long_job.verdicts(steady(**changes)) if not is_flat
+    ] == wrong
 
 
 def test_late_compilations_are_counted():

@@ -45,12 +45,22 @@ def one_thread(monkeypatch):
 @pytest.mark.slow
 @pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize(
-    ("net", "configs"), [(t5, (DEEPER, SHALLOW)), (decoder, GPTS), (decoder, LLAMAS)], ids=["t5", "gpt", "llama"]
+    ("net", "configs"),
+    [(t5, (DEEPER, SHALLOW)), (decoder, GPTS), (decoder, LLAMAS)],
+    ids=["t5", "gpt", "llama"],
 )
 def test_both_libraries_generate_the_same(net, configs):
     target, draft = (random(net, config, i) for i, config in enumerate(configs))
-    ways = {"small": draft} | ({"copy": drafters.prompt_lookup(peer.MATCH)} if net is not t5 else {})
-    rows = list(run(target, product(task=TASK, drafter=ways, backend=BOTH), config=Config(num_prompts=2, repeats=1)))
+    ways = {"small": draft} | (
+        {"copy": drafters.prompt_lookup(peer.MATCH)} if net is not t5 else {}
+    )
+    rows = list(
+        run(
+            target,
+            product(task=TASK, drafter=ways, backend=BOTH),
+            config=Config(num_prompts=2, repeats=1),
+        )
+    )
     assert [row.setting.backend for row in rows] == NAMES * (1 + len(ways))
     assert all(row.same_text == row.texts == 2 and row.tokens == 18 for row in rows)
     passes = {(row.setting.drafter, row.setting.backend): row.passes for row in rows}
@@ -66,9 +76,14 @@ def test_both_libraries_generate_the_same(net, configs):
 @pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize(("net", "config"), [(t5, DEEPER), (decoder, GPTS[0])], ids=["t5", "gpt"])
 def test_batches_with_limits_of_several_lengths_are_decoded_alike(net, config, tmp_path):
-    """Each batch until its longest row is done, in both libraries; slots are left by rows that are done."""
+    """Each batch until its longest row is done, in both libraries; slots are left by rows that are
+    done.
+    """
     prepared = prepare(
-        random(net, config, 0), [[5, 17, 33], [9], [4, 4], [7, 6], [8]], max_new_tokens=[3, 9, 5, 2, 7], eos_ids=()
+        random(net, config, 0),
+        [[5, 17, 33], [9], [4, 4], [7, 6], [8]],
+        max_new_tokens=[3, 9, 5, 2, 7],
+        eos_ids=(),
     )
     ours, theirs = jobs.fixed(prepared, 2), jobs.transformers(prepared, 2, tmp_path)
     assert ours == theirs and (ours.used, ours.idle) == (21, 2 * (8 + 4 + 6) - 21)
@@ -86,7 +101,9 @@ def test_a_trimmed_draft_drafts_with_its_whole_head_there(tmp_path):
     module = peer.exported(trimmed, tmp_path)
     inputs = peer.inputs(PROMPT, left=False)
     with torch.no_grad():
-        theirs = module(**inputs, decoder_input_ids=torch.zeros((2, 1), dtype=torch.long)).logits[:, -1]
+        theirs = module(**inputs, decoder_input_ids=torch.zeros((2, 1), dtype=torch.long)).logits[
+            :, -1
+        ]
     assert theirs.shape == (2, 64)
     settings = product(task=TASK, drafter={"trimmed": trimmed, "whole": draft}, backend=BOTH)
     (said,) = peer.whole_heads(settings)
@@ -98,7 +115,9 @@ def test_padding_is_on_the_side_that_a_model_wants():
     left, right = (peer.inputs(PROMPT, left=side) for side in (True, False))
     assert left["input_ids"].tolist() == [[5, 17, 33, 2], [0, 0, 9, 5]]
     assert left["attention_mask"].tolist() == [[1, 1, 1, 1], [0, 0, 1, 1]]
-    assert right["input_ids"].tolist()[1] == [9, 5, 0, 0] and right["attention_mask"].tolist()[1] == [1, 1, 0, 0]
+    assert right["input_ids"].tolist()[1] == [9, 5, 0, 0] and right["attention_mask"].tolist()[
+        1
+    ] == [1, 1, 0, 0]
 
 
 def test_without_pytorch_it_says_what_to_do(monkeypatch):
@@ -121,7 +140,9 @@ def test_without_pytorch_it_says_what_to_do(monkeypatch):
 def test_what_cannot_be_compared(changed, message):
     target, draft = random(decoder, GPTS[0], 0), random(decoder, GPTS[1], 1)
     half = draft._replace(config=tiny_gpt(64, dtype="bfloat16"))
-    setting = Setting(TASK, draft, 2)._replace(**changed | ({"drafter": half} if "half" in changed.values() else {}))
+    setting = Setting(TASK, draft, 2)._replace(
+        **changed | ({"drafter": half} if "half" in changed.values() else {})
+    )
     prepared = prepare(target, PROMPT, key=jax.random.key(0), max_new_tokens=9, **setting.sampling)
     with pytest.raises(ValueError, match=message):
         peer.refuse(setting, prepared)

@@ -29,15 +29,25 @@ planes {
 def test_kernels_of_a_gpu():
     data = jax.profiler.ProfileData
     ran = profile.kernels(data.from_serialized_xspace(data.text_proto_to_serialized_xspace(GPU)))
-    assert [kernel.name for kernel in ran] == ["gemm_fusion_dot_12", "gemm_fusion_dot_3", "MemcpyD2D"]
+    assert [kernel.name for kernel in ran] == [
+        "gemm_fusion_dot_12",
+        "gemm_fusion_dot_3",
+        "MemcpyD2D",
+    ]
     summary = profile.summary(ran, count=1)
     assert (summary.kernels_per_pass, summary.pass_us, summary.busy_us) == (3, 10.0, 9.0)
-    assert summary.largest[0] == profile.KernelGroup("gemm_fusion_dot", 2.0, us_per_pass=6.0, us_each=3.0, share=0.6)
+    assert summary.largest[0] == profile.KernelGroup(
+        "gemm_fusion_dot", 2.0, us_per_pass=6.0, us_each=3.0, share=0.6
+    )
 
 
 @pytest.mark.parametrize(
     ("busy", "floor_us", "said"),
-    [(0.4, 40.0, "waiting for launches"), (0.9, 40.0, "small kernels"), (0.9, 80.0, "That is what its weights take")],
+    [
+        (0.4, 40.0, "waiting for launches"),
+        (0.9, 40.0, "small kernels"),
+        (0.9, 80.0, "That is what its weights take"),
+    ],
 )
 def test_advice_tells_gaps_from_kernels_from_weights(busy, floor_us, said):
     summary = profile.Profile(kernels_per_pass=50.0, pass_us=100.0, busy_us=100 * busy, busy=busy)
@@ -46,7 +56,9 @@ def test_advice_tells_gaps_from_kernels_from_weights(busy, floor_us, said):
 
 def prepared():
     model = table_model(jax.random.key(0), vocab=5)
-    return prepare(model, Prompt(jax.numpy.array([[3, 1]]), jax.numpy.array([2])), max_new_tokens=16)
+    return prepare(
+        model, Prompt(jax.numpy.array([[3, 1]]), jax.numpy.array([2])), max_new_tokens=16
+    )
 
 
 @pytest.mark.slow

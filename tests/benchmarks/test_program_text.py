@@ -1,4 +1,6 @@
-"""What is read of a program as XLA prints it: a small one, written by hand in the form of a TPU's."""
+"""What is read of a program as XLA prints it: a small one, written by hand in the form of a
+TPU's.
+"""
 
 import pytest
 
@@ -36,7 +38,9 @@ PROGRAM = f"""HloModule jit_generation, is_scheduled=true
 
 %fused_rotation (param_0.4: bf16[1,1024]) -> (bf16[1,1024]) {{
   %param_0.4 = bf16[1,1024]{{1,0}} parameter(0)
-  %multiply.4 = bf16[1,1024]{{1,0}} multiply(%param_0.4, %param_0.4), {SCOPE % "while/body/target/mul"}
+  %multiply.4 = bf16[1,1024]{{1,0}} multiply(%param_0.4, %param_0.4), {
+    SCOPE % "while/body/target/mul"
+}
   ROOT %tuple.4 = (bf16[1,1024]{{1,0}}) tuple(%multiply.4)
 }}
 
@@ -52,7 +56,9 @@ PROGRAM = f"""HloModule jit_generation, is_scheduled=true
   %carry.1 = (bf16[1,1024]{{1,0:S(1)}}, {WEIGHT}) parameter(0)
   %held.1 = bf16[1,1024]{{1,0:S(1)}} get-tuple-element(%carry.1), index=0
   %weight.1 = {WEIGHT} get-tuple-element(%carry.1), index=1
-  %fusion.1 = bf16[1,1024]{{1,0:S(1)}} fusion(%held.1, %weight.1), calls=%fused_product, {CYCLES % 300}
+  %fusion.1 = bf16[1,1024]{{1,0:S(1)}} fusion(%held.1, %weight.1), calls=%fused_product, {
+    CYCLES % 300
+}
   ROOT %tuple.1 = (bf16[1,1024]{{1,0:S(1)}}, {WEIGHT}) tuple(%fusion.1, %weight.1)
 }}
 
@@ -68,20 +74,24 @@ PROGRAM = f"""HloModule jit_generation, is_scheduled=true
   %fusion.2 = bf16[1,1024]{{1,0:S(1)}} fusion(%held.2, %copy-done.1), kind=kOutput, calls=%fused_product, {
     SCOPE % "while/body/target/dot_general"
 }, {CYCLES % 400}
-  %slice-start.1 = (({WEIGHT}), bf16[256,1024]{{1,0:S(1)}}, s32[]) slice-start(%weight.2), slice={{[0:256], [0:1024]}}
+  %slice-start.1 = (({
+    WEIGHT
+}), bf16[256,1024]{{1,0:S(1)}}, s32[]) slice-start(%weight.2), slice={{[0:256], [0:1024]}}
   %slice-done.1 = bf16[256,1024]{{1,0:S(1)}} slice-done(%slice-start.1)
   %joined.1 = bf16[512,1024]{{1,0:S(1)}} custom-call(%slice-done.1, %slice-done.1), custom_call_target="ConcatBitcast"
   %fusion.7 = bf16[1,512]{{1,0:S(1)}} fusion(%held.2, %joined.1), kind=kOutput, calls=%fused_product, {
     SCOPE % "while/body/accept/dot_general"
 }, {CYCLES % 6}
   %all-reduce.1 = bf16[1,1024]{{1,0:S(1)}} all-reduce(%fusion.2), to_apply=%add
-  %fusion.3 = (bf16[1,1024]{{1,0:S(1)}}) fusion(%all-reduce.1), kind=kLoop, calls=%fused_rotation, {CYCLES % 7}
+  %fusion.3 = (bf16[1,1024]{{1,0:S(1)}}) fusion(%all-reduce.1), kind=kLoop, calls=%fused_rotation, {
+    CYCLES % 7
+}
   %fusion.4 = bf16[1024,1024]{{0,1:T(8,128)(2,1)S(1)}} fusion(%weight.2), kind=kLoop, calls=%fused_relayout, {
     SCOPE % "while/body/target/transpose"
 }, {CYCLES % 90}
-  %conditional.1 = bf16[1,1024]{{1,0:S(1)}} conditional(%p, %held.2), branch_computations={BRANCHES}, {
-    SCOPE % "while/body/commit/cond"
-}
+  %conditional.1 = bf16[1,1024]{{1,0:S(1)}} conditional(%p, %held.2), branch_computations={
+    BRANCHES
+}, {SCOPE % "while/body/commit/cond"}
   %fusion.5 = bf16[1,1024]{{1,0:S(1)}} fusion(%held.2), kind=kLoop, calls=%none, {CYCLES % 3}
   ROOT %tuple.2 = (bf16[1,1024]{{1,0:S(1)}}, {WEIGHT}) tuple(%fusion.5, %weight.2)
 }}
@@ -93,7 +103,9 @@ ENTRY %main.1 (weights.1: bf16[1024,1024], token.1: s32[]) -> bf16[1,1024] {{
     SCOPE % "prefill/gather"
 }, {CYCLES % 20}
   %tuple.3 = (bf16[1,1024]{{1,0:S(1)}}, {WEIGHT}) tuple(%fusion.6, %weights.1)
-  %while.2 = (bf16[1,1024]{{1,0:S(1)}}, {WEIGHT}) while(%tuple.3), condition=%c, body=%round, {SCOPE % "while"}
+  %while.2 = (bf16[1,1024]{{1,0:S(1)}}, {WEIGHT}) while(%tuple.3), condition=%c, body=%round, {
+    SCOPE % "while"
+}
   ROOT %copy.1 = {WEIGHT} copy(%weights.1), {CYCLES % 5}
 }}
 """
@@ -103,7 +115,9 @@ def test_parts_are_those_of_scopes_and_loops():
     parts = read(PROGRAM).parts
     cycles = {name: part.cycles for name, part in parts.items()}
     assert cycles["draft step"] == 300, "an operation without a scope is of its loop"
-    assert cycles["target"] == 400 + 7 + 90, "one of several results has the scope of what it consists of"
+    assert cycles["target"] == 400 + 7 + 90, (
+        "one of several results has the scope of what it consists of"
+    )
     assert cycles["commit"] == 50, "of a conditional the most expensive branch counts"
     assert (cycles["rest"], cycles["prefill"]) == (3, 20 + 5)
 
@@ -112,9 +126,13 @@ def test_bytes_are_those_of_the_main_memory():
     parts = read(PROGRAM).parts
     assert parts["draft step"].bytes_read == 2 * MIB, "what the carry holds on the chip is not read"
     assert parts["target"].bytes_read == 2 * 2 * MIB, "prefetched, and once more for the copy"
-    assert parts["accept"].bytes_read == MIB, "prefetched in two slices of half a MiB, which are joined"
+    assert parts["accept"].bytes_read == MIB, (
+        "prefetched in two slices of half a MiB, which are joined"
+    )
     assert parts["rest"].bytes_read == 0, "prefetches are counted where they are used"
-    assert parts["prefill"].bytes_read == 2048 + 2 * MIB, "of a table one row is looked up; the copy reads all"
+    assert parts["prefill"].bytes_read == 2048 + 2 * MIB, (
+        "of a table one row is looked up; the copy reads all"
+    )
 
 
 def test_copies_in_the_loop_and_collectives_are_listed():
@@ -147,7 +165,9 @@ def test_a_part_takes_the_larger_of_estimate_and_memory():
 
 
 def test_of_alternatives_the_most_expensive_counts_and_of_what_is_done_or_not_all():
-    """`core.branches` makes loops of both: three widths of a pass, of which one is run, and two levels of a tree."""
+    """`core.branches` makes loops of both: three widths of a pass, of which one is run, and two
+    levels of a tree.
+    """
 
     def loop(name, cycles):
         return f"""
@@ -160,7 +180,8 @@ def test_of_alternatives_the_most_expensive_counts_and_of_what_is_done_or_not_al
     scopes = dict.fromkeys(("one", "two", "three"), "while/body/target/one_of/branch/while")
     scopes |= dict.fromkeys(("level", "deeper"), "while/body/draft/branch/while")
     calls = "\n".join(
-        f"  %while.{name} = f32[8]{{0}} while(%carry.9), condition=%c, body=%{name}, {SCOPE % scope}"
+        f"  %while.{name} = f32[8]{{0}} while(%carry.9), condition=%c, body=%{name}, "
+        f"{SCOPE % scope}"
         for name, scope in scopes.items()
     )
     text = f"""
@@ -181,7 +202,9 @@ ENTRY %main.1 (start: f32[8]) -> f32[8] {{
 
 
 def test_a_gpus_program_has_kernels_and_what_the_host_reads():
-    """In the form of a GPU's: a product that lost its scope, a loop of known length, and weights that are widened."""
+    """In the form of a GPU's: a product that lost its scope, a loop of known length, and weights
+    that are widened.
+    """
     known, many = 'backend_config={"known_trip_count":{"n":"4"}}', "1024,2048"
     text = f"""
 %fused_widening (p.1: s8[{many}], p.2: f32[1024]) -> bf16[{many}] {{
@@ -201,7 +224,9 @@ def test_a_gpus_program_has_kernels_and_what_the_host_reads():
   %carry.2 = (bf16[8]{{0}}, s8[{many}]{{1,0}}) parameter(0)
   %weight.2 = s8[{many}]{{1,0}} get-tuple-element(%carry.2), index=1
   %held.2 = bf16[8]{{0}} get-tuple-element(%carry.2), index=0
-  %while.1 = (bf16[8]{{0}}) while(%held.2), condition=%c, body=%step, {SCOPE % "while/body/draft/while"}, {known}
+  %while.1 = (bf16[8]{{0}}) while(%held.2), condition=%c, body=%step, {
+        SCOPE % "while/body/draft/while"
+    }, {known}
   %bitcast.2 = s8[{many}]{{1,0}} bitcast(%weight.2)
   %wide.2 = bf16[{many}]{{1,0}} fusion(%bitcast.2, %held.2), kind=kLoop, calls=%fused_widening, {
         SCOPE % "while/body/target/mul"
@@ -216,15 +241,29 @@ def test_a_gpus_program_has_kernels_and_what_the_host_reads():
 
 ENTRY %main.1 (weights.1: s8[{many}]) -> bf16[8] {{
   %weights.1 = s8[{many}]{{1,0}} parameter(0)
-  ROOT %while.2 = (bf16[8]{{0}}, s8[{many}]{{1,0}}) while(%weights.1), condition=%c, body=%round, {SCOPE % "while"}
+  ROOT %while.2 = (bf16[8]{{0}}, s8[{many}]{{1,0}}) while(%weights.1), condition=%c, body=%round, {
+        SCOPE % "while"
+    }
 }}
 """
     found = read(text)
-    assert found.widened == {"wide.2": 2 * 1024 * 2048}, "a weight; not what the round itself has computed"
-    assert found.parts["target"]._replace(bytes_read=0) == Part(kernels=3), "a product without a scope, too"
-    assert found.parts["draft step"]._replace(bytes_read=0) == Part(kernels=1), "of a length that is known"
-    assert found.parts["rest"] == Part(kernels=1, host_reads=1), "the host reads whether there is another round"
+    assert found.widened == {"wide.2": 2 * 1024 * 2048}, (
+        "a weight; not what the round itself has computed"
+    )
+    assert found.parts["target"]._replace(bytes_read=0) == Part(kernels=3), (
+        "a product without a scope, too"
+    )
+    assert found.parts["draft step"]._replace(bytes_read=0) == Part(kernels=1), (
+        "of a length that is known"
+    )
+    assert found.parts["rest"] == Part(kernels=1, host_reads=1), (
+        "the host reads whether there is another round"
+    )
     machine = roofline.machine("h100")
-    assert read(text, machine).parts["target"].kernel_seconds == pytest.approx(3 * machine.kernel), "small ones"
+    assert read(text, machine).parts["target"].kernel_seconds == pytest.approx(
+        3 * machine.kernel
+    ), "small ones"
     large = read(text, machine._replace(kernel=1e-12)).parts["target"]
-    assert large.kernel_seconds == pytest.approx(large.bytes_read / (0.84 * machine.bandwidth), rel=1e-3)
+    assert large.kernel_seconds == pytest.approx(
+        large.bytes_read / (0.84 * machine.bandwidth), rel=1e-3
+    )

@@ -32,8 +32,11 @@ def test_bleu_by_hand():
 def test_rouge_l_by_hand():
     assert quality.rouge_l(["a b c"], ["a b c"]) == pytest.approx(100.0)
     assert quality.rouge_l(["x"], ["a b c"]) == 0.0
-    # the longest common subsequence is "b d": precision 2/3, recall 2/4; the mean with a perfect row
-    assert quality.rouge_l(["b x d", "e"], ["a b c d", "e"]) == pytest.approx((100 * 4 / 7 + 100) / 2)
+    # the longest common subsequence is "b d": precision 2/3, recall 2/4; the mean with a perfect
+    # row
+    assert quality.rouge_l(["b x d", "e"], ["a b c d", "e"]) == pytest.approx(
+        (100 * 4 / 7 + 100) / 2
+    )
 
 
 def test_bad_arguments_are_refused():
@@ -45,7 +48,9 @@ def test_bad_arguments_are_refused():
         quality.bleu("a", "a")
 
 
-@pytest.mark.parametrize(("package", "call"), [("sacrebleu", quality.bleu), ("rouge_score", quality.rouge_l)])
+@pytest.mark.parametrize(
+    ("package", "call"), [("sacrebleu", quality.bleu), ("rouge_score", quality.rouge_l)]
+)
 def test_without_the_extra(monkeypatch, package, call):
     real = builtins.__import__
 
@@ -79,14 +84,18 @@ def data_folder(folder):
     pair = {"input": "a house", "output": "ein Haus", "package": "x"}
     rows = [json.dumps(pair | {"task": task}) for task in ("translation", "synopsis")]
     (folder / "t5.heldout.jsonl").write_text("\n".join(rows) + "\n")
-    (folder / "gpt.heldout.jsonl").write_text(json.dumps({"text": "Das ist ein Haus a house is a house"}) + "\n")
+    (folder / "gpt.heldout.jsonl").write_text(
+        json.dumps({"text": "Das ist ein Haus a house is a house"}) + "\n"
+    )
     return folder
 
 
 def pair(net, config, tokenizer) -> tuple[Model, Model]:
     params = [jax.jit(net.init, static_argnums=0)(config, jax.random.key(seed)) for seed in (0, 1)]
     lm = net.language_model(config)
-    return Model(lm, params[0], tokenizer, config, "big"), Model(lm, params[1], tokenizer, config, "small")
+    return Model(lm, params[0], tokenizer, config, "big"), Model(
+        lm, params[1], tokenizer, config, "small"
+    )
 
 
 @pytest.mark.slow
@@ -94,7 +103,10 @@ def test_card_of_a_translating_pair(tokenizer, tmp_path, monkeypatch):
     monkeypatch.setattr(model_card, "GAMMAS", (3,))
     target, draft = pair(t5, T5, tokenizer)
     cards = model_card.card(target, draft, data_folder(tmp_path), rows=2, new_tokens=6)
-    assert [(card.task, card.metric) for card in cards] == [("translation", "sacreBLEU"), ("synopsis", "ROUGE-L")]
+    assert [(card.task, card.metric) for card in cards] == [
+        ("translation", "sacreBLEU"),
+        ("synopsis", "ROUGE-L"),
+    ]
     for card in cards:
         assert card.loss == pytest.approx((math.log(len(WORDS)),) * 2, abs=2.0)
         assert card.quality is not None and all(0 <= score <= 100 for score in card.quality)
@@ -106,7 +118,11 @@ def test_card_of_a_translating_pair(tokenizer, tmp_path, monkeypatch):
         ]
         assert drafting[0].same_text == 2
         assert all(0 <= row.alpha.low <= row.alpha.value <= row.alpha.high <= 1 for row in drafting)
-    cells = [str(cell) for column in model_card.table(cards, "big", "small").columns for cell in column.cells]
+    cells = [
+        str(cell)
+        for column in model_card.table(cards, "big", "small").columns
+        for cell in column.cells
+    ]
     assert {"sacreBLEU", "tokens per round, γ = 3"} <= set(cells)
 
 
@@ -116,7 +132,9 @@ def test_loss_of_language_models_and_of_both_tasks(tokenizer, tmp_path):
     folder = data_folder(tmp_path)
     target, _ = pair(decoder, GPT, tokenizer)
     row = tokenizer("</s> Das ist ein Haus a house is a house </s>")["input_ids"]
-    logits = jax.jit(decoder.DecoderNet(GPT).apply)({"params": target.params}, jnp.array([row[:-1]]))
+    logits = jax.jit(decoder.DecoderNet(GPT).apply)(
+        {"params": target.params}, jnp.array([row[:-1]])
+    )
     log_probs = jax.nn.log_softmax(logits)[0]
     expected = -float(np.mean([log_probs[i, token] for i, token in enumerate(row[1:])]))
     assert model_card.heldout_loss(target, folder, "text") == pytest.approx(expected, rel=1e-4)

@@ -48,7 +48,18 @@ from jaxspec.weights import orbax
 from tests.small import tiny_gpt
 
 ROOT = Path(__file__).resolve().parents[2]
-TASK = ("--task", "translation", "--count", "2", "--rows", "2", "--max-new-tokens", "8", "--repeats", "1")
+TASK = (
+    "--task",
+    "translation",
+    "--count",
+    "2",
+    "--rows",
+    "2",
+    "--max-new-tokens",
+    "8",
+    "--repeats",
+    "1",
+)
 FEW = ("--count", "2", "--max-new-tokens", "8")
 ONE = Spread(1.0, 1.0, 1.0)
 PAIR = ("--target", "debian-t5-large", "--draft", "debian-t5-draft")
@@ -56,7 +67,9 @@ PAIR = ("--target", "debian-t5-large", "--draft", "debian-t5-draft")
 
 @pytest.fixture
 def few_rules(monkeypatch):
-    monkeypatch.setattr(catalogue, "RULES", {name: catalogue.RULES[name] for name in ("block", "typical")})
+    monkeypatch.setattr(
+        catalogue, "RULES", {name: catalogue.RULES[name] for name in ("block", "typical")}
+    )
 
 
 @pytest.mark.slow
@@ -74,23 +87,34 @@ def test_a_peer_that_disagrees_is_an_error(loading, monkeypatch, capsys):
     with pytest.raises(SystemExit) as end:
         peer.main([*TASK, "--gamma", "2", "--batch", "1,2"])
     text = " ".join(capsys.readouterr().out.split())
-    assert end.value.code == 1 and "0 of 2 greedy texts" in text and "times the speed of transformers" in text
-    assert "debian-t5-draft: transformers drafts with the whole head, jaxspec with the trimmed" in text
+    assert (
+        end.value.code == 1
+        and "0 of 2 greedy texts" in text
+        and "times the speed of transformers" in text
+    )
+    assert (
+        "debian-t5-draft: transformers drafts with the whole head, jaxspec with the trimmed" in text
+    )
     assert calls == [(True, 1), (False, 1), (True, 2)]  # it refuses to draft for batches
 
 
 @pytest.mark.parametrize(
-    ("table", "options"), [("2", ()), ("3", ()), ("3", ("--draft", "prompt_lookup")), ("5", ("--temperature", "1"))]
+    ("table", "options"),
+    [("2", ()), ("3", ()), ("3", ("--draft", "prompt_lookup")), ("5", ("--temperature", "1"))],
 )
 def test_presets_are_the_papers_tables(loading, monkeypatch, table, options):
     calls = []
     monkeypatch.setattr(
-        bench, "run_groups", lambda target, settings, store, config, **_: calls.append((settings, config)) or iter([])
+        bench,
+        "run_groups",
+        lambda target, settings, store, config, **_: calls.append((settings, config)) or iter([]),
     )
     paper.main([table, *TASK, *options])
     ((settings, config),) = calls
     assert ("speed" in config.quantities) == (table == "2")
-    assert {x.sampling["temperature"] for x in settings} == ({1} if "--temperature" in options else {0, 1})
+    assert {x.sampling["temperature"] for x in settings} == (
+        {1} if "--temperature" in options else {0, 1}
+    )
     if table == "2":
         assert {x.gamma for x in settings} == {"plan"}
         return
@@ -106,7 +130,9 @@ def test_the_papers_rows_are_beside_ours(loading, monkeypatch, zoo, capsys):
     setting = SettingSummary("big", "random", "small", gamma=7)
     result = BenchResult(setting, speed=ONE, environment=environment.current())
     calls = []
-    monkeypatch.setattr(random_model, "random_model", lambda *x: calls.append(x) or zoo["debian-gpt-base"])
+    monkeypatch.setattr(
+        random_model, "random_model", lambda *x: calls.append(x) or zoo["debian-gpt-base"]
+    )
     monkeypatch.setattr(paper, "table_2", lambda *models, **options: calls.append(options) or [])
     monkeypatch.setattr(paper, "floor", lambda *_: paper.Floor(1e9, 1e6, ONE))
     monkeypatch.setattr(bench, "run_groups", lambda *_, **__: iter([[result]]))
@@ -126,7 +152,9 @@ def test_the_papers_rows_are_beside_ours(loading, monkeypatch, zoo, capsys):
 @pytest.mark.slow
 def test_verdicts_of_every_rule_are_timed_beside_passes(few_rules, monkeypatch, capsys):
     monkeypatch.setattr(rule_costs, "LARGE", 12)
-    monkeypatch.setattr(rule_costs, "random_model", lambda *_, **options: table_model(jax.random.key(0), 9))
+    monkeypatch.setattr(
+        rule_costs, "random_model", lambda *_, **options: table_model(jax.random.key(0), 9)
+    )
     rule_costs.main(["--batch", "2", "--gamma", "2", "--repeats", "2", "--markdown"])
     shown = capsys.readouterr().out
     assert shown.count("| block ") == 2 and "batch 2, V = 12" in shown
@@ -136,7 +164,9 @@ def test_verdicts_of_every_rule_are_timed_beside_passes(few_rules, monkeypatch, 
 @pytest.mark.slow
 def test_a_model_card_has_loss_quality_and_acceptance(loading, monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(model_card, "heldout_loss", lambda model, folder, task: 2.5)
-    monkeypatch.setattr(model_card, "SCORES", {"translation": ("words", lambda ours, theirs: float(len(ours)))})
+    monkeypatch.setattr(
+        model_card, "SCORES", {"translation": ("words", lambda ours, theirs: float(len(ours)))}
+    )
     monkeypatch.setattr(model_card.quality, "check", lambda: None)
     monkeypatch.setattr(model_card, "GAMMAS", (2,))
     model_card.main([str(tmp_path), *PAIR, *FEW])
@@ -158,7 +188,11 @@ def test_samples_are_tested(loading, monkeypatch, capsys, wrong, wrong_rule):
     else:
         goodness_of_fit.main(arguments)
     shown = " ".join(capsys.readouterr().out.split())
-    assert ("WRONG" in shown) == wrong and "as stated" in shown and "1 prompts, 256 draws each" in shown
+    assert (
+        ("WRONG" in shown) == wrong
+        and "as stated" in shown
+        and "1 prompts, 256 draws each" in shown
+    )
 
 
 def test_rules_are_replayed(loading, few_rules, capsys):
@@ -168,9 +202,21 @@ def test_rules_are_replayed(loading, few_rules, capsys):
 
 
 def test_a_model_shares_all_of_its_distribution_with_itself(loading, capsys):
-    overlap.main(["debian-t5-large", "--dtype", "float32", "--others", "debian-t5-draft", *FEW, "--references", "2"])
+    overlap.main(
+        [
+            "debian-t5-large",
+            "--dtype",
+            "float32",
+            "--others",
+            "debian-t5-draft",
+            *FEW,
+            "--references",
+            "2",
+        ]
+    )
     first, itself, other = (
-        [cell.strip() for cell in line.split("|")] for line in capsys.readouterr().out.splitlines()[2:]
+        [cell.strip() for cell in line.split("|")]
+        for line in capsys.readouterr().out.splitlines()[2:]
     )
     assert itself[1:] == ["float32", "1.0000±0.0000", first[3], "0.0000", ""]
     assert float(other[2].partition("±")[0]) < 1 and float(other[4]) > 0 and other[3] != first[3]
@@ -190,12 +236,20 @@ def checkpoint(tmp_path):
     word_tokenizer(words, pad_token="<pad>").save_pretrained(tmp_path / "words")
     config = tiny_gpt(len(words))
     options = dict(name="small", family="gpt", dtype="int8", description={})
-    orbax.save(tmp_path / "small", decoder.init(config, jax.random.key(0)), config, tmp_path / "words", **options)
+    orbax.save(
+        tmp_path / "small",
+        decoder.init(config, jax.random.key(0)),
+        config,
+        tmp_path / "words",
+        **options,
+    )
     return tmp_path / "small"
 
 
 def test_wider_and_unrounded_models_are_written(checkpoint, tmp_path):
-    synthetic.main(["widen", str(checkpoint), "--units", "48", "--out", str(tmp_path / "new" / "wide")])
+    synthetic.main(
+        ["widen", str(checkpoint), "--units", "48", "--out", str(tmp_path / "new" / "wide")]
+    )
     small, wide = model_loading.load(checkpoint), model_loading.load(tmp_path / "new" / "wide")
     assert (nets.form_of(wide.config)[1].ff_dim, wide.name) == (48, "wide")
     synthetic.main(["unrounded", str(checkpoint), "--out", str(tmp_path / "drawn")])
@@ -214,11 +268,29 @@ def test_loading_has_its_options(monkeypatch, capsys):
 
 
 def test_options_are_those_of_bench():
-    arguments = ["--draft", "a,b", "--rows", "3", "--full-length", "--minutes", "2.5", "--csv", "x.csv", "--own", "1"]
+    arguments = [
+        "--draft",
+        "a,b",
+        "--rows",
+        "3",
+        "--full-length",
+        "--minutes",
+        "2.5",
+        "--csv",
+        "x.csv",
+        "--own",
+        "1",
+    ]
     parser = options.parser_of("A script.")
     parser.add_argument("--own", type=int)
     work, namespace = options.workload(parser, arguments, {"gamma": "7"})
-    assert (work.draft, work.rows, work.full_length, work.minutes, work.csv) == ("a,b", 3, True, 2.5, Path("x.csv"))
+    assert (work.draft, work.rows, work.full_length, work.minutes, work.csv) == (
+        "a,b",
+        3,
+        True,
+        2.5,
+        Path("x.csv"),
+    )
     assert (work.gamma, work.mesh, namespace.own) == ("7", None, 1)
 
 
@@ -237,11 +309,24 @@ def temperature_sample(inputs, cache, tokens_to_logits, eos_id, *, temperature, 
 @pytest.mark.slow
 def test_t5x_is_read_from_where_it_lies(loading, monkeypatch, tmp_path, capsys):
     """With a loop of the same call in its place; T5X's own was run by hand."""
-    arguments = [*PAIR[2:], "--target", "debian-t5-large", "--count", "1", "--max-new-tokens", "5", "--repeats", "1"]
+    arguments = [
+        *PAIR[2:],
+        "--target",
+        "debian-t5-large",
+        "--count",
+        "1",
+        "--max-new-tokens",
+        "5",
+        "--repeats",
+        "1",
+    ]
     monkeypatch.setattr(sys, "argv", ["t5x_decode", str(tmp_path), *arguments])
     with pytest.raises(SystemExit) as end:
         t5x_decode.main()
-    assert end.value.code == 2 and "expected the path of a checkout of github.com/" in capsys.readouterr().err
+    assert (
+        end.value.code == 2
+        and "expected the path of a checkout of github.com/" in capsys.readouterr().err
+    )
     (tmp_path / "t5x").mkdir()
     (tmp_path / "t5x" / "decoding.py").write_text(T5X_LOOP)
     monkeypatch.setitem(sys.modules, "t5x", None)  # what is imported from there does not stay
@@ -275,7 +360,9 @@ After.
 
 def test_a_page_is_filled_by_its_own_commands(tmp_path, monkeypatch):
     calls = []
-    monkeypatch.setattr(results, "printed", lambda command, store: calls.append(command) or f"table of {command}\n")
+    monkeypatch.setattr(
+        results, "printed", lambda command, store: calls.append(command) or f"table of {command}\n"
+    )
     (tmp_path / "page.md").write_text(PAGE)
     results.main([str(tmp_path / "page.md"), "--resume", str(tmp_path / "rows.jsonl")])
     assert calls == ["jaxspec bench --gamma 3", "python -m benchmarks.paper 5"]
@@ -292,7 +379,9 @@ def test_a_command_that_fails_ends_the_filling(tmp_path, monkeypatch):
         results.printed("jaxspec bench --gamma x", tmp_path / "rows.jsonl")
 
 
-@pytest.mark.parametrize("script", sorted((ROOT / "benchmarks").glob("*.py")), ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "script", sorted((ROOT / "benchmarks").glob("*.py")), ids=lambda path: path.stem
+)
 def test_every_script_begins_with_its_command(script):
     parts = (
         "__init__",
@@ -312,7 +401,9 @@ def test_every_script_begins_with_its_command(script):
     assert '\nif __name__ == "__main__":\n' in text
 
 
-MODULES = [path for home in ("benchmarks", "data_prep") for path in sorted((ROOT / home).rglob("*.py"))]
+MODULES = [
+    path for home in ("benchmarks", "data_prep") for path in sorted((ROOT / home).rglob("*.py"))
+]
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: path.relative_to(ROOT).as_posix())
@@ -329,34 +420,67 @@ def test_examples_hold(path):
     ("script", "arguments", "shown"),
     [
         ("calm", "--count 2 --max-new-tokens 4", "confidence 0.9"),
-        ("beam_search", "--target debian-t5-small --count 1 --beams 2 --new 4 --repeats 1", "beams 2: 3 steps"),
+        (
+            "beam_search",
+            "--target debian-t5-small --count 1 --beams 2 --new 4 --repeats 1",
+            "beams 2: 3 steps",
+        ),
         # two checkouts, each measured in processes of its own
-        pytest.param("compare_commits", ". . --repeats 1 --only gpt8", "same", marks=pytest.mark.exhaustive),
-        ("cpu_products", "--matrices 64x256 --rows 5 --repeats 1 --megabytes 0.1", "| 64x256 | 5 | int4, groups |"),
-        ("greedy_equality", "debian-t5-base debian-t5-small --count 1 --only jacobi", "| jacobi | 1 of 1 |"),
-        ("head_costs", "--vocab 64 --few 16 --dim 32 --layers 3 --repeats 1 --only EAGLE-3", "| EAGLE-3 |"),
+        pytest.param(
+            "compare_commits", ". . --repeats 1 --only gpt8", "same", marks=pytest.mark.exhaustive
+        ),
+        (
+            "cpu_products",
+            "--matrices 64x256 --rows 5 --repeats 1 --megabytes 0.1",
+            "| 64x256 | 5 | int4, groups |",
+        ),
+        (
+            "greedy_equality",
+            "debian-t5-base debian-t5-small --count 1 --only jacobi",
+            "| jacobi | 1 of 1 |",
+        ),
+        (
+            "head_costs",
+            "--vocab 64 --few 16 --dim 32 --layers 3 --repeats 1 --only EAGLE-3",
+            "| EAGLE-3 |",
+        ),
         pytest.param(  # what it does is tested in training/test_online.py
-            *("online", "--batches 2 --rows 2 --parts 1 --new 4 --temperature 0 --positions rejected --steps 1"),
+            *(
+                "online",
+                "--batches 2 --rows 2 --parts 1 --new 4 --temperature 0 --positions rejected "
+                "--steps 1",
+            ),
             *("English",),
             marks=pytest.mark.exhaustive,
         ),
         # as greedy_equality, with a model whose programs take a minute to compile
         pytest.param(
-            *("real_model_equality", "--only jacobi --count 1 --new 8", "jacobi | 1 of 1"), marks=pytest.mark.exhaustive
+            *("real_model_equality", "--only jacobi --count 1 --new 8", "jacobi | 1 of 1"),
+            marks=pytest.mark.exhaustive,
         ),
         ("read_bandwidth", "debian-t5-small", "a step"),
         ("speculators_parity", "--only DSpark", "DSpark"),
-        ("structured", "--target debian-gpt-small --count 1 --repeats 1 --max-new-tokens 40", "same texts: yes"),
+        (
+            "structured",
+            "--target debian-gpt-small --count 1 --repeats 1 --max-new-tokens 40",
+            "same texts: yes",
+        ),
         ("tree_overhead", "--repeats 1 --rule rejection --shape gpt-6m", "rejection"),
         pytest.param(  # what it does is tested in analysis/test_tree.py
-            *("tree_tokens", "debian-t5-base debian-t5-small --temperature 0 --count 2 --nodes 4", "|"),
+            *(
+                "tree_tokens",
+                "debian-t5-base debian-t5-small --temperature 0 --count 2 --nodes 4",
+                "|",
+            ),
             marks=pytest.mark.exhaustive,
         ),
         ("zlab_parity", "--only windows", "DFlash 2, windows"),
     ],
 )
 def test_a_script_runs(script, arguments, shown):
-    """Runs as a process of its own, from the checkout's root; packages beyond the test extra may be absent."""
+    """Runs as a process of its own, from the checkout's root; packages beyond the test extra may be
+    absent.
+    """
     command = (sys.executable, "-m", f"benchmarks.{script}", *arguments.split())
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=os.environ)
     if "pip install" in done.stderr:
@@ -372,13 +496,25 @@ def test_ways_of_distilling_are_compared(tmp_path):
     for file in (ROOT / "checkpoints" / "debian-gpt-base").glob("tokenizer*.json"):
         shutil.copy(file, folder)
     for name, count in (("gpt.train", 64), ("gpt.heldout", 8)):
-        texts = [f"This package contains the documentation of the library number {i}." for i in range(count)]
+        texts = [
+            f"This package contains the documentation of the library number {i}."
+            for i in range(count)
+        ]
         lines = "".join(json.dumps({"text": text}) + "\n" for text in texts)
         (tmp_path / "data" / f"{name}.jsonl").write_text(lines)
     few = ["--steps", "1", "--answers", "4", "--count", "1", "--max-new-tokens", "4"]
     folders = ("--data", str(tmp_path / "data"), "--work", str(tmp_path / "runs"))
-    command = (sys.executable, "-m", "benchmarks.compare_distillation", "debian-gpt-small", *folders, *few)
-    done = subprocess.run((*command, "--only", "text kl"), cwd=ROOT, capture_output=True, text=True, env=os.environ)
+    command = (
+        sys.executable,
+        "-m",
+        "benchmarks.compare_distillation",
+        "debian-gpt-small",
+        *folders,
+        *few,
+    )
+    done = subprocess.run(
+        (*command, "--only", "text kl"), cwd=ROOT, capture_output=True, text=True, env=os.environ
+    )
     assert done.returncode == 0, done.stderr
     assert "| text | kl | " in done.stdout
 
@@ -406,32 +542,76 @@ def test_slots_may_be_prefilled_when_they_are_free(loading):
     target, draft = (jaxspec.load(name) for name in PAIR[1::2])
     prompts, limits = jobs.prompts_and_limits(target, 9, 2, 8)
     work = job_overhead.Work(target, draft, prompts, limits, slots=2, gamma=2)
-    ahead, late = (job_overhead.run_job(work, ahead=way)._replace(live=0, idle=0) for way in (True, False))
+    ahead, late = (
+        job_overhead.run_job(work, ahead=way)._replace(live=0, idle=0) for way in (True, False)
+    )
     assert ahead == late and (ahead.done, ahead.new_tokens) == (9, limits.sum())
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "pair",
-    [PAIR, pytest.param(("--target", "debian-gpt-base", "--draft", "debian-gpt-small"), marks=pytest.mark.exhaustive)],
+    [
+        PAIR,
+        pytest.param(
+            ("--target", "debian-gpt-base", "--draft", "debian-gpt-small"),
+            marks=pytest.mark.exhaustive,
+        ),
+    ],
 )
 def test_batches_of_several_sizes_are_timed(loading, capsys, monkeypatch, pair):
     monkeypatch.setenv("COLUMNS", "200")
     batch_sizes.main(
-        [*pair, "--batches", "1,2", "--gammas", "2", "--most", "3", "--max-new-tokens", "6", "--repeats", "2"]
+        [
+            *pair,
+            "--batches",
+            "1,2",
+            "--gammas",
+            "2",
+            "--most",
+            "3",
+            "--max-new-tokens",
+            "6",
+            "--repeats",
+            "2",
+        ]
     )
     printed = capsys.readouterr().out
-    assert printed.count("1 of 1") == printed.count("2 of 2") == 3 and printed.count("adaptive, at most 3") == 2
+    assert (
+        printed.count("1 of 1") == printed.count("2 of 2") == 3
+        and printed.count("adaptive, at most 3") == 2
+    )
 
 
 @pytest.mark.slow
 def test_an_accelerator_is_measured_at_a_given_acceptance_rate(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(accelerator, "WIDTHS", (2,))
     monkeypatch.setattr(accelerator, "TREE", (2, 1))
-    sizes = ("--target", "gpt-6m", "--draft", "gpt-6m", "--batches", "1", "--repeats", "1", "--long-prompt", "64")
+    sizes = (
+        "--target",
+        "gpt-6m",
+        "--draft",
+        "gpt-6m",
+        "--batches",
+        "1",
+        "--repeats",
+        "1",
+        "--long-prompt",
+        "64",
+    )
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     accelerator.main(
-        [*sizes, "--alpha", "1", "--gamma", "2", "--new-tokens", "13", "--out", str(tmp_path / "out.json")]
+        [
+            *sizes,
+            "--alpha",
+            "1",
+            "--gamma",
+            "2",
+            "--new-tokens",
+            "13",
+            "--out",
+            str(tmp_path / "out.json"),
+        ]
     )
     report = json.loads((tmp_path / "out.json").read_text())
     (without,) = report["left out"]
@@ -448,13 +628,24 @@ def test_an_accelerator_is_measured_at_a_given_acceptance_rate(tmp_path, capsys,
 def test_kernels_of_a_gpu_are_timed_last_and_compared(monkeypatch, dtype, kernel):
     """On this CPU they change nothing."""
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    settings = SimpleNamespace(new_tokens=4, alpha=1.0, gamma=2, prompt=16, repeats=1, widest=0, long_prompt=16)
+    settings = SimpleNamespace(
+        new_tokens=4, alpha=1.0, gamma=2, prompt=16, repeats=1, widest=0, long_prompt=16
+    )
     lines = {}
     names = "gpt-6m", "gpt-6m"
     monkeypatch.setattr(
-        accelerator.cost, "measure_all", lambda *_, **__: [SimpleNamespace(gamma=1, c=1, v=1, target_ms=1)]
+        accelerator.cost,
+        "measure_all",
+        lambda *_, **__: [SimpleNamespace(gamma=1, c=1, v=1, target_ms=1)],
     )
-    accelerator.measured(settings, names, dtype, 1, lambda name, **figures: lines.update({name: figures}), lambda: True)
+    accelerator.measured(
+        settings,
+        names,
+        dtype,
+        1,
+        lambda name, **figures: lines.update({name: figures}),
+        lambda: True,
+    )
     assert list(lines)[-1] == "gpu kernels"
     assert lines["gpu kernels"]["kernel"] == kernel and lines["gpu kernels"]["logits_apart"] == 0.0
     assert on_gpu.SWITCH not in os.environ
@@ -462,25 +653,46 @@ def test_kernels_of_a_gpu_are_timed_last_and_compared(monkeypatch, dtype, kernel
 
 @pytest.mark.slow
 def test_published_heads_are_measured_on_an_accelerator(monkeypatch):
-    """A small head in place of one of docs/pairs.md; the rule accepts nothing, so each round gives a token."""
-    shape = decoder.decoder_config(64, dim=16, ff_dim=16, layers=3, heads=2, kv_heads=1, head_dim=8, max_positions=64)
+    """A small head in place of one of docs/pairs.md; the rule accepts nothing, so each round gives
+    a token.
+    """
+    shape = decoder.decoder_config(
+        64, dim=16, ff_dim=16, layers=3, heads=2, kv_heads=1, head_dim=8, max_positions=64
+    )
     config = eagle.EagleConfig(nets.replace(shape, layers=1), 16, taps=(0, 1, 2))
     pair = pairs.Pair("", "a target", "a/head", "EAGLE-3", 2)
     monkeypatch.setattr(pairs, "heads", lambda: {"a/head": pair})
-    monkeypatch.setattr(pairs, "model", lambda name: Model(decoder.language_model(shape), {}, config=shape))
+    monkeypatch.setattr(
+        pairs, "model", lambda name: Model(decoder.language_model(shape), {}, config=shape)
+    )
     monkeypatch.setattr(pairs, "describe", lambda pair, target: SimpleNamespace(config=config))
     monkeypatch.setattr(accelerator, "DYNAMIC_TREE", {"nodes": 4, "depth": 2, "width": 2})
     settings, lines = SimpleNamespace(new_tokens=5, prompt=8, repeats=1), {}
-    accelerator.measured_heads(settings, "a/head", lambda name, **figures: lines.update({name: figures}), lambda: True)
+    accelerator.measured_heads(
+        settings, "a/head", lambda name, **figures: lines.update({name: figures}), lambda: True
+    )
     assert set(lines) == {"plain", "head", "dynamic tree"} and lines["head"]["gamma"] == 2
-    assert lines["head"]["plain_steps"] == pytest.approx(lines["head"]["round_ms"] / lines["plain"]["plain_ms"])
+    assert lines["head"]["plain_steps"] == pytest.approx(
+        lines["head"]["round_ms"] / lines["plain"]["plain_ms"]
+    )
 
 
 @pytest.mark.slow
 def test_an_accelerator_runs_real_weights_where_there_are_some(tmp_path, capsys):
     """Of a shipped checkpoint in place of Gemma; no time is left for random ones."""
     out = tmp_path / "out.json"
-    options = ["--gemma", "debian-gpt-small", "--repeats", "1", "--new-tokens", "8", "--minutes", "0", "--batches", "1"]
+    options = [
+        "--gemma",
+        "debian-gpt-small",
+        "--repeats",
+        "1",
+        "--new-tokens",
+        "8",
+        "--minutes",
+        "0",
+        "--batches",
+        "1",
+    ]
     accelerator.main([*options, "--out", str(out)])
     report = json.loads(out.read_text())
     assert [line["what"] for line in report["lines"]] == ["plain", "lookup"]

@@ -15,12 +15,16 @@ TARGET, DRAFT = table_model(jax.random.key(1), vocab=5), table_model(jax.random.
 
 def without_gaps(spans):
     ends = [span.start + span.duration for span in spans]
-    return [span.start for span in spans] == pytest.approx([0.0, *ends[:-1]]) and all(s.duration >= 0 for s in spans)
+    return [span.start for span in spans] == pytest.approx([0.0, *ends[:-1]]) and all(
+        s.duration >= 0 for s in spans
+    )
 
 
 @pytest.mark.slow
 def test_blocks_of_a_speculative_generation_follow_each_other_without_gaps():
-    blocks = spans.record(prepare(TARGET, PROMPT, drafter=DRAFT, gamma=2, max_new_tokens=9), repeats=2)
+    blocks = spans.record(
+        prepare(TARGET, PROMPT, drafter=DRAFT, gamma=2, max_new_tokens=9), repeats=2
+    )
     rounds = int(generate(TARGET, PROMPT, drafter=DRAFT, gamma=2, max_new_tokens=9).stats.rounds[0])
     kinds = [span.kind for span in blocks]
     assert kinds == ["target prefill", "draft prefill", *(["draft", "draft", "target"] * rounds)]
@@ -37,7 +41,10 @@ def test_blocks_of_plain_decoding_are_one_pass_a_token():
     ("changed", "message"),
     [
         (dict(repeats=0), "repeats is 0"),
-        (dict(prompt=Prompt(jnp.array([[3], [1]]), jnp.array([1, 1]))), "got 2 prompts: expected one"),
+        (
+            dict(prompt=Prompt(jnp.array([[3], [1]]), jnp.array([1, 1]))),
+            "got 2 prompts: expected one",
+        ),
     ],
 )
 def test_bad_arguments_are_refused(changed, message):

@@ -1,4 +1,6 @@
-"""Models nobody trained: random weights have the shape asked for, wide copies the same text, verdicts their alpha."""
+"""Models nobody trained: random weights have the shape asked for, wide copies the same text,
+verdicts their alpha.
+"""
 
 import ast
 from pathlib import Path
@@ -28,7 +30,9 @@ ROWS, GAMMA = 20_000, 4
 def verdict(alpha, distribution, length=GAMMA):
     draft = Draft(jnp.zeros((ROWS, GAMMA), jnp.int32), jnp.full((ROWS,), length, jnp.int32))
     keys = noise.row_keys(jax.random.key(7), ROWS)
-    return random_verdicts_for_benchmarks(alpha).verify(keys, jnp.full((ROWS,), 3, jnp.int32), draft, distribution)
+    return random_verdicts_for_benchmarks(alpha).verify(
+        keys, jnp.full((ROWS,), 3, jnp.int32), draft, distribution
+    )
 
 
 @pytest.mark.parametrize("alpha", [0.53, 0.75])
@@ -51,7 +55,9 @@ def test_no_draft_token_beyond_the_real_ones_is_accepted():
 
 
 def test_the_token_after_them_is_the_targets():
-    distribution = Distribution(log_probs=jnp.broadcast_to(jnp.log(jnp.array([0.0, 0.3, 0.7])), (ROWS, GAMMA + 1, 3)))
+    distribution = Distribution(
+        log_probs=jnp.broadcast_to(jnp.log(jnp.array([0.0, 0.3, 0.7])), (ROWS, GAMMA + 1, 3))
+    )
     drawn = np.bincount(np.asarray(verdict(0.5, distribution).next_token), minlength=3)
     low, high = scipy.stats.binom.interval(1 - 1e-6, ROWS, 0.7)
     assert drawn[0] == 0 and low <= drawn[2] <= high
@@ -74,7 +80,9 @@ def test_alpha_is_a_probability(alpha):
 
 def test_the_package_does_not_have_it():
     home = Path(jaxspec.__file__).parent
-    assert [file for file in home.rglob("*.py") if "random_verdicts" in file.read_text(encoding="utf-8")] == []
+    assert [
+        file for file in home.rglob("*.py") if "random_verdicts" in file.read_text(encoding="utf-8")
+    ] == []
 
 
 def imports(file: Path, names: tuple[str, ...]) -> bool:
@@ -94,7 +102,9 @@ def test_a_shape_is_stored_in_the_dtype_asked_for(stored, monkeypatch):
     model = random_models.random_model("tiny-t5", stored, seed=0)
     matrix = model.params["embedding"]["embedding"]
     assert model.config.dtype == ("float32" if stored == "int8" else stored)
-    assert (matrix["int8"].shape == (64, 16)) if stored == "int8" else (matrix.dtype == jnp.bfloat16)
+    assert (
+        (matrix["int8"].shape == (64, 16)) if stored == "int8" else (matrix.dtype == jnp.bfloat16)
+    )
 
 
 CONFIGS = {
@@ -111,7 +121,9 @@ def model(name: str) -> Model:
     net = t5 if isinstance(config, T5Config) else decoder
     random = np.random.default_rng(0)
     params = jax.jit(net.init, static_argnums=0)(config, jax.random.key(0))
-    params = jax.tree.map(lambda x: x + 0.1 * random.standard_normal(x.shape).astype(x.dtype), params)
+    params = jax.tree.map(
+        lambda x: x + 0.1 * random.standard_normal(x.shape).astype(x.dtype), params
+    )
     return Model(net.language_model(config), params, None, config, name)
 
 
@@ -121,9 +133,12 @@ def test_the_same_text_and_logits(name):
     small = model(name)
     wide = widen(small, 100)
     assert nets.form_of(wide.config)[1].ff_dim == 100 and wide.name == name
-    ours, theirs = (jax.jit(m.lm.prefill)(m.params, PROMPT, Room(8))[0].logits for m in (wide, small))
+    ours, theirs = (
+        jax.jit(m.lm.prefill)(m.params, PROMPT, Room(8))[0].logits for m in (wide, small)
+    )
     np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
-    options = dict(temperature=np.array([0.0, 1.0]), key=jax.random.key(0), max_new_tokens=24)  # a greedy row, too
+    # a greedy row, too
+    options = dict(temperature=np.array([0.0, 1.0]), key=jax.random.key(0), max_new_tokens=24)
     text, expected = (jaxspec.generate(m, PROMPT, **options) for m in (wide, small))
     np.testing.assert_array_equal(text.tokens, expected.tokens)
     assert len(np.unique(text.tokens)) > 8
@@ -160,7 +175,9 @@ def test_the_parameters_have_the_shapes_of_a_model_of_that_size():
 @pytest.mark.slow
 def test_bfloat16_stays_bfloat16():
     small = model("t5-v1_1")
-    wide = widen(small._replace(params=jax.tree.map(lambda x: x.astype(jnp.bfloat16), small.params)), 32)
+    wide = widen(
+        small._replace(params=jax.tree.map(lambda x: x.astype(jnp.bfloat16), small.params)), 32
+    )
     assert all(x.dtype == jnp.bfloat16 for x in jax.tree.leaves(wide.params))
 
 
@@ -171,7 +188,9 @@ def test_int8_stays_int8(name):
     wide = widen(small, 32)
     expected = widen(small._replace(params=quantisation.dequantise(small.params)), 32)
     read = quantisation.dequantise(wide.params)
-    assert wide.params["encoder_0" if name != "gpt" else "layers_0"]["ff"]["out"]["weight"]["int8"].shape == (16, 32)
+    assert wide.params["encoder_0" if name != "gpt" else "layers_0"]["ff"]["out"]["weight"][
+        "int8"
+    ].shape == (16, 32)
     assert jax.tree.all(jax.tree.map(lambda a, b: bool((a == b).all()), read, expected.params))
 
 

@@ -1,4 +1,6 @@
-"""`jaxspec generate` on table models, commands on a terminal, and what is printed as text, for several files."""
+"""`jaxspec generate` on table models, commands on a terminal, and what is printed as text, for
+several files.
+"""
 
 import contextlib
 import fcntl
@@ -94,15 +96,21 @@ class Terminal:
         # The first terminal that a new session opens is the one whose Ctrl-C it hears.
         opening = ["sh", "-c", f'exec "$@" <{os.ttyname(theirs)} >{os.ttyname(theirs)} 2>&1', "sh"]
         command = [*opening, sys.executable, "-m", "jaxspec", *arguments]
-        self._process = subprocess.Popen(command, env=environment, cwd=folder, start_new_session=True)
+        self._process = subprocess.Popen(
+            command, env=environment, cwd=folder, start_new_session=True
+        )
         os.close(theirs)
         self._terminal, self._seen, self.printed = ours, 0, ""
 
     def until(self, text, timeout=60):
-        """Waits until a text is printed, after what earlier calls have waited for; returns what precedes it."""
+        """Waits until a text is printed, after what earlier calls have waited for; returns what
+        precedes it.
+        """
         before, end = self._seen, time.monotonic() + timeout
         while (at := self.printed.find(text, before)) < 0:
-            assert select.select([self._terminal], [], [], max(0, end - time.monotonic()))[0], self.printed
+            assert select.select([self._terminal], [], [], max(0, end - time.monotonic()))[0], (
+                self.printed
+            )
             self.printed += self._read()
         self._seen = at + len(text)
         return self.printed[before:at]
@@ -133,4 +141,6 @@ class Terminal:
 def terminal(tmp_path):
     """Runs a command on a terminal."""
     with contextlib.ExitStack() as stack:
-        yield lambda *arguments: stack.enter_context(contextlib.closing(Terminal(tmp_path, arguments)))
+        yield lambda *arguments: stack.enter_context(
+            contextlib.closing(Terminal(tmp_path, arguments))
+        )

@@ -12,7 +12,18 @@ from jaxspec.cli.main import app
 from jaxspec.weights.hf_families import t5
 from tests.small import tiny_t5
 
-SMALL = ("--rows", "2", "--count", "2", "--max-new-tokens", "8", "--repeats", "1", "--task", "translation")
+SMALL = (
+    "--rows",
+    "2",
+    "--count",
+    "2",
+    "--max-new-tokens",
+    "8",
+    "--repeats",
+    "1",
+    "--task",
+    "translation",
+)
 
 
 @pytest.fixture
@@ -27,7 +38,14 @@ def run(loading):
 
 @pytest.mark.slow
 def test_drafters_and_policies_have_a_row_for_each_combination(run, tmp_path):
-    axes = ("--draft", "debian-t5-draft,prompt_lookup+debian-t5-draft", "--gamma", "2", "--policy", "adaptive")
+    axes = (
+        "--draft",
+        "debian-t5-draft,prompt_lookup+debian-t5-draft",
+        "--gamma",
+        "2",
+        "--policy",
+        "adaptive",
+    )
     options = (*SMALL, *axes, "--resume", str(tmp_path / "rows.jsonl"))
     report = json.loads(run(*options, "--json"))
     rows = [from_json(row) for row in report["rows"]]
@@ -35,10 +53,17 @@ def test_drafters_and_policies_have_a_row_for_each_combination(run, tmp_path):
     both = ("debian-t5-draft", "prompt_lookup+debian-t5-draft")
     without_policy = [(name, "", 2) for name in both]
     assert names == [("", "", 0), *without_policy, *((name, "adaptive", 2) for name in both)]
-    assert report["environment"]["jax"] == jax.__version__ and all(row.same_text == 2 for row in rows)
-    assert all(row.costs.search == 0 for row in rows if row.setting.drafter)  # a model is after the look-up
+    assert report["environment"]["jax"] == jax.__version__ and all(
+        row.same_text == 2 for row in rows
+    )
+    # a model is after the look-up
+    assert all(row.costs.search == 0 for row in rows if row.setting.drafter)
     shown = run(*options, "--csv", str(tmp_path / "rows.csv"))  # of the same rows
-    assert "translation, T = 0" in shown and "…" not in shown and max(map(len, shown.splitlines())) <= 80
+    assert (
+        "translation, T = 0" in shown
+        and "…" not in shown
+        and max(map(len, shown.splitlines())) <= 80
+    )
     assert "adaptive has " in shown and "own" in shown
     assert (tmp_path / "rows.csv").read_text().count("\n") == 1 + len(rows)
 
@@ -47,12 +72,26 @@ def test_drafters_and_policies_have_a_row_for_each_combination(run, tmp_path):
 def test_random_shapes_alone(loading, monkeypatch, tmp_path):
     tiny = tiny_t5(64)
     monkeypatch.setitem(t5.SIZES, "tiny-t5", tiny)
-    command = ["bench", "--target", "random:tiny-t5", "--draft", "none", *SMALL[:-2], "--also", "memory"]
+    command = [
+        "bench",
+        "--target",
+        "random:tiny-t5",
+        "--draft",
+        "none",
+        *SMALL[:-2],
+        "--also",
+        "memory",
+    ]
     command += ["--resume", str(tmp_path / "rows.jsonl")]
     (row,) = json.loads(CliRunner().invoke(app, [*command, "--json"]).stdout)["rows"]
-    assert "Peak memory" not in CliRunner().invoke(app, command).stdout  # of another process, perhaps
+    # of another process, perhaps
+    assert "Peak memory" not in CliRunner().invoke(app, command).stdout
     assert "Peak memory, MB: process" in CliRunner().invoke(app, command[:-2]).stdout
-    assert row["tokens"] == 16 and row["memory"]["weights"] > 0 and row["setting"]["target"] == "random tiny-t5"
+    assert (
+        row["tokens"] == 16
+        and row["memory"]["weights"] > 0
+        and row["setting"]["target"] == "random tiny-t5"
+    )
 
 
 @pytest.mark.parametrize(
@@ -68,7 +107,9 @@ def test_bad_options_are_refused(loading, arguments, message):
 
 def test_spaces_in_lists_do_not_count(loading, monkeypatch):
     calls = []
-    monkeypatch.setattr(bench, "run_groups", lambda *arguments, **_: calls.append(arguments) or iter([]))
+    monkeypatch.setattr(
+        bench, "run_groups", lambda *arguments, **_: calls.append(arguments) or iter([])
+    )
     command = ["bench", *SMALL, "--also", "latency, memory", "--policy", "heuristic, adaptive"]
     assert CliRunner().invoke(app, command).exit_code == 0
     ((_, settings, _, config),) = calls

@@ -1,4 +1,6 @@
-"""`jaxspec compile`: what it prints of compiled programs, and what it refuses; the programs are those of test_aot."""
+"""`jaxspec compile`: what it prints of compiled programs, and what it refuses; the programs are
+those of test_aot.
+"""
 
 import importlib.util
 import json
@@ -20,9 +22,14 @@ def run(monkeypatch):
 
     def compile_for(prepared, topology, *, mesh, advance):
         machine = roofline.machine("h100" if topology.startswith("h100") else "tpu-v5p")
-        floors, names = {"target": 5e6, "draft": 1e6}, ["plain", "speculative"][: 1 + (prepared.drafter is not None)]
+        floors, names = (
+            {"target": 5e6, "draft": 1e6},
+            ["plain", "speculative"][: 1 + (prepared.drafter is not None)],
+        )
         batch = len(prepared.prompt.length)
-        return aot.Programs(topology, 4, mesh or "", machine, batch, 3, False, floors, dict.fromkeys(names, program))
+        return aot.Programs(
+            topology, 4, mesh or "", machine, batch, 3, False, floors, dict.fromkeys(names, program)
+        )
 
     monkeypatch.setattr(aot, "compile_for", compile_for)
     monkeypatch.setattr(chips, "devices_of", lambda topology: (topology, []))
@@ -35,7 +42,8 @@ def test_sizes_and_reads_are_printed(run):
     said = " ".join(result.stdout.split())
     assert "What the compiler made, no measurement" in said and "It fits" in said
     assert "2 all-reduce (64 bytes)" in said and "124 bytes" in said
-    assert re.search(r"round │ +8\.0 MB │ +0\.003", said)  # a pass of the target and three of the drafter
+    # a pass of the target and three of the drafter
+    assert re.search(r"round │ +8\.0 MB │ +0\.003", said)
 
 
 def test_what_would_fit_is_said_of_what_does_not(run, monkeypatch):
@@ -43,17 +51,25 @@ def test_what_would_fit_is_said_of_what_does_not(run, monkeypatch):
     result = run("--target", "llama-3.2-1b", "--prompt", "32768")
     assert result.exit_code == 0, result.output
     said = (
-        r"Of 380\.0 GB weights take \S+ GB, and caches and rows \S+ kB for each token of 1 prompts, so that prompts of "
+        r"Of 380\.0 GB weights take \S+ GB, and caches and rows \S+ kB for each token of 1 prompts, "
+        r"so that prompts of "
     )
-    assert re.search(said + r"up to [\d,]{7,} tokens fit, less what passes make\.", " ".join(result.stdout.split()))
+    assert re.search(
+        said + r"up to [\d,]{7,} tokens fit, less what passes make\.",
+        " ".join(result.stdout.split()),
+    )
 
 
 def test_a_whisper_is_compiled_for_windows_of_sound(run, monkeypatch):
     prompts, compile_for = [], aot.compile_for
     monkeypatch.setattr(
-        aot, "compile_for", lambda it, *more, **named: prompts.append(it.prompt) or compile_for(it, *more, **named)
+        aot,
+        "compile_for",
+        lambda it, *more, **named: prompts.append(it.prompt) or compile_for(it, *more, **named),
     )
-    result = run("--target", "whisper-tiny", "--draft", "whisper-tiny", "--batch", "2", "--prompt", "4")
+    result = run(
+        "--target", "whisper-tiny", "--draft", "whisper-tiny", "--batch", "2", "--prompt", "4"
+    )
     assert result.exit_code == 0, result.output
     assert prompts[0].tokens.shape == (2, 4) and prompts[0].encoder.shape == (2, 80, 3000)
 
@@ -61,7 +77,11 @@ def test_a_whisper_is_compiled_for_windows_of_sound(run, monkeypatch):
 def test_json_has_programs_and_reads(run):
     report = json.loads(run(*PAIR, "--json").stdout)
     assert report["fits"] and report["programs"]["speculative"]["arguments"] == 100
-    assert report["reads"] == {"step of plain decoding": 5e6, "pass of the drafter": 1e6, "round": 8e6}
+    assert report["reads"] == {
+        "step of plain decoding": 5e6,
+        "pass of the drafter": 1e6,
+        "round": 8e6,
+    }
 
 
 def test_plain_decoding_alone_can_be_compiled(run):
@@ -74,12 +94,22 @@ def test_heads_that_are_padded_otherwise_are_one_vocabulary(run):
     result = run("--target", "gemma-3-27b", "--draft", "gemma-3-1b")
     assert result.exit_code == 0, result.output
     result = run("--target", "gemma-3-27b", "--draft", "llama-3.2-1b")
-    assert result.exit_code == 2 and "262208 token ids and the drafter (llama-3.2-1b) 128256" in result.output
+    assert (
+        result.exit_code == 2
+        and "262208 token ids and the drafter (llama-3.2-1b) 128256" in result.output
+    )
 
 
 @pytest.mark.parametrize(
     "draft",
-    ["trim=4000:{}", "tree=2x1:trim=3000:{}", "cascade:{}:{}", "quantised=4", "trim=4000:early_exit=2", "greedy:{}"],
+    [
+        "trim=4000:{}",
+        "tree=2x1:trim=3000:{}",
+        "cascade:{}:{}",
+        "quantised=4",
+        "trim=4000:early_exit=2",
+        "greedy:{}",
+    ],
 )
 def test_drafters_are_made_of_shapes(run, draft):
     result = run(*PAIR[:2], "--draft", draft.replace("{}", PAIR[3]))
@@ -89,7 +119,9 @@ def test_drafters_are_made_of_shapes(run, draft):
 @pytest.mark.parametrize("draft", ["share:{}", "without_backoff:{}"])
 def test_drafters_that_need_more_than_shapes_say_so(run, draft):
     result = run(*PAIR[:2], "--draft", draft.replace("{}", PAIR[3]))
-    assert result.exit_code == 2 and ("no tokenizer" in result.output or "no n-gram tables" in result.output)
+    assert result.exit_code == 2 and (
+        "no tokenizer" in result.output or "no n-gram tables" in result.output
+    )
 
 
 def test_a_shape_that_is_unknown_is_refused(run):
@@ -106,5 +138,7 @@ def test_a_shape_that_is_unknown_is_refused(run):
 )
 def test_without_the_compiler_one_line_names_the_package(topology, command, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    result = CliRunner().invoke(app, ["compile", *PAIR, "--topology", topology], env={"COLUMNS": "400"})
+    result = CliRunner().invoke(
+        app, ["compile", *PAIR, "--topology", topology], env={"COLUMNS": "400"}
+    )
     assert result.exit_code == 2 and command in result.output

@@ -31,7 +31,13 @@ def project(tmp_path, monkeypatch):
     word_tokenizer(WORDS, pad_token="<pad>").save_pretrained(tmp_path / "words")
     config = tiny_gpt(len(WORDS))
     options = dict(name="target", family="gpt", dtype="float32", description={})
-    orbax.save(tmp_path / "target", decoder.init(config, jax.random.key(0)), config, tmp_path / "words", **options)
+    orbax.save(
+        tmp_path / "target",
+        decoder.init(config, jax.random.key(0)),
+        config,
+        tmp_path / "words",
+        **options,
+    )
     (tmp_path / "texts.txt").write_text("the old dog\n\nthe old cat saw a new dog\n")
     rows = [{"task": task, "output": f"a {task} dog"} for task in ("old", "new")]
     (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -52,7 +58,12 @@ def test_texts_become_a_datastore_that_is_drafted_from(project):
     out = jaxspec.generate(target, "the old", drafter=drafter, gamma=2, max_new_tokens=6)
     assert (out.tokens == jaxspec.generate(target, "the old", max_new_tokens=6).tokens).all()
     description = datastore.read_manifest("store").about
-    assert description == {"texts": ["texts.txt"], "field": "text", "tasks": [], "tokenizer": "target"}
+    assert description == {
+        "texts": ["texts.txt"],
+        "field": "text",
+        "tasks": [],
+        "tokenizer": "target",
+    }
 
 
 @pytest.mark.parametrize("where", ["build", "save"])
@@ -61,14 +72,18 @@ def test_an_interrupted_build_leaves_nothing(project, monkeypatch, where):
         raise KeyboardInterrupt
 
     before = set(project.iterdir())
-    monkeypatch.setattr(*(datastore, "build") if where == "build" else (folders, "put_in_place"), interrupt)
+    monkeypatch.setattr(
+        *(datastore, "build") if where == "build" else (folders, "put_in_place"), interrupt
+    )
     assert call("texts.txt", "--tokenizer", "target", "--out", "store").exit_code == 130
     assert set(project.iterdir()) == before
 
 
 @pytest.mark.slow
 def test_a_terminated_build_leaves_nothing(project):
-    """By SIGTERM, as a scheduler ends what it started: the process clears away what it has written."""
+    """By SIGTERM, as a scheduler ends what it started: the process clears away what it has
+    written.
+    """
     before = set(project.iterdir())
     code = (
         "import os, signal; from jaxspec.files import folders; from jaxspec.cli.main import app\n"
@@ -94,7 +109,9 @@ def test_a_field_of_one_task(project):
 def test_the_target_may_be_a_hugging_face_folder(project):
     huggingface.save(loading.load("target"), "theirs")
     for tokenizer in ("target", "theirs"):
-        assert call("texts.txt", "--tokenizer", tokenizer, "--out", f"for-{tokenizer}").exit_code == 0
+        assert (
+            call("texts.txt", "--tokenizer", tokenizer, "--out", f"for-{tokenizer}").exit_code == 0
+        )
     ours, theirs = datastore.load("for-target"), datastore.load("for-theirs")
     assert ours.tokens.tolist() == theirs.tokens.tolist() and ours.vocabulary == theirs.vocabulary
     assert datastore.read_manifest("for-theirs").about["tokenizer"] == "theirs"
@@ -105,8 +122,14 @@ def test_what_cannot_work_is_refused(project, monkeypatch):
         (("none.txt", "--tokenizer", "target"), "no text at none.txt"),
         (("texts.txt", "--tokenizer", "nobody"), "no checkpoint at nobody"),
         (("pairs.jsonl", "--tokenizer", "target"), "line 1 has no 'text'"),
-        (("texts.txt", "--tokenizer", "target", "--task", "a"), "does not read --task: leave it out"),
-        (("texts.txt", "--tokenizer", "target", "--field", "a", "--task", "b"), "does not read --field, --task: leave"),
+        (
+            ("texts.txt", "--tokenizer", "target", "--task", "a"),
+            "does not read --task: leave it out",
+        ),
+        (
+            ("texts.txt", "--tokenizer", "target", "--field", "a", "--task", "b"),
+            "does not read --field, --task: leave",
+        ),
     ]:
         result = call(*arguments, "--out", "store")
         assert result.exit_code == 2 and said in result.stderr

@@ -1,4 +1,6 @@
-"""Decoding at once and round by round: whole rounds, the same samples, and texts that end at a stop string."""
+"""Decoding at once and round by round: whole rounds, the same samples, and texts that end at a stop
+string.
+"""
 
 import io
 
@@ -22,7 +24,9 @@ from jaxspec.weights import loading
 @pytest.mark.parametrize("mode", [(), ("--batch", "2")])
 def test_rounds_are_reported_whole(mode, report):
     reported = report("--trace", "-t", "1", *mode)
-    for rounds, tokens, count in zip(reported["rounds"], reported["tokens"], reported["stats"]["rounds"], strict=True):
+    for rounds, tokens, count in zip(
+        reported["rounds"], reported["tokens"], reported["stats"]["rounds"], strict=True
+    ):
         assert [t for step in rounds for t in step["tokens"]] == tokens
         assert len(rounds) == count + 1
         for step in rounds[1:]:
@@ -32,7 +36,11 @@ def test_rounds_are_reported_whole(mode, report):
 
 @pytest.mark.slow
 def test_a_samples_text_depends_on_the_seed_alone(report):
-    single, batch, other = report("-t", "1"), report("-t", "1", "--batch", "2"), report("-t", "1", "--seed", "1")
+    single, batch, other = (
+        report("-t", "1"),
+        report("-t", "1", "--batch", "2"),
+        report("-t", "1", "--seed", "1"),
+    )
     assert single["tokens"] == batch["tokens"]
     assert single["tokens"] != other["tokens"]
 
@@ -47,8 +55,12 @@ def test_text_ends_before_a_stop_string(report, run):
 
 
 @pytest.mark.parametrize("batch", [1, 2])
-def test_a_stop_string_and_a_shorter_last_batch_compile_nothing_that_is_timed(zoo, loading, caplog, batch):
-    settings = generate.GenerateSettings(Pair(draft="debian-t5-draft", stop=["Katze"], max_new_tokens=12), batch=batch)
+def test_a_stop_string_and_a_shorter_last_batch_compile_nothing_that_is_timed(
+    zoo, loading, caplog, batch
+):
+    settings = generate.GenerateSettings(
+        Pair(draft="debian-t5-draft", stop=["Katze"], max_new_tokens=12), batch=batch
+    )
     _, prepared = generate._load(settings, pair.checked_options(settings.pair, {}), [], 3)
     generate._warm_up(prepared, settings, streamed=False)
     parts = [part.prepared for part in in_batches(prepared, batch)]
@@ -56,7 +68,9 @@ def test_a_stop_string_and_a_shorter_last_batch_compile_nothing_that_is_timed(zo
         generations = [generate.complete(part, settings.pair.stop) for part in parts]
     assert sum(len(generation.texts) for generation in generations) >= 3
     assert any(generation.stats.rounds.any() for generation in generations)
-    assert [record.message for record in caplog.records if record.message.startswith("Compiling")] == []
+    assert [
+        record.message for record in caplog.records if record.message.startswith("Compiling")
+    ] == []
 
 
 @pytest.mark.parametrize("mode", [(), ("--batch", "2")])
@@ -67,7 +81,9 @@ def test_reading_and_decoding_are_reported_apart(mode, report, run):
     assert total["read_tokens"] == sum(reported["stats"]["read_tokens"]) > 0
     assert 0 < total["prefill_seconds"] == pytest.approx(sum(reported["stats"]["prefill_seconds"]))
     assert total["prefill_seconds"] + total["decode_seconds"] == pytest.approx(total["seconds"])
-    assert total["decode_tokens_per_second"] == pytest.approx((total["emitted"] - 2) / total["decode_seconds"])
+    assert total["decode_tokens_per_second"] == pytest.approx(
+        (total["emitted"] - 2) / total["decode_seconds"]
+    )
     shown = " ".join(run("--stats", *mode).split())
     assert f"Prefill: {total['read_tokens']} tokens in " in shown
     assert f"Decode: {total['emitted'] - 2} tokens in " in shown
@@ -76,10 +92,16 @@ def test_reading_and_decoding_are_reported_apart(mode, report, run):
 
 @pytest.mark.parametrize(
     ("target", "draft", "seen"),
-    [("debian-gpt-base", "debian-gpt-small", 4), ("debian-t5-large", "none", 0), ("debian-gpt-base", "none", 4)],
+    [
+        ("debian-gpt-base", "debian-gpt-small", 4),
+        ("debian-t5-large", "none", 0),
+        ("debian-gpt-base", "none", 4),
+    ],
 )
 def test_the_reading_of_a_long_prompt_is_watched(zoo, target, draft, seen, monkeypatch):
-    """On a terminal the bar moves from chunk to chunk; the text is that of a program that reads them all."""
+    """On a terminal the bar moves from chunk to chunk; the text is that of a program that reads
+    them all.
+    """
     monkeypatch.setattr(chunks, "LONGEST", 4)
     monkeypatch.setattr(prefill, "LONG", 8)
     moved = []
@@ -90,7 +112,10 @@ def test_the_reading_of_a_long_prompt_is_watched(zoo, target, draft, seen, monke
     prepared = prepare(zoo[target], [ids], drafter=drafter, max_new_tokens=6)
     err = Console(file=io.StringIO(), force_terminal=True)
     begin = prefill.WatchedPrefill(prepared, err)
-    assert begin.is_watched and not prefill.WatchedPrefill(prepared, Console(file=io.StringIO())).is_watched
+    assert (
+        begin.is_watched
+        and not prefill.WatchedPrefill(prepared, Console(file=io.StringIO())).is_watched
+    )
     generate._warm_up(prepared, settings, False, begin.quietly)
     assert moved == []
     ((record,),) = generate._decoded(prepared, settings, True, False, err)
@@ -125,7 +150,9 @@ def test_costs_are_measured_for_adaptive(report, monkeypatch):
     measure = cost.policy_costs
 
     def measured(prepared, repeats):
-        measurements.append((prepared.decoder.gamma, float(prepared.request.sampling_params.temperature[0])))
+        measurements.append(
+            (prepared.decoder.gamma, float(prepared.request.sampling_params.temperature[0]))
+        )
         return measure(prepared, repeats=1, inner=1)
 
     monkeypatch.setattr(cost, "policy_costs", measured)
@@ -142,10 +169,16 @@ def test_costs_are_measured_for_adaptive(report, monkeypatch):
         (("--draft-dtype", "int8"), "float32", "int8"),
     ],
 )
-def test_the_drafter_is_of_the_targets_dtype_or_of_its_own(options, target, draft, run, zoo, monkeypatch):
+def test_the_drafter_is_of_the_targets_dtype_or_of_its_own(
+    options, target, draft, run, zoo, monkeypatch
+):
     loaded, passes, costs = [], [], cost.PolicyCosts(0.05, np.ones(4))
-    monkeypatch.setattr(loading, "load", lambda name, dtype, **_: loaded.append((name, dtype)) or zoo[name])
-    monkeypatch.setattr(cost, "policy_costs", lambda prepared, repeats: passes.append(prepared) or costs)
+    monkeypatch.setattr(
+        loading, "load", lambda name, dtype, **_: loaded.append((name, dtype)) or zoo[name]
+    )
+    monkeypatch.setattr(
+        cost, "policy_costs", lambda prepared, repeats: passes.append(prepared) or costs
+    )
     shown = run("--policy", "adaptive", *options)
     assert loaded == [("debian-t5-large", target), ("debian-t5-draft", draft)]
     assert [prepared.drafter.models for prepared in passes] == [(zoo["debian-t5-draft"],)]

@@ -35,7 +35,11 @@ def test_a_path_that_is_empty_is_not_this_folder(arguments, name, tmp_path, monk
     """As of a shell's variable that is not set: results would be written to where the user is."""
     monkeypatch.chdir(tmp_path)
     result = runner.invoke(main.app, arguments)
-    assert result.exit_code == 2 and f"{name} is empty: expected a path" in result.stderr and not [*tmp_path.iterdir()]
+    assert (
+        result.exit_code == 2
+        and f"{name} is empty: expected a path" in result.stderr
+        and not [*tmp_path.iterdir()]
+    )
 
 
 def test_version_is_printed():
@@ -85,14 +89,18 @@ def test_every_command_and_option_has_help_in_groups_of_a_glance(command):
     assert not {p.name for p in typer_command.params} & set().union(*ONE_SPELLING.values())
     titles = [part.partition(":\n")[0].strip() for part in parts if ":\n  -" in part]
     if len(typer_command.params) >= options.MANY:
-        assert titles == [title for title in options.GROUPS if title in titles], "options without a group in GROUPS"
+        assert titles == [title for title in options.GROUPS if title in titles], (
+            "options without a group in GROUPS"
+        )
     else:
         assert titles == ["Options"]
 
 
 def test_the_list_of_commands_is_whole_at_80_columns():
     result = runner.invoke(main.app, ["--help"], env={"COLUMNS": "80"})
-    lines = [line.split(maxsplit=1) for line in result.output.partition("Commands:\n")[2].splitlines()]
+    lines = [
+        line.split(maxsplit=1) for line in result.output.partition("Commands:\n")[2].splitlines()
+    ]
     assert {name: line for name, line in lines} == main.COMMANDS
 
 
@@ -107,7 +115,9 @@ def test_defaults_are_those_of_python_or_help_says_why():
         params = {p.name: p for p in main.command(command).params}
         limit = in_python.get(command, NEW_TOKENS)
         if "gamma" in params and params["gamma"].default == 3:
-            assert f"Python's default is {default(jaxspec.generate, 'gamma')}" in params["gamma"].help, command
+            assert (
+                f"Python's default is {default(jaxspec.generate, 'gamma')}" in params["gamma"].help
+            ), command
         if "max_new_tokens" in params and params["max_new_tokens"].default != limit:
             assert "fewer than elsewhere (128)" in params["max_new_tokens"].help, command
 
@@ -118,14 +128,17 @@ def test_help_imports_nothing_slow():
         "for command in ([], ['train'], ['bench'], ['measure']):\n"
         "    try: app([*command, '--help'])\n"
         "    except SystemExit: pass\n"
-        "print([m for m in ('jax', 'flax', 'transformers', 'orbax', 'optax') if m in sys.modules], file=sys.stderr)"
+        "print([m for m in ('jax', 'flax', 'transformers', 'orbax', 'optax') if m in sys.modules], "
+        "file=sys.stderr)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stderr.strip() == "[]"
 
 
 def test_a_command_whose_reader_has_gone_ends_as_shells_have_it():
-    """128 + SIGPIPE, as `seq 99999 | head -1`, and no word about it; 1 would be a verdict of `verify`."""
+    """128 + SIGPIPE, as `seq 99999 | head -1`, and no word about it; 1 would be a verdict of
+    `verify`.
+    """
     code = (
         "from jaxspec.cli import main; from jaxspec.cli.console import Console\n"
         "app = main.App(name='x', cls=None)\n"
@@ -135,7 +148,8 @@ def test_a_command_whose_reader_has_gone_ends_as_shells_have_it():
         "    for number in range(count): out.print('line', number)\n"
         "app()"
     )
-    for count in ("3", "20000"):  # all of it is written when the process ends, or while the command runs
+    # all of it is written when the process ends, or while the command runs
+    for count in ("3", "20000"):
         command = [sys.executable, "-c", code, count]
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as running:
             running.stdout.close()
@@ -175,7 +189,9 @@ def test_an_error_is_one_line_on_stderr(error, line, monkeypatch):
     assert (result.exit_code, result.stdout, result.stderr) == (2, "", line)
 
 
-@pytest.mark.parametrize(("arguments", "env"), [(["--debug", "fail"], {}), (["fail"], {"JAXSPEC_DEBUG": "1"})])
+@pytest.mark.parametrize(
+    ("arguments", "env"), [(["--debug", "fail"], {}), (["fail"], {"JAXSPEC_DEBUG": "1"})]
+)
 def test_debugging_shows_the_error_itself(arguments, env):
     error = ValueError("gamma")
     result = runner.invoke(failing(error), arguments, env=env)
@@ -193,9 +209,13 @@ def test_ctrl_c_is_quiet():
 
 
 @pytest.mark.parametrize(
-    ("error", "code"), [(KeyboardInterrupt(), 130), (SystemExit(signals.TERMINATED), 143)], ids=["Ctrl-C", "kill"]
+    ("error", "code"),
+    [(KeyboardInterrupt(), 130), (SystemExit(signals.TERMINATED), 143)],
+    ids=["Ctrl-C", "kill"],
 )
-def test_a_command_that_is_told_to_stop_skips_the_end_of_the_interpreter(error, code, monkeypatch, capsys):
+def test_a_command_that_is_told_to_stop_skips_the_end_of_the_interpreter(
+    error, code, monkeypatch, capsys
+):
     class Left(BaseException):
         pass
 

@@ -21,7 +21,9 @@ def run(loading, monkeypatch, tmp_path):
     file.write_text("der Hund\ndie Katze sah\n", encoding="utf-8")
 
     def run(*arguments, few=FEW):
-        return CliRunner().invoke(app, ["measure", "--prompts", str(file), *few, *arguments], env={"COLUMNS": "100"})
+        return CliRunner().invoke(
+            app, ["measure", "--prompts", str(file), *few, *arguments], env={"COLUMNS": "100"}
+        )
 
     return run
 
@@ -33,16 +35,29 @@ def rows_of(result):
 
 @pytest.mark.slow
 def test_rules_are_measured_and_resumed(run, tmp_path, monkeypatch):
-    options = ["--rule", "rejection,lenient=0.3", "-t", "0", "--resume", str(tmp_path / "rows.jsonl")]
+    options = [
+        "--rule",
+        "rejection,lenient=0.3",
+        "-t",
+        "0",
+        "--resume",
+        str(tmp_path / "rows.jsonl"),
+    ]
     _, strict, lenient = rows_of(run(*options, "--json"))
-    assert strict.alpha.low <= strict.alpha.value <= strict.alpha.high and strict.alpha.value <= lenient.alpha.value
+    assert (
+        strict.alpha.low <= strict.alpha.value <= strict.alpha.high
+        and strict.alpha.value <= lenient.alpha.value
+    )
     assert strict.same_text == strict.texts == 1 and lenient.same_text is None
     assert strict.predicted.rounds > 0 and lenient.predicted.theorem > 0
     assert strict.predicted.theorem > 0 and strict.setting.task == "prompts"
     assert math.isnan(strict.drafts.conditional.low)  # of a single text
     monkeypatch.setattr(bench, "_measure", lambda *_: pytest.fail("measured again"))
     again = run(*options)
-    assert "prompts, T = 0, debian-t5-draft" in again.stdout and "lenient(0.3), inexact" in again.stdout
+    assert (
+        "prompts, T = 0, debian-t5-draft" in again.stdout
+        and "lenient(0.3), inexact" in again.stdout
+    )
 
 
 @pytest.mark.slow
@@ -57,14 +72,18 @@ def test_one_prompt_has_no_interval(run, tmp_path):
 def test_without_speed_nothing_is_timed(run, monkeypatch):
     for module in (cost, timed_loops):
         monkeypatch.setattr(module, "interleave", lambda *_: pytest.fail("timed"))
-    result = run("--no-speed", "--draft", "bigram,prompt_lookup", "--markdown", few=[*FEW[:-1], "plan"])
+    result = run(
+        "--no-speed", "--draft", "bigram,prompt_lookup", "--markdown", few=[*FEW[:-1], "plan"]
+    )
     assert result.exit_code == 0, result.output
     assert "| bigram " in result.stdout
 
 
 def test_an_untimed_measurement_has_no_plan(run, monkeypatch):
     runs = []
-    monkeypatch.setattr(bench, "run_groups", lambda target, settings, *_, **__: runs.append(settings) or iter([]))
+    monkeypatch.setattr(
+        bench, "run_groups", lambda target, settings, *_, **__: runs.append(settings) or iter([])
+    )
     for gammas in ("plan", "plan, 2"):
         assert run("--no-speed", "--gamma", gammas, few=FEW[:-2]).exit_code == 0
     assert [{setting.gamma for setting in settings} for settings in runs] == [{3}, {2}]

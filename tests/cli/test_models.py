@@ -26,7 +26,9 @@ from jaxspec.weights import hf_families, loading, orbax, quantisation
 runner = CliRunner()
 T5 = T5Config(32, dim=16, ff_dim=24, heads=2, head_dim=4, encoder_layers=3, decoder_layers=2)
 GPT = gpt_config(32, dim=16, ff_dim=24, layers=3, heads=2, max_positions=16)
-LLAMA = decoder_config(32, dim=16, ff_dim=24, layers=3, heads=4, kv_heads=2, head_dim=4, head_norms=True)
+LLAMA = decoder_config(
+    32, dim=16, ff_dim=24, layers=3, heads=4, kv_heads=2, head_dim=4, head_norms=True
+)
 NGRAM = ngram_model.NGramConfig(32, (5, 9), followers=2)
 NETS = [(t5, T5), (decoder, GPT), (decoder, LLAMA)]
 EACH = pytest.mark.parametrize(("net", "config"), NETS, ids=["t5", "gpt", "decoder"])
@@ -44,7 +46,9 @@ def test_parameters_and_memory_are_those_of_the_whole_network(net, config):
     assert row.memory_bytes["float32"] == nbytes(params)
     narrow = jax.eval_shape(lambda p: quantisation.quantise(p, jnp.bfloat16), params)
     assert row.memory_bytes["bfloat16"] == nbytes(narrow) < nbytes(params)
-    assert row.memory_bytes["int8"] == nbytes(jax.eval_shape(lambda p: quantisation.quantise(p, jnp.int8), params))
+    assert row.memory_bytes["int8"] == nbytes(
+        jax.eval_shape(lambda p: quantisation.quantise(p, jnp.int8), params)
+    )
     small = jax.eval_shape(lambda p: quantisation.quantise(p, jnp.int4), params)
     halves = sum(math.prod(x.shape) // 2 for x in jax.tree.leaves(small) if x.dtype == jnp.int4)
     assert row.memory_bytes["int4"] == nbytes(small) - halves
@@ -53,18 +57,26 @@ def test_parameters_and_memory_are_those_of_the_whole_network(net, config):
 def test_tables_are_integers_whatever_the_dtype():
     params = jax.eval_shape(lambda: ngram_model.init(NGRAM, jax.random.key(0)))
     row = memory.of_config("it", NGRAM)
-    assert row.memory_bytes == dict.fromkeys(("float32", "bfloat16", "int8", "int4"), nbytes(params))
+    assert row.memory_bytes == dict.fromkeys(
+        ("float32", "bfloat16", "int8", "int4"), nbytes(params)
+    )
     assert row.parameters == sum(math.prod(x.shape) for x in jax.tree.leaves(params))
 
 
-@pytest.mark.parametrize(("net", "config"), [*NETS, (ngram_model, NGRAM)], ids=["t5", "gpt", "decoder", "ngram"])
+@pytest.mark.parametrize(
+    ("net", "config"), [*NETS, (ngram_model, NGRAM)], ids=["t5", "gpt", "decoder", "ngram"]
+)
 def test_the_cache_per_token_is_what_one_more_token_of_a_row_takes(net, config):
     lm = net.language_model(config)
     params = jax.eval_shape(lambda: net.init(config, jax.random.key(0)))
 
     def cache(rows, capacity):
         tokens, length = (jax.ShapeDtypeStruct(shape, jnp.int32) for shape in ((rows, 4), (rows,)))
-        return nbytes(jax.eval_shape(lambda p, q: lm.prefill(p, q, Room(capacity))[1], params, Prompt(tokens, length)))
+        return nbytes(
+            jax.eval_shape(
+                lambda p, q: lm.prefill(p, q, Room(capacity))[1], params, Prompt(tokens, length)
+            )
+        )
 
     more = [cache(rows, 9) - cache(rows, 8) for rows in (1, 2)]
     assert memory.of_config("it", config).cache_bytes_per_token["float32"] == more[1] - more[0]
@@ -175,7 +187,9 @@ PUBLISHED = {  # those of transformers' models of the published configurations
 
 
 def test_published_parameter_counts():
-    parameters = {size.name: size.parameters for rows in sizes.read().families.values() for size in rows}
+    parameters = {
+        size.name: size.parameters for rows in sizes.read().families.values() for size in rows
+    }
     assert {name: parameters[name] for name in PUBLISHED} == PUBLISHED
 
 
@@ -196,14 +210,20 @@ def test_the_file_of_sizes_has_all_families():
 @pytest.mark.slow
 @pytest.mark.exhaustive
 def test_the_parameters_in_the_file_of_sizes_are_those_that_are_counted():
-    """The test before this one counts two networks. Memory and caches take as long again: see the next."""
-    configs = {name: config for family in hf_families.FAMILIES for name, config in family.sizes.items()}
+    """The test before this one counts two networks. Memory and caches take as long again: see the
+    next.
+    """
+    configs = {
+        name: config for family in hf_families.FAMILIES for name, config in family.sizes.items()
+    }
 
     def count(config):
         network = nets.net_of(config)
         return network.total(config, lambda piece: quantisation.count(network.shapes(piece)))
 
-    parameters = {size.name: size.parameters for rows in sizes.read().families.values() for size in rows}
+    parameters = {
+        size.name: size.parameters for rows in sizes.read().families.values() for size in rows
+    }
     assert {name: count(config) for name, config in configs.items()} == parameters
 
 
@@ -243,7 +263,9 @@ def listed(*arguments):
 
 
 def test_the_short_list_has_what_is_here(shipped):
-    """Shipped models, those of this folder, and families by name: no sizes, and no more lines than a screen has."""
+    """Shipped models, those of this folder, and families by name: no sizes, and no more lines than
+    a screen has.
+    """
     output = listed()
     assert "No models in this folder" in output
     for part in ("ours", "bfloat16", "T5, FLAN-T5, ByT5", "Mixtral", "161 sizes"):
@@ -299,7 +321,11 @@ def test_all_that_is_known_is_in_json(shipped):
     assert [row["name"] for row in rows] == ["mixtral-8x7b", "mixtral-8x22b"]
     assert all(row["config"]["vocab_size"] == 32_000 for row in rows[:1])
     (ours,) = report["shipped"]
-    assert (ours["name"], ours["stored_as"], ours["about"]) == ("ours", "bfloat16", {"heldout_loss": 1.5})
+    assert (ours["name"], ours["stored_as"], ours["about"]) == (
+        "ours",
+        "bfloat16",
+        {"heldout_loss": 1.5},
+    )
     assert ours["parameters"] == memory.of_config("ours", GPT).parameters
 
 

@@ -1,4 +1,6 @@
-"""Values of a command line: each once, in their order, or an error that names the option; options of sampling."""
+"""Values of a command line: each once, in their order, or an error that names the option; options
+of sampling.
+"""
 
 import pytest
 
@@ -15,7 +17,9 @@ def test_each_number_once_in_the_order_given():
 
 @pytest.mark.parametrize("text", ["", "4,", "0", "4,x", "-1", "1.5"])
 def test_numbers_are_positive_integers(text):
-    with pytest.raises(ValueError, match=f"--gamma is '{text}': expected positive integers separated by commas"):
+    with pytest.raises(
+        ValueError, match=f"--gamma is '{text}': expected positive integers separated by commas"
+    ):
         integers(text, "--gamma")
 
 
@@ -25,7 +29,10 @@ def test_generate_has_every_sampling_option_with_its_help():
     for name, option in OPTIONS.items():
         assert (name in params) == (option.kind is not None)
         if option.kind is not None:
-            assert params[name].help == option.help and params[name].opts[0] == f"--{name.replace('_', '-')}"
+            assert (
+                params[name].help == option.help
+                and params[name].opts[0] == f"--{name.replace('_', '-')}"
+            )
     assert "-t" in params["temperature"].opts
 
 
@@ -42,7 +49,9 @@ def test_what_is_given_arrives_as_one_argument():
 
 @pytest.mark.slow
 def test_drafters_over_other_vocabularies():
-    assert drafter_names.drafter("trim=512:debian-t5-draft", names.model).params.to_target.shape == (512,)
+    assert drafter_names.drafter(
+        "trim=512:debian-t5-draft", names.model
+    ).params.to_target.shape == (512,)
     target = names.model("debian-t5-large")
     shared = drafter_names.drafter("share:debian-t5-draft", names.model, target)
     assert shared.params.to_target.tolist() == list(range(target.lm.vocab_size))
@@ -59,13 +68,20 @@ def test_drafters_of_the_targets_own_layers_and_cascades_by_name():
     assert drafter_names.drafter("early_exit=1", names.model, target).target is target
     assert drafter_names.drafter("skip_layers=1:", names.model, target).target is target
     assert drafter_names.drafter("windowed=512x4", names.model, target).name == "windowed(512, 4)"
-    assert drafter_names.drafter("saturated_exit=1x3", names.model, target).name == "saturated_exit(1 to 3)"
+    assert (
+        drafter_names.drafter("saturated_exit=1x3", names.model, target).name
+        == "saturated_exit(1 to 3)"
+    )
     for name in ("trim=512:early_exit=1", "trim=512:saturated_exit", "trim=512:skip_layers=1:"):
         head = drafter_names.drafter(name, names.model, target).params.head.to_target
         assert head.shape == (512,)
-    drafter = drafter_names.drafter("cascade=2:debian-gpt-small:cascade:debian-gpt-small:prompt_lookup", names.model)
+    drafter = drafter_names.drafter(
+        "cascade=2:debian-gpt-small:cascade:debian-gpt-small:prompt_lookup", names.model
+    )
     assert len(drafter.models) == 2
-    drafter = drafter_names.drafter("horizontal_cascade=1:debian-gpt-small:prompt_lookup", names.model)
+    drafter = drafter_names.drafter(
+        "horizontal_cascade=1:debian-gpt-small:prompt_lookup", names.model
+    )
     assert len(drafter.models) == 1
     for name, message in (
         ("early_exit=a", "expected early_exit=4"),
@@ -84,7 +100,10 @@ def test_drafters_of_the_targets_own_layers_and_cascades_by_name():
 def test_ngram_tables_inside_other_drafters_are_counted_on_the_references():
     target = names.model("debian-gpt-base")
     for name in (
-        *("cascade=3:debian-gpt-small:bigram", "cascade:debian-gpt-small:cascade=1:debian-gpt-small:retrieval"),
+        *(
+            "cascade=3:debian-gpt-small:bigram",
+            "cascade:debian-gpt-small:cascade=1:debian-gpt-small:retrieval",
+        ),
         *(
             "horizontal_cascade=1:debian-gpt-small:bigram",
             "greedy:bigram",
@@ -93,9 +112,13 @@ def test_ngram_tables_inside_other_drafters_are_counted_on_the_references():
         ),
     ):
         reads = []
-        drafter_names.drafter(name, names.model, target, lambda reads=reads: reads.append(1) or ["A fast editor."])
+        drafter_names.drafter(
+            name, names.model, target, lambda reads=reads: reads.append(1) or ["A fast editor."]
+        )
         assert reads, name
-        with pytest.raises(ValueError, match=r"no held-out texts are left to make a .*: take fewer prompts"):
+        with pytest.raises(
+            ValueError, match=r"no held-out texts are left to make a .*: take fewer prompts"
+        ):
             drafter_names.drafter(name, names.model, target, list)
 
 
@@ -113,10 +136,15 @@ def test_what_is_counted_is_refused_where_no_texts_are(name, message):
 
 
 def test_drafters_of_trees_by_name():
-    """They take n-gram tables, or any model; what is no number is refused before anything is loaded."""
+    """They take n-gram tables, or any model; what is no number is refused before anything is
+    loaded.
+    """
     assert drafter_names.drafter("token_recycling", names.model).functions.tree == TreeSize(32, 4)
     mixed = drafters.tree(names.model("debian-gpt-small"), (3, 1), draw="mixed")
-    assert drafter_names.drafter("tree=3x1-mixed:debian-gpt-small", names.model).functions == mixed.functions
+    assert (
+        drafter_names.drafter("tree=3x1-mixed:debian-gpt-small", names.model).functions
+        == mixed.functions
+    )
     both = drafters.tree([names.model("debian-gpt-small")] * 2, (2, 1), draw="mixed")
     name = "tree_of_two=2x1-mixed:debian-gpt-small:debian-gpt-small"
     assert drafter_names.drafter(name, names.model).functions == both.functions

@@ -51,18 +51,24 @@ def test_held_out_prompts_are_counted():
 def test_json_lines_may_hold_any_line_separator(tmp_path):
     inputs = ["one\u2028two", "three", "four"]
     file = tmp_path / "prompts.jsonl"
-    file.write_text("".join(json.dumps({"input": text}, ensure_ascii=False) + "\n" for text in inputs), "utf-8")
+    file.write_text(
+        "".join(json.dumps({"input": text}, ensure_ascii=False) + "\n" for text in inputs), "utf-8"
+    )
     assert prompts.from_file(file, 2) == inputs[:2]
 
 
 def test_json_lines_are_those_of_jobs_too(tmp_path):
-    (tmp_path / "prompts.ndjson").write_text('{"prompt": "a file"}\n{"input": "b", "prompt": "c"}\n')
+    (tmp_path / "prompts.ndjson").write_text(
+        '{"prompt": "a file"}\n{"input": "b", "prompt": "c"}\n'
+    )
     assert prompts.from_file(tmp_path / "prompts.ndjson") == ["a file", "b"]
 
 
 def test_json_lines_may_say_of_which_task_they_are(tmp_path):
     file, tasks = tmp_path / "mixed.jsonl", ["prose", None, "code", "prose", "prose"]
-    lines = [{"input": str(i)} | ({} if task is None else {"task": task}) for i, task in enumerate(tasks)]
+    lines = [
+        {"input": str(i)} | ({} if task is None else {"task": task}) for i, task in enumerate(tasks)
+    ]
     file.write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert prompts.by_task(file, 2) == {"prose": ["0", "3"], "mixed": ["1"], "code": ["2"]}
 
@@ -72,13 +78,17 @@ def test_a_byte_order_mark_is_no_part_of_the_first_prompt(tmp_path, monkeypatch)
     content = codecs.BOM_UTF8 + "dä\r\ndie".encode()
     (tmp_path / "prompts.txt").write_bytes(content)
     assert prompts.from_file(tmp_path / "prompts.txt") == ["dä", "die"]
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content), "ascii", "surrogateescape"))
+    monkeypatch.setattr(
+        sys, "stdin", io.TextIOWrapper(io.BytesIO(content), "ascii", "surrogateescape")
+    )
     assert prompts.from_file("-") == ["dä", "die"]
 
 
 def test_a_file_of_something_else_than_lines_is_refused_by_its_name(tmp_path):
     (tmp_path / "prompts.csv").write_text("prompt,id\na,1\n")
-    with pytest.raises(ValueError, match=r"prompts\.csv is no file of lines by its name: expected text or \.jsonl"):
+    with pytest.raises(
+        ValueError, match=r"prompts\.csv is no file of lines by its name: expected text or \.jsonl"
+    ):
         prompts.from_file(tmp_path / "prompts.csv")
 
 
@@ -97,7 +107,9 @@ def test_a_line_without_an_input_is_named(tmp_path, line, message):
     file = tmp_path / "prompts.jsonl"
     file.write_text(f'{{"input": "good"}}\n\n{line}\n')
     for read in (lambda: prompts.from_file(file), lambda: prompts.by_task(file, 2)):
-        with pytest.raises(ValueError, match=r'prompts\.jsonl: line 3 .*: expected \{"input": "\.\.\."\}') as error:
+        with pytest.raises(
+            ValueError, match=r'prompts\.jsonl: line 3 .*: expected \{"input": "\.\.\."\}'
+        ) as error:
             read()
         assert f"line 3 {message}" in str(error.value)
 

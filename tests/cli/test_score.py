@@ -22,7 +22,9 @@ def scored(loading):
     """Runs the command on the zoo's decoder."""
 
     def run(*arguments):
-        return CliRunner().invoke(app, ["score", "--target", "debian-gpt-base", *map(str, arguments)])
+        return CliRunner().invoke(
+            app, ["score", "--target", "debian-gpt-base", *map(str, arguments)]
+        )
 
     return run
 
@@ -43,18 +45,25 @@ def test_each_line_has_its_score_and_totals_are_printed(scored, source, tmp_path
     expected = jaxspec.score(zoo["debian-gpt-base"], texts)
     assert [row.get("id") for row in rows] == ["a", None]
     for row, score in zip(rows, expected, strict=True):
-        assert row["tokens"] == score.tokens and math.isclose(row["log_prob"], score.log_prob, rel_tol=1e-6)
+        assert row["tokens"] == score.tokens and math.isclose(
+            row["log_prob"], score.log_prob, rel_tol=1e-6
+        )
         assert math.isclose(sum(row["log_probs"]), row["log_prob"], rel_tol=1e-6)
     totals = json.loads(result.stdout)
     assert math.isclose(totals["log_prob"], sum(score.log_prob for score in expected), rel_tol=1e-6)
     assert totals["tokens"] == sum(len(score.tokens) for score in expected) and totals["texts"] == 2
     assert math.isclose(totals["perplexity"], math.exp(-totals["log_prob"] / totals["tokens"]))
-    assert math.isclose(totals["bits_per_byte"], -totals["log_prob"] / math.log(2) / sum(x.num_bytes for x in expected))
+    assert math.isclose(
+        totals["bits_per_byte"],
+        -totals["log_prob"] / math.log(2) / sum(x.num_bytes for x in expected),
+    )
     again = scored("--input", source, "--output", output)
     assert again.exit_code == 2 and "--overwrite" in again.output
 
 
-def test_an_output_that_cannot_be_written_is_refused_before_the_model_is_loaded(source, tmp_path, monkeypatch):
+def test_an_output_that_cannot_be_written_is_refused_before_the_model_is_loaded(
+    source, tmp_path, monkeypatch
+):
     monkeypatch.setattr(model_loading, "load", lambda *_, **__: pytest.fail("a model was loaded"))
     for output, complaint in (
         (tmp_path, "expected a file, and this is a folder"),
@@ -79,7 +88,9 @@ def test_a_compressed_file_that_is_cut_off_is_refused(scored, tmp_path):
     path = tmp_path / "texts.txt.GZ"
     path.write_bytes(gzip.compress(b"der Hund sah\n")[:20])
     result = scored("--input", path)
-    assert result.exit_code == 2 and "texts.txt.GZ is cut off or damaged" in " ".join(result.output.split())
+    assert result.exit_code == 2 and "texts.txt.GZ is cut off or damaged" in " ".join(
+        result.output.split()
+    )
 
 
 @pytest.mark.parametrize(
@@ -91,7 +102,9 @@ def test_a_compressed_file_that_is_cut_off_is_refused(scored, tmp_path):
         ("", "holds no text"),
     ],
 )
-def test_a_line_that_cannot_be_scored_is_named_before_anything_is_loaded(line, message, scored, tmp_path):
+def test_a_line_that_cannot_be_scored_is_named_before_anything_is_loaded(
+    line, message, scored, tmp_path
+):
     path = tmp_path / "texts.jsonl"
     path.write_text(line + "\n")
     result = scored("--input", path)
@@ -99,7 +112,9 @@ def test_a_line_that_cannot_be_scored_is_named_before_anything_is_loaded(line, m
 
 
 def test_a_line_that_cannot_be_scored_costs_no_other_its_score(scored, tmp_path):
-    """The exit code is 3, as that of `batch`; each broken line has its error where its score would stand."""
+    """The exit code is 3, as that of `batch`; each broken line has its error where its score would
+    stand.
+    """
     broken = {
         2: ('{"text": "der"', "line 2 is no JSON"),
         3: ('{"prompt": 5, "completion": "der"}', "line 3: text 2 has the prompt 5"),
@@ -109,12 +124,18 @@ def test_a_line_that_cannot_be_scored_costs_no_other_its_score(scored, tmp_path)
     }
     good = {1: LINES[0], 4: LINES[1], 8: LINES[1]}
     path, output = tmp_path / "texts.jsonl", tmp_path / "scores.jsonl"
-    lines = {number: json.dumps(line) for number, line in good.items()} | {n: line for n, (line, _) in broken.items()}
+    lines = {number: json.dumps(line) for number, line in good.items()} | {
+        n: line for n, (line, _) in broken.items()
+    }
     path.write_text("".join(lines[number] + "\n" for number in sorted(lines)))
     result = scored("--input", path, "--output", output)
     assert result.exit_code == 3
     said = " ".join(result.output.split())
-    assert "3 texts" in said and "5 of 8 lines failed; the first:" in said and "line 2 is no JSON" in said
+    assert (
+        "3 texts" in said
+        and "5 of 8 lines failed; the first:" in said
+        and "line 2 is no JSON" in said
+    )
     rows = dict(enumerate(map(json.loads, output.read_text().splitlines()), 1))
     assert len(rows) == 8 and rows[1]["id"] == "a" and rows[5]["id"] == "x" and rows[6]["id"] == "y"
     for number, row in rows.items():

@@ -27,7 +27,11 @@ def test_a_trace_with_numbers_has_those_of_each_draft_token(report, run, refused
     rounds = [step for row in report(*options)["rounds"] for step in row if "numbers" in step]
     assert rounds and all(len(step["numbers"]["q"]) == len(step["draft"]) for step in rounds)
     printed = run(*options).splitlines()
-    lines = [line.split()[-8:] for line in printed if line.endswith((" accepted", " rejected", " not tried"))]
+    lines = [
+        line.split()[-8:]
+        for line in printed
+        if line.endswith((" accepted", " rejected", " not tried"))
+    ]
     q = [f"{q:.3f}" for step in rounds for q in step["numbers"]["q"]]
     assert len(lines) == len(q) > 3
     assert sum(f"{x}" in line for x, line in zip(q, lines, strict=True) if float(x) > 0) > 3
@@ -42,7 +46,9 @@ def test_a_terminal_gets_colours_and_growing_text(run):
 
 
 def test_a_translation_is_labelled_by_its_languages(shown):
-    text = shown(show.exchange("translate English to German: A [b]cat[/b].", "Eine", " Katze", False))
+    text = shown(
+        show.exchange("translate English to German: A [b]cat[/b].", "Eine", " Katze", False)
+    )
     lines = [line.split() for line in text.splitlines()]
     assert lines == [["English", "A", "[b]cat[/b]."], ["German", "Eine", "Katze"]]
 
@@ -67,8 +73,13 @@ def test_the_counts_explain_themselves():
     """The first token of each prompt is of no round: 308 tokens in 143 rounds are 2.10 a round."""
     records = [record(20, 60, 30, 43, seconds=1.0)] * 7 + [record(3, 9, 4, 7, seconds=0.5)]
     said = show.totals_sentence(show.total(records), "big", "small")
-    assert said.startswith("308 tokens at 41.1 tokens/s: 8 of them, each prompt's first, by reading the prompts; ")
-    assert "300 in 143 rounds, 2.10 tokens a round" in said and "of 429 drafted, 214 were accepted (49.9%)" in said
+    assert said.startswith(
+        "308 tokens at 41.1 tokens/s: 8 of them, each prompt's first, by reading the prompts; "
+    )
+    assert (
+        "300 in 143 rounds, 2.10 tokens a round" in said
+        and "of 429 drafted, 214 were accepted (49.9%)" in said
+    )
     plain = record(20, 0, 0, 21, seconds=1.0)
     sentence = show.totals_sentence(show.total([plain]), "big", None)
     assert sentence.endswith("the other 20 by one pass of big each (plain decoding).")

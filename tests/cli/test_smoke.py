@@ -38,7 +38,9 @@ def project(tmp_path_factory):
         params = decoder.init(config, jax.random.key(seed))
         options = dict(name=name, family="gpt", dtype="float32", description={})
         orbax.save(folder / name, params, config, folder / "words", **options)
-    (folder / "template.jinja").write_text("{% for message in messages %}{{ message.content }} {% endfor %}the")
+    (folder / "template.jinja").write_text(
+        "{% for message in messages %}{{ message.content }} {% endfor %}the"
+    )
     (folder / "prompts.txt").write_text("the old dog\na new cat\n")
     rows = [{"text": "the old dog saw a new cat"}, {"text": "a cat saw the dog"}]
     (folder / "data").mkdir()
@@ -53,7 +55,8 @@ def run(project, monkeypatch):
     """Runs a command in the project's folder; returns what it prints."""
     monkeypatch.chdir(project)
     monkeypatch.delenv("JAXSPEC_DEBUG", raising=False)
-    monkeypatch.setattr(jax, "clear_caches", lambda: None)  # these programs serve the tests that follow
+    # these programs serve the tests that follow
+    monkeypatch.setattr(jax, "clear_caches", lambda: None)
 
     def run(*arguments, code=0, typed=None):
         result = CliRunner().invoke(main.app, [*arguments], input=typed, env={"COLUMNS": "200"})
@@ -80,12 +83,26 @@ def test_generate(run, plain_texts):
 
 
 def test_chat(run):
-    printed = run("chat", *PAIR, *FEW, "--gamma", "2", "--chat-template", "template.jinja", typed="old dog\n")
+    printed = run(
+        "chat", *PAIR, *FEW, "--gamma", "2", "--chat-template", "template.jinja", typed="old dog\n"
+    )
     assert "of 3 prompt tokens read before" in printed
 
 
 def test_batch(run, project, plain_texts):
-    command = ("batch", *PAIR, *FEW, "--gamma", "2", "--input", "prompts.txt", "--output", "answers", "--slots", "2")
+    command = (
+        "batch",
+        *PAIR,
+        *FEW,
+        "--gamma",
+        "2",
+        "--input",
+        "prompts.txt",
+        "--output",
+        "answers",
+        "--slots",
+        "2",
+    )
     run(*command)
     (part,) = (project / "answers").glob("part-*")
     written = part.read_bytes()
@@ -102,18 +119,43 @@ def test_transcribe(run):
 def test_score(run, project):
     run("score", "--target", "target", "--input", "texts.jsonl", "--output", "scores.jsonl")
     rows = [json.loads(line) for line in (project / "scores.jsonl").read_text().splitlines()]
-    expected = jaxspec.score(jaxspec.load(project / "target"), ["the old dog saw a new cat", "a cat saw the dog"])
-    assert [row["log_prob"] for row in rows] == pytest.approx([score.log_prob for score in expected], rel=1e-5)
+    expected = jaxspec.score(
+        jaxspec.load(project / "target"), ["the old dog saw a new cat", "a cat saw the dog"]
+    )
+    assert [row["log_prob"] for row in rows] == pytest.approx(
+        [score.log_prob for score in expected], rel=1e-5
+    )
 
 
 def test_bench(run):
-    options = ("--prompts", "prompts.txt", "--count", "1", "--rows", "1", "--repeats", "1", "--gamma", "2")
+    options = (
+        "--prompts",
+        "prompts.txt",
+        "--count",
+        "1",
+        "--rows",
+        "1",
+        "--repeats",
+        "1",
+        "--gamma",
+        "2",
+    )
     plain, drafted = json.loads(run("bench", *PAIR, *FEW, *options, "--json"))["rows"]
     assert drafted["same_text"] == drafted["texts"] == 1 and plain["setting"]["gamma"] == 0
 
 
 def test_measure(run):
-    options = ("--prompts", "prompts.txt", "--count", "2", "--rows", "1", "--gamma", "2", "--no-speed")
+    options = (
+        "--prompts",
+        "prompts.txt",
+        "--count",
+        "2",
+        "--rows",
+        "1",
+        "--gamma",
+        "2",
+        "--no-speed",
+    )
     rows = json.loads(run("measure", *PAIR, *FEW, *options, "-t", "0", "--json"))["rows"]
     assert 0 <= rows[-1]["alpha"]["value"] <= 1
 

@@ -115,11 +115,16 @@ def test_what_cannot_work_is_refused_at_once(project, arguments, said, monkeypat
 def test_a_folder_of_another_recipe_is_refused_in_a_line(project, standard_dtype_promotion):
     """By what was written down when its run began; without that, by the shape of its state."""
     assert call("tiny.toml", "--steps", "1").exit_code == 0
-    (project / "other.toml").write_text(RECIPE.replace("ff_dim = 8", "ff_dim = 16").replace("steps = 4", "steps = 8"))
+    (project / "other.toml").write_text(
+        RECIPE.replace("ff_dim = 8", "ff_dim = 16").replace("steps = 4", "steps = 8")
+    )
     again = ("other.toml", "--out", "other", "--work", "runs/tiny")
     said = refused(*again)
     differ = "model.ff_dim is 8 there and 16 here"
-    assert f"runs/tiny holds the run of another recipe ({differ}): give another --work, or remove it" in said
+    assert (
+        f"runs/tiny holds the run of another recipe ({differ}): give another --work, or remove it"
+        in said
+    )
     assert said.count("\n") == 1
     (project / "runs" / "tiny" / run.RECORD).unlink()
     said = refused(*again)
@@ -140,11 +145,15 @@ def test_a_full_disk_is_told_in_a_line_and_its_half_of_a_state_removed(
     monkeypatch.setattr(ocp.CheckpointManager, "save", full)
     result = call("tiny.toml", "--steps", "1")
     assert result.exit_code == 2
-    assert result.stderr.endswith("\nerror: runs/tiny/state: the disk is full, and the run has no saved state\n")
+    assert result.stderr.endswith(
+        "\nerror: runs/tiny/state: the disk is full, and the run has no saved state\n"
+    )
     assert not list((project / "runs" / "tiny" / "state").iterdir()) and not caplog.records
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1000))
     said = refused("tiny.toml", "--steps", "1")  # before it is trained
-    assert said.startswith("error: runs/tiny/state would take ") and said.endswith("1.0 kB left: nothing was trained\n")
+    assert said.startswith("error: runs/tiny/state would take ") and said.endswith(
+        "1.0 kB left: nothing was trained\n"
+    )
 
 
 @pytest.mark.parametrize("line", ['{"text": ', '{"input": "a"}', '["a"]', "[" * 100_000])
@@ -153,7 +162,9 @@ def test_a_bad_line_of_the_data_is_named(project, line):
         file.write(line + "\n")
     said = refused("tiny.toml")
     assert (
-        "data/train.jsonl: line 5 " in said and said.endswith(': expected {"text": "..."}\n') and said.count("\n") == 1
+        "data/train.jsonl: line 5 " in said
+        and said.endswith(': expected {"text": "..."}\n')
+        and said.count("\n") == 1
     )
 
 
@@ -175,7 +186,9 @@ def target(project):
     config = tiny_gpt(12)
     params = decoder.init(config, jax.random.key(0))
     options = dict(name="target", family="gpt", dtype="float32", description={})
-    orbax.save(project / "trained" / "target", params, config, project / "data" / "words", **options)
+    orbax.save(
+        project / "trained" / "target", params, config, project / "data" / "words", **options
+    )
     (project / "pairs.toml").write_text(COUNTED)
 
 
@@ -185,28 +198,38 @@ def test_tables_are_counted_saved_loaded_and_drafted_with(target):
     assert result.exit_code == 0, result.output
     assert (
         "trained/pairs: " in result.stdout
-        and "contexts: 9 of 1 tokens; the first draft token is right for 90.0%" in (result.stdout.replace("\n", " "))
+        and "contexts: 9 of 1 tokens; the first draft token is right for 90.0%"
+        in (result.stdout.replace("\n", " "))
     )
     loaded, base = loading.load("trained/pairs"), loading.load("trained/target")
     out = jaxspec.generate(base, "the old", drafter=loaded, gamma=2, max_new_tokens=6)
     assert (out.tokens == jaxspec.generate(base, "the old", max_new_tokens=6).tokens).all()
-    draft_token, _ = loaded.lm.prefill(loaded.params, jaxspec.Prompt(jnp.array([[3]]), jnp.array([1])), Room(2))
+    draft_token, _ = loaded.lm.prefill(
+        loaded.params, jaxspec.Prompt(jnp.array([[3]]), jnp.array([1])), Room(2)
+    )
     assert int(draft_token.logits.argmax()) == WORDS.index("old")
     description = orbax.read_manifest("trained/pairs").about
-    assert description.items() >= {"target": "trained/target", "order": 2, "texts": 4, "tokens": 40}.items()
+    assert (
+        description.items()
+        >= {"target": "trained/target", "order": 2, "texts": 4, "tokens": 40}.items()
+    )
     assert "is there already" in refused("pairs.toml")
 
 
 def test_a_drafters_head_is_trimmed_to_the_most_frequent_tokens_of_the_answers(
     target, project, standard_dtype_promotion
 ):
-    distil = '[distil]\nteacher = "trained/target"\ndraft_vocab = 4\nweight = 0\nanswers = [2]\nprompt = 4\n'
+    distil = (
+        '[distil]\nteacher = "trained/target"\ndraft_vocab = 4\nweight = 0\nanswers = [2]\nprompt '
+        "= 4\n"
+    )
     (project / "tiny.toml").write_text(RECIPE + distil)
     result = call("tiny.toml", "--steps", "2")
     assert result.exit_code == 0, result.output
     assert "(its teacher's " in result.output and " at temperature 1" in result.output
     base = loading.load("trained/target")
-    text = [base.tokenizer.eos_token_id, *base.tokenizer("the old dog")["input_ids"]]  # texts begin with the end token
+    # texts begin with the end token
+    text = [base.tokenizer.eos_token_id, *base.tokenizer("the old dog")["input_ids"]]
     answer = jaxspec.generate(base, [text], max_new_tokens=13)
     kept = trim.draft_tokens(loading.load("trained/tiny"))
     assert len(kept) == 4 and base.tokenizer.eos_token_id in kept
@@ -216,10 +239,14 @@ def test_a_drafters_head_is_trimmed_to_the_most_frequent_tokens_of_the_answers(
 
 
 def test_tables_may_be_counted_for_a_hugging_face_folder(target, project):
-    """Nothing but its config.json and its tokenizer is read; the tables are those of the same target of ours."""
+    """Nothing but its config.json and its tokenizer is read; the tables are those of the same
+    target of ours.
+    """
     huggingface.save(loading.load("trained/target"), project / "trained" / "theirs")
     (project / "trained" / "theirs" / "model.safetensors").unlink()
-    (project / "other.toml").write_text(COUNTED.replace("trained/target", "trained/theirs").replace("pairs", "other"))
+    (project / "other.toml").write_text(
+        COUNTED.replace("trained/target", "trained/theirs").replace("pairs", "other")
+    )
     assert call("pairs.toml").exit_code == 0
     result = call("other.toml")
     assert result.exit_code == 0, result.output
@@ -231,7 +258,10 @@ def test_tables_may_be_counted_for_a_hugging_face_folder(target, project):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--steps", "3"], "pairs, which is counted and not trained, does not read --steps: leave it out"),
+        (
+            ["--steps", "3"],
+            "pairs, which is counted and not trained, does not read --steps: leave it out",
+        ),
         (["--dtype", "int8"], "tables hold integers"),
         (["--data", "elsewhere"], "`python -m data_prep.debian --data elsewhere`"),
     ],

@@ -41,7 +41,9 @@ def only(monkeypatch):
 
 @pytest.mark.slow
 def test_rules_are_what_they_promise(pair, only):
-    """An exact rule and an inexact one, of trees too: by enumeration, and on a pair. `tests/rules` has the others."""
+    """An exact rule and an inexact one, of trees too: by enumeration, and on a pair. `tests/rules`
+    has the others.
+    """
     only(**{name: catalogue.RULES[name] for name in ("rejection", "lenient")})
     result = verify(*PAIR, *FEW, "--seed", "2", "--json")
     assert result.exit_code == 0, result.output
@@ -88,7 +90,10 @@ def test_rules_may_be_named(monkeypatch):
 def test_rules_that_are_not_there_are_named():
     for names, wrong in (("blok", "blok"), ("block,lenient=0.3", "lenient=0.3")):
         result = verify("--rule", names)
-        assert result.exit_code == 2 and f"--rule has {wrong!r}: expected all, or some of rejection" in result.stderr
+        assert (
+            result.exit_code == 2
+            and f"--rule has {wrong!r}: expected all, or some of rejection" in result.stderr
+        )
 
 
 @pytest.mark.slow
@@ -146,7 +151,10 @@ def test_a_rule_that_is_wrong_about_trees_is_found(only):
 def test_other_greedy_texts_are_an_error_in_float32_only(pair, only, monkeypatch):
     """A text that differs is an error in float32, and only shown in bfloat16."""
     only()
-    mismatches = [numerics.Mismatch(2, 3, 1, 2, 0.5, 0.25), numerics.Mismatch(0, 6, 1, 2, 0.75, 0.75)]
+    mismatches = [
+        numerics.Mismatch(2, 3, 1, 2, 0.5, 0.25),
+        numerics.Mismatch(0, 6, 1, 2, 0.75, 0.75),
+    ]
     answers = iter([[], mismatches, mismatches, []])
     monkeypatch.setattr(numerics, "mismatches", lambda prepared: next(answers))
     result = verify(*PAIR, *FEW)
@@ -169,7 +177,10 @@ def test_a_round_too_long_to_enumerate_is_refused():
 
 @pytest.mark.parametrize(
     ("half", "said"),
-    [("--target", "--target a needs a --draft"), ("--draft", "a pair has two models: give --target")],
+    [
+        ("--target", "--target a needs a --draft"),
+        ("--draft", "a pair has two models: give --target"),
+    ],
 )
 def test_half_a_pair_is_refused(half, said):
     result = CliRunner().invoke(app, ["verify", half, "a"])
@@ -177,6 +188,10 @@ def test_half_a_pair_is_refused(half, said):
 
 
 def test_a_pair_that_is_none_is_told_before_anything_is_enumerated(pair, monkeypatch):
-    monkeypatch.setattr(exactness, "certificate", lambda *_, **__: pytest.fail("a rule was enumerated"))
+    monkeypatch.setattr(
+        exactness, "certificate", lambda *_, **__: pytest.fail("a rule was enumerated")
+    )
     result = verify("--target", "debian-t5-large", "--draft", "prompt_lookup")
-    assert result.exit_code == 2 and "--draft is 'prompt_lookup': expected a model" in result.stderr, result.output
+    assert (
+        result.exit_code == 2 and "--draft is 'prompt_lookup': expected a model" in result.stderr
+    ), result.output

@@ -1,4 +1,6 @@
-"""The options that `bench` and `measure` share, as settings; on table models, nothing is decoded."""
+"""The options that `bench` and `measure` share, as settings; on table models, nothing is
+decoded.
+"""
 
 import pytest
 from typer.testing import CliRunner
@@ -17,8 +19,12 @@ pytestmark = pytest.mark.usefixtures("loading")
 
 
 def test_every_combination_is_a_setting(zoo):
-    work = Workload(draft="debian-t5-draft,prompt_lookup", gamma="1,plan", temperature="0,1", task="translation")
-    target, settings = settings_of(work._replace(policy="adaptive,confidence=0.5", batch="1,4", count=3, rows=2))
+    work = Workload(
+        draft="debian-t5-draft,prompt_lookup", gamma="1,plan", temperature="0,1", task="translation"
+    )
+    target, settings = settings_of(
+        work._replace(policy="adaptive,confidence=0.5", batch="1,4", count=3, rows=2)
+    )
     assert target is zoo["debian-t5-large"] and len(settings) == 2 * 2 * ((2 + 2) + (1 + 2))
     assert {setting.drafter_name for setting in settings} == {"debian-t5-draft", "prompt_lookup"}
     assert {(setting.policy_label, setting.gamma) for setting in settings} == {
@@ -37,7 +43,9 @@ def test_a_target_without_a_sibling_has_a_look_up(capsys):
 
 def test_a_tree_whose_size_is_its_own_is_measured_once():
     names = "debian-t5-draft,tree=2x1:debian-t5-draft"
-    _, settings = settings_of(Workload(draft=names, gamma="plan,2,4", task="translation", count=2, rows=1))
+    _, settings = settings_of(
+        Workload(draft=names, gamma="plan,2,4", task="translation", count=2, rows=1)
+    )
     assert [(setting.drafter_name, setting.gamma) for setting in settings] == [
         *(("debian-t5-draft", gamma) for gamma in ("plan", 2, 4)),
         ("tree=2x1:debian-t5-draft", 2),
@@ -46,16 +54,28 @@ def test_a_tree_whose_size_is_its_own_is_measured_once():
 
 def test_what_cannot_be_is_left_out_in_words(capsys):
     tree = "tree=2x1:debian-t5-draft"
-    work = Workload(draft=f"debian-t5-draft,{tree}", rule="rejection, block", policy="heuristic, confidence=0.5")
+    work = Workload(
+        draft=f"debian-t5-draft,{tree}", rule="rejection, block", policy="heuristic, confidence=0.5"
+    )
     _, settings = settings_of(work._replace(gamma="2", task="translation", count=2, rows=1))
-    assert {(setting.policy_label, setting.rule.name) for setting in settings if setting.drafter_name == tree} == {
-        *(("", "rejection"), ("heuristic", "rejection"))
-    }
+    assert {
+        (setting.policy_label, setting.rule.name)
+        for setting in settings
+        if setting.drafter_name == tree
+    } == {*(("", "rejection"), ("heuristic", "rejection"))}
     assert sum(setting.drafter_name == "debian-t5-draft" for setting in settings) == 6
     said = capsys.readouterr().err
-    assert f"{tree} drafts trees, and the rule block takes chains of draft tokens only: left out" in said
-    assert "the policy confidence=0.5 stops a draft token by token" in said and said.count("\n") == 2
-    with pytest.raises(ValueError, match="nothing is left to measure: tree=2x1:debian-t5-draft drafts trees, and the"):
+    assert (
+        f"{tree} drafts trees, and the rule block takes chains of draft tokens only: left out"
+        in said
+    )
+    assert (
+        "the policy confidence=0.5 stops a draft token by token" in said and said.count("\n") == 2
+    )
+    with pytest.raises(
+        ValueError,
+        match="nothing is left to measure: tree=2x1:debian-t5-draft drafts trees, and the",
+    ):
         settings_of(work._replace(draft=tree, rule="block", policy="", count=2, rows=1))
 
 
@@ -67,7 +87,10 @@ def test_no_gamma_is_planned_for_drafters_that_are_no_models(capsys):
     ):
         _, settings = settings_of(work._replace(gamma=gammas))
         assert [setting.gamma for setting in settings] == wanted
-        assert f"no γ can be planned for prompt_lookup, for it is no model: {instead}" in capsys.readouterr().err
+        assert (
+            f"no γ can be planned for prompt_lookup, for it is no model: {instead}"
+            in capsys.readouterr().err
+        )
 
 
 def test_plain_decoding_and_tasks_in_their_order():
@@ -79,7 +102,9 @@ def test_plain_decoding_and_tasks_in_their_order():
 
 
 def test_rules_by_their_names_and_numbers():
-    _, settings = settings_of(Workload(rule="lenient=1,lenient=0.3,block,typical", task="translation"))
+    _, settings = settings_of(
+        Workload(rule="lenient=1,lenient=0.3,block,typical", task="translation")
+    )
     assert [setting.rule for setting in settings] == [
         rules.rejection(),
         rules.lenient(0.3),
@@ -93,15 +118,21 @@ def test_rules_by_their_names_and_numbers():
 def test_random_models(zoo, monkeypatch):
     shapes = []
     monkeypatch.setattr(
-        random_model, "random_model", lambda *arguments: shapes.append(arguments) or zoo["debian-gpt-base"]
+        random_model,
+        "random_model",
+        lambda *arguments: shapes.append(arguments) or zoo["debian-gpt-base"],
     )
-    _, settings = settings_of(Workload("random:t5-v1_1-base", "random:t5-v1_1-small", rows=3, count=2))
+    _, settings = settings_of(
+        Workload("random:t5-v1_1-base", "random:t5-v1_1-small", rows=3, count=2)
+    )
     assert shapes == [("t5-v1_1-base", "float32", 0, None), ("t5-v1_1-small", "float32", 1, None)]
     assert settings[0].task.prompts.tokens.shape[0] == 3 and not settings[0].task.ends
 
 
 def test_no_gamma_is_planned_for_a_rule_without_a_rate(capsys):
-    _, settings = settings_of(Workload(gamma="plan", rule="lenient=0.3,typical", task="translation", count=2, rows=1))
+    _, settings = settings_of(
+        Workload(gamma="plan", rule="lenient=0.3,typical", task="translation", count=2, rows=1)
+    )
     assert [setting.gamma for setting in settings] == ["plan", 3]
     assert "for the rule typical" in capsys.readouterr().err
 
@@ -111,7 +142,9 @@ def test_counted_drafters_are_not_counted_on_what_is_measured(zoo):
     everything, rest = prompts.references(target, 0), prompts.references(target, 200)
     assert len(everything) == 600 and rest == everything[200:300] + everything[500:]
     _, (setting,) = settings_of(Workload(draft="bigram", task="translation", count=298))
-    assert setting.drafter_name == "bigram" and setting.drafter.lm.vocab_size == target.lm.vocab_size
+    assert (
+        setting.drafter_name == "bigram" and setting.drafter.lm.vocab_size == target.lm.vocab_size
+    )
 
 
 def test_prompts_from_files(tmp_path):
@@ -126,7 +159,10 @@ def test_prompts_from_files(tmp_path):
     [
         (["--task", "text", "--prompts", "a.txt"], "got --task and --prompts"),
         (["--task", "poems"], "expected one of translation, synopsis, edit, text"),
-        (["--gamma", "2,x"], "--gamma is '2,x': expected positive integers, or plan, separated by commas"),
+        (
+            ["--gamma", "2,x"],
+            "--gamma is '2,x': expected positive integers, or plan, separated by commas",
+        ),
         (["--gamma", "0"], "--gamma is '0'"),
         (["--temperature", "-1"], "--temperature is '-1': expected numbers 0 or more"),
         (["--temperature", "nan"], "--temperature is 'nan'"),
@@ -153,9 +189,13 @@ def test_bad_arguments_are_refused(command, arguments, message):
 
 
 def test_a_datastore_must_be_of_the_targets_vocabulary(zoo, tmp_path):
-    store = datastore.build([[5, 6, 1]], vocab_size=18, vocabulary=datastore.vocabulary_of(zoo["stranger"].tokenizer))
+    store = datastore.build(
+        [[5, 6, 1]], vocab_size=18, vocabulary=datastore.vocabulary_of(zoo["stranger"].tokenizer)
+    )
     datastore.save(tmp_path / "store", store, {})
-    with pytest.raises(ValueError, match="built with another vocabulary than that of debian-t5-large"):
+    with pytest.raises(
+        ValueError, match="built with another vocabulary than that of debian-t5-large"
+    ):
         settings_of(Workload(draft=f"retrieval:{tmp_path / 'store'}"))
 
 
@@ -165,7 +205,9 @@ def test_a_lookup_by_its_shortest_match():
 
 
 def test_a_head_is_of_a_target():
-    with pytest.raises(ValueError, match="'head:x', which is made of the target: expected a target"):
+    with pytest.raises(
+        ValueError, match="'head:x', which is made of the target: expected a target"
+    ):
         drafter_names.drafter("head:x", names.model)
 
 
@@ -177,33 +219,47 @@ def test_a_plus_in_a_path_that_exists_is_the_paths(tmp_path, monkeypatch):
     lookups = "prompt_lookup+retrieval:store"
     for name, wanted in [
         ("retrieval:store+v2", ["retrieval:store+v2"]),
-        (f"{lookups}+v2+debian-t5-draft", ["prompt_lookup", "retrieval:store+v2", "debian-t5-draft"]),
+        (
+            f"{lookups}+v2+debian-t5-draft",
+            ["prompt_lookup", "retrieval:store+v2", "debian-t5-draft"],
+        ),
         (f"{lookups}+prompt_lookup", ["prompt_lookup", "retrieval:store", "prompt_lookup"]),
         (f"greedy:{tmp_path}/a+b+c+a", [f"greedy:{tmp_path}/a+b+c", "a"]),
         ("store+v3", ["store", "v3"]),
     ]:
         assert drafter_names.parts(name) == wanted
     both = drafters.fallback(drafters.prompt_lookup(), drafters.retrieval(store))
-    assert drafter_names.drafter("prompt_lookup+retrieval:store+v2", names.model).functions is both.functions
+    assert (
+        drafter_names.drafter("prompt_lookup+retrieval:store+v2", names.model).functions
+        is both.functions
+    )
 
 
 def test_groups_are_printed_as_they_end_until_the_time_is_over(monkeypatch, zoo, capsys, tmp_path):
-    results, measured = [BenchResult(SettingSummary("big", f"text {i}"), tokens=i) for i in range(3)], []
+    results, measured = (
+        [BenchResult(SettingSummary("big", f"text {i}"), tokens=i) for i in range(3)],
+        [],
+    )
     settings = product(task=[Task(f"text {i}", "a") for i in range(3)], drafter=[None], gamma=0)
 
     def run_groups(*_, **__):
         for row in results:
-            assert capsys.readouterr().out.count(", T = 0") == min(1, len(measured))  # the one before is shown
+            # the one before is shown
+            assert capsys.readouterr().out.count(", T = 0") == min(1, len(measured))
             measured.append(row)
             yield [row]
 
     monkeypatch.setattr("jaxspec.analysis.bench.run_groups", run_groups)
     columns = [[Column("tokens", "tokens")]]
-    assert bench.run(zoo["debian-t5-large"], settings, Workload(), (), columns) == results == measured
+    assert (
+        bench.run(zoo["debian-t5-large"], settings, Workload(), (), columns) == results == measured
+    )
     assert capsys.readouterr().out.count(", T = 0") == 1
     measured.clear()
     hasty = Workload(minutes=0.0)
-    assert bench.run(zoo["debian-t5-large"], settings, hasty, (), columns) == results[:1] == measured
+    assert (
+        bench.run(zoo["debian-t5-large"], settings, hasty, (), columns) == results[:1] == measured
+    )
     assert "the same command begins anew: --resume FILE keeps" in capsys.readouterr().err
     kept = hasty._replace(resume=tmp_path / "rows.jsonl")
     measured.clear()

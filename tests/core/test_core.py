@@ -11,7 +11,8 @@ from jaxspec.core import Caches, Room, layer_caches, noise, token_rows, tree
 from jaxspec.core import kv_cache as kv
 from tests.marks import marked
 
-# --- noise -----------------------------------------------------------------------------------------------------------
+# --- noise
+# -----------------------------------------------------------------------------------------------------------
 
 
 def test_adding_rows_keeps_the_earlier_ones():
@@ -33,21 +34,29 @@ def test_draws_differ_by_row_position_and_purpose():
         tuple(data)
         for position in range(5)
         for purpose in noise.Purpose
-        for data in np.asarray(jax.random.key_data(noise.at(keys, jnp.full(4, position), purpose))).tolist()
+        for data in np.asarray(
+            jax.random.key_data(noise.at(keys, jnp.full(4, position), purpose))
+        ).tolist()
     }
     assert len(seen) == 4 * 5 * len(noise.Purpose)
 
 
 @pytest.mark.slow
 def test_draws_are_independent():
-    """Draft, coin and residual draws of neighbouring positions: pairwise independent by chi-square."""
+    """Draft, coin and residual draws of neighbouring positions: pairwise independent by
+    chi-square.
+    """
     keys = noise.row_keys(jax.random.key(1), 100_000)
     third = jnp.log(jnp.full((keys.shape[0], 3), 1 / 3))
 
     @jax.jit
     def draw(keys, position):
         at = jnp.full(keys.shape, position)
-        tokens = [noise.categorical(noise.at(keys, at, p), third) for p in noise.Purpose if p != noise.Purpose.ACCEPT]
+        tokens = [
+            noise.categorical(noise.at(keys, at, p), third)
+            for p in noise.Purpose
+            if p != noise.Purpose.ACCEPT
+        ]
         coin = noise.uniform(noise.at(keys, at, noise.Purpose.ACCEPT), 2)
         return [*tokens, (coin[:, 0] * 3).astype(jnp.int32), (coin[:, 1] * 3).astype(jnp.int32)]
 
@@ -63,12 +72,18 @@ def test_categorical_has_its_distribution():
     probs = jnp.array([0.5, 0.3, 0.2, 0.0])
     count = 20_000
     keys = noise.row_keys(jax.random.key(2), count)
-    drawn = np.bincount(noise.categorical(keys, jnp.broadcast_to(jnp.log(probs), (count, 4))), minlength=4) / count
+    drawn = (
+        np.bincount(
+            noise.categorical(keys, jnp.broadcast_to(jnp.log(probs), (count, 4))), minlength=4
+        )
+        / count
+    )
     bound = 4 * np.sqrt(np.asarray(probs) * (1 - np.asarray(probs)) / count)  # four standard errors
     assert (np.abs(drawn - np.asarray(probs)) <= bound).all()
 
 
-# --- cache -----------------------------------------------------------------------------------------------------------
+# --- cache
+# -----------------------------------------------------------------------------------------------------------
 
 
 def test_ragged_write_and_rewind():
@@ -76,7 +91,9 @@ def test_ragged_write_and_rewind():
     first = jnp.arange(1.0, 7.0).reshape(2, 1, 3, 1)
     at = kv.Pass(cache.length, step=3)
     (layer,) = cache.layers
-    cache = kv.rewind(cache.grown([layer.after(layer.read(at, (), first, first), at)], at), jnp.array([1, 3]))
+    cache = kv.rewind(
+        cache.grown([layer.after(layer.read(at, (), first, first), at)], at), jnp.array([1, 3])
+    )
     keys = layer_caches.write(cache.keys[0], jnp.array([[[[8.0], [9.0]]]] * 2), cache.length)
     assert keys[:, 0, :, 0].tolist() == [[1, 8, 9, 0, 0], [4, 5, 6, 8, 9]]
 
@@ -96,7 +113,11 @@ def test_a_chain_written_as_a_tree_has_a_chains_positions_and_mask():
 
     @jax.jit
     def of_pass(length, parent=None):
-        return kv.mask(length, 3, 6, parent), kv.positions(length, 3, parent), kv.key_positions(length, 3, 6, parent)
+        return (
+            kv.mask(length, 3, 6, parent),
+            kv.positions(length, 3, parent),
+            kv.key_positions(length, 3, 6, parent),
+        )
 
     length = jnp.array([0, 2])
     mask, positions, key_positions = jax.device_get(of_pass(length))
@@ -107,7 +128,9 @@ def test_a_chain_written_as_a_tree_has_a_chains_positions_and_mask():
 
 def numbered(lengths, capacity=7):
     """A cache whose entries say where they are."""
-    entries = jnp.broadcast_to(jnp.arange(float(capacity))[None, None, :, None], (len(lengths), 1, capacity, 1))
+    entries = jnp.broadcast_to(
+        jnp.arange(float(capacity))[None, None, :, None], (len(lengths), 1, capacity, 1)
+    )
     return kv.KVCache((layer_caches.Attended(entries, 10 + entries),), jnp.array(lengths), None)
 
 
@@ -116,17 +139,24 @@ def test_select_moves_each_rows_path_and_nothing_before_it():
     paths = jnp.array([[0, 1, 2], [1, 2, 0], [2, 0, 1], [0, 2, 1]])
     start = jnp.array([1, 1, 3, 4])
     moved = kv.select(numbered([4, 5, 6, 7]), start, paths)
-    expected = [[0, 1, 2, 3, 4, 5, 6], [0, 2, 3, 1, 4, 5, 6], [0, 1, 2, 5, 3, 4, 6], [0, 1, 2, 3, 4, 6, 5]]
+    expected = [
+        [0, 1, 2, 3, 4, 5, 6],
+        [0, 2, 3, 1, 4, 5, 6],
+        [0, 1, 2, 5, 3, 4, 6],
+        [0, 1, 2, 3, 4, 6, 5],
+    ]
     assert moved.keys[0][:, 0, :, 0].tolist() == expected
     assert (moved.values[0] == 10 + moved.keys[0]).all()
     assert moved.length.tolist() == [4, 5, 6, 7]
 
 
 def test_a_path_counted_back_from_the_end_would_be_lost_in_a_short_row():
-    """Why `select` is given the row's start: `dynamic_update_slice` takes a negative start from the end.
+    """Why `select` is given the row's start: `dynamic_update_slice` takes a negative start from the
+    end.
 
-    A row of one token, whose tree of three nodes was fed; the path is its last node. Counted back from the row's new
-    end (2 tokens, a path as long as the tree is deep: 3) the move would begin at -1, and leave the rejected node.
+    A row of one token, whose tree of three nodes was fed; the path is its last node. Counted back
+    from the row's new end (2 tokens, a path as long as the tree is deep: 3) the move would begin at
+    -1, and leave the rejected node.
     """
     cache = numbered([4])
     back = kv.select(cache, jnp.array([-1]), jnp.array([[3, 3, 3]]))
@@ -140,7 +170,8 @@ def test_a_cache_that_is_full_to_the_last_entry_can_be_selected_from():
     assert moved.keys[0][0, 0, :, 0].tolist() == [0, 1, 2, 3, 5, 6, 6]
 
 
-# --- trees -----------------------------------------------------------------------------------------------------------
+# --- trees
+# -----------------------------------------------------------------------------------------------------------
 
 
 def ancestors_by_walking(parent):
@@ -156,7 +187,12 @@ def ancestors_by_walking(parent):
 def random_parents(rows, nodes, seed=0):
     """Trees as `extend` takes them, with several first nodes here and there."""
     random = np.random.default_rng(seed)
-    return np.stack([[random.integers(-1, max(node, 1)) if node else -1 for node in range(nodes)] for _ in range(rows)])
+    return np.stack(
+        [
+            [random.integers(-1, max(node, 1)) if node else -1 for node in range(nodes)]
+            for _ in range(rows)
+        ]
+    )
 
 
 @jax.jit
@@ -184,7 +220,12 @@ def test_a_path_ends_where_no_child_is_chosen():
     parent = jnp.array([[0, 0, 1, 2, 4]] * 4)
     chosen = jnp.array([[1, 0, 1, 1, 1], [0, 1, 1, 0, 1], [0, 1, 1, 1, 1], [0, 0, 1, 1, 1]], bool)
     count, path = jax.jit(tree.path_of)(parent, chosen)
-    assert [row[:n] for row, n in zip(path.tolist(), count.tolist(), strict=True)] == [[0, 2], [1], [1, 3, 4], []]
+    assert [row[:n] for row, n in zip(path.tolist(), count.tolist(), strict=True)] == [
+        [0, 2],
+        [1],
+        [1, 3, 4],
+        [],
+    ]
 
 
 @pytest.mark.parametrize("count", [1, 2, 4])
@@ -212,7 +253,8 @@ def test_static_choices_are_sorted_and_checked():
             tree.of_choices(choices)
 
 
-# --- buffers ---------------------------------------------------------------------------------------------------------
+# --- buffers
+# ---------------------------------------------------------------------------------------------------------
 
 
 def test_buckets_are_few_and_never_too_small():
@@ -237,14 +279,20 @@ def test_buckets_are_few_and_never_too_small():
         ([1, 2, 3, 4], 4, 8, [-1], 4, False),  # none
     ],
 )
-def test_tokens_are_committed_up_to_the_first_end_and_the_limit(new, count, left, eos, committed, ended):
-    got = token_rows.num_to_commit(jnp.array([new]), jnp.array([count]), jnp.array([left]), jnp.array([eos]))
+def test_tokens_are_committed_up_to_the_first_end_and_the_limit(
+    new, count, left, eos, committed, ended
+):
+    got = token_rows.num_to_commit(
+        jnp.array([new]), jnp.array([count]), jnp.array([left]), jnp.array([eos])
+    )
     assert (int(got[0][0]), bool(got[1][0])) == (committed, ended)
 
 
 def test_rows_have_end_tokens_of_their_own():
     new = jnp.array([[1, 2, 3]] * 3)
-    got = token_rows.num_to_commit(new, jnp.full(3, 3), jnp.full(3, 9), jnp.array([[2, -1], [-1, 3], [-1, -1]]))
+    got = token_rows.num_to_commit(
+        new, jnp.full(3, 3), jnp.full(3, 9), jnp.array([[2, -1], [-1, 3], [-1, -1]])
+    )
     assert got[0].tolist() == [2, 3, 3] and got[1].tolist() == [True, True, False]
 
 
@@ -256,7 +304,9 @@ def test_rows_of_a_state_are_taken_and_put_back_leaf_by_leaf():
     take_rows, put_rows = jax.jit(token_rows.take_rows), jax.jit(token_rows.put_rows)
     two_rows = take_rows(state, np.array([3, 1]))
     assert two_rows.target["k"].tolist() == [[6, 7], [2, 3]] and two_rows.target["none"] is None
-    assert (jax.random.key_data(two_rows.draft[0]) == jax.random.key_data(keys)[jnp.array([3, 1])]).all()
+    assert (
+        jax.random.key_data(two_rows.draft[0]) == jax.random.key_data(keys)[jnp.array([3, 1])]
+    ).all()
     moved = put_rows(state, np.array([0, 2]), two_rows)
     assert moved.target["k"].tolist() == [[6, 7], [2, 3], [2, 3], [6, 7]]
     assert moved.draft[1].tolist() == [3, 1, 1, 3]
@@ -271,7 +321,8 @@ def test_pad_names_the_empty_prompt():
         token_rows.pad([])
 
 
-# --- samplers ---------------------------------------------------------------------------------------------------------
+# --- samplers
+# ---------------------------------------------------------------------------------------------------------
 
 LOGITS = jax.random.normal(jax.random.key(3), (3, 2, 9)) * 2
 TRUNCATED = jax.jit(sampling.at_temperature(top_k=9, top_p=True))
@@ -308,7 +359,9 @@ def test_temperature_then_top_k_then_top_p(temperature, top_k, top_p):
     probs = np.exp(TRUNCATED(sampling_params(temperature, top_k, top_p), LOGITS).log_probs)
     for b in range(3):
         for t in range(2):
-            np.testing.assert_allclose(probs[b, t], reference(logits[b, t], temperature, top_k, top_p), atol=1e-6)
+            np.testing.assert_allclose(
+                probs[b, t], reference(logits[b, t], temperature, top_k, top_p), atol=1e-6
+            )
 
 
 def test_processors_that_are_off_change_nothing():
@@ -327,17 +380,23 @@ def test_temperature_zero_is_the_argmax_with_ties_to_the_lowest_id():
 
 @pytest.mark.slow
 def test_rows_have_their_own_sampling_params():
-    mixed = sampling.SamplingParams(jnp.array([0.0, 1.0, 2.0]), jnp.array([9, 2, 9]), jnp.array([1.0, 1.0, 0.5]))
+    mixed = sampling.SamplingParams(
+        jnp.array([0.0, 1.0, 2.0]), jnp.array([9, 2, 9]), jnp.array([1.0, 1.0, 0.5])
+    )
     distribution = TRUNCATED(mixed, LOGITS)
     for b, (temperature, top_k, top_p) in enumerate(zip(*mixed[:3], strict=True)):
-        alone = TRUNCATED(sampling_params(temperature, top_k, top_p, 1), np.asarray(LOGITS)[b : b + 1])
+        alone = TRUNCATED(
+            sampling_params(temperature, top_k, top_p, 1), np.asarray(LOGITS)[b : b + 1]
+        )
         np.testing.assert_allclose(distribution.log_probs[b], alone.log_probs[0], atol=1e-6)
 
 
 @pytest.mark.slow
 def test_minus_infinity_and_bfloat16_logits():
     logits = jnp.array([[[0.0, -jnp.inf, 1.0]]], jnp.bfloat16)
-    distribution = jax.jit(sampling.at_temperature(top_k=2, top_p=True))(sampling_params(1.0, 2, 0.99, 1), logits)
+    distribution = jax.jit(sampling.at_temperature(top_k=2, top_p=True))(
+        sampling_params(1.0, 2, 0.99, 1), logits
+    )
     assert distribution.log_probs.dtype == jnp.float32
     assert jnp.exp(distribution.log_probs)[0, 0, 1] == 0
     assert jnp.isfinite(jnp.exp(distribution.log_probs)).all()
@@ -355,4 +414,6 @@ def test_where_nothing_is_allowed_there_is_no_distribution(temperature):
 def test_greedy_program_has_no_softmax_and_no_sort():
     text = str(jax.make_jaxpr(lambda x: sampling.greedy()(None, x))(LOGITS))
     assert "exp" not in text and "sort" not in text and "top_k" not in text
-    assert "sort" not in str(jax.make_jaxpr(lambda x: sampling.at_temperature()(sampling_params(1.0), x))(LOGITS))
+    assert "sort" not in str(
+        jax.make_jaxpr(lambda x: sampling.at_temperature()(sampling_params(1.0), x))(LOGITS)
+    )

@@ -1,4 +1,6 @@
-"""Logits processors with a memory: it follows committed rows, and draft tokens along every path of a tree."""
+"""Logits processors with a memory: it follows committed rows, and draft tokens along every path of
+a tree.
+"""
 
 from __future__ import annotations
 
@@ -24,11 +26,15 @@ def add_digit(values, memory, token):  # depends on the order of tokens
     return memory * values + token
 
 
-@pytest.mark.parametrize("parents", [[0, 1, 2, 3], [0, 0, 1, 2], [0, 1, 0, 2]], ids=["chain", "two branches", "mixed"])
+@pytest.mark.parametrize(
+    "parents", [[0, 1, 2, 3], [0, 0, 1, 2], [0, 1, 0, 2]], ids=["chain", "two branches", "mixed"]
+)
 def test_memories_follow_every_path_of_a_tree(parents):
     tokens, parent = jnp.array([[1, 2, 3, 4], [5, 6, 7, 8]]), jnp.array([parents] * 2)
     seen = tree.ancestors(tree.fed(parent))[:, :, 1:]
-    folded = fold(add_digit, jnp.array([10, 10]), jnp.array([9, 8]), Preceding(ROWS, START, tokens, seen), 5)
+    folded = fold(
+        add_digit, jnp.array([10, 10]), jnp.array([9, 8]), Preceding(ROWS, START, tokens, seen), 5
+    )
     for row, memory in enumerate([9, 8]):
         expected = [memory]
         for token, above in zip(tokens[row].tolist(), parents, strict=True):
@@ -36,7 +42,9 @@ def test_memories_follow_every_path_of_a_tree(parents):
         assert folded[row].tolist() == expected
 
 
-@pytest.mark.parametrize("process", [sampling.repetition_penalty, sampling.presence_and_frequency_penalties])
+@pytest.mark.parametrize(
+    "process", [sampling.repetition_penalty, sampling.presence_and_frequency_penalties]
+)
 def test_counts_that_are_carried_are_those_of_the_row(process):
     memory = process.init(None, ROWS._replace(length=START), START, 9)
     rest = jnp.stack([ROWS.tokens[row, n : n + 3] for row, n in enumerate(START.tolist())])
@@ -45,7 +53,9 @@ def test_counts_that_are_carried_are_those_of_the_row(process):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("drafter", [None, DRAFT, drafters.tree(DRAFT, (2, 1))], ids=["plain", "chain", "tree"])
+@pytest.mark.parametrize(
+    "drafter", [None, DRAFT, drafters.tree(DRAFT, (2, 1))], ids=["plain", "chain", "tree"]
+)
 def test_after_every_round_the_memory_is_that_of_the_row(drafter):
     options = dict(repetition_penalty=1.3, frequency_penalty=0.4, max_new_tokens=np.array([11, 6]))
     prepared = prepare(TARGET, [[3, 1, 4, 1], [2]], drafter=drafter, gamma=3, **options)
@@ -71,20 +81,26 @@ def test_a_chain_before_a_chain_is_one_chain():
 
 def test_values_are_those_of_each_row():
     process = Processor(
-        lambda values, logits, preceding: logits + values["bias"][:, None, None] * preceding.memory[..., None],
+        lambda values, logits, preceding: (
+            logits + values["bias"][:, None, None] * preceding.memory[..., None]
+        ),
         lambda values, row, start, vocab: row.length.astype(jnp.float32),
         lambda values, memory, token: memory + 1,
     )
     bound = BoundProcessor(process, {"bias": np.array([1.0, 2.0], np.float32)})
     prepared = prepare(TARGET, [[3, 1], [2]], logits_processors=bound)
     distribution = prepared.sampler(
-        prepared.request.sampling_params, jnp.zeros((2, 1, 5)), Preceding(prepared.prompt, prepared.prompt.length)
+        prepared.request.sampling_params,
+        jnp.zeros((2, 1, 5)),
+        Preceding(prepared.prompt, prepared.prompt.length),
     )
     assert distribution.logits[:, 0, 0].tolist() == [2.0, 2.0]
 
 
 KEEP = Processor(lambda values, logits, preceding: logits)
-NOTHING = dict(init=lambda values, row, start, vocab: row.length, advance=lambda values, memory, token: memory)
+NOTHING = dict(
+    init=lambda values, row, start, vocab: row.length, advance=lambda values, memory, token: memory
+)
 BAD = {
     "text": ("banned", TypeError, "is 'banned': expected a tuple of core.Processor"),
     "a number in it": ((KEEP, 3), TypeError, r"logits_processors\[1\] is 3: expected core.Processor"),
@@ -111,4 +127,6 @@ def test_a_processor_that_cannot_run_is_refused_before_anything_is_compiled(name
 
 def test_a_memory_needs_to_know_what_precedes_each_position():
     with pytest.raises(ValueError, match="the tokens before each position"):
-        sampling.repetition_penalty(SamplingParams(jnp.ones(1), repetition=jnp.ones(1)), jnp.zeros((1, 1, 3)), None)
+        sampling.repetition_penalty(
+            SamplingParams(jnp.ones(1), repetition=jnp.ones(1)), jnp.zeros((1, 1, 3)), None
+        )

@@ -25,7 +25,9 @@ PLAIN = {  # static arguments of `jax.jit` that are values, so that there are fe
 
 
 def fresh(base):
-    """The same model, of functions of its own, as an adapter makes them; and a sign of whether it is alive."""
+    """The same model, of functions of its own, as an adapter makes them; and a sign of whether it
+    is alive.
+    """
 
     def prefill(*arguments):
         return base.lm.prefill(*arguments)
@@ -43,19 +45,34 @@ def test_every_cache_is_bounded():
     caches = {}
     for module in modules():
         for name, value in vars(module).items():
-            if isinstance(value, functools._lru_cache_wrapper) and value.__module__ == module.__name__:
+            if (
+                isinstance(value, functools._lru_cache_wrapper)
+                and value.__module__ == module.__name__
+            ):
                 caches[f"{module.__name__}.{name}"] = value
     assert len(caches) > 50
-    assert not [name for name, cache in caches.items() if cache.cache_parameters()["maxsize"] is None]
+    assert not [
+        name for name, cache in caches.items() if cache.cache_parameters()["maxsize"] is None
+    ]
 
 
 def test_no_program_is_kept_by_its_functions_for_ever():
-    """`jax.jit` itself holds on to static arguments: those that may be functions go through `programs.jit`."""
+    """`jax.jit` itself holds on to static arguments: those that may be functions go through
+    `programs.jit`.
+    """
     for path in Path(jaxspec.__file__).parent.rglob("*.py"):
-        for call in [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]:
+        for call in [
+            node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)
+        ]:
             if ast.unparse(call).startswith(("jax.jit(", "functools.partial(jax.jit,")):
-                static = [ast.literal_eval(k.value) for k in call.keywords if k.arg == "static_argnames"]
-                names = {name for value in static for name in ([value] if isinstance(value, str) else value)}
+                static = [
+                    ast.literal_eval(k.value) for k in call.keywords if k.arg == "static_argnames"
+                ]
+                names = {
+                    name
+                    for value in static
+                    for name in ([value] if isinstance(value, str) else value)
+                }
                 assert names <= PLAIN, f"{path}:{call.lineno}: {names - PLAIN}"
 
 
@@ -85,7 +102,9 @@ def test_programs_go_with_the_functions_that_they_are_of():
     for function in functions:
         assert float(apply(function, jnp.array(1.0), scale=3.0)) == -3.0
     count = apply.num_programs()
-    assert float(apply(functions[-1], jnp.array(5.0))) == -10.0 and apply.num_programs() == count == 2
+    assert (
+        float(apply(functions[-1], jnp.array(5.0))) == -10.0 and apply.num_programs() == count == 2
+    )
     del function, functions
     gc.collect()
     assert [sign() is not None for sign in alive] == [False, False, False, True, True]
@@ -99,7 +118,9 @@ def test_a_device_s_options_are_given_to_the_compiler_of_the_outermost_program(m
 
     one = jnp.array(1.0)
     assert float(apply(jnp.negative, one)) == -1.0  # this device has none
-    monkeypatch.setattr(programs, "COMPILER_OPTIONS", {jax.devices()[0].device_kind: {"no_such_option": "1"}})
+    monkeypatch.setattr(
+        programs, "COMPILER_OPTIONS", {jax.devices()[0].device_kind: {"no_such_option": "1"}}
+    )
     monkeypatch.setattr(programs, "_is_known", lambda *_: True)
     with pytest.raises(jax.errors.JaxRuntimeError, match="no_such_option"):
         apply(jnp.abs, one)
@@ -109,7 +130,9 @@ def test_a_device_s_options_are_given_to_the_compiler_of_the_outermost_program(m
 
 
 def test_options_that_a_compiler_lacks_are_left_out(monkeypatch):
-    """Its release may be older or newer than ours; programs are then a little slower, and not refused."""
+    """Its release may be older or newer than ours; programs are then a little slower, and not
+    refused.
+    """
     device = jax.devices()[0]
     options = {"xla_cpu_enable_fast_min_max": "True", "no_such_option": "1"}
     monkeypatch.setattr(programs, "COMPILER_OPTIONS", {device.device_kind: options})
@@ -125,7 +148,10 @@ def test_options_that_a_compiler_lacks_are_left_out(monkeypatch):
 
 def test_a_generation_is_compiled_once_for_its_functions():
     model, _ = fresh(table_model(jax.random.key(0), 5))
-    texts = [jaxspec.generate(model, [[1, 2]], max_new_tokens=4, repetition_penalty=p).tokens for p in (1.0, 1.5)]
+    texts = [
+        jaxspec.generate(model, [[1, 2]], max_new_tokens=4, repetition_penalty=p).tokens
+        for p in (1.0, 1.5)
+    ]
     program = jaxspec.decode.loop.generation
     count = program.num_programs()
     jaxspec.generate(model, [[3]], max_new_tokens=4, repetition_penalty=2.0)
@@ -140,7 +166,11 @@ def test_programs_are_stored_in_the_users_cache_folder(monkeypatch, tmp_path):
 
 @pytest.mark.parametrize(
     ("chosen", "env", "ours"),
-    [(None, {}, True), (None, {"JAX_COMPILATION_CACHE_DIR": "/there"}, False), ("/there", {}, False)],
+    [
+        (None, {}, True),
+        (None, {"JAX_COMPILATION_CACHE_DIR": "/there"}, False),
+        ("/there", {}, False),
+    ],
 )
 def test_the_users_choice_of_a_cache_is_kept(chosen, env, ours, tmp_path):
     updates = {}
@@ -162,6 +192,8 @@ def test_programs_are_not_stored_where_nothing_can_be_written(monkeypatch, tmp_p
     assert "Permission denied): set XDG_CACHE_HOME to a folder" in programs.keep(
         {"XDG_CACHE_HOME": str(tmp_path)}, config
     )
-    monkeypatch.setattr(programs.Path, "home", lambda: (_ for _ in ()).throw(RuntimeError("there is no home")))
+    monkeypatch.setattr(
+        programs.Path, "home", lambda: (_ for _ in ()).throw(RuntimeError("there is no home"))
+    )
     assert "(there is no home)" in programs.keep({}, config)
     assert updates == {}

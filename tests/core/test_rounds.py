@@ -1,4 +1,6 @@
-"""A round that would take back more tokens than a cache was made to take back is refused while it is traced."""
+"""A round that would take back more tokens than a cache was made to take back is refused while it
+is traced.
+"""
 
 import functools
 
@@ -24,7 +26,9 @@ def small(name):
     if name == "recurrent":
         return test_recurrent_family.model()
     config = {"whole": CONFIG, "ring": RING}[name]
-    return Model(decoder.language_model(config), decoder.init(config, jax.random.key(0)), config=config)
+    return Model(
+        decoder.language_model(config), decoder.init(config, jax.random.key(0)), config=config
+    )
 
 
 def begun(prepared):
@@ -40,10 +44,14 @@ def goes_on(prepared, state):
 @pytest.mark.parametrize("name", ["whole", "ring", "recurrent"])
 def test_rows_that_another_decoder_began_with_less_room(name):
     target = small(name)
-    few, many = (prepare(target, PROMPTS, drafter=drafters.prompt_lookup(), gamma=gamma) for gamma in (2, 4))
+    few, many = (
+        prepare(target, PROMPTS, drafter=drafters.prompt_lookup(), gamma=gamma) for gamma in (2, 4)
+    )
     goes_on(few, begun(few))
     goes_on(few, begun(many))  # there is room to spare
-    with pytest.raises(ValueError, match=r"takes back at most 4 tokens .* a round up to 5: .* with the decoder"):
+    with pytest.raises(
+        ValueError, match=r"takes back at most 4 tokens .* a round up to 5: .* with the decoder"
+    ):
         goes_on(many, begun(few))
     with pytest.raises(ValueError, match=r"the cache takes back at most 2 tokens"):
         goes_on(few, begun(few.plain()))
@@ -56,7 +64,9 @@ def test_the_drafting_model_of_a_cascade_is_a_target_too():
         prepared = prepare(small("ring"), PROMPTS, drafter=drafter, gamma=gamma)
         goes_on(prepared, begun(prepared))
     prepared = prepare(small("ring"), PROMPTS, drafter=silent, gamma=1)
-    with pytest.raises(ValueError, match=r"takes back at most 3 tokens .* up to 7: .* Drafter\.spare"):
+    with pytest.raises(
+        ValueError, match=r"takes back at most 3 tokens .* up to 7: .* Drafter\.spare"
+    ):
         goes_on(prepared, begun(prepared))
 
 
@@ -73,7 +83,9 @@ def test_a_drafter_that_gives_the_target_another_cache(name):
     for room in (Room(64, rewind=1), Room(64)):
         drafter = BoundDrafter(lookup._replace(propose=functools.partial(propose, room)))
         prepared = prepare(target, PROMPTS, drafter=drafter, gamma=2)
-        with pytest.raises(ValueError, match=r"a target's cache of another kind or room: expected the one"):
+        with pytest.raises(
+            ValueError, match=r"a target's cache of another kind or room: expected the one"
+        ):
             goes_on(prepared, begun(prepared))
 
 

@@ -58,7 +58,9 @@ def family(number: int) -> tuple[str, str]:
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     lists, out = tmp_path_factory.mktemp("lists"), tmp_path_factory.mktemp("out")
     english, german = ("".join(texts) for texts in zip(*map(family, range(300)), strict=True))
-    (lists / "mirror_main_i18n_Translation-en.lz4").write_bytes(lz4.frame.compress(english.encode()))
+    (lists / "mirror_main_i18n_Translation-en.lz4").write_bytes(
+        lz4.frame.compress(english.encode())
+    )
     (lists / "mirror_main_i18n_Translation-de").write_text(german, encoding="utf-8")
     counts = examples.build(lists, out)
     assert counts == {path.name: len(list(files.read_jsonl(path))) for path in out.iterdir()}
@@ -74,7 +76,9 @@ def test_records_read_the_same_from_plain_and_compressed_indices(tmp_path: Path,
         "Vim ist eine fast kompatible Version des UNIX-Editors »Vi«.",
         "Es bringt mit: * Falten und Unicode * Schriften",
     )
-    assert list(index.read_records(path)) == [Record("vim", "1a", "de", "verbesserter vi-Editor", paragraphs)]
+    assert list(index.read_records(path)) == [
+        Record("vim", "1a", "de", "verbesserter vi-Editor", paragraphs)
+    ]
 
 
 def test_list_items_are_joined_and_every_bullet_becomes_a_star():
@@ -89,12 +93,19 @@ def test_a_record_without_a_description_is_passed_over():
 
 
 def test_translations_align_the_synopsis_and_each_paragraph():
-    [english], [german] = (list(index.parse_records(text.splitlines())) for text in (VIM_EN, VIM_DE))
-    pairs = [(example.input, example.output) for example in examples.translation_examples([english], [german])]
+    [english], [german] = (
+        list(index.parse_records(text.splitlines())) for text in (VIM_EN, VIM_DE)
+    )
+    pairs = [
+        (example.input, example.output)
+        for example in examples.translation_examples([english], [german])
+    ]
     assert pairs == [
         ("translate English to German: " + source, target)
         for source, target in zip(
-            (english.synopsis, *english.paragraphs), (german.synopsis, *german.paragraphs), strict=True
+            (english.synopsis, *english.paragraphs),
+            (german.synopsis, *german.paragraphs),
+            strict=True,
         )
     ]
 
@@ -102,10 +113,13 @@ def test_translations_align_the_synopsis_and_each_paragraph():
 @pytest.mark.parametrize(
     "german",
     [
-        record("vim", "der Editor Vim", "Erster.", "Zweiter.", language="de"),  # another number of paragraphs
-        record("vim", "an enhanced editor", "A modal editor of text.", language="de"),  # not translated
+        # another number of paragraphs
+        record("vim", "der Editor Vim", "Erster.", "Zweiter.", language="de"),
+        # not translated
+        record("vim", "an enhanced editor", "A modal editor of text.", language="de"),
         record("vim", "x" * 100, "y" * 100, language="de"),  # far too long to be its translation
-        record("emacs", "ein besserer Editor", "Ein Editor für Texte.", language="de"),  # another description
+        # another description
+        record("emacs", "ein besserer Editor", "Ein Editor für Texte.", language="de"),
     ],
 )
 def test_what_is_no_translation_gives_no_pair(german: Record):
@@ -117,7 +131,9 @@ def test_an_english_text_keeps_its_most_frequent_translation():
     answers = ["ein schneller Editor", "ein flinker Editor", "ein flinker Editor"]
     english = [record(f"editor{i}", "a quick editor") for i in range(3)]
     german = [record(f"editor{i}", answer, language="de") for i, answer in enumerate(answers)]
-    assert [example.output for example in examples.translation_examples(english, german)] == ["ein flinker Editor"]
+    assert [example.output for example in examples.translation_examples(english, german)] == [
+        "ein flinker Editor"
+    ]
 
 
 def test_synopses_and_documents_come_once_per_text():
@@ -131,7 +147,10 @@ def test_synopses_and_documents_come_once_per_text():
     assert [(example.input, example.output) for example in examples.synopsis_examples(records)] == [
         ("summarize: " + body, "one")
     ]
-    assert [example.output for example in examples.documents(records)] == [f"one\n{body}", f"two\n{body}"]
+    assert [example.output for example in examples.documents(records)] == [
+        f"one\n{body}",
+        f"two\n{body}",
+    ]
 
 
 def test_a_long_description_is_cut_at_the_end_of_a_sentence():
@@ -144,7 +163,9 @@ def test_a_long_description_is_cut_at_the_end_of_a_sentence():
 
 def test_the_split_has_no_family_and_no_text_on_both_sides(built: Path):
     for model, fields in (("t5", ("input", "output")), ("gpt", ("text",))):
-        train, heldout = (list(files.read_jsonl(built / f"{model}.{part}.jsonl")) for part in ("train", "heldout"))
+        train, heldout = (
+            list(files.read_jsonl(built / f"{model}.{part}.jsonl")) for part in ("train", "heldout")
+        )
         families = [{examples.stem(row["package"]) for row in rows} for rows in (train, heldout)]
         assert families[1]
         assert families[0].isdisjoint(families[1])
@@ -152,25 +173,37 @@ def test_the_split_has_no_family_and_no_text_on_both_sides(built: Path):
             assert {row[field] for row in train}.isdisjoint(row[field] for row in heldout)
 
 
-def test_other_releases_add_training_texts_and_none_that_is_held_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(examples, "heldout_stems", lambda packages: frozenset({"rrr"} & set(packages)))
+def test_other_releases_add_training_texts_and_none_that_is_held_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(
+        examples, "heldout_stems", lambda packages: frozenset({"rrr"} & set(packages))
+    )
 
     def write(name: str, *packages: tuple[str, str, str]) -> None:
         (tmp_path / name).mkdir()
         for language, column in (("en", 1), ("de", 2)):
             text = "".join(
-                f"Package: {p[0]}\nDescription-md5: {p[0]}{len(p[1])}\nDescription-{language}: {p[column]}\n\n"
+                f"Package: {p[0]}\nDescription-md5: {p[0]}{len(p[1])}\nDescription-{language}: "
+                f"{p[column]}\n\n"
                 for p in packages
             )
             (tmp_path / name / f"m_i18n_Translation-{language}").write_text(text, encoding="utf-8")
 
     names = [chr(97 + i) * 3 for i in range(26)]
-    write("own", *((name, f"the program {name} is a tool", f"das Programm {name} ist ein Werkzeug") for name in names))
+    write(
+        "own",
+        *(
+            (name, f"the program {name} is a tool", f"das Programm {name} ist ein Werkzeug")
+            for name in names
+        ),
+    )
     write(
         "others",
         ("aaa", "the program aaa is a newer tool", "das Programm aaa ist ein neueres Werkzeug"),
         ("rrr-data", "the program rrr with its data", "das Programm rrr mit seinen Daten"),
-        ("aaa-doc", "The program rrr is a tool.", "Das Programm rrr ist ein Werkzeug."),  # renamed, with a stop
+        # renamed, with a stop
+        ("aaa-doc", "The program rrr is a tool.", "Das Programm rrr ist ein Werkzeug."),
     )
     examples.build(tmp_path / "own", tmp_path)
     assert {r["package"] for r in files.read_jsonl(tmp_path / "t5.heldout.jsonl")} == {"rrr"}
@@ -178,7 +211,9 @@ def test_other_releases_add_training_texts_and_none_that_is_held_out(tmp_path: P
     rows = list(files.read_jsonl(tmp_path / "t5-releases.train.jsonl"))
     before = list(files.read_jsonl(tmp_path / "t5.train.jsonl"))
     assert counts == {"t5-releases.train.jsonl": len(rows)} and all(row in rows for row in before)
-    assert [row["output"] for row in rows if row not in before] == ["das Programm aaa ist ein neueres Werkzeug"]
+    assert [row["output"] for row in rows if row not in before] == [
+        "das Programm aaa ist ein neueres Werkzeug"
+    ]
 
 
 def test_a_heldout_example_with_any_part_seen_in_training_is_dropped():
@@ -188,7 +223,9 @@ def test_a_heldout_example_with_any_part_seen_in_training_is_dropped():
         examples.Example("text", "b", "b", "held-b", (kept, seen)),
     ]
     train = examples.Example("text", "c", "c", "free-a", (seen,))
-    assert examples.split([*held, train], frozenset({"held"}), {seen}) == examples.Split([train], held[:1])
+    assert examples.split([*held, train], frozenset({"held"}), {seen}) == examples.Split(
+        [train], held[:1]
+    )
 
 
 def test_heldout_families_are_the_stated_share_and_never_giants():
@@ -229,14 +266,20 @@ def test_a_missing_index_says_how_to_get_it(tmp_path: Path):
         examples.build(tmp_path, tmp_path / "out")
 
 
-def test_fetch_without_apt_get_says_where_there_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_fetch_without_apt_get_says_where_there_is_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(OSError, match="Debian or Ubuntu"):
         index.fetch(tmp_path)
 
 
-@pytest.mark.parametrize(("script", "error"), [("exit 0", FileNotFoundError), ("echo no net >&2; exit 100", OSError)])
-def test_fetch_says_when_nothing_arrives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, error: type):
+@pytest.mark.parametrize(
+    ("script", "error"), [("exit 0", FileNotFoundError), ("echo no net >&2; exit 100", OSError)]
+)
+def test_fetch_says_when_nothing_arrives(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, error: type
+):
     (tmp_path / "apt-get").write_text(f"#!/bin/sh\n{script}\n")
     (tmp_path / "apt-get").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -244,25 +287,39 @@ def test_fetch_says_when_nothing_arrives(tmp_path: Path, monkeypatch: pytest.Mon
         index.fetch(tmp_path / "lists")
 
 
-def test_fetch_asks_apt_get_for_the_languages_and_lists_what_came(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_fetch_asks_apt_get_for_the_languages_and_lists_what_came(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     lists = tmp_path / "lists"
     apt_get = tmp_path / "apt-get"
-    apt_get.write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/args\n: > {lists}/m_i18n_Translation-en.lz4\n')
+    apt_get.write_text(
+        f'#!/bin/sh\necho "$@" > {tmp_path}/args\n: > {lists}/m_i18n_Translation-en.lz4\n'
+    )
     apt_get.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
     assert [path.name for path in index.fetch(lists, ["en"])] == ["m_i18n_Translation-en.lz4"]
-    assert (tmp_path / "args").read_text() == f"update -o Acquire::Languages=en -o Dir::State::Lists={lists}\n"
+    assert (
+        tmp_path / "args"
+    ).read_text() == f"update -o Acquire::Languages=en -o Dir::State::Lists={lists}\n"
 
 
 def test_fetch_asks_for_other_releases_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     apt_get = tmp_path / "apt-get"
-    apt_get.write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/args\n: > {tmp_path}/m_i18n_Translation-en.lz4\n')
+    apt_get.write_text(
+        f'#!/bin/sh\necho "$@" > {tmp_path}/args\n: > {tmp_path}/m_i18n_Translation-en.lz4\n'
+    )
     apt_get.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
     index.fetch(tmp_path, ["en"], releases=["trixie", "sid"])
     sources = tmp_path / "sources.list"
-    assert f"-o Dir::Etc::sourcelist={sources} -o Dir::Etc::sourceparts=-" in (tmp_path / "args").read_text()
-    assert [line.split()[-2:] for line in sources.read_text().splitlines()] == [["trixie", "main"], ["sid", "main"]]
+    assert (
+        f"-o Dir::Etc::sourcelist={sources} -o Dir::Etc::sourceparts=-"
+        in (tmp_path / "args").read_text()
+    )
+    assert [line.split()[-2:] for line in sources.read_text().splitlines()] == [
+        ["trixie", "main"],
+        ["sid", "main"],
+    ]
 
 
 def test_prompts_are_varied_and_continue_character_for_character(built: Path, tmp_path: Path):
@@ -279,14 +336,24 @@ def test_prompts_are_varied_and_continue_character_for_character(built: Path, tm
 
 def test_an_edit_replaces_every_occurrence_of_a_word_and_nothing_else():
     texts = [
-        "The little editor edits little texts, and every little editor does so in its own way, they say.",
-        "Another paragraph of sufficient length, whose words are there to be put into others, like this.",
+        "The little editor edits little texts, and every little editor does so in its own way, "
+        "they say.",
+        "Another paragraph of sufficient length, whose words are there to be put into others, "
+        "like this.",
     ]
-    rows = list(edits.edits({"input": examples.SUMMARIZE + text, "package": "a"} for text in reversed(texts)))
+    rows = list(
+        edits.edits(
+            {"input": examples.SUMMARIZE + text, "package": "a"} for text in reversed(texts)
+        )
+    )
     [row] = rows  # the first has no words to take
     old, new, text = re.fullmatch(r"replace (\w+) by (\w+): (.*)", row["input"]).groups()
     assert text == texts[0] and new in texts[1] and new not in text
-    assert row["output"].split() == [re.sub(rf"\b{old}\b", new, word) for word in text.split()] != text.split()
+    assert (
+        row["output"].split()
+        == [re.sub(rf"\b{old}\b", new, word) for word in text.split()]
+        != text.split()
+    )
 
 
 def test_choosing_prompts_prefers_new_families_and_skips_near_duplicates():
@@ -351,5 +418,11 @@ def test_too_little_text_for_the_vocabulary_is_an_error(train, sentences: list[s
 def test_a_saved_tokenizer_is_a_folder_of_two_complete_files(tmp_path: Path, sentences: list[str]):
     tokenizer = tokenizers.train_byte_bpe(sentences, vocabulary=280)
     tokenizers.save_tokenizer(tokenizer, tmp_path / "tok", {"eos_token": "<|endoftext|>"})
-    assert {path.name for path in (tmp_path / "tok").iterdir()} == {"tokenizer.json", "tokenizer_config.json"}
-    assert json.loads((tmp_path / "tok" / "tokenizer_config.json").read_text())["eos_token"] == "<|endoftext|>"
+    assert {path.name for path in (tmp_path / "tok").iterdir()} == {
+        "tokenizer.json",
+        "tokenizer_config.json",
+    }
+    assert (
+        json.loads((tmp_path / "tok" / "tokenizer_config.json").read_text())["eos_token"]
+        == "<|endoftext|>"
+    )

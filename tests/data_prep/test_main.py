@@ -31,9 +31,13 @@ def preparing(tmp_path, monkeypatch):
 
     monkeypatch.setattr(index, "fetch", lambda lists: steps.append(f"fetch {lists}"))
     monkeypatch.setattr(
-        examples, "build", lambda lists, data: steps.append(f"build {data}") or {"t5.train.jsonl": 1234}
+        examples,
+        "build",
+        lambda lists, data: steps.append(f"build {data}") or {"t5.train.jsonl": 1234},
     )
-    monkeypatch.setattr(edits, "build", lambda data: steps.append(f"edits {data}") or {"edit.train.jsonl": 56})
+    monkeypatch.setattr(
+        edits, "build", lambda data: steps.append(f"edits {data}") or {"edit.train.jsonl": 56}
+    )
     monkeypatch.setattr(tokenizers, "train_tokenizers", train)
     return steps
 
@@ -53,7 +57,9 @@ def test_tokenizers_that_are_there_are_not_made_again(preparing, capsys):
 
 
 def test_packages_that_were_not_to_be_had_are_named(preparing, monkeypatch, capsys):
-    monkeypatch.setattr(catalogues, "fetch", lambda folder: preparing.append(f"fetch {folder}") or ["zim"])
+    monkeypatch.setattr(
+        catalogues, "fetch", lambda folder: preparing.append(f"fetch {folder}") or ["zim"]
+    )
     monkeypatch.setattr(catalogues, "build", lambda folder, data: {"t5-catalogues.train.jsonl": 78})
     call("--catalogues")
     printed = capsys.readouterr().out

@@ -21,7 +21,8 @@ from tests.small import random_params
 
 WORDS = ["<unk>", "</s>", "one", "two", "three", "<think>", "user", "assistant", "system", "four"]
 PLAIN = "{% for m in messages %}{{ m['role'] }} {{ m['content'] }} </s> {% endfor %}assistant"
-# Of answers before the last message only what follows the last thought stays, as the templates of Qwen have it.
+# Of answers before the last message only what follows the last thought stays, as the templates of
+# Qwen have it.
 FORGETS = (
     "{% for m in messages %}{{ m['role'] }} {{ m['content'] if loop.index0 >= messages|length - 2 "
     "else m['content'].split('<think>')[-1] }} </s> {% endfor %}assistant"
@@ -40,9 +41,11 @@ def with_template(model, template=PLAIN):
 
 
 def talk_through(target, drafter, contents=MESSAGES, capacity=64, system="four", **options):
-    """Compares every turn of a chat with the text of its whole conversation; returns the chat and what it reused.
+    """Compares every turn of a chat with the text of its whole conversation; returns the chat and
+    what it reused.
 
-    The whole conversation is read into buffers of the chat's size: the rounds of both are one program.
+    The whole conversation is read into buffers of the chat's size: the rounds of both are one
+    program.
     """
     options = dict(gamma=3, max_new_tokens=12, eos_ids=["</s>"], temperature=1.0) | options
     key, reused = jax.random.key(4), []
@@ -50,7 +53,9 @@ def talk_through(target, drafter, contents=MESSAGES, capacity=64, system="four",
     talk._capacity = capacity
     for turn, content in enumerate(contents):
         conversation = [*talk.messages, {"role": "user", "content": content}]
-        ids = target.tokenizer.apply_chat_template(conversation, add_generation_prompt=True)["input_ids"]
+        ids = target.tokenizer.apply_chat_template(conversation, add_generation_prompt=True)[
+            "input_ids"
+        ]
         pieces = list(talk.send(content))
         turn_key = jax.random.fold_in(key, turn)
         prepared = prepare(target, [ids], drafter=drafter, key=turn_key, **options)
@@ -66,7 +71,9 @@ def talk_through(target, drafter, contents=MESSAGES, capacity=64, system="four",
 
 
 def test_every_turn_has_the_text_of_the_whole_conversation():
-    """With a drafting model, whose cache a turn's last round leaves behind; buffers grow on the way."""
+    """With a drafting model, whose cache a turn's last round leaves behind; buffers grow on the
+    way.
+    """
     talk, reused = talk_through(with_template(TARGET), DRAFT)
     assert reused[0] == 0 and reused == sorted(reused) and reused[-1] > 20 and talk._capacity > 64
     talk.reset()
@@ -78,12 +85,23 @@ def test_every_turn_has_the_text_of_the_whole_conversation():
 def test_caches_are_there_once():
     """A turn takes those of the last one, and nothing keeps these; buffers grow as buckets do."""
     gc.collect()  # chats of other tests
-    talk, before, caches = jaxspec.chat(with_template(TARGET), drafter=DRAFT, max_new_tokens=4), 0, []
+    talk, before, caches = (
+        jaxspec.chat(with_template(TARGET), drafter=DRAFT, max_new_tokens=4),
+        0,
+        [],
+    )
     for words in (4, 8, 500, 3, 300):
         list(talk.send("one " * words))
         assert all(leaf.is_deleted() for leaf in caches) or talk._capacity > before
-        before, caches = talk._capacity, [x for x in jax.tree.leaves(talk._state.caches) if x.ndim == 4]
-        alive = [x.shape[2] for x in jax.live_arrays() if x.ndim == 4 and x.shape[2] > 500 and not x.is_deleted()]
+        before, caches = (
+            talk._capacity,
+            [x for x in jax.tree.leaves(talk._state.caches) if x.ndim == 4],
+        )
+        alive = [
+            x.shape[2]
+            for x in jax.live_arrays()
+            if x.ndim == 4 and x.shape[2] > 500 and not x.is_deleted()
+        ]
         assert {*alive} == {before} and caches
     assert talk._capacity == 1024
 
@@ -110,7 +128,11 @@ def test_a_changed_history_and_an_answer_that_was_not_read_to_its_end():
         "".join(piece.text for piece in talk.send("two"))
         == jaxspec.generate(
             target,
-            [{"role": "user", "content": "four two"}, talk.messages[1], {"role": "user", "content": "two"}],
+            [
+                {"role": "user", "content": "four two"},
+                talk.messages[1],
+                {"role": "user", "content": "two"},
+            ],
             max_new_tokens=12,
             eos_ids=(),
         ).texts[0]
@@ -135,8 +157,13 @@ def test_an_answer_that_is_tried_again_takes_the_place_of_the_last():
     for attempt in (1, 2):
         text = "".join(piece.text for piece in talk.retry())
         again = jax.random.fold_in(turn, attempt)
-        alone = jaxspec.generate(target, [before], drafter=DRAFT, gamma=3, key=again, **options).texts[0]
-        assert first != text == alone and talk.messages == [*before, {"role": "assistant", "content": text}]
+        alone = jaxspec.generate(
+            target, [before], drafter=DRAFT, gamma=3, key=again, **options
+        ).texts[0]
+        assert first != text == alone and talk.messages == [
+            *before,
+            {"role": "assistant", "content": text},
+        ]
     talk.messages[0] = {"role": "system", "content": "three"}
     talk.reset()
     assert talk.messages == [{"role": "system", "content": "three"}]
@@ -151,14 +178,19 @@ def test_bad_chats_are_refused():
     talking = with_template(TARGET)
     for bad, what in (
         (dict(prefix=jaxspec.prefix(TARGET, [2])), "got a prefix: a chat reads its own"),
-        (dict(num_samples=2, temperature=1.0, key=jax.random.key(0)), "num_samples is 2: a chat has one answer"),
+        (
+            dict(num_samples=2, temperature=1.0, key=jax.random.key(0)),
+            "num_samples is 2: a chat has one answer",
+        ),
         (dict(stop=[""]), "stop has an empty string"),
     ):
         with pytest.raises(ValueError, match=what):
             jaxspec.chat(talking, **bad)
     refusing = with_template(TARGET, "{{ raise_exception('Conversation roles must alternate') }}")
     talk = jaxspec.chat(refusing)
-    with pytest.raises(ValueError, match=r"refuses the conversation \(of user\): Conversation roles must alternate"):
+    with pytest.raises(
+        ValueError, match=r"refuses the conversation \(of user\): Conversation roles must alternate"
+    ):
         talk.send("one")
     assert talk.messages == []
 
@@ -184,7 +216,10 @@ def test_half_a_character_is_refused_wherever_a_conversation_is_read(message):
         lambda: list(jaxspec.generate_many(target, [[message]])),
         lambda: dataclasses.replace(jaxspec.chat(target), messages=[message]).send("one"),
     ):
-        with pytest.raises(ValueError, match=r"message 0 of the chat has '.ud83d' at character 4, half of a surrogate"):
+        with pytest.raises(
+            ValueError,
+            match=r"message 0 of the chat has '.ud83d' at character 4, half of a surrogate",
+        ):
             read()
 
 
@@ -198,12 +233,16 @@ def test_half_a_character_is_refused_in_other_texts():
         jaxspec.chat(target, chat_template_kwargs={"tools": [{"name": HALF}]}).send("one")
 
 
-@pytest.mark.parametrize("kind", ["eagle 3", pytest.param("dflash", marks=[pytest.mark.slow, pytest.mark.exhaustive])])
+@pytest.mark.parametrize(
+    "kind", ["eagle 3", pytest.param("dflash", marks=[pytest.mark.slow, pytest.mark.exhaustive])]
+)
 def test_drafters_on_hidden_states_go_on_from_a_turn(kind):
     """Prompts of three token ids, as their tiny target has them."""
     target, words = target_of("decoder"), ["one", "two", "three"]
     template = "{% for m in messages %}{{ m['content'] }} {% endfor %}"
-    target = target._replace(tokenizer=word_tokenizer(words, end="one", unknown="two", chat_template=template))
+    target = target._replace(
+        tokenizer=word_tokenizer(words, end="one", unknown="two", chat_template=template)
+    )
     contents = ["one two", "three one two", "two"]
     _, reused = talk_through(target, drafter_of(kind, "decoder"), contents, system=None, eos_ids=())
     assert reused[0] == 0 and 0 < reused[1] <= reused[2]
@@ -213,14 +252,20 @@ def test_drafters_on_hidden_states_go_on_from_a_turn(kind):
 def test_answers_of_one_token_are_taken_back_from_the_smallest_rings(drafts):
     """A chat keeps room in rings for an answer, which its template rewrites: here for one token."""
     target, draft = (
-        jaxspec.Model(decoder.language_model(config), random_params(decoder.init, config, layers, 0.6))
+        jaxspec.Model(
+            decoder.language_model(config), random_params(decoder.init, config, layers, 0.6)
+        )
         for layers in (2, 1)
-        for config in [nets.replace(LLAMA, vocab_size=len(WORDS), layers=layers, window=4, local=(True, False))]
+        for config in [
+            nets.replace(LLAMA, vocab_size=len(WORDS), layers=layers, window=4, local=(True, False))
+        ]
     )
     contents = ["one two " * 12, "three", "two", "four one"]
     for template in (PLAIN, FORGETS):
         drafter = draft if drafts else None
-        talk, reused = talk_through(with_template(target, template), drafter, contents, max_new_tokens=1)
+        talk, reused = talk_through(
+            with_template(target, template), drafter, contents, max_new_tokens=1
+        )
         slots = {x.shape[2] for x in jax.tree.leaves(talk._state.caches) if x.ndim == 4}
         assert min(slots) < 32 < talk.prompt_tokens and min(reused[1:]) > 20
         list(talk.retry())
@@ -228,20 +273,26 @@ def test_answers_of_one_token_are_taken_back_from_the_smallest_rings(drafts):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("drafter", [None, jaxspec.drafters.prompt_lookup(2), jaxspec.drafters.tree(DRAFT, (2, 1))])
+@pytest.mark.parametrize(
+    "drafter", [None, jaxspec.drafters.prompt_lookup(2), jaxspec.drafters.tree(DRAFT, (2, 1))]
+)
 def test_so_it_has_with_other_drafters(drafter):
     talk_through(with_template(TARGET), drafter, capacity=128)
 
 
 @pytest.mark.slow
 def test_so_it_has_where_a_policy_has_kept_a_model_from_reading():
-    """Rounds without a draft are not read by the drafter, so that it lacks more than the last tokens of a turn."""
+    """Rounds without a draft are not read by the drafter, so that it lacks more than the last
+    tokens of a turn.
+    """
     policy = oracle(np.array([[2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]]))
     talk_through(with_template(TARGET), DRAFT, capacity=128, policy=policy)
 
 
 def test_the_default_limit_of_an_answer_leaves_room_for_others():
-    """It is at most a quarter of a decoder's positions, and in the end what is left; 512 where nothing limits."""
+    """It is at most a quarter of a decoder's positions, and in the end what is left; 512 where
+    nothing limits.
+    """
     model = with_template(TARGET)
     limits = model.lm.limits._replace(max_positions=40)
     small = model._replace(lm=model.lm._replace(limits=limits))
@@ -249,8 +300,11 @@ def test_the_default_limit_of_an_answer_leaves_room_for_others():
     assert [talk._limit([1] * count) for count in (3, 12, 36, 50)] == [10, 10, 4, 1]
     list(talk.send("one two"))
     assert len(talk.messages[-1]["content"].split()) <= 10
-    with pytest.raises(ValueError, match=r"a prompt of \d+ tokens and 1 new ones need \d+ positions"):
+    with pytest.raises(
+        ValueError, match=r"a prompt of \d+ tokens and 1 new ones need \d+ positions"
+    ):
         talk.send("one " * 40)
     assert jaxspec.chat(model)._limit([1] * 3) == ANSWER
-    with pytest.raises(ValueError, match="has no chat template"):  # and not that 512 tokens are too many
+    # and not that 512 tokens are too many
+    with pytest.raises(ValueError, match="has no chat template"):
         jaxspec.chat(small._replace(tokenizer=word_tokenizer(WORDS)), max_new_tokens=512)

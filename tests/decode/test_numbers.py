@@ -15,15 +15,26 @@ from jaxspec.rules.catalogue import RULES
 from jaxspec.testing import table_model_from
 
 P, Q = np.array([0.5, 0.3, 0.2]), np.array([0.2, 0.3, 0.5])
-TARGET, DRAFT = (table_model_from(jnp.log(jnp.tile(jnp.array(x, jnp.float32), (3, 1)))) for x in (P, Q))
+TARGET, DRAFT = (
+    table_model_from(jnp.log(jnp.tile(jnp.array(x, jnp.float32), (3, 1)))) for x in (P, Q)
+)
 PROMPTS = jaxspec.Prompt(jnp.array([[1, 2], [0, 0]]), jnp.array([2, 1]))
-SAMPLED = {"temperature": 1.0, "key": jax.random.key(5), "trace_numbers": True, "max_new_tokens": 24}
+SAMPLED = {
+    "temperature": 1.0,
+    "key": jax.random.key(5),
+    "trace_numbers": True,
+    "max_new_tokens": 24,
+}
 ENTROPY = -np.sum(Q * np.log(Q)) / np.log(3)
 
 
 def table(rule="rejection", drafter=DRAFT, **options):
     out = jaxspec.generate(
-        TARGET, PROMPTS, drafter=drafter, rule=RULES[rule].rule, **{"gamma": 3, **SAMPLED, **options}
+        TARGET,
+        PROMPTS,
+        drafter=drafter,
+        rule=RULES[rule].rule,
+        **{"gamma": 3, **SAMPLED, **options},
     )
     return out, out.trace.table()
 
@@ -38,20 +49,30 @@ def test_numbers_are_those_of_the_tables_and_decide():
     np.testing.assert_allclose(columns["entropy"], ENTROPY, rtol=1e-5)
     np.testing.assert_allclose(columns["residual_mass"], 0.3, rtol=1e-5)  # sum of max(p - q, 0)
     tested, accepted = columns["tested"], columns["accepted"]
-    assert (accepted == (tested & (r * q < p))).all() and accepted.any() and (tested & ~accepted).any()
+    assert (
+        (accepted == (tested & (r * q < p))).all() and accepted.any() and (tested & ~accepted).any()
+    )
     # r is the draw at the row's length before the round, with the row's key.
-    first = np.append(True, np.diff(columns["round"]) != 0) | np.append(True, np.diff(columns["row"]) != 0)
+    first = np.append(True, np.diff(columns["round"]) != 0) | np.append(
+        True, np.diff(columns["row"]) != 0
+    )
     rows, index = columns["row"], np.arange(len(token))
     index -= np.maximum.accumulate(np.where(first, index, 0))  # of the draft token in its round
     length = np.array([2, 1])[rows] + columns["position"] - index
-    keys = noise.at(noise.row_keys(jax.random.key(5), 2)[rows], jnp.array(length), noise.Purpose.ACCEPT)
-    np.testing.assert_array_equal(r, np.asarray(noise.uniform(keys, 3))[np.arange(len(token)), index])
+    keys = noise.at(
+        noise.row_keys(jax.random.key(5), 2)[rows], jnp.array(length), noise.Purpose.ACCEPT
+    )
+    np.testing.assert_array_equal(
+        r, np.asarray(noise.uniform(keys, 3))[np.arange(len(token)), index]
+    )
     assert out.stats.drafted.sum() == len(token)
 
 
 def test_a_childs_q_is_that_of_the_drafter_that_drew_it():
     first, second = np.array([0.1, 0.2, 0.4, 0.3]), np.array([0.2, 0.6, 0.1, 0.1])
-    log_p, log_first, log_second = (jnp.log(jnp.array([[x]])) for x in ([0.4, 0.3, 0.2, 0.1], first, second))
+    log_p, log_first, log_second = (
+        jnp.log(jnp.array([[x]])) for x in ([0.4, 0.3, 0.2, 0.1], first, second)
+    )
     draft = Draft(
         jnp.array([[2, 1]]),
         jnp.array([2]),
@@ -65,7 +86,10 @@ def test_a_childs_q_is_that_of_the_drafter_that_drew_it():
     entropies = [-np.sum(q * np.log(q)) / np.log(4) for q in (first, second)]
     np.testing.assert_allclose(numbers._entropies(draft), [entropies], rtol=1e-6)
     trials = rules.rejection().trials(
-        noise.row_keys(jax.random.key(0), 1), jnp.array([3]), draft, Distribution(jnp.repeat(log_p, 3, axis=1))
+        noise.row_keys(jax.random.key(0), 1),
+        jnp.array([3]),
+        draft,
+        Distribution(jnp.repeat(log_p, 3, axis=1)),
     )
     # The first leaves (.75 .25 0 0), of which the second takes min(.75, .2) + min(.25, .6).
     np.testing.assert_allclose(trials.acceptance, [[0.2 / 0.4, 0.25 / 0.6]], rtol=1e-6)
@@ -73,7 +97,9 @@ def test_a_childs_q_is_that_of_the_drafter_that_drew_it():
 
 
 def judged(rule, *, parent=None):
-    """Random distributions, drafts that were drawn from them, the rule's verdict and its numbers."""
+    """Random distributions, drafts that were drawn from them, the rule's verdict and its
+    numbers.
+    """
     rows, nodes, vocab = 40, 4, 5
     keys = jax.random.split(jax.random.key(3), 3)
     log_p = jax.nn.log_softmax(1.5 * jax.random.normal(keys[0], (rows, nodes + 1, vocab)))
@@ -82,14 +108,23 @@ def judged(rule, *, parent=None):
     draft = Draft(drawn[..., 0], jnp.full(rows, nodes), log_probs=log_q)
     if parent is not None:
         elder = [parent[:i].count(above) for i, above in enumerate(parent)]
-        draft = draft._replace(tokens=drawn[:, parent, elder], parent=jnp.tile(jnp.array(parent), (rows, 1)))
-    arguments = noise.row_keys(jax.random.key(9), rows), jnp.full(rows, 7), draft, Distribution(log_p)
+        draft = draft._replace(
+            tokens=drawn[:, parent, elder], parent=jnp.tile(jnp.array(parent), (rows, 1))
+        )
+    arguments = (
+        noise.row_keys(jax.random.key(9), rows),
+        jnp.full(rows, 7),
+        draft,
+        Distribution(log_p),
+    )
     verdict, trials = jax.jit(lambda *x: (rule.verify(*x), rule.trials(*x)))(*arguments)
     return draft, verdict, trials
 
 
 def test_numbers_repeat_the_verdict_of_every_rule_that_draws():
-    """Where each token has a test of its own it ends at the first that fails; of joint ones the longest prefix wins."""
+    """Where each token has a test of its own it ends at the first that fails; of joint ones the
+    longest prefix wins.
+    """
     silent = {name for name, entry in RULES.items() if entry.rule.trials is None}
     assert silent == {"coupled", "trusting", "typical"}
     for name in set(RULES) - silent:
@@ -102,14 +137,18 @@ def test_numbers_repeat_the_verdict_of_every_rule_that_draws():
 
 
 def test_numbers_repeat_the_verdict_on_trees():
-    """From the last committed token each row goes to its first child that passes, until none does."""
+    """From the last committed token each row goes to its first child that passes, until none
+    does.
+    """
     parent = [0, 0, 1, 1]
     for name in ("rejection", "lenient", "exact_match"):
         _, verdict, trials = judged(RULES[name].rule, parent=parent)
         passes = np.asarray(trials.r < trials.acceptance)
         for row, count in enumerate(verdict.num_accepted.tolist()):
             path, current = [], 0
-            while children := [i for i, above in enumerate(parent) if above == current and passes[row, i]]:
+            while children := [
+                i for i, above in enumerate(parent) if above == current and passes[row, i]
+            ]:
                 path, current = [*path, children[0]], children[0] + 1
             assert verdict.path[row, :count].tolist() == path, (name, row)
     for name in ("traversal", "k_seq"):  # judged jointly: no node has a test of its own
@@ -125,7 +164,8 @@ def test_siblings_are_judged_by_what_the_elder_ones_left():
     trials = rules.rejection().trials(*keys, siblings, target)
     np.testing.assert_allclose(trials.acceptance[0, :2], [0.4, 1.0], atol=1e-6)
     np.testing.assert_allclose(trials.residual_mass[0, :2], [0.3, 0.6], atol=1e-6)
-    # Two draws with replacement: q stays as it is, and after 0 is rejected p is 1 0 0 less it: .8 of the mass.
+    # Two draws with replacement: q stays as it is, and after 0 is rejected p is 1 0 0 less it: .8
+    # of the mass.
     independent = siblings._replace(draws=jnp.full((1, 3), int(Draw.WITH_REPLACEMENT)))
     trials = rules.rejection().trials(*keys, independent, target)
     np.testing.assert_allclose(trials.acceptance[0, :2], [0.4, 1.0], atol=1e-6)
@@ -146,10 +186,14 @@ def test_at_temperature_0_there_is_nothing_drawn():
     _, columns = table(temperature=0.0)
     assert np.isnan(columns["r"]).all() and np.isnan(columns["acceptance"]).all()
     assert set(columns["q"].tolist()) == {1.0} and (columns["p"] == (columns["token"] == 0)).all()
-    np.testing.assert_allclose(columns["entropy"], ENTROPY, rtol=1e-5)  # of what is drawn at temperature 1
+    # of what is drawn at temperature 1
+    np.testing.assert_allclose(columns["entropy"], ENTROPY, rtol=1e-5)
     # Rows with and without a temperature stand in one program.
     _, columns = table("lenient", temperature=[0.0, 1.0])
-    assert np.isnan(columns["r"][columns["row"] == 0]).all() and not np.isnan(columns["r"][columns["row"] == 1]).any()
+    assert (
+        np.isnan(columns["r"][columns["row"] == 0]).all()
+        and not np.isnan(columns["r"][columns["row"] == 1]).any()
+    )
 
 
 def test_drafters_without_distributions_are_sure():
@@ -186,12 +230,16 @@ def test_streams_and_stop_strings_report_the_same():
 
 
 def test_off_they_cost_nothing(monkeypatch):
-    """Nothing is computed, nothing is reported, and the traced rounds are those of a decoder that knows no numbers."""
+    """Nothing is computed, nothing is reported, and the traced rounds are those of a decoder that
+    knows no numbers.
+    """
     asked = jaxspec.prepare(TARGET, PROMPTS, drafter=DRAFT, gamma=3, **SAMPLED)
 
     def rounds(prepared):
         p = prepared
-        state = jax.eval_shape(lambda *arrays: p.decoder.init(*arrays, headroom=32), p.weights, p.prompt, p.request)
+        state = jax.eval_shape(
+            lambda *arrays: p.decoder.init(*arrays, headroom=32), p.weights, p.prompt, p.request
+        )
         return jax.make_jaxpr(p.decoder.step)(p.weights, state)
 
     with_numbers = rounds(asked)
@@ -203,7 +251,9 @@ def test_off_they_cost_nothing(monkeypatch):
     monkeypatch.setattr(numbers, "entropy", refuse)
     silent = asked.replace(trace_numbers=False, gamma=2)  # a decoder that was not made before
     without = rounds(silent)
-    assert len(with_numbers.out_avals) == len(without.out_avals) + len(jaxspec.core.TraceNumbers._fields)
+    assert len(with_numbers.out_avals) == len(without.out_avals) + len(
+        jaxspec.core.TraceNumbers._fields
+    )
     assert len(with_numbers.eqns) > len(without.eqns)
     with pytest.raises(AssertionError, match="nobody asked"):
         rounds(asked.replace(gamma=2))

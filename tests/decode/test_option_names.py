@@ -11,21 +11,91 @@ from jaxspec.decode.option_names import IN_CALLS, OTHER_NAMES
 from jaxspec.jobs import fields, openai
 
 WITHOUT_EFFECT = {  # of transformers: what no text depends on, and what is no option
-    *("cache_implementation", "cache_config", "max_cache_len", "compile_config", "disable_compile", "bos_token_id"),
-    *("continuous_batching_config", "prefill_chunk_size", "transformers_version", "_from_model_config", "low_memory"),
+    *(
+        "cache_implementation",
+        "cache_config",
+        "max_cache_len",
+        "compile_config",
+        "disable_compile",
+        "bos_token_id",
+    ),
+    *(
+        "continuous_batching_config",
+        "prefill_chunk_size",
+        "transformers_version",
+        "_from_model_config",
+        "low_memory",
+    ),
     *("self", "kwargs", "synced_gpus", "conversation"),
 }
-OF_JOBS = {"slots", "in_order", "max_ahead", "on_error", "group", "progress", "skipped", "varying", "options"}
+OF_JOBS = {
+    "slots",
+    "in_order",
+    "max_ahead",
+    "on_error",
+    "group",
+    "progress",
+    "skipped",
+    "varying",
+    "options",
+}
 MODELS = {"target", "prompts", "source", "others", "sampling"}
 VLLM = {  # a dump of SamplingParams' defaults and of its requests'
-    **{"n": 1, "presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_penalty": 1.0, "temperature": 0.0},
-    **{"top_p": 1.0, "top_k": -1, "min_p": 0.0, "seed": None, "stop": [], "stop_token_ids": [], "ignore_eos": False},
-    **{"max_tokens": 16, "min_tokens": 0, "logprobs": None, "prompt_logprobs": None, "detokenize": True},
-    **{"skip_special_tokens": True, "spaces_between_special_tokens": True, "include_stop_str_in_output": False},
-    **{"output_kind": 0, "structured_outputs": None, "logit_bias": {}, "allowed_token_ids": None, "bad_words": []},
-    **{"extra_args": None, "length_penalty": 1.0, "no_repeat_ngram_size": 0, "min_new_tokens": 0, "best_of": 1},
-    **{"use_beam_search": False, "truncate_prompt_tokens": None, "echo": False, "suffix": "", "guided_choice": []},
-    **{"add_special_tokens": True, "tool_choice": "none", "thinking_token_budget": -1, "early_stopping": False},
+    **{
+        "n": 1,
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0.0,
+        "repetition_penalty": 1.0,
+        "temperature": 0.0,
+    },
+    **{
+        "top_p": 1.0,
+        "top_k": -1,
+        "min_p": 0.0,
+        "seed": None,
+        "stop": [],
+        "stop_token_ids": [],
+        "ignore_eos": False,
+    },
+    **{
+        "max_tokens": 16,
+        "min_tokens": 0,
+        "logprobs": None,
+        "prompt_logprobs": None,
+        "detokenize": True,
+    },
+    **{
+        "skip_special_tokens": True,
+        "spaces_between_special_tokens": True,
+        "include_stop_str_in_output": False,
+    },
+    **{
+        "output_kind": 0,
+        "structured_outputs": None,
+        "logit_bias": {},
+        "allowed_token_ids": None,
+        "bad_words": [],
+    },
+    **{
+        "extra_args": None,
+        "length_penalty": 1.0,
+        "no_repeat_ngram_size": 0,
+        "min_new_tokens": 0,
+        "best_of": 1,
+    },
+    **{
+        "use_beam_search": False,
+        "truncate_prompt_tokens": None,
+        "echo": False,
+        "suffix": "",
+        "guided_choice": [],
+    },
+    **{
+        "add_special_tokens": True,
+        "tool_choice": "none",
+        "thinking_token_budget": -1,
+        "early_stopping": False,
+    },
     **{
         "flat_logprobs": False,
         "routed_experts_prompt_start": 0,
@@ -36,18 +106,63 @@ VLLM = {  # a dump of SamplingParams' defaults and of its requests'
     },
 }
 OPENAI = {  # parameters of completions and of chat completions
-    *("model", "prompt", "best_of", "echo", "frequency_penalty", "logit_bias", "logprobs", "max_tokens", "n", "stop"),
-    *("presence_penalty", "seed", "stream", "stream_options", "suffix", "temperature", "top_p", "user", "messages"),
-    *("function_call", "functions", "max_completion_tokens", "metadata", "modalities", "parallel_tool_calls"),
-    *("prediction", "reasoning_effort", "response_format", "safety_identifier", "service_tier", "store"),
-    *("prompt_cache_key", "tool_choice", "tools", "top_logprobs", "verbosity", "web_search_options"),
+    *(
+        "model",
+        "prompt",
+        "best_of",
+        "echo",
+        "frequency_penalty",
+        "logit_bias",
+        "logprobs",
+        "max_tokens",
+        "n",
+        "stop",
+    ),
+    *(
+        "presence_penalty",
+        "seed",
+        "stream",
+        "stream_options",
+        "suffix",
+        "temperature",
+        "top_p",
+        "user",
+        "messages",
+    ),
+    *(
+        "function_call",
+        "functions",
+        "max_completion_tokens",
+        "metadata",
+        "modalities",
+        "parallel_tool_calls",
+    ),
+    *(
+        "prediction",
+        "reasoning_effort",
+        "response_format",
+        "safety_identifier",
+        "service_tier",
+        "store",
+    ),
+    *(
+        "prompt_cache_key",
+        "tool_choice",
+        "tools",
+        "top_logprobs",
+        "verbosity",
+        "web_search_options",
+    ),
 }
 
 
 def test_every_option_of_transformers_is_obeyed_or_refused():
     """Also those that a later version may add: this test names them."""
     signatures = (GenerationMixin.generate, PreTrainedTokenizerBase.apply_chat_template)
-    names = {*GenerationConfig().to_dict(), *(name for f in signatures for name in inspect.signature(f).parameters)}
+    names = {
+        *GenerationConfig().to_dict(),
+        *(name for f in signatures for name in inspect.signature(f).parameters),
+    }
     known = {name for name in names if fields.setting_of(name, {}) is not None}
     assert names - known - IN_CALLS.keys() == names & WITHOUT_EFFECT
 
@@ -56,23 +171,35 @@ def test_every_option_of_jaxspec_is_obeyed_or_refused():
     functions = (jaxspec.generate, jaxspec.generate_many, jaxspec.load)
     names = {name for function in functions for name in inspect.signature(function).parameters}
     names |= {*jaxspec.sampling.SamplingOptions.__annotations__} - OF_JOBS - MODELS
-    assert {name for name in names - OF_JOBS - MODELS if fields.setting_of(name, {}) is None} == set()
+    assert {
+        name for name in names - OF_JOBS - MODELS if fields.setting_of(name, {}) is None
+    } == set()
 
 
 def test_every_parameter_of_openai_is_known_in_a_body():
     body = dict.fromkeys(OPENAI)
     assert openai.fields_of({"custom_id": "a", "body": body}) == body
-    with pytest.raises(ValueError, match="body has 'top_kk', which is neither OpenAI's nor an option here"):
+    with pytest.raises(
+        ValueError, match="body has 'top_kk', which is neither OpenAI's nor an option here"
+    ):
         openai.fields_of({"custom_id": "a", "body": {"prompt": "a", "top_kk": 5}})
 
 
 def test_defaults_of_other_libraries_ask_for_nothing():
     """Those of vLLM and of transformers, whose do_sample=False is greedy at any temperature."""
     settings = fields.read({"prompt": "a", **VLLM})
-    assert all(fields.is_neutral(name, value) or not value for name, value in settings.sampling.items())
-    assert settings._replace(sampling={}, stop=None) == fields.read({"prompt": "a", "n": 1, "max_tokens": 16})
+    assert all(
+        fields.is_neutral(name, value) or not value for name, value in settings.sampling.items()
+    )
+    assert settings._replace(sampling={}, stop=None) == fields.read(
+        {"prompt": "a", "n": 1, "max_tokens": 16}
+    )
     settings = fields.read({"prompt": "a", **GenerationConfig()._get_default_generation_params()})
-    assert settings.sampling["temperature"] == 0 and settings.sampling["top_k"] == 50 and settings.pattern is None
+    assert (
+        settings.sampling["temperature"] == 0
+        and settings.sampling["top_k"] == 50
+        and settings.pattern is None
+    )
 
 
 def test_a_neutral_value_asks_for_nothing_and_another_is_refused_with_advice():
@@ -87,7 +214,9 @@ def test_a_neutral_value_asks_for_nothing_and_another_is_refused_with_advice():
         if not entry.field:
             with pytest.raises(ValueError) as error:
                 fields.read({"prompt": "a", name: "something"})
-            assert str(error.value).startswith(f"the field '{name}' is not obeyed: {entry.in_lines or entry.advice}.")
+            assert str(error.value).startswith(
+                f"the field '{name}' is not obeyed: {entry.in_lines or entry.advice}."
+            )
         with pytest.raises(TypeError, match=f"there is no option '{name}'") as raised:
             option_names.check_names([name], ["temperature"])
         assert entry.advice in str(raised.value)
@@ -105,7 +234,10 @@ def test_a_neutral_value_asks_for_nothing_and_another_is_refused_with_advice():
         ({"documents": [{}]}, "'documents' is for the template of a chat: give messages"),
         ({"source_language": 3}, "source_language is 3: expected the name of a language"),
         ({"logits_processors": ["x"]}, "'logits_processors' is not obeyed"),
-        ({"extra_body": {"top_k": 3}}, "'extra_body' is not obeyed: write its fields into the line itself"),
+        (
+            {"extra_body": {"top_k": 3}},
+            "'extra_body' is not obeyed: write its fields into the line itself",
+        ),
     ],
 )
 def test_an_option_that_is_not_obeyed_says_so(own, said):
@@ -114,9 +246,17 @@ def test_an_option_that_is_not_obeyed_says_so(own, said):
 
 
 def test_values_whose_meaning_other_fields_decide():
-    assert fields.read({"prompt": "a", "do_sample": True, "temperature": 0.5}).sampling == {"temperature": 0.5}
-    assert fields.read({"prompt": "a", "do_sample": False, "temperature": 0.5}).sampling == {"temperature": 0.0}
-    chat = {"messages": [{"role": "user", "content": "a"}], "add_special_tokens": False, "tool_choice": "none"}
+    assert fields.read({"prompt": "a", "do_sample": True, "temperature": 0.5}).sampling == {
+        "temperature": 0.5
+    }
+    assert fields.read({"prompt": "a", "do_sample": False, "temperature": 0.5}).sampling == {
+        "temperature": 0.0
+    }
+    chat = {
+        "messages": [{"role": "user", "content": "a"}],
+        "add_special_tokens": False,
+        "tool_choice": "none",
+    }
     assert fields.read(chat).template == {}
     assert fields.read({"prompt": "a", "lengthPenalty": 1, "stop_sequences": ["x"]}).stop == ["x"]
 
@@ -127,10 +267,21 @@ def test_only_values_that_a_template_may_read_reach_it():
     def write(conversation, tools=None, brand_new=None, **values):
         pass
 
-    for name in (*inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters, "messages", "brand_new"):
+    for name in (
+        *inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters,
+        "messages",
+        "brand_new",
+    ):
         if name in encoding.TEMPLATE_VALUES or name == "kwargs":
             encoding.check_template_values({name: 1}, write)
         else:
-            with pytest.raises(ValueError, match=f"chat_template_kwargs has '{name}', which templates do not read"):
+            with pytest.raises(
+                ValueError, match=f"chat_template_kwargs has '{name}', which templates do not read"
+            ):
                 encoding.check_template_values({name: 1}, write)
-    assert set(encoding.TEMPLATE_ARGUMENTS) >= {"truncation", "max_length", "return_tensors", "tokenize"}
+    assert set(encoding.TEMPLATE_ARGUMENTS) >= {
+        "truncation",
+        "max_length",
+        "return_tensors",
+        "tokenize",
+    }

@@ -17,7 +17,9 @@ PROMPT = jaxspec.Prompt(jnp.array([[3, 1], [2, 0]]), jnp.array([2, 1]))
 
 
 class Letters:
-    """A tokenizer whose tokens are characters that mean something in HTML, and a control character."""
+    """A tokenizer whose tokens are characters that mean something in HTML, and a control
+    character.
+    """
 
     eos_token_id, added_tokens_decoder = None, {}
     characters = "<&>\0é"
@@ -34,7 +36,9 @@ class Letters:
 
 @pytest.fixture(scope="module")
 def out() -> Generation:
-    return jaxspec.generate(TARGET._replace(tokenizer=Letters()), PROMPT, drafter=DRAFT, gamma=3, max_new_tokens=9)
+    return jaxspec.generate(
+        TARGET._replace(tokenizer=Letters()), PROMPT, drafter=DRAFT, gamma=3, max_new_tokens=9
+    )
 
 
 def test_records_are_what_the_arrays_say(out):
@@ -60,14 +64,22 @@ def test_a_page_shows_texts_counts_and_rounds(out, read):
     for row in range(2):
         assert out.texts[row].replace("\0", "␀") in reader.said
         assert f"9 tokens, {out.stats.rounds[row]} pass" in reader.said
-        assert f"{out.stats.accepted[row]} of {out.stats.drafted[row]} draft tokens accepted" in reader.said
+        assert (
+            f"{out.stats.accepted[row]} of {out.stats.drafted[row]} draft tokens accepted"
+            in reader.said
+        )
     assert reader.tags.count("details") == 2
-    assert "\0" not in reader.said and "Inexact" not in reader.said and "more row" not in reader.said
+    assert (
+        "\0" not in reader.said and "Inexact" not in reader.said and "more row" not in reader.said
+    )
 
 
 def test_the_trace_of_a_page_is_the_one_of_the_arrays(out):
     tokens = out.tokens[0, : out.lengths[0]].tolist()
-    assert jaxspec.trace.html(jaxspec.trace.of_row(tokens, out.trace, 0), Letters()) in out._repr_html_()
+    assert (
+        jaxspec.trace.html(jaxspec.trace.of_row(tokens, out.trace, 0), Letters())
+        in out._repr_html_()
+    )
 
 
 def test_plain_decoding_has_no_rounds_to_show_and_no_tokenizer_shows_ids(read):
@@ -90,10 +102,16 @@ def test_a_long_batch_makes_a_small_page(read):
     draft = np.ones((rows, rounds, 1), np.int32)
     ones = np.ones((rows, rounds), np.int32)
     counts = np.full(rows, rounds)
-    stats = jaxspec.core.Stats(rounds=counts, drafted=counts, accepted=counts, emitted=2 * counts + 1)
+    stats = jaxspec.core.Stats(
+        rounds=counts, drafted=counts, accepted=counts, emitted=2 * counts + 1
+    )
     tokens = np.ones((rows, 2 * rounds + 1), np.int32)
-    trace = type(jaxspec.generate(TARGET, PROMPT, max_new_tokens=1).trace)(draft, ones, ones, 2 * ones, ones)
-    long = Generation(["<" * 100_000] * rows, tokens, 2 * counts + 1, stats, trace, True, ["length"] * rows)
+    trace = type(jaxspec.generate(TARGET, PROMPT, max_new_tokens=1).trace)(
+        draft, ones, ones, 2 * ones, ones
+    )
+    long = Generation(
+        ["<" * 100_000] * rows, tokens, 2 * counts + 1, stats, trace, True, ["length"] * rows
+    )
     markup = long._repr_html_()
     assert len(markup) < 200_000
     said = read(markup).said
@@ -152,4 +170,7 @@ def test_a_long_trace_makes_a_small_page(read):
     tokens, lengths = np.ones((rows, 2 * rounds + 1), np.int32), np.full(rows, 2 * rounds + 1)
     markup = output.ShownTrace.of(arrays, tokens, lengths, None)._repr_html_()
     assert markup is not None and len(markup) < 200_000
-    assert f"{rows - output.ROWS} more rows" in markup and f"{1 + rounds - output.ROUNDS} more rounds" in markup
+    assert (
+        f"{rows - output.ROWS} more rows" in markup
+        and f"{1 + rounds - output.ROUNDS} more rounds" in markup
+    )

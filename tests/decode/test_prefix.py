@@ -33,9 +33,16 @@ def networks():
 
     Tables look at two tokens.
     """
-    configs = [(seed, nets.replace(LLAMA, layers=layers)) for seed, layers in ((1, 2), (7, 1), (8, 1))]
+    configs = [
+        (seed, nets.replace(LLAMA, layers=layers)) for seed, layers in ((1, 2), (7, 1), (8, 1))
+    ]
     return [
-        Model(decoder.language_model(config), random_params(decoder.init, config, seed, 0.6), None, config)
+        Model(
+            decoder.language_model(config),
+            random_params(decoder.init, config, seed, 0.6),
+            None,
+            config,
+        )
         for seed, config in configs
     ]
 
@@ -64,11 +71,15 @@ def pair_of(name):
 
 
 def both(target, drafter, shared=SHARED, rows=ROWS, **options):
-    """Generates with a prefix and from whole prompts, cold and warm rows together; compares texts and counts.
+    """Generates with a prefix and from whole prompts, cold and warm rows together; compares texts
+    and counts.
 
     Both have buffers of one width, and so one program for their rounds.
     """
-    options = dict(gamma=3, max_new_tokens=14, temperature=[0.0, 1.0, 0.8], key=jax.random.key(5)) | options
+    options = (
+        dict(gamma=3, max_new_tokens=14, temperature=[0.0, 1.0, 0.8], key=jax.random.key(5))
+        | options
+    )
     prefix = jaxspec.prefix(target, shared, drafter=drafter)
     with_prefix = prepare(target, rows, prefix=prefix, drafter=drafter, **options)
     prompts = token_rows.pad([shared + row for row in rows], with_prefix.prompt.tokens.shape[1])
@@ -80,11 +91,16 @@ def same(left, right):
     """Compares texts and counts, and what was drafted on the way."""
     assert left.tokens.tolist() == right.tokens.tolist()
     jax.tree.map(np.testing.assert_array_equal, tuple(left.trace), tuple(right.trace))
-    assert jax.tree.map(np.ndarray.tolist, left.stats) == jax.tree.map(np.ndarray.tolist, right.stats)
+    assert jax.tree.map(np.ndarray.tolist, left.stats) == jax.tree.map(
+        np.ndarray.tolist, right.stats
+    )
 
 
 # Each factory's drafter once: how it goes on does not depend on its shape.
-ALIKE = {name for name, case in CASES.items() if case.exhaustive} - {*SOME} | {"argmax without back-off", "uniform"}
+ALIKE = {name for name, case in CASES.items() if case.exhaustive} - {*SOME} | {
+    "argmax without back-off",
+    "uniform",
+}
 ALIKE |= {"suffix, a tree", "prompt_lookup, a tree", "lookahead with two levels"}
 
 
@@ -99,10 +115,15 @@ def test_so_they_are_with_networks_that_draft(name):
 
 
 # EAGLE-1 has two tests below, and Hydra goes on as Medusa does.
-ALIKE_HEADS = {"eagle 1", "hydra", *SELDOM, *TRIMMED, "eagle 3, windows", "dspark"} - {*SOME_HEADS, "assistant"}
+ALIKE_HEADS = {"eagle 1", "hydra", *SELDOM, *TRIMMED, "eagle 3, windows", "dspark"} - {
+    *SOME_HEADS,
+    "assistant",
+}
 
 
-@pytest.mark.parametrize("name", marked(NAMES, slow={*NAMES} - {"eagle 3", "medusa"}, exhaustive=ALIKE_HEADS))
+@pytest.mark.parametrize(
+    "name", marked(NAMES, slow={*NAMES} - {"eagle 3", "medusa"}, exhaustive=ALIKE_HEADS)
+)
 def test_so_they_are_with_drafters_on_hidden_states(name):
     both(*pair_of(name))
 
@@ -132,7 +153,11 @@ def test_a_prefix_whose_cache_is_larger_than_is_needed():
     shared, rows = np.random.default_rng(1).integers(0, 3, 129).tolist(), [[0], [2, 1]]
     prefix = jaxspec.prefix(target, shared, drafter=drafter)
     prepared = prepare(target, rows, prefix=prefix, drafter=drafter, max_new_tokens=4)
-    assert prefix.caches.target.capacity == 193 > prepared.prompt.tokens.shape[1] + 16 + prepared.decoder.nodes + 1
+    assert (
+        prefix.caches.target.capacity
+        == 193
+        > prepared.prompt.tokens.shape[1] + 16 + prepared.decoder.nodes + 1
+    )
     options = dict(drafter=drafter, gamma=3, max_new_tokens=4, eos_ids=())
     out = jaxspec.generate(target, rows, prefix=prefix, **options)
     same(out, jaxspec.generate(target, [shared + row for row in rows], **options))
@@ -141,7 +166,14 @@ def test_a_prefix_whose_cache_is_larger_than_is_needed():
 
 
 @pytest.mark.parametrize(
-    "name", ["a model", *(pytest.param(name, marks=pytest.mark.slow) for name in ("eagle 3", "kangaroo", "a cascade"))]
+    "name",
+    [
+        "a model",
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in ("eagle 3", "kangaroo", "a cascade")
+        ),
+    ],
 )
 def test_long_prompts_are_read_on_in_chunks(name, monkeypatch):
     """Prefix and what follows it are of several chunks; some row ends in the first of these."""
@@ -176,7 +208,9 @@ def test_a_prepared_generation_keeps_it():
     out = jax.jit(lambda: jaxspec.rollout(prepared).tokens)()
     plain = jaxspec.generate(target, [SHARED + row for row in ROWS], max_new_tokens=9)
     assert out[:, :9].tolist() == plain.tokens.tolist()
-    with pytest.raises(ValueError, match="prepared with a prefix, which belongs to its weights and prompts"):
+    with pytest.raises(
+        ValueError, match="prepared with a prefix, which belongs to its weights and prompts"
+    ):
         jaxspec.rollout(prepared, weights=prepared.weights)
 
 
@@ -195,7 +229,9 @@ def with_words(model):
 
 
 def test_texts_and_chats_follow_a_prefix():
-    """Of texts the ids are joined, without a second begin-of-sequence token; a chat has the prefix in it."""
+    """Of texts the ids are joined, without a second begin-of-sequence token; a chat has the prefix
+    in it.
+    """
     model = with_words(table_model(jax.random.key(3), vocab=len(WORDS)))
     prefix = jaxspec.prefix(model, "one two")
     assert prefix.tokens == [2, 4, 5] and len(prefix) == 3
@@ -209,11 +245,15 @@ def test_texts_and_chats_follow_a_prefix():
     whole = [*begins, {"role": "user", "content": "two"}]
     rows = prepare(model, whole, prefix=of_chat).prompt
     ids = model.tokenizer.apply_chat_template(whole)["input_ids"]
-    assert rows.tokens[0, : rows.length[0]].tolist() == ids and ids[: len(of_chat)] == of_chat.tokens
+    assert (
+        rows.tokens[0, : rows.length[0]].tolist() == ids and ids[: len(of_chat)] == of_chat.tokens
+    )
     with pytest.raises(ValueError, match="whose first 2 tokens are those of the prefix, which has"):
         prepare(model, [{"role": "user", "content": "two"}], prefix=of_chat)
     other = [{"role": "user", "content": "two"}]
-    with pytest.raises(ValueError, match="prompt 7 is a chat whose first 2 tokens are those of the prefix"):
+    with pytest.raises(
+        ValueError, match="prompt 7 is a chat whose first 2 tokens are those of the prefix"
+    ):
         list(jaxspec.generate_many(model, [{"number": 7, "prompt": other}], prefix=of_chat))
     (row,) = jaxspec.generate_many(model, [whole], prefix=of_chat, max_new_tokens=5)
     assert row.tokens == jaxspec.generate(model, [ids], max_new_tokens=5).tokens[0].tolist()
@@ -223,7 +263,8 @@ def test_a_systems_message_is_shared_where_the_template_writes_it_with_the_first
     """As Gemma's does; alone it is written as nothing."""
     model = with_words(table_model(jax.random.key(3), vocab=len(WORDS)))
     model.tokenizer.chat_template = (
-        "<s> {% if messages[0].role == 'system' and messages|length > 1 %}user {{ messages[0].content }} two "
+        "<s> {% if messages[0].role == 'system' and messages|length > 1 %}user {{ "
+        "messages[0].content }} two "
         "{{ messages[1].content }}{% endif %}"
     )
     system = [{"role": "system", "content": "one three"}]
@@ -260,25 +301,41 @@ def test_what_does_not_fit_a_prefix_is_refused():
             dict(target=TARGET._replace(params=TARGET.params + 0)),
             "read by the target table-3, and the target has other parameters: read it again",
         ),
-        (dict(target=table_model(jax.random.key(1), 3, order=1)), "and the target has other parameters"),
+        (
+            dict(target=table_model(jax.random.key(1), 3, order=1)),
+            "and the target has other parameters",
+        ),
         (dict(drafter=other), "read by the drafter table-3, and the drafter has other parameters"),
-        (dict(drafter=drafters.prompt_lookup()), "read by the drafter table-3, and the drafter is prompt_lookup"),
-        (dict(prefix=jaxspec.prefix(TARGET, SHARED)), "read by the target alone, and table-3 is to draft"),
+        (
+            dict(drafter=drafters.prompt_lookup()),
+            "read by the drafter table-3, and the drafter is prompt_lookup",
+        ),
+        (
+            dict(prefix=jaxspec.prefix(TARGET, SHARED)),
+            "read by the target alone, and table-3 is to draft",
+        ),
     ):
         with pytest.raises(ValueError, match=match):
             prepare(**dict(target=TARGET, prompts=ROWS, prefix=prefix, drafter=MODEL) | bad)
     for bad in ("one two", [1, 2], MODEL):
-        with pytest.raises(TypeError, match=r"expected what jaxspec.prefix\(target, text\) returns"):
+        with pytest.raises(
+            TypeError, match=r"expected what jaxspec.prefix\(target, text\) returns"
+        ):
             prepare(TARGET, ROWS, prefix=bad)
     for other in (prefix, 1):  # its rows begin with the first one's tokens
         with pytest.raises(ValueError, match="have their prefix already: give it to prepare"):
             prepare(TARGET, ROWS, prefix=prefix, drafter=MODEL).replace(prefix=other)
-    with pytest.raises(ValueError, match="is an encoder-decoder, whose encoder reads each prompt as a whole"):
+    with pytest.raises(
+        ValueError, match="is an encoder-decoder, whose encoder reads each prompt as a whole"
+    ):
         jaxspec.prefix(table_model(jax.random.key(1), 3, encoder=True), SHARED)
     with pytest.raises(ValueError, match="got 2 prefixes: expected one"):
         jaxspec.prefix(TARGET, [[1], [2]])
     own = BoundDrafter(Drafter(careless_init, None, None, resumes=False), name="mine")
-    with pytest.raises(ValueError, match=r"drafter mine cannot go on from a prefix, .* \(Drafter.resumes is False\)"):
+    with pytest.raises(
+        ValueError,
+        match=r"drafter mine cannot go on from a prefix, .* \(Drafter.resumes is False\)",
+    ):
         jaxspec.prefix(TARGET, SHARED, drafter=own)
 
 
@@ -289,6 +346,8 @@ def test_a_mistake_in_a_drafter_is_reported_as_it_is(begin):
         if begin == "a prefix":
             jaxspec.prefix(TARGET, SHARED, drafter=own)
         elif begin == "a chat":
-            "".join(piece.text for piece in jaxspec.chat(with_words(TARGET), drafter=own).send("one"))
+            "".join(
+                piece.text for piece in jaxspec.chat(with_words(TARGET), drafter=own).send("one")
+            )
         else:
             jaxspec.generate(TARGET, [[1]], drafter=own)

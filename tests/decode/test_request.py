@@ -38,8 +38,14 @@ TINY = tiny_llama()
 
 
 def test_prepare_names_the_options_of_generate():
-    """With their defaults, so that `help` and a notebook's completion show them; but for stop strings."""
-    parameters = {name: x for name, x in inspect.signature(jaxspec.generate).parameters.items() if name != "stop"}
+    """With their defaults, so that `help` and a notebook's completion show them; but for stop
+    strings.
+    """
+    parameters = {
+        name: x
+        for name, x in inspect.signature(jaxspec.generate).parameters.items()
+        if name != "stop"
+    }
     assert dict(inspect.signature(prepare).parameters) == parameters
 
 
@@ -65,10 +71,19 @@ def test_prepare_names_the_options_of_generate():
         (dict(draft_top_k=0), "draft_top_k is 0: expected at least 1"),
         (dict(draft_top_p=1.5), r"draft_top_p is 1.5: expected a number in \(0, 1\]"),
         (dict(logit_bias={6: 1.0}), "logit_bias has 6: expected ids from 0 to 5"),
-        (dict(logit_bias=[0.0, 1.0]), r"logit_bias has shape \(2,\): expected {id: bias}, or an array of shape \(6,\)"),
-        (dict(logit_bias={1: float("nan")}), "logit_bias has nan: expected finite numbers, or -inf"),
+        (
+            dict(logit_bias=[0.0, 1.0]),
+            r"logit_bias has shape \(2,\): expected {id: bias}, or an array of shape \(6,\)",
+        ),
+        (
+            dict(logit_bias={1: float("nan")}),
+            "logit_bias has nan: expected finite numbers, or -inf",
+        ),
         (dict(banned=[-1]), "banned has -1: expected ids from 0 to 5"),
-        (dict(logit_bias={5: float("-inf")}, banned=range(5)), "rule out all 6 tokens for prompt 0"),
+        (
+            dict(logit_bias={5: float("-inf")}, banned=range(5)),
+            "rule out all 6 tokens for prompt 0",
+        ),
         (dict(eos_ids=[6]), "eos_ids has 6: expected ids from 0 to 5"),
         (dict(stop=[""]), "stop has an empty string"),
     ],
@@ -99,10 +114,14 @@ def test_bad_prompts_are_refused_with_what_is_wrong(prompts, message):
 
 @pytest.mark.parametrize("text", ["\n", "  ", "\u00a0", ""])
 def test_the_tokens_of_a_prompt_say_whether_it_is_empty(text):
-    """Not whether it is white space: this tokenizer has a token for each, and one that begins every text."""
+    """Not whether it is white space: this tokenizer has a token for each, and one that begins every
+    text.
+    """
     words = ["<end>", "\n", "  ", "\u00a0", "<begin>"]
     raw = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<end>"))
-    raw.post_processor = processors.TemplateProcessing(single="<begin> $A", special_tokens=[("<begin>", 4)])
+    raw.post_processor = processors.TemplateProcessing(
+        single="<begin> $A", special_tokens=[("<begin>", 4)]
+    )
     tokens = PreTrainedTokenizerFast(tokenizer_object=raw, eos_token="<end>", bos_token="<begin>")
     prompt = encoding.encode(model()._replace(tokenizer=tokens), [text])
     row = prompt.tokens[0, : prompt.length[0]].tolist()
@@ -137,28 +156,40 @@ def test_different_tokenizers_are_named_by_their_first_difference():
     other = model(1, words=["<end>", "the", "dog", "sat", "on", "mat"])
     with pytest.raises(ValueError, match="id 2 is 'cat' for the target and 'dog' for the drafter"):
         jaxspec.generate(TARGET, "the cat", drafter=other)
-    with pytest.raises(ValueError, match=r"the target \(table-6\) and the drafter \(small\) have different tokenizers"):
+    with pytest.raises(
+        ValueError,
+        match=r"the target \(table-6\) and the drafter \(small\) have different tokenizers",
+    ):
         jaxspec.generate(TARGET, "the cat", drafter=other._replace(name="small"))
 
 
 def test_tokenizers_are_compared_where_both_have_a_token():
     """An id that only one of them has may lie anywhere, not just past the other's end."""
     ours = tokenizer({"<end>": 0, "the": 1, "cat": 4, "mat": 9})
-    assert request.first_difference(ours, tokenizer({"<end>": 0, "the": 1, "dog": 3, "mat": 9})) is None
-    assert request.first_difference(ours, tokenizer({"<end>": 0, "the": 1, "mat": 8, "rug": 9})) == (9, "mat", "rug")
+    assert (
+        request.first_difference(ours, tokenizer({"<end>": 0, "the": 1, "dog": 3, "mat": 9}))
+        is None
+    )
+    assert request.first_difference(
+        ours, tokenizer({"<end>": 0, "the": 1, "mat": 8, "rug": 9})
+    ) == (9, "mat", "rug")
 
 
 HOLES = {"<unk>": 0} | {f"w{i}": i for i in range(1, 5)} | {"<end>": 11}  # 6 tokens, ids up to 11
 
 
 def holed(seed):
-    """A model of 16 ids whose greedy text goes through those that are no tokens, until it ends with id 11."""
+    """A model of 16 ids whose greedy text goes through those that are no tokens, until it ends with
+    id 11.
+    """
     chain = [1, 7, 3, 10, 4, 11]
     table = np.full((16, 16), -4.0, np.float32)
     table[chain[:-1], chain[1:]] = 4.0
     table += np.asarray(jax.random.normal(jax.random.key(seed), (16, 16)))
     table[:, 15] = 9.0  # no token has it: it only pads the vocabulary, and is never generated
-    return table_model_from(jnp.asarray(table))._replace(tokenizer=word_tokenizer(HOLES, end="<end>"))
+    return table_model_from(jnp.asarray(table))._replace(
+        tokenizer=word_tokenizer(HOLES, end="<end>")
+    )
 
 
 @pytest.mark.parametrize("options", [{}, {"drafter": holed(1), "gamma": 3}])
@@ -176,12 +207,16 @@ def test_every_token_with_a_name_is_masked_by_no_option():
 
 def test_encoder_decoder_needs_its_kind():
     other = table_model(jax.random.key(1), 6, encoder=True)._replace(tokenizer=tokenizer())
-    message = "the target is decoder-only and the drafter an encoder-decoder: both must be of one kind"
+    message = (
+        "the target is decoder-only and the drafter an encoder-decoder: both must be of one kind"
+    )
     with pytest.raises(ValueError, match=message):
         jaxspec.generate(TARGET._replace(name=""), "the cat", drafter=other._replace(name=""))
     message = r"the target \(big\) is decoder-only and the drafter \(small\) an encoder-decoder"
     with pytest.raises(ValueError, match=message):
-        jaxspec.generate(TARGET._replace(name="big"), "the cat", drafter=other._replace(name="small"))
+        jaxspec.generate(
+            TARGET._replace(name="big"), "the cat", drafter=other._replace(name="small")
+        )
 
 
 def test_the_default_limit_is_cut_to_the_positions_that_are_left():
@@ -189,18 +224,26 @@ def test_the_default_limit_is_cut_to_the_positions_that_are_left():
     lm = TARGET.lm
 
     def of_positions(count):
-        return TARGET._replace(lm=lm._replace(limits=lm.limits._replace(max_positions=count)), tokenizer=None)
+        return TARGET._replace(
+            lm=lm._replace(limits=lm.limits._replace(max_positions=count)), tokenizer=None
+        )
 
     prompts = [[0, 1, 2], [0]]
     assert jaxspec.prepare(TARGET, prompts).options["max_new_tokens"] == NEW_TOKENS
     small = jaxspec.prepare(of_positions(16), prompts, drafter=of_positions(12))
-    assert small.request.max_new_tokens.tolist() == [9, 11] == small.options["max_new_tokens"].tolist()
+    assert (
+        small.request.max_new_tokens.tolist() == [9, 11] == small.options["max_new_tokens"].tolist()
+    )
     assert jaxspec.prepare(of_positions(200), prompts).options["max_new_tokens"] == NEW_TOKENS
     bound = jaxspec.drafters.model(of_positions(5))
-    several = jaxspec.prepare(TARGET, [[0]], drafter=bound, num_samples=2, temperature=1.0, key=jax.random.key(0))
+    several = jaxspec.prepare(
+        TARGET, [[0]], drafter=bound, num_samples=2, temperature=1.0, key=jax.random.key(0)
+    )
     assert several.options["max_new_tokens"] == 4 and several.max_new_tokens == 16
     for options in ({"max_new_tokens": 128}, {}):
-        with pytest.raises(ValueError, match=r"need \d+ positions, but the target has 2: shorten the prompt"):
+        with pytest.raises(
+            ValueError, match=r"need \d+ positions, but the target has 2: shorten the prompt"
+        ):
             jaxspec.prepare(of_positions(2), prompts, **options)
 
 
@@ -209,11 +252,17 @@ def test_prompt_longer_than_the_positions():
     config = tiny_gpt(6, max_positions=16)
     small = jaxspec.Model(decoder.language_model(config), decoder.init(config, jax.random.key(0)))
     long = Prompt(jnp.ones((1, 12), jnp.int32), jnp.array([12]))
-    with pytest.raises(ValueError, match="12 tokens and 5 new ones need 17 positions, but the target has 16"):
+    with pytest.raises(
+        ValueError, match="12 tokens and 5 new ones need 17 positions, but the target has 16"
+    ):
         jaxspec.generate(small, long, max_new_tokens=5)
-    assert jaxspec.generate(small, long, drafter=small, gamma=3, max_new_tokens=4).lengths.tolist() == [4]
+    assert jaxspec.generate(
+        small, long, drafter=small, gamma=3, max_new_tokens=4
+    ).lengths.tolist() == [4]
     both = Prompt(jnp.ones((2, 12), jnp.int32), jnp.array([12, 2]))  # each row fits by itself
-    assert jaxspec.generate(small, both, drafter=small, gamma=3, max_new_tokens=[4, 14]).lengths.tolist() == [4, 14]
+    assert jaxspec.generate(
+        small, both, drafter=small, gamma=3, max_new_tokens=[4, 14]
+    ).lengths.tolist() == [4, 14]
     bare = TARGET._replace(tokenizer=None)
     with pytest.raises(ValueError, match="but the drafter has 16"):
         jaxspec.generate(bare, long, drafter=small, max_new_tokens=5)
@@ -222,7 +271,9 @@ def test_prompt_longer_than_the_positions():
 @pytest.mark.slow
 @pytest.mark.parametrize("sizes", [(8, 6), (6, 8)], ids=["target padded", "drafter padded"])
 def test_vocabularies_padded_differently(sizes):
-    """Sizes like 151936 and 152064: the shared ids are the tokenizer's, and neither model draws the padding."""
+    """Sizes like 151936 and 152064: the shared ids are the tokenizer's, and neither model draws the
+    padding.
+    """
     target, draft = (table_model(jax.random.key(s), n) for s, n in zip((0, 1), sizes, strict=True))
     padded = target if sizes[0] == 8 else draft
     loud = table_model_from(padded.params.at[..., 6:].add(20.0))  # padding that wants to be drawn
@@ -232,13 +283,18 @@ def test_vocabularies_padded_differently(sizes):
     plain = jaxspec.generate(target, ONE, **options)
     fast = jaxspec.generate(target, ONE, drafter=draft, **options)
     np.testing.assert_array_equal(fast.tokens, plain.tokens)
-    hot = jaxspec.generate(target, ONE, drafter=draft, temperature=2.0, key=jax.random.key(0), **options)
+    hot = jaxspec.generate(
+        target, ONE, drafter=draft, temperature=2.0, key=jax.random.key(0), **options
+    )
     assert plain.tokens.max() < 6 and hot.tokens.max() < 6
 
 
 WITHOUT_PARENTHESES = "is the function {0}: call it, and pass what it returns, jaxspec.{1}.{0}"
 NOT_IDS = "expected an integer: ids from 0 to 5"
-CHAT = "is a chat message: expected a conversation, a list of messages, or a list of nothing but conversations"
+CHAT = (
+    "is a chat message: expected a conversation, a list of messages, or a list of nothing but "
+    "conversations"
+)
 TOLD = [  # what people pass, and what they are told
     (dict(logit_bias={"3": 1}), f"one of logit_bias is '3': {NOT_IDS}"),
     (dict(logit_bias={True: 1}), f"one of logit_bias is True: {NOT_IDS}"),
@@ -252,56 +308,122 @@ TOLD = [  # what people pass, and what they are told
     (dict(eos_ids=1.0), f"one of eos_ids is 1.0: {NOT_IDS}"),
     (dict(eos_ids=True), f"one of eos_ids is True: {NOT_IDS}"),
     (dict(max_new_tokens=3.0), "max_new_tokens is 3.0: expected an integer, or one per prompt"),
-    (dict(max_new_tokens=[[3], [1, 2]]), r"max_new_tokens is \[\[3\], \[1, 2\]\]: expected an integer"),
+    (
+        dict(max_new_tokens=[[3], [1, 2]]),
+        r"max_new_tokens is \[\[3\], \[1, 2\]\]: expected an integer",
+    ),
     (dict(top_k="2"), "top_k is '2': expected an integer, or one per prompt"),
     (dict(top_p="0.5"), "top_p is '0.5': expected a number, or one per prompt"),
-    (dict(drafter="debian-t5-small"), r"drafter is 'debian-t5-small', a name: pass jaxspec.load\('debian-t5-small'\)"),
+    (
+        dict(drafter="debian-t5-small"),
+        r"drafter is 'debian-t5-small', a name: pass jaxspec.load\('debian-t5-small'\)",
+    ),
     (dict(drafter=Path("small")), r"drafter is 'small', a name: pass jaxspec.load\('small'\)"),
-    (dict(drafter="prompt_lookup"), r"drafter is 'prompt_lookup', a name: pass jaxspec.drafters.prompt_lookup\("),
+    (
+        dict(drafter="prompt_lookup"),
+        r"drafter is 'prompt_lookup', a name: pass jaxspec.drafters.prompt_lookup\(",
+    ),
     (dict(rule="block"), r"rule is 'block', a name: pass jaxspec.rules.block\("),
     (dict(policy="adaptive"), r"policy is 'adaptive', a name: pass jaxspec.policies.adaptive\("),
     (dict(prompts={"role": "user", "content": "the"}), f"prompts {CHAT}"),
-    (dict(prompts=[{"role": "user", "content": "the"}]), "has no chat template: give text, or a model that is tuned"),
+    (
+        dict(prompts=[{"role": "user", "content": "the"}]),
+        "has no chat template: give text, or a model that is tuned",
+    ),
     (dict(prompts=[[1], [{"role": "user", "content": "the"}]]), f"prompt 1 {CHAT}"),
     (dict(prompts=[{"text": "the"}]), "prompt 0 is a dict with 'text': expected the text itself"),
-    (dict(prompts=SimpleNamespace(column_names=["text", "id"])), "a SimpleNamespace with the columns 'text', 'id'"),
+    (
+        dict(prompts=SimpleNamespace(column_names=["text", "id"])),
+        "a SimpleNamespace with the columns 'text', 'id'",
+    ),
     (dict(prompts=None), "there are no prompts: give text"),
     (dict(prompts=["the", None]), "prompt 1 is None, of type NoneType: expected text"),
     (dict(prompts=["the", [1]]), r"prompt 1 is \[1\], of type list: expected text"),
-    (dict(prompts=[[1], "the"]), "prompt 1 is text, and others are token ids: expected all of one kind"),
-    (dict(prompts=[1.0, 2.0]), "prompt 0 is 1.0, of type float: expected text, or all as token ids"),
+    (
+        dict(prompts=[[1], "the"]),
+        "prompt 1 is text, and others are token ids: expected all of one kind",
+    ),
+    (
+        dict(prompts=[1.0, 2.0]),
+        "prompt 0 is 1.0, of type float: expected text, or all as token ids",
+    ),
     (dict(prompts=np.array([[1.0]])), "prompt 0 is a list of more than integers, it has 1.0"),
-    (dict(prompts=np.array([[[1, 2]]])), r"prompt 0 is a list of more than integers, it has \[1, 2\]"),
+    (
+        dict(prompts=np.array([[[1, 2]]])),
+        r"prompt 0 is a list of more than integers, it has \[1, 2\]",
+    ),
     (dict(prompts=np.array([[True]])), "prompt 0 is a list of more than integers, it has True"),
     (dict(prompts=[ONE]), "prompt 0 is a jaxspec.Prompt, which has rows itself"),
-    (dict(prompts=Prompt(ONE.tokens, jnp.array([2.0]))), "prompt lengths have dtype float32: expected integers"),
+    (
+        dict(prompts=Prompt(ONE.tokens, jnp.array([2.0]))),
+        "prompt lengths have dtype float32: expected integers",
+    ),
     (dict(temprature=1.0), "there is no option 'temprature': did you mean temperature"),
-    (dict(do_sample=True), "there is no option 'do_sample': it is called temperature: 0 is greedy, 1 samples"),
-    (dict(num_return_sequences=2), "there is no option 'num_return_sequences': it is called num_samples"),
+    (
+        dict(do_sample=True),
+        "there is no option 'do_sample': it is called temperature: 0 is greedy, 1 samples",
+    ),
+    (
+        dict(num_return_sequences=2),
+        "there is no option 'num_return_sequences': it is called num_samples",
+    ),
     (dict(num_samples=0), "num_samples is 0: expected at least 1"),
     (dict(num_samples=2), "num_samples is 2 at temperature 0: the texts would be the same"),
     (dict(seed=0), r"there is no option 'seed': it is called key=jax.random.key\(seed\)"),
     (dict(streamer=1), "it is called jaxspec.stream, which yields pieces of text"),
-    (dict(length_penalty=1), "there is no option 'length_penalty': only jaxspec.beam_search has it"),
-    (dict(forced_eos_token_id=2), "there is no option 'forced_eos_token_id': a text ends where the model ends"),
-    (dict(guided_json="{}"), "there is no option 'guided_json': give choices, regex or json_schema"),
-    (dict(batch_size=2), "there is no option 'batch_size': a call decodes all of its prompts at once"),
+    (
+        dict(length_penalty=1),
+        "there is no option 'length_penalty': only jaxspec.beam_search has it",
+    ),
+    (
+        dict(forced_eos_token_id=2),
+        "there is no option 'forced_eos_token_id': a text ends where the model ends",
+    ),
+    (
+        dict(guided_json="{}"),
+        "there is no option 'guided_json': give choices, regex or json_schema",
+    ),
+    (
+        dict(batch_size=2),
+        "there is no option 'batch_size': a call decodes all of its prompts at once",
+    ),
     (dict(qqqq=1), "there is no option 'qqqq': expected one of"),
-    (dict(gamma=0, policy=jaxspec.policies.constant(2)), "got a policy and gamma=0, of which nothing is drafted"),
+    (
+        dict(gamma=0, policy=jaxspec.policies.constant(2)),
+        "got a policy and gamma=0, of which nothing is drafted",
+    ),
     (dict(gamma=True), "gamma is True: expected an integer"),
     (dict(gamma="3"), "gamma is '3': expected an integer"),
     (dict(key=0), r"key is 0: expected a key, such as jax.random.key\(0\)"),
     (dict(key="0"), "key is of type str: expected jax.random.key"),
     (dict(key=jax.random.split(jax.random.key(0), 3)), r"keys of shape \(3,\) for 1 rows"),
     (dict(rule=jaxspec.rules.block), WITHOUT_PARENTHESES.format("block", "rules")),
-    (dict(rule=lambda *_: None), "rule is of type function: expected a rule, such as jaxspec.rules.rejection"),
+    (
+        dict(rule=lambda *_: None),
+        "rule is of type function: expected a rule, such as jaxspec.rules.rejection",
+    ),
     (dict(policy=jaxspec.policies.heuristic), WITHOUT_PARENTHESES.format("heuristic", "policies")),
-    (dict(drafter=jaxspec.drafters.prompt_lookup), WITHOUT_PARENTHESES.format("prompt_lookup", "drafters")),
+    (
+        dict(drafter=jaxspec.drafters.prompt_lookup),
+        WITHOUT_PARENTHESES.format("prompt_lookup", "drafters"),
+    ),
     (dict(eos_ids="<nothing>"), "eos_ids has '<nothing>', which is no token of the target's"),
-    (dict(max_new_tokens=10**9), "max_new_tokens is 1000000000: expected at least 1, and fewer than 536870912"),
-    (dict(max_new_tokens=10**12), r"max_new_tokens is 1000000000000: expected a number below 2\*\*31"),
-    (dict(max_new_tokens=5 * 10**8, prompts=["the"] * 64), "max_new_tokens=500000000 for 64 prompts take .*B of mem"),
-    (dict(gamma=2 * 10**9, max_new_tokens=2**28), "gamma=2000000000 for 1 prompts take .*B .*: lower gamma"),
+    (
+        dict(max_new_tokens=10**9),
+        "max_new_tokens is 1000000000: expected at least 1, and fewer than 536870912",
+    ),
+    (
+        dict(max_new_tokens=10**12),
+        r"max_new_tokens is 1000000000000: expected a number below 2\*\*31",
+    ),
+    (
+        dict(max_new_tokens=5 * 10**8, prompts=["the"] * 64),
+        "max_new_tokens=500000000 for 64 prompts take .*B of mem",
+    ),
+    (
+        dict(gamma=2 * 10**9, max_new_tokens=2**28),
+        "gamma=2000000000 for 1 prompts take .*B .*: lower gamma",
+    ),
     (dict(gamma=10**12), "gamma is 1000000000000: expected a number from 0 to 2147483647"),
     (dict(stop=5), "stop is 5: expected a string, or a list of strings"),
     (dict(stop=[5]), r"stop is \[5\]: expected a string, or a list of strings"),
@@ -317,19 +439,35 @@ TOLD = [  # what people pass, and what they are told
         dict(prompts={"input_ids": [[1]], "attention_mask": [[1]]}),
         "a dict with 'input_ids', 'attention_mask': expected",
     ),
-    (dict(num_samples=10**9, temperature=1.0, key=jax.random.key(0)), "num_samples=1000000000 take .*B of memory"),
-    (dict(prompts=Prompt([[1, 2], [3]], [2, 1])), "give rows of several lengths as a list of lists"),
+    (
+        dict(num_samples=10**9, temperature=1.0, key=jax.random.key(0)),
+        "num_samples=1000000000 take .*B of memory",
+    ),
+    (
+        dict(prompts=Prompt([[1, 2], [3]], [2, 1])),
+        "give rows of several lengths as a list of lists",
+    ),
     (
         dict(rule=Rule(lambda *_: None, "mine", True)),
         "the rule mine returned type NoneType: expected a core.Verdict",
     ),
     (
-        dict(rule=Rule(lambda k, p, draft, t: Verdict(draft.tokens, draft.length, draft.length), "mine", True)),
+        dict(
+            rule=Rule(
+                lambda k, p, draft, t: Verdict(draft.tokens, draft.length, draft.length),
+                "mine",
+                True,
+            )
+        ),
         r"the rule mine returned num_accepted of shape \(1, 2\) and dtype int32: expected integers of shape \(1,\)",
     ),
     (
         dict(
-            rule=Rule(lambda k, p, draft, t: Verdict(draft.length + 1, draft.length, draft.length), "mine", True),
+            rule=Rule(
+                lambda k, p, draft, t: Verdict(draft.length + 1, draft.length, draft.length),
+                "mine",
+                True,
+            ),
             eos_ids=[],
         ),
         r"the rule mine accepted more draft tokens than there were, .* for prompts \[0\]: expected num_accepted from 0",
@@ -339,7 +477,9 @@ TOLD = [  # what people pass, and what they are told
 
 @pytest.mark.parametrize("name", ["grammar", "guided_regex", "guided_choice", "response_format"])
 def test_other_names_of_structured_output_are_refused_wherever_options_are_taken(name):
-    chatty = TARGET._replace(tokenizer=word_tokenizer(WORDS, end="<end>", unknown="<end>", chat_template="the"))
+    chatty = TARGET._replace(
+        tokenizer=word_tokenizer(WORDS, end="<end>", unknown="<end>", chat_template="the")
+    )
     for start in (
         lambda **options: jaxspec.generate(TARGET, "the cat", **options),
         lambda **options: list(jaxspec.stream(TARGET, "the cat", **options)),
@@ -348,11 +488,15 @@ def test_other_names_of_structured_output_are_refused_wherever_options_are_taken
         lambda **options: jaxspec.beam_search(TARGET, "the cat", **options),
         lambda **options: jaxspec.chat(chatty, **options),
     ):
-        with pytest.raises(TypeError, match=f"no option '{name}': give choices, regex or json_schema"):
+        with pytest.raises(
+            TypeError, match=f"no option '{name}': give choices, regex or json_schema"
+        ):
             start(**{name: "{}"})
 
 
-@pytest.mark.parametrize(("options", "message"), TOLD, ids=[next(iter(options)) for options, _ in TOLD])
+@pytest.mark.parametrize(
+    ("options", "message"), TOLD, ids=[next(iter(options)) for options, _ in TOLD]
+)
 def test_what_people_pass_is_told_in_their_words(options, message):
     arguments = dict(prompts="the cat", drafter=DRAFT, gamma=2, max_new_tokens=6) | options
     with pytest.raises((TypeError, ValueError, FloatingPointError), match=message):
@@ -361,21 +505,33 @@ def test_what_people_pass_is_told_in_their_words(options, message):
 
 def test_a_call_without_prompts_names_what_was_given_in_their_place():
     encoded = tokenizer()(["the cat"])
-    for call in (jaxspec.generate, jaxspec.prepare, jaxspec.beam_search, lambda *a, **k: list(jaxspec.stream(*a, **k))):
-        with pytest.raises(TypeError, match="no option 'input_ids': it is called prompts, the second argument"):
+    for call in (
+        jaxspec.generate,
+        jaxspec.prepare,
+        jaxspec.beam_search,
+        lambda *a, **k: list(jaxspec.stream(*a, **k)),
+    ):
+        with pytest.raises(
+            TypeError, match="no option 'input_ids': it is called prompts, the second argument"
+        ):
             call(TARGET, "the cat", **encoded)
         with pytest.raises(TypeError, match="missing 1 required positional argument: 'prompt"):
             call(TARGET, max_new_tokens=3)
 
 
 def test_a_gamma_that_no_row_can_use_is_cut():
-    """A program of 9,999 draft tokens would be compiled for minutes. Smaller ones stay as they are."""
+    """A program of 9,999 draft tokens would be compiled for minutes. Smaller ones stay as they
+    are.
+    """
     prepared = jaxspec.prepare(TARGET, "the cat", drafter=DRAFT, gamma=9999, max_new_tokens=6)
     assert prepared.decoder.gamma == 15
     assert prepared.replace(max_new_tokens=40).decoder.gamma == 47
     assert prepared.replace(gamma=7).decoder.gamma == 7
     assert prepared.replace(gamma=15).decoder == prepared.decoder  # the same program
-    assert jaxspec.prepare(TARGET, "the cat", drafter=DRAFT, gamma=5, max_new_tokens=1).decoder.gamma == 5
+    assert (
+        jaxspec.prepare(TARGET, "the cat", drafter=DRAFT, gamma=5, max_new_tokens=1).decoder.gamma
+        == 5
+    )
 
 
 def test_a_target_that_is_no_model_is_told_what_it_is():
@@ -404,11 +560,17 @@ def test_arrays_of_any_library_are_taken():
         return request.prepare(TARGET, prompts, **options)
 
     expected = [[1, 2], [3]]
-    for prompts in (Tensor(expected), [Tensor(row) for row in expected], [jnp.array(row) for row in expected]):
+    for prompts in (
+        Tensor(expected),
+        [Tensor(row) for row in expected],
+        [jnp.array(row) for row in expected],
+    ):
         assert token_rows.to_lists(*prepared(prompts).prompt[:2]) == expected
     assert prepared(Tensor([1, 2])).prompt.length.tolist() == [2]
     assert prepared(eos_ids=Tensor([1])).request.eos.tolist() == [[1]]
-    bias = prepared(banned=Tensor([1, 2]), logit_bias={np.int64(3): jnp.float32(2)}).request.sampling_params.bias
+    bias = prepared(
+        banned=Tensor([1, 2]), logit_bias={np.int64(3): jnp.float32(2)}
+    ).request.sampling_params.bias
     assert bias[0].tolist() == [0, -np.inf, -np.inf, 2, 0, 0]
 
 
@@ -418,7 +580,10 @@ def test_arrays_of_any_library_are_taken():
         (lambda: jaxspec.rules.lenient("0.5"), r"lenience is '0.5': expected a number in \(0, 1\]"),
         (lambda: jaxspec.rules.typical(True), r"epsilon is True: expected a number in \(0, 1\]"),
         (lambda: jaxspec.drafters.online_ngram("3"), "n is '3': expected an integer"),
-        (lambda: jaxspec.drafters.retrieval("x", longest=3.0), "longest is 3.0: expected an integer"),
+        (
+            lambda: jaxspec.drafters.retrieval("x", longest=3.0),
+            "longest is 3.0: expected an integer",
+        ),
     ],
 )
 def test_numbers_of_factories_are_numbers(call, message):
@@ -430,7 +595,14 @@ def test_numbers_of_factories_are_numbers(call, message):
 @pytest.mark.slow
 def test_what_people_pass_is_taken():
     """One program: other spellings of one call give one text."""
-    call = dict(drafter=DRAFT, gamma=2, max_new_tokens=6, temperature=1.0, key=jax.random.key(0), eos_ids=[0])
+    call = dict(
+        drafter=DRAFT,
+        gamma=2,
+        max_new_tokens=6,
+        temperature=1.0,
+        key=jax.random.key(0),
+        eos_ids=[0],
+    )
     expected = jaxspec.generate(TARGET, "the cat", **call).tokens
     for change in (
         dict(gamma=np.int64(2)),
@@ -444,26 +616,45 @@ def test_what_people_pass_is_taken():
         dict(max_new_tokens=np.int64(6)),
         dict(max_new_tokens=[6]),
         dict(temperature=[1]),
-        *(dict(prompts=x) for x in ([1, 2], [[1, 2]], (1, 2), np.array([1, 2]), np.array([[1, 2]]), jnp.array([1, 2]))),
+        *(
+            dict(prompts=x)
+            for x in (
+                [1, 2],
+                [[1, 2]],
+                (1, 2),
+                np.array([1, 2]),
+                np.array([[1, 2]]),
+                jnp.array([1, 2]),
+            )
+        ),
         dict(prompts=Prompt([[1, 2]], [2])),
         dict(prompts=["the cat"]),
     ):
         arguments = dict(prompts="the cat") | call | change
         np.testing.assert_array_equal(jaxspec.generate(TARGET, **arguments).tokens, expected)
     ragged = jaxspec.generate(TARGET, [[1, 2], [3]], max_new_tokens=3).tokens
-    np.testing.assert_array_equal(ragged, jaxspec.generate(TARGET, ["the cat", "sat"], max_new_tokens=3).tokens)
+    np.testing.assert_array_equal(
+        ragged, jaxspec.generate(TARGET, ["the cat", "sat"], max_new_tokens=3).tokens
+    )
 
 
 def test_a_prepared_generation_has_no_stop_strings():
     prepared = request.prepare(TARGET, ONE)
-    for call in (lambda: request.prepare(TARGET, ONE, stop=["cat"]), lambda: prepared.replace(stop="cat")):
-        with pytest.raises(TypeError, match=r"no stop strings, .*: give stop to jaxspec.generate or jaxspec.stream"):
+    for call in (
+        lambda: request.prepare(TARGET, ONE, stop=["cat"]),
+        lambda: prepared.replace(stop="cat"),
+    ):
+        with pytest.raises(
+            TypeError, match=r"no stop strings, .*: give stop to jaxspec.generate or jaxspec.stream"
+        ):
             call()
 
 
 def test_programs_hold_only_the_processors_that_were_asked_for():
     def processors(**options):
-        sampling_params = request.prepare(TARGET, ONE, key=jax.random.key(0), **options).request.sampling_params
+        sampling_params = request.prepare(
+            TARGET, ONE, key=jax.random.key(0), **options
+        ).request.sampling_params
         return {name for name, value in sampling_params._asdict().items() if value is not None}
 
     always = {"temperature"}
@@ -479,10 +670,16 @@ def test_programs_hold_only_the_processors_that_were_asked_for():
 def test_biases_and_bans_are_one_array():
     two = Prompt(jnp.array([[1], [2]]), jnp.array([1, 1]))
     bias = np.arange(12.0).reshape(2, 6)
-    for logit_bias, expected in [({2: 1.5}, [[0, 0, 1.5, 0, 0, 0]] * 2), (bias[0], [bias[0]] * 2), (bias, bias)]:
+    for logit_bias, expected in [
+        ({2: 1.5}, [[0, 0, 1.5, 0, 0, 0]] * 2),
+        (bias[0], [bias[0]] * 2),
+        (bias, bias),
+    ]:
         expected = np.array(expected, np.float32)
         expected[:, 3] = -np.inf
-        got = request.prepare(TARGET, two, logit_bias=logit_bias, banned=[3]).request.sampling_params.bias
+        got = request.prepare(
+            TARGET, two, logit_bias=logit_bias, banned=[3]
+        ).request.sampling_params.bias
         np.testing.assert_array_equal(got, expected)
 
 
@@ -492,17 +689,27 @@ def test_the_drafters_temperature_is_its_own_where_the_target_samples():
     row_options = request.prepare(TARGET, two, temperature=[0.0, 1.0], **options).request
     assert row_options.sampling_params.temperature.tolist() == [0, 1]
     assert row_options.draft_sampling_params.temperature.tolist() == [0, 0.25]
-    assert request.prepare(TARGET, two, temperature=0.0, **options).request.draft_sampling_params is None
+    assert (
+        request.prepare(TARGET, two, temperature=0.0, **options).request.draft_sampling_params
+        is None
+    )
 
 
 def test_the_drafters_truncation_is_its_own():
     two = Prompt(jnp.array([[1], [2]]), jnp.array([1, 1]))
     options = dict(drafter=DRAFT, key=jax.random.key(0), temperature=1.0)
     alone = request.prepare(TARGET, two, draft_top_k=[2, 3], **options).request
-    assert (alone.sampling_params.top_k >= 6).all() and alone.draft_sampling_params.top_k.tolist() == [2, 3]
+    assert (
+        alone.sampling_params.top_k >= 6
+    ).all() and alone.draft_sampling_params.top_k.tolist() == [2, 3]
     both = request.prepare(TARGET, two, top_k=4, top_p=0.5, draft_top_p=0.25, **options).request
-    assert both.sampling_params.top_p.tolist() == [0.5, 0.5] and both.draft_sampling_params.top_p.tolist() == [0.25] * 2
-    assert both.draft_sampling_params.top_k.tolist() == both.sampling_params.top_k.tolist() == [4, 4]
+    assert (
+        both.sampling_params.top_p.tolist() == [0.5, 0.5]
+        and both.draft_sampling_params.top_p.tolist() == [0.25] * 2
+    )
+    assert (
+        both.draft_sampling_params.top_k.tolist() == both.sampling_params.top_k.tolist() == [4, 4]
+    )
     greedy = request.prepare(TARGET, two, draft_top_k=2, **options | {"temperature": 0.0})
     assert greedy.request.draft_sampling_params is None and greedy.decoder.gamma == 5
 
@@ -525,7 +732,9 @@ def test_a_drafter_that_is_cut_leaves_the_texts_distribution_as_it_is(cut):
 
 def test_unknown_sizes_without_tokenizers_raise():
     with pytest.raises(ValueError, match=r"6 token ids and the drafter \(table-8\) 8"):
-        jaxspec.generate(TARGET._replace(tokenizer=None), ONE, drafter=table_model(jax.random.key(0), 8))
+        jaxspec.generate(
+            TARGET._replace(tokenizer=None), ONE, drafter=table_model(jax.random.key(0), 8)
+        )
 
 
 def test_tokenizers_are_compared_once_per_pair(monkeypatch):
@@ -539,7 +748,9 @@ def test_tokenizers_are_compared_once_per_pair(monkeypatch):
 
 def test_prompts_are_read_once_by_a_generation_and_by_a_measurement(monkeypatch):
     read, encode = [], encoding.encode
-    monkeypatch.setattr(request, "encode", lambda *arguments: read.append(arguments) or encode(*arguments))
+    monkeypatch.setattr(
+        request, "encode", lambda *arguments: read.append(arguments) or encode(*arguments)
+    )
     options = dict(drafter=DRAFT, gamma=2, max_new_tokens=4)
     jaxspec.generate(TARGET, ["the cat"], **options)
     assert len(read) == 1
@@ -549,8 +760,12 @@ def test_prompts_are_read_once_by_a_generation_and_by_a_measurement(monkeypatch)
 
 def test_long_prompts_are_refused_with_the_sum_of_what_they_take():
     """Before anything is allocated: 1,024 rows of 8,192 tokens whose cache has 262 KB for each."""
-    config = decoder.decoder_config(32, dim=8, ff_dim=8, layers=2, heads=64, kv_heads=64, head_dim=256)
-    model = Model(decoder.language_model(config), decoder.init(config, jax.random.key(0)), None, config)
+    config = decoder.decoder_config(
+        32, dim=8, ff_dim=8, layers=2, heads=64, kv_heads=64, head_dim=256
+    )
+    model = Model(
+        decoder.language_model(config), decoder.init(config, jax.random.key(0)), None, config
+    )
     prompt = Prompt(np.ones((1024, 8192), np.int32), np.full(1024, 8192, np.int32))
     said = r"1024 prompts of up to 8192 tokens, .* \(weights .*, caches and rows 2.2 TB, .*their number or their length"
     with pytest.raises(ValueError, match=said):
@@ -558,23 +773,38 @@ def test_long_prompts_are_refused_with_the_sum_of_what_they_take():
 
 
 def test_what_does_not_fit_is_refused_only_where_it_would_run(monkeypatch):
-    """Long prompts and many of them; not programs of shapes, which are compiled for other devices, and not what is
-    prepared as a whole and run in parts."""
+    """Long prompts and many of them; not programs of shapes, which are compiled for other devices,
+    and not what is prepared as a whole and run in parts.
+    """
     monkeypatch.setattr(inputs.psutil, "virtual_memory", lambda: SimpleNamespace(total=10**6))
     shape = aot.shape_model(TINY, "float32")
     here = shape._replace(params=random_params(TINY, "float32", jax.random.key(0)))
-    long, many = (Prompt(np.zeros((rows, n), np.int32), np.full(rows, n)) for rows, n in ((1, 8192), (900, 64)))
-    for prompt, what in ((long, "1 prompts of up to 8192 tokens"), (many, "900 prompts of up to 64 tokens")):
-        assert prepare(shape, prompt, drafter=shape, max_new_tokens=16).prompt.tokens.shape == prompt.tokens.shape
+    long, many = (
+        Prompt(np.zeros((rows, n), np.int32), np.full(rows, n))
+        for rows, n in ((1, 8192), (900, 64))
+    )
+    for prompt, what in (
+        (long, "1 prompts of up to 8192 tokens"),
+        (many, "900 prompts of up to 64 tokens"),
+    ):
+        assert (
+            prepare(shape, prompt, drafter=shape, max_new_tokens=16).prompt.tokens.shape
+            == prompt.tokens.shape
+        )
         with pytest.raises(
-            ValueError, match=f"{what}.* take .*caches and rows .*what prefill makes .* there are 1.0 MB"
+            ValueError,
+            match=f"{what}.* take .*caches and rows .*what prefill makes .* there are 1.0 MB",
         ):
             jaxspec.generate(here, prompt, drafter=here, max_new_tokens=16)
     part = batches.take(prepare(here, many, drafter=here, max_new_tokens=16), [0, 1])
     assert loop.run(part).length.tolist() == [16, 16]
-    with pytest.raises(ValueError, match=r"a prefix of 8192 tokens take .*caches .*: lower its length"):
+    with pytest.raises(
+        ValueError, match=r"a prefix of 8192 tokens take .*caches .*: lower its length"
+    ):
         jaxspec.prefix(here, [0] * 8192)
-    with pytest.raises(ValueError, match=r"beams=8 with max_new_tokens=512 for 20 prompts .*caches "):
+    with pytest.raises(
+        ValueError, match=r"beams=8 with max_new_tokens=512 for 20 prompts .*caches "
+    ):
         jaxspec.beam_search(here, jax.tree.map(lambda x: x[:20], many), beams=8, max_new_tokens=512)
     assert jaxspec.generate(here, [[1]], max_new_tokens=2).lengths.tolist() == [2]
 
@@ -583,11 +813,25 @@ def test_preparing_other_shapes_compiles_only_the_keys(caplog):
     """Each eager operation at a new shape is a program: some 0.02 s on a CPU, and more on a TPU."""
     prepare(TARGET, [[1, 2]], eos_ids=3)
     with jax.log_compiles(), caplog.at_level("WARNING"):
-        prepare(TARGET, [[1] * 41] * 7, drafter=DRAFT, temperature=0.5, top_k=3, eos_ids=[1, 2], key=jax.random.key(0))
-    compiled = [record.message.split()[1] for record in caplog.records if record.message.startswith("Compiling ")]
+        prepare(
+            TARGET,
+            [[1] * 41] * 7,
+            drafter=DRAFT,
+            temperature=0.5,
+            top_k=3,
+            eos_ids=[1, 2],
+            key=jax.random.key(0),
+        )
+    compiled = [
+        record.message.split()[1]
+        for record in caplog.records
+        if record.message.startswith("Compiling ")
+    ]
     assert "jit(_keys_of_rows)" in compiled
     of_the_seed = {"jit(_threefry_seed)", "jit(stage)"}
-    assert set(compiled) <= {"jit(_keys_of_rows)"} | of_the_seed and compiled.count("jit(stage)") <= 1
+    assert (
+        set(compiled) <= {"jit(_keys_of_rows)"} | of_the_seed and compiled.count("jit(stage)") <= 1
+    )
 
 
 @pytest.mark.parametrize("encoded", [False, True])

@@ -1,10 +1,12 @@
-"""Rows are reordered and replaced in mid-generation, for models × drafters × policies: the same text.
+"""Rows are reordered and replaced in mid-generation, for models × drafters × policies: the same
+text.
 
-Programs are shared: rows of one batch have drafters and policies of their own. A drafter that runs them all takes each
-row's draft from the one that the first token of its prompt names; a policy that runs them all takes each row's limit
-from the one that its values name. With a table model that is every drafter with every policy; with each network all
-policies, and those drafters whose state holds something of the network (the others hold tokens and tables alone).
-Other drafters are permuted, each by itself, in drafters/test_conformance.py and draft_heads/test_drafters.py.
+Programs are shared: rows of one batch have drafters and policies of their own. A drafter that runs
+them all takes each row's draft from the one that the first token of its prompt names; a policy that
+runs them all takes each row's limit from the one that its values name. With a table model that is
+every drafter with every policy; with each network all policies, and those drafters whose state
+holds something of the network (the others hold tokens and tables alone). Other drafters are
+permuted, each by itself, in drafters/test_conformance.py and draft_heads/test_drafters.py.
 """
 
 from __future__ import annotations
@@ -20,7 +22,17 @@ import pytest
 import jaxspec
 from benchmarks.oracle import oracle
 from jaxspec import drafters, policies
-from jaxspec.core import BoundDrafter, BoundPolicy, Caches, Drafter, Policy, Reading, Steps, Weights, token_rows
+from jaxspec.core import (
+    BoundDrafter,
+    BoundPolicy,
+    Caches,
+    Drafter,
+    Policy,
+    Reading,
+    Steps,
+    Weights,
+    token_rows,
+)
 from jaxspec.decode import loop
 from jaxspec.decode.request import prepare
 from jaxspec.drafters.fallback import _choose
@@ -84,7 +96,9 @@ CHAINS = {
     "uniform": lambda target: uniform(),
     "prompt_lookup": lambda target: drafters.prompt_lookup(),
     "online_ngram": lambda target: drafters.online_ngram(3, top=2, slots=16),
-    "retrieval": lambda target: drafters.retrieval(datastore.build(WRITTEN, vocab_size=VOCAB), shortest=1),
+    "retrieval": lambda target: drafters.retrieval(
+        datastore.build(WRITTEN, vocab_size=VOCAB), shortest=1
+    ),
     "fallback": lambda target: drafters.fallback(
         drafters.prompt_lookup(2, 2), drafters.without_backoff(tables(target)), model(target, 2)
     ),
@@ -100,7 +114,8 @@ LIMITING = {
     "adaptive": policies.adaptive(0.1, 0.1, pause=1),
     "oracle": oracle(np.arange(16)[None] % 4),
 }
-NESTED = {name: CHAINS[name] for name in ("a model", "early exit")}  # whose states hold the network's own caches
+# whose states hold the network's own caches
+NESTED = {name: CHAINS[name] for name in ("a model", "early exit")}
 CONFIDENCE = LIMITING | {"confidence": policies.confidence(0.3)}
 PROGRAMS = {
     "all, policies": (CHAINS, CONFIDENCE),
@@ -131,14 +146,19 @@ def each_its_own_drafter(parts):
     def init(start):
         pairs = zip(parts, start.weights.draft, strict=True)
         states = tuple(
-            part.init(start._replace(weights=Weights(start.weights.target, params))) for part, params in pairs
+            part.init(start._replace(weights=Weights(start.weights.target, params)))
+            for part, params in pairs
         )
         return start.prompt.tokens[:, 0], states
 
     def propose(weights, caches, context):
         (which, states), chosen, after = caches.draft, None, []
-        for number, (part, params, state) in enumerate(zip(parts, weights.draft, states, strict=True)):
-            draft, used = part.propose(Weights(weights.target, params), Caches(caches.target, state), context)
+        for number, (part, params, state) in enumerate(
+            zip(parts, weights.draft, states, strict=True)
+        ):
+            draft, used = part.propose(
+                Weights(weights.target, params), Caches(caches.target, state), context
+            )
             after.append(used.draft)
             if chosen is None:
                 chosen = draft
@@ -147,7 +167,9 @@ def each_its_own_drafter(parts):
             else:
                 row = which == number
                 chosen = jax.tree.map(
-                    lambda x, y, row=row: jnp.where(row.reshape(-1, *[1] * (x.ndim - 1)), x, y), draft, chosen
+                    lambda x, y, row=row: jnp.where(row.reshape(-1, *[1] * (x.ndim - 1)), x, y),
+                    draft,
+                    chosen,
                 )
         return chosen, Caches(used.target, (which, tuple(after)))
 
@@ -166,7 +188,9 @@ def each_its_own_policy(parts):
     """Each row has the policy that its values name."""
 
     def init(params, prompt):
-        return tuple(part.init(values, prompt) for part, values in zip(parts, params[1], strict=True))
+        return tuple(
+            part.init(values, prompt) for part, values in zip(parts, params[1], strict=True)
+        )
 
     def max_draft(params, state, gamma, left):
         limits = [
@@ -177,7 +201,8 @@ def each_its_own_policy(parts):
 
     def update(params, state, *outcome):
         return tuple(
-            part.update(values, memory, *outcome) for part, values, memory in zip(parts, params[1], state, strict=True)
+            part.update(values, memory, *outcome)
+            for part, values, memory in zip(parts, params[1], state, strict=True)
         )
 
     def should_continue(params, state, index, confidences):
@@ -194,19 +219,26 @@ def each_its_own_policy(parts):
 
 
 def prepared(target, factories, chosen, seed):
-    """A row for each drafter and each policy, or two for each drafter; all that rows may have of their own differs."""
+    """A row for each drafter and each policy, or two for each drafter; all that rows may have of
+    their own differs.
+    """
     random = np.random.default_rng(seed)
     count = len(chosen) or 2
     pairs = list(itertools.product(range(len(factories)), range(count)))
     rows = [[drafter, *random.integers(0, VOCAB, random.integers(0, 5))] for drafter, _ in pairs]
     parts = [make(target) for make in factories.values()]
     drafter = BoundDrafter(
-        each_its_own_drafter(tuple(part.functions for part in parts)), tuple(part.params for part in parts)
+        each_its_own_drafter(tuple(part.functions for part in parts)),
+        tuple(part.params for part in parts),
     )
     policy = None
     if chosen:
-        functions, values = zip(*((part.functions, part.params) for part in chosen.values()), strict=True)
-        policy = BoundPolicy(each_its_own_policy(functions), (np.array([which for _, which in pairs]), values))
+        functions, values = zip(
+            *((part.functions, part.params) for part in chosen.values()), strict=True
+        )
+        policy = BoundPolicy(
+            each_its_own_policy(functions), (np.array([which for _, which in pairs]), values)
+        )
     cycled = lambda values: np.resize(values, len(rows))  # noqa: E731
     return prepare(
         model(target),
@@ -224,7 +256,9 @@ def prepared(target, factories, chosen, seed):
 
 def texts(state):
     """Return for each row its new tokens and its counts."""
-    tokens, start, length, stats = jax.device_get((state.tokens, state.start, state.length, state.stats))
+    tokens, start, length, stats = jax.device_get(
+        (state.tokens, state.start, state.length, state.stats)
+    )
     assert not np.asarray(state.failed).any()
     return [
         (tokens[row, start[row] : length[row]].tolist(), [int(count[row]) for count in stats])
@@ -233,7 +267,13 @@ def texts(state):
 
 
 def started(prepared):
-    return loop.start(prepared.decoder, prepared.weights, prepared.prompt, prepared.request, prepared.max_new_tokens)
+    return loop.start(
+        prepared.decoder,
+        prepared.weights,
+        prepared.prompt,
+        prepared.request,
+        prepared.max_new_tokens,
+    )
 
 
 def advanced(prepared, state, rounds=1000):
@@ -250,10 +290,14 @@ take, put = jax.jit(token_rows.take_rows), jax.jit(token_rows.put_rows)
 @pytest.mark.slow
 @pytest.mark.parametrize(("target", "program"), marked(CASES, exhaustive=SELDOM))
 def test_rows_may_be_reordered_and_replaced_in_mid_generation(target, program):
-    """Permuted after two rounds and back after three more; and some replaced by rows of another generation."""
+    """Permuted after two rounds and back after three more; and some replaced by rows of another
+    generation.
+    """
     old, new = (prepared(target, *PROGRAMS[program], seed) for seed in (5, 6))
     assert old.decoder is new.decoder
-    expected, others = (texts(advanced(generation, started(generation))) for generation in (old, new))
+    expected, others = (
+        texts(advanced(generation, started(generation))) for generation in (old, new)
+    )
     count = len(expected)
     order = np.random.default_rng(7).permutation(count)
 
@@ -264,7 +308,9 @@ def test_rows_may_be_reordered_and_replaced_in_mid_generation(target, program):
 
     rows = np.arange(1, count, 2)  # of the other generation, in mid-generation like those they join
     mixed = put(advanced(old, started(old), 2), rows, take(advanced(new, started(new), 1), rows))
-    assert texts(advanced(old, mixed)) == [(others if row % 2 else expected)[row] for row in range(count)]
+    assert texts(advanced(old, mixed)) == [
+        (others if row % 2 else expected)[row] for row in range(count)
+    ]
 
 
 @pytest.mark.slow

@@ -1,4 +1,6 @@
-"""Scores of given text are those of teacher forcing: transformers', those of `generate`, and those of any batch."""
+"""Scores of given text are those of teacher forcing: transformers', those of `generate`, and those
+of any batch.
+"""
 
 import math
 
@@ -48,7 +50,9 @@ def test_a_pair_scores_what_follows_the_prompt():
     whole = jaxspec.score(TABLE, ROWS)
     pairs = jaxspec.score(TABLE, [(row[:-1], row[-1:]) for row in ROWS])
     for row, one, pair in zip(ROWS, whole, pairs, strict=True):
-        assert pair.tokens == row[-1:] and math.isclose(pair.log_prob, one.log_probs[-1], rel_tol=1e-5)
+        assert pair.tokens == row[-1:] and math.isclose(
+            pair.log_prob, one.log_probs[-1], rel_tol=1e-5
+        )
 
 
 def test_a_token_may_be_put_before_texts():
@@ -65,8 +69,12 @@ def test_a_token_may_be_put_before_texts():
 def test_scores_are_the_log_probs_that_generate_reports(encoder):
     model = table_model(jax.random.key(3), VOCAB, encoder=encoder)
     prompts = [[3, 1, 4], [2]]
-    out = jaxspec.generate(model, prompts, max_new_tokens=6, temperature=1.0, key=jax.random.key(0), log_probs=True)
-    scores = jaxspec.score(model, [(prompt, row.tolist()) for prompt, row in zip(prompts, out.tokens, strict=True)])
+    out = jaxspec.generate(
+        model, prompts, max_new_tokens=6, temperature=1.0, key=jax.random.key(0), log_probs=True
+    )
+    scores = jaxspec.score(
+        model, [(prompt, row.tolist()) for prompt, row in zip(prompts, out.tokens, strict=True)]
+    )
     for row, score in enumerate(scores):
         np.testing.assert_allclose(score.log_probs, out.log_probs.raw[row], atol=1e-5)
     greedy = jaxspec.generate(model, prompts, max_new_tokens=6)
@@ -85,7 +93,8 @@ def test_long_texts_are_read_in_chunks_with_few_logits_at_a_time(head, monkeypat
     row = np.random.default_rng(0).integers(0, 11, 1200)
     whole = jax.jit(decoder.DecoderNet(config).apply)({"params": params}, row[None])[0]
     expected = log_softmax(whole, axis=-1)[np.arange(1199), row[1:]]
-    monkeypatch.setattr(scoring, "LOGITS", 2 * 11 * 100)  # of a hundred positions of two rows: no divisor of a chunk
+    # of a hundred positions of two rows: no divisor of a chunk
+    monkeypatch.setattr(scoring, "LOGITS", 2 * 11 * 100)
     for score in jaxspec.score(model, [row, row[:700]], batch_size=2):
         np.testing.assert_allclose(score.log_probs, expected[: len(score.tokens)], atol=1e-4)
 
@@ -108,7 +117,9 @@ def test_scores_are_transformers_of_a_decoder():
         with torch.no_grad():
             output = theirs(torch.tensor([row]), labels=torch.tensor([row]))
         expected = torch.log_softmax(output.logits[0, :-1], -1)
-        np.testing.assert_allclose(score.log_probs, expected[range(len(row) - 1), row[1:]].numpy(), atol=2e-4)
+        np.testing.assert_allclose(
+            score.log_probs, expected[range(len(row) - 1), row[1:]].numpy(), atol=2e-4
+        )
         assert math.isclose(score.perplexity, math.exp(float(output.loss)), rel_tol=1e-4)
         assert score.greedy.tolist() == (expected.argmax(-1).numpy() == row[1:]).tolist()
 
@@ -146,7 +157,9 @@ def loaded(theirs):
 
 
 def test_prompt_and_continuation_are_encoded_together():
-    """A space at the prompt's end belongs to the next word, and tokens that span the border to the continuation."""
+    """A space at the prompt's end belongs to the next word, and tokens that span the border to the
+    continuation.
+    """
     words = ["<unk>", "</s>", "ein", "Hund", "Hundehaus"]
     model = table_model(jax.random.key(0), len(words))._replace(tokenizer=word_tokenizer(words))
     by_space, spaced = jaxspec.score(model, [("ein ", "Hund"), ("ein", " Hund")])
@@ -183,9 +196,15 @@ def of_bytes(byte_level):
     from transformers import PreTrainedTokenizerFast
 
     if byte_level:
-        vocabulary = {letter: index for index, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+        vocabulary = {
+            letter: index
+            for index, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))
+        }
         raw = Tokenizer(models.BPE(vocabulary, []))
-        raw.pre_tokenizer, raw.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+        raw.pre_tokenizer, raw.decoder = (
+            pre_tokenizers.ByteLevel(add_prefix_space=False),
+            decoders.ByteLevel(),
+        )
     else:
         words = ["<unk>", "▁", *(f"<0x{byte:02X}>" for byte in range(256)), "a", "b"]
         vocabulary = {word: index for index, word in enumerate(words)}
@@ -206,7 +225,9 @@ def test_bytes_are_those_of_the_tokens_where_a_token_is_part_of_a_character(byte
             num_bytes = len(text.encode()) - 1  # the first byte is not scored
             assert score.num_bytes == len(score.tokens) == num_bytes, text
             assert math.isclose(
-                score.bits_per_byte, -sum(score.log_probs.tolist()) / math.log(2) / num_bytes, rel_tol=1e-5
+                score.bits_per_byte,
+                -sum(score.log_probs.tolist()) / math.log(2) / num_bytes,
+                rel_tol=1e-5,
             )
 
 
@@ -223,8 +244,12 @@ def test_the_end_token_is_scored_if_asked_for():
     pair = ("der Hund", "die Katze")
     (plain,), (ended,) = jaxspec.score(model, [pair]), jaxspec.score(model, [pair], end=True)
     assert ended.tokens == [*plain.tokens, 1] and np.allclose(ended.log_probs[:-1], plain.log_probs)
-    decoder_only = word_model("words", 1, encoder=False)  # whose tokenizer puts </s> after each text
-    (plain,), (ended,) = jaxspec.score(decoder_only, [pair]), jaxspec.score(decoder_only, [pair], end=True)
+    # whose tokenizer puts </s> after each text
+    decoder_only = word_model("words", 1, encoder=False)
+    (plain,), (ended,) = (
+        jaxspec.score(decoder_only, [pair]),
+        jaxspec.score(decoder_only, [pair], end=True),
+    )
     assert ended.tokens == [*plain.tokens, 1] and len(plain.tokens) == 2
 
 
@@ -233,7 +258,10 @@ def test_a_score_as_plain_values():
     assert score.to_dict(tokens=False) == {
         "log_prob": None, "is_greedy": False, "perplexity": None, "bits_per_byte": None, "num_bytes": 4, "num_tokens": 2
     }  # fmt: skip
-    assert score.to_dict()["log_probs"] == [-0.5, None] and score.to_dict()["greedy"] == [True, False]
+    assert score.to_dict()["log_probs"] == [-0.5, None] and score.to_dict()["greedy"] == [
+        True,
+        False,
+    ]
 
 
 @pytest.mark.parametrize(
@@ -256,7 +284,9 @@ def test_what_cannot_be_scored_is_named(texts, error, message):
 
 
 def test_models_that_cannot_score_say_why():
-    with pytest.raises(ValueError, match=r"has no prompt, and .* is an encoder-decoder: give pairs"):
+    with pytest.raises(
+        ValueError, match=r"has no prompt, and .* is an encoder-decoder: give pairs"
+    ):
         jaxspec.score(table_model(jax.random.key(1), VOCAB, encoder=True), [[1, 2]])
     with pytest.raises(ValueError, match=r"start is 3, and .* has a start token: leave start out"):
         jaxspec.score(table_model(jax.random.key(1), VOCAB, encoder=True), [([1], [2])], start=3)
@@ -274,10 +304,17 @@ def test_models_that_cannot_score_say_why():
 @pytest.mark.slow
 def test_a_network_scores_what_its_own_generation_reports():
     config = tiny_llama(11)
-    model = jaxspec.Model(decoder.language_model(config), decoder.init(config, jax.random.key(0)), config=config)
+    model = jaxspec.Model(
+        decoder.language_model(config), decoder.init(config, jax.random.key(0)), config=config
+    )
     row = [3, 1, 4, 1, 5]
     (score,) = jaxspec.score(model, [row])
-    out = [jaxspec.generate(model, [row[:n]], max_new_tokens=1, top_log_probs=11, eos_ids=()) for n in range(1, 5)]
+    out = [
+        jaxspec.generate(model, [row[:n]], max_new_tokens=1, top_log_probs=11, eos_ids=())
+        for n in range(1, 5)
+    ]
     for n, single in enumerate(out):
         tokens, values = single.log_probs.top_tokens[0, 0], single.log_probs.top_raw[0, 0]
-        assert math.isclose(values[tokens.tolist().index(row[n + 1])], score.log_probs[n], abs_tol=1e-4)
+        assert math.isclose(
+            values[tokens.tolist().index(row[n + 1])], score.log_probs[n], abs_tol=1e-4
+        )

@@ -24,14 +24,21 @@ def fast(model, decoder, clean_up=False, **options):
     if decoder is not None:
         raw.decoder = decoder
     special = dict(eos_token=END, unk_token="<unk>", additional_special_tokens=[TURN, THINK])
-    return PreTrainedTokenizerFast(tokenizer_object=raw, clean_up_tokenization_spaces=clean_up, **special, **options)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=raw, clean_up_tokenization_spaces=clean_up, **special, **options
+    )
 
 
 def byte_tokenizer(clean_up=False):
     """Every byte is a token, so that every character beyond ASCII takes several."""
     tokens = [*sorted(pre_tokenizers.ByteLevel.alphabet()), "<unk>", END, TURN, THINK]
     forced = {"clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output": clean_up}
-    tokenizer = fast(models.BPE({c: i for i, c in enumerate(tokens)}, []), decoders.ByteLevel(), clean_up, **forced)
+    tokenizer = fast(
+        models.BPE({c: i for i, c in enumerate(tokens)}, []),
+        decoders.ByteLevel(),
+        clean_up,
+        **forced,
+    )
     tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     return tokenizer
 
@@ -49,7 +56,9 @@ RECITING = adapters.from_function(recite, SIZE, empty_cache=lambda batch, capaci
 
 
 def parrot(recited, sharpness: float = 9.0, tokenizer=TOKENIZER):
-    """A model that, whatever its prompt, generates a text from the position at which its row stands; or these ids."""
+    """A model that, whatever its prompt, generates a text from the position at which its row
+    stands; or these ids.
+    """
     ids = tokenizer(recited)["input_ids"] if isinstance(recited, str) else recited
     return jaxspec.Model(RECITING, (jnp.array(ids), jnp.float32(sharpness)), tokenizer), len(ids)
 
@@ -63,7 +72,11 @@ def test_pieces_join_to_the_text_and_are_whole(gamma):
     model, count = parrot(TEXT)
     options = dict(drafter=model, gamma=gamma, max_new_tokens=count)
     pieces = list(jaxspec.stream(model, START, **options))
-    assert "".join(p.text for p in pieces) == jaxspec.generate(model, START, **options).texts[0] == TEXT
+    assert (
+        "".join(p.text for p in pieces)
+        == jaxspec.generate(model, START, **options).texts[0]
+        == TEXT
+    )
     assert all("\ufffd" not in p.text for p in pieces)
     for piece in pieces[:-1]:
         assert piece.text == "" or piece.text[-1].isspace() or piece.text[-1] == "日"
@@ -82,22 +95,30 @@ def test_text_ends_before_the_first_stop_string(gamma, stop):
     out = jaxspec.generate(model, START, **options)
     assert out.texts == [expected]
     assert out.stats.emitted.tolist() == out.lengths.tolist()
-    assert 1 + out.trace.num_committed.sum() == out.lengths[0]  # the first token is prefill's, and in no round
+    # the first token is prefill's, and in no round
+    assert 1 + out.trace.num_committed.sum() == out.lengths[0]
     if ends:  # the tokens end with the one that completes the stop string
         text = stopping.decode(TOKENIZER, out.tokens[0, : out.lengths[0]])
         assert any(text.endswith(s) for s in strings)
     pieces = list(jaxspec.stream(model, START, **options))
     assert "".join(p.text for p in pieces) == expected
     assert [t for p in pieces for t in p.tokens] == out.tokens[0, : out.lengths[0]].tolist()
-    for streamed, text in zip(pieces[-1].stats, out.stats, strict=True):  # counted to the stop string
+    # counted to the stop string
+    for streamed, text in zip(pieces[-1].stats, out.stats, strict=True):
         assert streamed.tolist() == text.tolist()
-    assert out.stats.accepted.sum() == np.minimum(out.trace.num_accepted, out.trace.num_committed).sum()
+    assert (
+        out.stats.accepted.sum()
+        == np.minimum(out.trace.num_accepted, out.trace.num_committed).sum()
+    )
 
 
 def test_stop_is_per_row():
     model, count = parrot(TEXT)
-    rows = Prompt(jnp.zeros((2, 16), jnp.int32), jnp.array([1, 16]))  # the second begins in the middle
-    out = jaxspec.generate(model, rows, drafter=model, gamma=3, max_new_tokens=[count, 3], stop=["ißt"])
+    # the second begins in the middle
+    rows = Prompt(jnp.zeros((2, 16), jnp.int32), jnp.array([1, 16]))
+    out = jaxspec.generate(
+        model, rows, drafter=model, gamma=3, max_new_tokens=[count, 3], stop=["ißt"]
+    )
     assert out.texts == ["grün ", "qm."]
     assert out.lengths.tolist() == [10, 3]  # up to the byte that completes the stop string
 
@@ -111,16 +132,43 @@ def test_stream_takes_one_prompt():
 @pytest.mark.slow
 def test_stream_equals_generate_when_sampling():
     model, _ = parrot(TEXT, sharpness=4.0)
-    options = dict(drafter=model, gamma=3, max_new_tokens=30, temperature=1.0, key=jax.random.key(2))
+    options = dict(
+        drafter=model, gamma=3, max_new_tokens=30, temperature=1.0, key=jax.random.key(2)
+    )
     pieces = [t for p in jaxspec.stream(model, START, **options) for t in p.tokens]
     assert pieces == jaxspec.generate(model, START, **options).tokens[0].tolist()
     assert len(set(pieces)) > 5
 
 
-SENTENCEPIECE = ["<unk>", END, TURN, THINK, "▁I", "▁do", "▁n", "'", "t", "▁know", "▁it", "▁now", "▁we", "▁go", "▁", "."]
-SENTENCEPIECE += ["▁'", "ve", "▁.", "n", "日", *(f"<0x{byte:02X}>" for byte in (*"日ü".encode(), 0xFF, 0x41))]
+SENTENCEPIECE = [
+    "<unk>",
+    END,
+    TURN,
+    THINK,
+    "▁I",
+    "▁do",
+    "▁n",
+    "'",
+    "t",
+    "▁know",
+    "▁it",
+    "▁now",
+    "▁we",
+    "▁go",
+    "▁",
+    ".",
+]
+SENTENCEPIECE += [
+    "▁'",
+    "ve",
+    "▁.",
+    "n",
+    "日",
+    *(f"<0x{byte:02X}>" for byte in (*"日ü".encode(), 0xFF, 0x41)),
+]
 UNIGRAM = models.Unigram([(token, -1.0) for token in SENTENCEPIECE], unk_id=0)
-CLEANS = fast(UNIGRAM, decoders.Metaspace(), clean_up=True)  # as those of T5 that transformers 4 saved
+# as those of T5 that transformers 4 saved
+CLEANS = fast(UNIGRAM, decoders.Metaspace(), clean_up=True)
 
 
 def ids_of(*tokens):
@@ -175,14 +223,54 @@ def test_the_name_of_a_special_token_may_be_spelt_by_other_tokens():
     assert jaxspec.generate(model, START, max_new_tokens=count, stop=TURN).texts == ["ja "]
 
 
-FALLBACK = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
-WORDS = ["<unk>", END, TURN, THINK, "I", "do", "n", "'t", "'", ".", "日", "##n", "##'t", "k", "ve", "?", " n", "'s"]
-SUFFIXED = ["<unk>", END, TURN, THINK, "do</w>", "n", "'t</w>", "'</w>", ".</w>", "k", "I</w>", "t</w>"]
+FALLBACK = [
+    decoders.Replace("▁", " "),
+    decoders.ByteFallback(),
+    decoders.Fuse(),
+    decoders.Strip(" ", 1, 0),
+]
+WORDS = [
+    "<unk>",
+    END,
+    TURN,
+    THINK,
+    "I",
+    "do",
+    "n",
+    "'t",
+    "'",
+    ".",
+    "日",
+    "##n",
+    "##'t",
+    "k",
+    "ve",
+    "?",
+    " n",
+    "'s",
+]
+SUFFIXED = [
+    "<unk>",
+    END,
+    TURN,
+    THINK,
+    "do</w>",
+    "n",
+    "'t</w>",
+    "'</w>",
+    ".</w>",
+    "k",
+    "I</w>",
+    "t</w>",
+]
 MAKERS = {  # how they make text of tokens
     "sentencepiece": (UNIGRAM, decoders.Metaspace()),
     "with bytes for what it lacks": (UNIGRAM, decoders.Sequence(FALLBACK)),
     "words": (models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="<unk>"), None),
-    "pieces": (models.WordPiece({word: i for i, word in enumerate(WORDS)}, unk_token="<unk>"), decoders.WordPiece()),
+    "pieces": (
+        models.WordPiece({word: i for i, word in enumerate(WORDS)}, unk_token="<unk>"),
+        decoders.WordPiece(),
+    ),
     "ends of words": (
         models.WordLevel({word: i for i, word in enumerate(SUFFIXED)}, unk_token="<unk>"),
         decoders.BPEDecoder(suffix="</w>"),
@@ -208,7 +296,9 @@ STOPS = [
 
 
 def read(stop, tokens, rounds):
-    """Return the text shown of a row whose rounds commit so many tokens, and how many tokens it has."""
+    """Return the text shown of a row whose rounds commit so many tokens, and how many tokens it
+    has.
+    """
     shown, count = [""], 0
     for committed in rounds:
         end = min(count + committed, len(tokens))
@@ -223,13 +313,18 @@ def read(stop, tokens, rounds):
 
 
 def test_bytes_of_a_run_that_turns_out_to_be_no_text_were_not_shown():
-    """Then none of them is any text, however long ago they were a character; a special token does not end the run."""
+    """Then none of them is any text, however long ago they were a character; a special token does
+    not end the run.
+    """
     tokenizer = TOKENIZERS["with bytes for what it lacks"]()
     run = ids_of(*(f"<0x{byte:02X}>" for byte in "日".encode()))
     stop = stopping.stop_of(tokenizer, ())
     for between in ([], ids_of(TURN)):
         tokens = [*ids_of("▁do"), *run, *between, *ids_of("<0xFF>", "▁go")]
-        assert read(stop, tokens, [1] * len(tokens)) == ("do\ufffd\ufffd\ufffd\ufffd go", len(tokens))
+        assert read(stop, tokens, [1] * len(tokens)) == (
+            "do\ufffd\ufffd\ufffd\ufffd go",
+            len(tokens),
+        )
 
 
 @pytest.mark.parametrize("clean_up", [False, True])
@@ -238,7 +333,11 @@ def test_bytes_of_a_run_that_turns_out_to_be_no_text_were_not_shown():
 @hypothesis.given(data=st.data())
 def test_what_is_shown_stays_and_is_the_text_whatever_the_rounds(name, clean_up, data):
     tokenizer = TOKENIZERS[name](clean_up=clean_up)
-    ids = [*tokenizer(LETTERS)["input_ids"], *range(256, SIZE)] if name == "bytes" else range(len(tokenizer))
+    ids = (
+        [*tokenizer(LETTERS)["input_ids"], *range(256, SIZE)]
+        if name == "bytes"
+        else range(len(tokenizer))
+    )
     tokens = data.draw(st.lists(st.sampled_from(ids), min_size=1, max_size=20))
     strings = data.draw(st.sampled_from(STOPS))
     stop = stopping.stop_of(tokenizer, strings)
@@ -268,14 +367,22 @@ def test_a_tokenizer_that_changes_text_already_shown_is_named():
     model, _ = parrot([1, 2, 3], tokenizer=Backwards())
     pieces = jaxspec.stream(model, START, max_new_tokens=2)
     assert next(pieces).text == "1 "
-    with pytest.raises(ValueError, match="'1 ' was yielded of a text that is '2 1 ': the tokenizer, of type Backwards"):
+    with pytest.raises(
+        ValueError,
+        match="'1 ' was yielded of a text that is '2 1 ': the tokenizer, of type Backwards",
+    ):
         next(pieces)
 
 
 def test_stop_strings_are_looked_for_in_each_rows_own_text():
-    """A free row is searched as its text is shown, cleaned up; beside it a row that matches a pattern, as it is."""
+    """A free row is searched as its text is shown, cleaned up; beside it a row that matches a
+    pattern, as it is.
+    """
     tokenizer = byte_tokenizer(clean_up=True)
-    model, _ = parrot([*tokenizer("go , on")["input_ids"], tokenizer.convert_tokens_to_ids(END)], tokenizer=tokenizer)
+    model, _ = parrot(
+        [*tokenizer("go , on")["input_ids"], tokenizer.convert_tokens_to_ids(END)],
+        tokenizer=tokenizer,
+    )
     both = Prompt(jnp.array([[0], [0]]), jnp.array([1, 1]))
     out = jaxspec.generate(model, both, regex=[None, "go , on"], stop=["go,"], max_new_tokens=12)
     assert out.texts == ["", "go , on"] and list(out.finish) == ["stop", "eos"]

@@ -1,7 +1,8 @@
-"""Decoding with token trees: the text is plain decoding's, and everything around a round knows paths.
+"""Decoding with token trees: the text is plain decoding's, and everything around a round knows
+paths.
 
-The drafter here is a static tree with branches of different lengths, of which rows lose different nodes; the shipped
-one (`drafters.tree`) goes through the drafters' conformance table.
+The drafter here is a static tree with branches of different lengths, of which rows lose different
+nodes; the shipped one (`drafters.tree`) goes through the drafters' conformance table.
 """
 
 from __future__ import annotations
@@ -77,8 +78,13 @@ class Letters:
 def test_a_tree_is_drafted_whatever_gamma():
     """A chain of gamma 0 is plain decoding; of a drafter of trees gamma is not read."""
     tree_drafter = drafters.tree(BLEND, (2, 1))
-    batching = [prepare(TARGET, [[3, 1]], drafter=drafter, gamma=0) for drafter in (tree_drafter, BLEND)]
-    assert [(prepared.decoder.nodes, prepared.drafter is None) for prepared in batching] == [(4, False), (0, True)]
+    batching = [
+        prepare(TARGET, [[3, 1]], drafter=drafter, gamma=0) for drafter in (tree_drafter, BLEND)
+    ]
+    assert [(prepared.decoder.nodes, prepared.drafter is None) for prepared in batching] == [
+        (4, False),
+        (0, True),
+    ]
     assert batching[0].replace(gamma=5).decoder._replace(init=None, step=None) == (
         batching[0].decoder._replace(init=None, step=None)
     )
@@ -87,7 +93,11 @@ def test_a_tree_is_drafted_whatever_gamma():
 @pytest.mark.parametrize(
     ("path", "drafter", "message"),
     [
-        (lambda draft: None, drafters.tree(BLEND, (2, 1)), "the rule mine returned no path for a tree: expected"),
+        (
+            lambda draft: None,
+            drafters.tree(BLEND, (2, 1)),
+            "the rule mine returned no path for a tree: expected",
+        ),
         (
             lambda draft: draft.tokens[:, :1],
             drafters.tree(BLEND, (2, 1)),
@@ -117,10 +127,11 @@ class Grown(NamedTuple):
 
 
 def top_choices(model, ragged=True):
-    """The children of a node are the model's most probable tokens after it: which of them, `CHOICES` says.
+    """The children of a node are the model's most probable tokens after it: which of them,
+    `CHOICES` says.
 
-    All nodes are fed, level by level. Rows of odd length lose the branch of their second child's child; one row in
-    three has its last node in the padding.
+    All nodes are fed, level by level. Rows of odd length lose the branch of their second child's
+    child; one row in three has its last node in the padding.
     """
     return BoundDrafter(_top_choices(model.lm, ragged), model.params, (model,))
 
@@ -139,14 +150,22 @@ def _top_choices(lm, ragged):
     def propose(weights, caches, context):
         row = context.row
         batch, cache = len(row.length), lm.rewind(caches.draft.cache, row.length - 1)
-        fed = jnp.zeros((batch, NODES + 1), jnp.int32).at[:, :1].set(token_rows.window(row.tokens, row.length - 1, 1))
+        fed = (
+            jnp.zeros((batch, NODES + 1), jnp.int32)
+            .at[:, :1]
+            .set(token_rows.window(row.tokens, row.length - 1, 1))
+        )
         for level in range(DEPTH + 1):
             first, last = np.flatnonzero(depth == level)[[0, -1]]
-            tree_parents = jnp.broadcast_to(jnp.asarray(fed_parents[:, : last + 1]), (batch, last + 1))
+            tree_parents = jnp.broadcast_to(
+                jnp.asarray(fed_parents[:, : last + 1]), (batch, last + 1)
+            )
             forward, cache = lm.extend(weights.draft, cache, fed[:, first : last + 1], tree_parents)
             before = jnp.asarray(seen[:, first : last + 1])
             distribution = context.to_distribution(forward.logits, fed[:, 1:], before)
-            scores = distribution.logits if distribution.log_probs is None else distribution.log_probs
+            scores = (
+                distribution.logits if distribution.log_probs is None else distribution.log_probs
+            )
             best = jnp.argsort(-scores, axis=-1, stable=True).astype(jnp.int32)
             for node in np.flatnonzero(depth == level + 1):
                 rank = ranks[node - 1]
@@ -154,13 +173,21 @@ def _top_choices(lm, ragged):
         parent = jnp.broadcast_to(jnp.asarray(parents), (batch, NODES))
         length = jnp.full_like(row.length, NODES)
         if ragged:
-            cut = jnp.logical_and((row.length % 2 == 1)[:, None], (jnp.arange(NODES) == CHOICES.index((1, 0, 0)))[None])
-            parent, length = jnp.where(cut, -1, parent), jnp.where(row.length % 3 == 0, length - 1, length)
+            cut = jnp.logical_and(
+                (row.length % 2 == 1)[:, None],
+                (jnp.arange(NODES) == CHOICES.index((1, 0, 0)))[None],
+            )
+            parent, length = (
+                jnp.where(cut, -1, parent),
+                jnp.where(row.length % 3 == 0, length - 1, length),
+            )
         return Draft(fed[:, 1:], length, parent), caches._replace(draft=Grown(cache, row.length))
 
     def commit(end):
         cache, start = end.caches.draft
-        return end.caches._replace(draft=Grown(lm.select(cache, start, end.verdict.path[:, :DEPTH]), start))
+        return end.caches._replace(
+            draft=Grown(lm.select(cache, start, end.verdict.path[:, :DEPTH]), start)
+        )
 
     return Drafter(init, propose, commit, lm, tree=TreeSize(NODES, DEPTH))
 
@@ -172,13 +199,17 @@ def near(model, scale=0.3):
     """The same with noise in its parameters: it agrees with it often."""
     leaves, structure = jax.tree.flatten(model.params)
     keys = jax.random.split(jax.random.key(3), len(leaves))
-    noisy = [x + scale * jax.random.normal(k, x.shape) * x.std() for k, x in zip(keys, leaves, strict=True)]
+    noisy = [
+        x + scale * jax.random.normal(k, x.shape) * x.std()
+        for k, x in zip(keys, leaves, strict=True)
+    ]
     return model._replace(params=jax.tree.unflatten(structure, noisy))
 
 
 def network(name):
-    """Tiny, with caches and positions that count; the window ends inside of trees, the encoder-decoder's rows begin
-    with one token."""
+    """Tiny, with caches and positions that count; the window ends inside of trees, the
+    encoder-decoder's rows begin with one token.
+    """
     if name == "gpt":
         net, config = decoder, tiny_gpt(VOCAB)
     elif name == "t5":
@@ -187,7 +218,9 @@ def network(name):
         net = decoder
         config = tiny_llama(VOCAB, layers=2, window=3, local=(True, False))
     params = net.init(config, jax.random.key(4))
-    return jaxspec.Model(net.language_model(config), jax.tree.map(lambda x: 2 * x, params), None, config, name)
+    return jaxspec.Model(
+        net.language_model(config), jax.tree.map(lambda x: 2 * x, params), None, config, name
+    )
 
 
 def models():
@@ -198,7 +231,9 @@ def models():
     yield pytest.param(lambda: (encoder, near(encoder)), id="encoder")
     for name, scale in (("gpt", 0.3), ("t5", 0.3), ("window", 0.5)):
         marks = [pytest.mark.exhaustive] * (name == "gpt")  # a window is a GPT's cache and more
-        pair = functools.partial(lambda name, scale: (network(name), near(network(name), scale)), name, scale)
+        pair = functools.partial(
+            lambda name, scale: (network(name), near(network(name), scale)), name, scale
+        )
         yield pytest.param(pair, id=name, marks=marks)
 
 
@@ -221,13 +256,22 @@ def test_greedy_text_is_plain_decodings(pair):
 
 
 def check_trace(out, gamma=DEPTH):
-    """Every round of every row: the path's tokens, then the correction or the bonus; and statistics add up."""
+    """Every round of every row: the path's tokens, then the correction or the bonus; and statistics
+    add up.
+    """
     shown, stats = out.trace, out.stats
-    assert stats.emitted.tolist() == out.lengths.tolist() == (1 + shown.num_committed.sum(1)).tolist()
+    assert (
+        stats.emitted.tolist() == out.lengths.tolist() == (1 + shown.num_committed.sum(1)).tolist()
+    )
     assert (shown.num_committed > 0).sum(1).tolist() == stats.rounds.tolist()
     assert shown.draft_length.sum(1).tolist() == stats.drafted.tolist()
-    assert np.minimum(shown.num_accepted, shown.num_committed).sum(1).tolist() == stats.accepted.tolist()
-    assert (shown.num_accepted <= shown.num_tested).all() and (shown.num_tested <= shown.draft_length).all()
+    assert (
+        np.minimum(shown.num_accepted, shown.num_committed).sum(1).tolist()
+        == stats.accepted.tolist()
+    )
+    assert (shown.num_accepted <= shown.num_tested).all() and (
+        shown.num_tested <= shown.draft_length
+    ).all()
     for row in range(len(out.lengths)):
         tokens = out.tokens[row, : out.lengths[row]].tolist()
         rounds = trace.of_row(tokens, shown, row)
@@ -239,19 +283,30 @@ def check_trace(out, gamma=DEPTH):
                 last = node + 1
             accepted, rejected, target_token = trace.judge(step)
             n = min(step.num_accepted, len(step.new))
-            assert accepted == [step.draft[node] for node in step.path][:n] and accepted + target_token == step.new
-            assert not set(target_token) & set(rejected)  # greedy, or drawn from what the children left
+            assert (
+                accepted == [step.draft[node] for node in step.path][:n]
+                and accepted + target_token == step.new
+            )
+            # greedy, or drawn from what the children left
+            assert not set(target_token) & set(rejected)
     html = trace.html(trace.of_row(tokens, shown, row))
     assert "line-through" in html
 
 
 @pytest.mark.slow
 def test_a_model_that_drafts_trees_for_itself_is_always_accepted():
-    """So its cache has followed each accepted path: siblings that were not accepted would be read in the next round."""
+    """So its cache has followed each accepted path: siblings that were not accepted would be read
+    in the next round.
+    """
     model = network("t5")
-    options = dict(drafter=drafters.tree(model, (2, 2, 1)), temperature=[0.0, 1.0, 0.0, 1.0], max_new_tokens=13)
+    options = dict(
+        drafter=drafters.tree(model, (2, 2, 1)), temperature=[0.0, 1.0, 0.0, 1.0], max_new_tokens=13
+    )
     out = jaxspec.generate(model, prompt(), key=jax.random.key(7), **options)
-    assert out.trace.num_accepted[:, :3].tolist() == [[3, 3, 3]] * 4 and out.stats.rounds.tolist() == [3] * 4
+    assert (
+        out.trace.num_accepted[:, :3].tolist() == [[3, 3, 3]] * 4
+        and out.stats.rounds.tolist() == [3] * 4
+    )
 
 
 @pytest.mark.parametrize("length", marked(range(1, DEPTH + 3), slow={1, 2}))
@@ -279,7 +334,9 @@ def test_limits_per_row():
 
 @pytest.mark.slow
 def test_text_that_is_streamed_and_stopped_round_by_round():
-    """Rounds show the nodes of a tree that were verified, without padding and without those that rows have lost."""
+    """Rounds show the nodes of a tree that were verified, without padding and without those that
+    rows have lost.
+    """
     drafter = top_choices(BLEND)
 
     def propose(weights, caches, context):
@@ -294,7 +351,11 @@ def test_text_that_is_streamed_and_stopped_round_by_round():
     assert [token for piece in pieces for token in piece.tokens] == tokens_of(plain)[0]
     assert "".join(piece.text for piece in pieces) == plain.texts[0]
     stats = pieces[-1].stats
-    assert sum(len(piece.draft) for piece in pieces) == int(stats.drafted[0]) < NODES * int(stats.rounds[0])
+    assert (
+        sum(len(piece.draft) for piece in pieces)
+        == int(stats.drafted[0])
+        < NODES * int(stats.rounds[0])
+    )
     stop = plain.texts[0][7:10]
     out = jaxspec.generate(spelt, row, stop=[stop], **options)
     assert out.texts == [plain.texts[0].partition(stop)[0]]
@@ -303,10 +364,14 @@ def test_text_that_is_streamed_and_stopped_round_by_round():
 
 @pytest.mark.slow
 def test_every_token_in_turn_as_the_end_token():
-    """An end inside an accepted path: cut after the first, drop the rest and the bonus, freeze the row."""
+    """An end inside an accepted path: cut after the first, drop the rest and the bonus, freeze the
+    row.
+    """
     plain, inside = tokens_of(jaxspec.generate(TARGET, prompt(), max_new_tokens=NEW)), 0
     for ends in [[t] for t in range(VOCAB)] + [[2, 5], [0, 1, 6]]:
-        out = jaxspec.generate(TARGET, prompt(), drafter=top_choices(TARGET), max_new_tokens=NEW, eos_ids=ends)
+        out = jaxspec.generate(
+            TARGET, prompt(), drafter=top_choices(TARGET), max_new_tokens=NEW, eos_ids=ends
+        )
         expected = []
         for row in plain:
             at = next((i + 1 for i, token in enumerate(row) if token in ends), len(row))
@@ -319,13 +384,23 @@ def test_every_token_in_turn_as_the_end_token():
 
 @pytest.mark.slow
 def test_a_node_is_penalised_for_its_own_path():
-    """The target, drafting for itself, counts what leads to each node: the best children are always accepted."""
-    options = dict(repetition_penalty=1.4, presence_penalty=0.6, frequency_penalty=[0.5, 0.2, 0.0, -0.3], banned=[5])
+    """The target, drafting for itself, counts what leads to each node: the best children are always
+    accepted.
+    """
+    options = dict(
+        repetition_penalty=1.4,
+        presence_penalty=0.6,
+        frequency_penalty=[0.5, 0.2, 0.0, -0.3],
+        banned=[5],
+    )
     plain = jaxspec.generate(TARGET, prompt(), max_new_tokens=NEW, **options)
     for draft in (BLEND, TARGET):
-        out = jaxspec.generate(TARGET, prompt(), drafter=top_choices(draft), max_new_tokens=NEW, **options)
+        out = jaxspec.generate(
+            TARGET, prompt(), drafter=top_choices(draft), max_new_tokens=NEW, **options
+        )
         assert tokens_of(out) == tokens_of(plain)
-    full = out.trace.num_committed[:, :-1][out.trace.num_committed[:, 1:] > 0]  # but for the last round
+    # but for the last round
+    full = out.trace.num_committed[:, :-1][out.trace.num_committed[:, 1:] > 0]
     assert (full == 4).all()
 
 
@@ -339,7 +414,9 @@ def test_finished_rows_are_frozen():
             held = [tokens[row, : length[row]].tolist(), *(int(count[row]) for count in stats)]
             if row in frozen:
                 assert held == frozen[row]
-                assert info.draft_length[row] == info.num_accepted[row] == info.num_committed[row] == 0
+                assert (
+                    info.draft_length[row] == info.num_accepted[row] == info.num_committed[row] == 0
+                )
             frozen[row] = held
     assert len(frozen) == 4
 
@@ -364,7 +441,10 @@ def proposes(tokens, parent, dtype=jnp.int32):
 
     def propose(weights, caches, context):
         size = (len(context.row.length), len(tokens))
-        draft = Draft(jnp.broadcast_to(jnp.array(tokens), size), jnp.full_like(context.row.length, len(tokens)))
+        draft = Draft(
+            jnp.broadcast_to(jnp.array(tokens), size),
+            jnp.full_like(context.row.length, len(tokens)),
+        )
         return draft._replace(parent=jnp.broadcast_to(jnp.array(parent, dtype), size)), caches
 
     return Drafter(no_state, propose, no_commit, tree=TreeSize(len(tokens), len(tokens)))
@@ -374,14 +454,18 @@ def test_a_node_before_its_parent_is_cut_off():
     plain = jaxspec.generate(TARGET, prompt([[3, 1, 4]]), max_new_tokens=4)
     _, first, second, _ = plain.tokens[0].tolist()
     for tokens, parent, accepted in [((first, second), (0, 1), 2), ((second, first), (2, 0), 1)]:
-        out = jaxspec.generate(TARGET, prompt([[3, 1, 4]]), drafter=proposes(tokens, parent), max_new_tokens=4)
+        out = jaxspec.generate(
+            TARGET, prompt([[3, 1, 4]]), drafter=proposes(tokens, parent), max_new_tokens=4
+        )
         np.testing.assert_array_equal(out.tokens, plain.tokens)
         assert out.stats.accepted.tolist() == [accepted]
 
 
 def test_parents_that_are_no_integers_are_refused():
     with pytest.raises(TypeError, match="proposed parent of dtype float32: expected integers"):
-        jaxspec.generate(TARGET, prompt(), drafter=proposes((1, 2), (0, 1), jnp.float32), max_new_tokens=4)
+        jaxspec.generate(
+            TARGET, prompt(), drafter=proposes((1, 2), (0, 1), jnp.float32), max_new_tokens=4
+        )
 
 
 @pytest.mark.slow
@@ -395,7 +479,11 @@ def test_coupled_text_is_plain_samplings_whatever_the_tree():
     order = np.array([2, 0, 3, 1])
     moved = prompt([PROMPTS[i] for i in order], width=12)
     out = jaxspec.generate(
-        TARGET, moved, drafter=top_choices(BLEND), rule=rules.coupled(), **options | {"key": keys[order]}
+        TARGET,
+        moved,
+        drafter=top_choices(BLEND),
+        rule=rules.coupled(),
+        **options | {"key": keys[order]},
     )
     assert tokens_of(out) == [plain[i] for i in order]
 
@@ -414,7 +502,10 @@ def test_rows_that_sample_do_not_depend_on_mates():
 
 @pytest.mark.slow
 def test_a_static_tree_of_point_masses_is_exact():
-    target, draft = table_model(jax.random.key(1), 4, order=1), table_model(jax.random.key(2), 4, order=1)
+    target, draft = (
+        table_model(jax.random.key(1), 4, order=1),
+        table_model(jax.random.key(2), 4, order=1),
+    )
     for ends in ((), (2,)):
         assert certify(target, drafter=top_choices(draft), steps=3, eos_ids=ends) < 1e-5
 
@@ -434,7 +525,9 @@ def test_a_static_tree_of_point_masses_is_exact():
 )
 def test_another_temperature_prompt_or_seed_compiles_nothing(drafter, rule):
     def run(rows, seed, temperature):
-        options = dict(rule=rule, temperature=temperature, key=jax.random.key(seed), max_new_tokens=9)
+        options = dict(
+            rule=rule, temperature=temperature, key=jax.random.key(seed), max_new_tokens=9
+        )
         return jaxspec.generate(TARGET, prompt(rows), drafter=drafter, **options)
 
     run([[1, 2], [3]], 0, 1.0)
@@ -447,7 +540,9 @@ def test_another_temperature_prompt_or_seed_compiles_nothing(drafter, rule):
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["tree", "dynamic_tree"])
 def test_a_round_holds_few_arrays_of_all_nodes_and_tokens(kind):
-    """The target's logits, their log probabilities, the drafter's; no distribution for each sibling or each rule."""
+    """The target's logits, their log probabilities, the drafter's; no distribution for each sibling
+    or each rule.
+    """
     vocab, nodes = 4096, 12
     target, draft = (table_model(jax.random.key(seed), vocab, order=1) for seed in (1, 2))
     programs = {
@@ -455,19 +550,27 @@ def test_a_round_holds_few_arrays_of_all_nodes_and_tokens(kind):
         "dynamic_tree": drafters.dynamic_tree(draft, nodes=nodes, depth=3, width=4),
     }
     prepared = prepare(
-        target, prompt(), drafter=programs[kind], temperature=1.0, key=jax.random.key(0), max_new_tokens=4
+        target,
+        prompt(),
+        drafter=programs[kind],
+        temperature=1.0,
+        key=jax.random.key(0),
+        max_new_tokens=4,
     )
     begin = functools.partial(loop.start, prepared.decoder, max_new_tokens=4)
     state = jax.eval_shape(begin, prepared.weights, prepared.prompt, prepared.request)
     program = loop.advance.lower(prepared.decoder, prepared.weights, state).compile()
     array_bytes = len(prepared.prompt.length) * (nodes + 1) * vocab * 4
-    assert program.memory_analysis().temp_size_in_bytes < 4 * array_bytes  # three, and what XLA holds of the draws
+    # three, and what XLA holds of the draws
+    assert program.memory_analysis().temp_size_in_bytes < 4 * array_bytes
 
 
 # --- what takes no trees
 
 
-@pytest.mark.parametrize("rule", [rules.block(), rules.classical_rejection()], ids=lambda rule: rule.name)
+@pytest.mark.parametrize(
+    "rule", [rules.block(), rules.classical_rejection()], ids=lambda rule: rule.name
+)
 def test_a_rule_of_chains_is_refused(rule):
     with pytest.raises(
         ValueError,
@@ -478,24 +581,36 @@ def test_a_rule_of_chains_is_refused(rule):
 
 def test_a_target_of_chains_is_refused():
     chains = TARGET._replace(lm=TARGET.lm._replace(select=None))
-    with pytest.raises(ValueError, match=r"the target takes chains only .* drafts token trees: use another model"):
+    with pytest.raises(
+        ValueError, match=r"the target takes chains only .* drafts token trees: use another model"
+    ):
         jaxspec.generate(chains, prompt(), drafter=top_choices(BLEND), max_new_tokens=4)
     with pytest.raises(ValueError, match="takes chains only"):
         drafters.tree(chains, (2, 1))
 
 
-@pytest.mark.parametrize("policy", [policies.confidence(), policies.entropy()], ids=["confidence", "entropy"])
+@pytest.mark.parametrize(
+    "policy", [policies.confidence(), policies.entropy()], ids=["confidence", "entropy"]
+)
 def test_a_policy_that_looks_at_each_token_is_refused(policy):
-    with pytest.raises(ValueError, match="stops a draft token by token, and the drafter drafts trees"):
-        jaxspec.generate(TARGET, prompt(), drafter=top_choices(BLEND), policy=policy, max_new_tokens=4)
+    with pytest.raises(
+        ValueError, match="stops a draft token by token, and the drafter drafts trees"
+    ):
+        jaxspec.generate(
+            TARGET, prompt(), drafter=top_choices(BLEND), policy=policy, max_new_tokens=4
+        )
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "policy", [policies.constant([0, 1, 2, 9]), policies.adaptive(0.1, 0.1, pause=1)], ids=["constant", "adaptive"]
+    "policy",
+    [policies.constant([0, 1, 2, 9]), policies.adaptive(0.1, 0.1, pause=1)],
+    ids=["constant", "adaptive"],
 )
 def test_a_policy_cuts_a_tree_by_its_depth(policy):
-    """A row that may draft n tokens has nodes of depth n at most, and the pass is no wider than it need be."""
+    """A row that may draft n tokens has nodes of depth n at most, and the pass is no wider than it
+    need be.
+    """
     widths = []
 
     def extend(params, cache, tokens, parent=None, real=None):
@@ -504,7 +619,9 @@ def test_a_policy_cuts_a_tree_by_its_depth(policy):
 
     watched = TARGET._replace(lm=TARGET.lm._replace(extend=extend))
     plain = jaxspec.generate(TARGET, prompt(), max_new_tokens=NEW)
-    out = jaxspec.generate(watched, prompt(), drafter=top_choices(BLEND), policy=policy, max_new_tokens=NEW)
+    out = jaxspec.generate(
+        watched, prompt(), drafter=top_choices(BLEND), policy=policy, max_new_tokens=NEW
+    )
     jax.effects_barrier()
     assert tokens_of(out) == tokens_of(plain)
     check_trace(out)
@@ -519,7 +636,9 @@ def test_a_policy_cuts_a_tree_by_its_depth(policy):
 
 
 def early_exit(model, share=0.6):
-    """Drafts with the target's own weights and cache, in place of half a network: its logits, made less sure."""
+    """Drafts with the target's own weights and cache, in place of half a network: its logits, made
+    less sure.
+    """
 
     def init(start, nodes):
         assert start.prefilled.features.shape[:2] == (
@@ -530,7 +649,9 @@ def early_exit(model, share=0.6):
     def begin(weights, caches, context, fed):
         def nodes(tokens, parent, level, cache):
             forward, cache = model.lm.extend(weights.target, cache, tokens, parent)
-            return share * forward.logits + (1 - share) * jnp.roll(forward.logits, 1, axis=-1), cache
+            return share * forward.logits + (1 - share) * jnp.roll(
+                forward.logits, 1, axis=-1
+            ), cache
 
         last = token_rows.window(context.row.tokens, context.row.length - 1, 1)
         end = lambda cache, draft, slots: caches._replace(target=cache)  # noqa: E731
@@ -539,10 +660,17 @@ def early_exit(model, share=0.6):
     return drafters.chain(Steps(init, begin, lambda end: end.caches, model.lm.vocab_size))
 
 
-@pytest.mark.parametrize("name", marked(["table", "encoder", "gpt", "t5"], slow={"table", "gpt", "t5"}))
+@pytest.mark.parametrize(
+    "name", marked(["table", "encoder", "gpt", "t5"], slow={"table", "gpt", "t5"})
+)
 def test_a_drafter_may_use_the_targets_cache_and_weights(name):
-    """The decoder rewinds it before it verifies: greedy text is plain decoding's, also after rounds without a draft."""
-    tables = {"table": TARGET, "encoder": table_model(jax.random.key(1), VOCAB, encoder=True, sharpness=2.0)}
+    """The decoder rewinds it before it verifies: greedy text is plain decoding's, also after rounds
+    without a draft.
+    """
+    tables = {
+        "table": TARGET,
+        "encoder": table_model(jax.random.key(1), VOCAB, encoder=True, sharpness=2.0),
+    }
     model = tables[name] if name in tables else network(name)
     plain = jaxspec.generate(model, prompt(), max_new_tokens=NEW)
     options = dict(drafter=early_exit(model), gamma=3, max_new_tokens=NEW)
@@ -551,8 +679,12 @@ def test_a_drafter_may_use_the_targets_cache_and_weights(name):
         assert tokens_of(out) == tokens_of(plain)
         assert out.stats.accepted.sum() > 0
     if name == "table":
-        out = jaxspec.generate(model, prompt(), **options | dict(drafter=early_exit(model, share=1.0)))
-        assert tokens_of(out) == tokens_of(plain) and out.stats.acceptance_rate.tolist() == [1.0] * 4
+        out = jaxspec.generate(
+            model, prompt(), **options | dict(drafter=early_exit(model, share=1.0))
+        )
+        assert (
+            tokens_of(out) == tokens_of(plain) and out.stats.acceptance_rate.tolist() == [1.0] * 4
+        )
 
 
 @pytest.mark.slow
@@ -562,11 +694,15 @@ def test_such_a_drafter_is_exact_when_it_samples():
 
 
 def test_a_drafter_is_given_the_features_of_the_prompt_and_of_every_node():
-    """The row of the table that each position's logits were read from, all along the prompt and at each fed token."""
+    """The row of the table that each position's logits were read from, all along the prompt and at
+    each fed token.
+    """
     seen = []
 
     def init(start):
-        jax.debug.callback(lambda *x: seen.append(x), start.prompt.tokens, start.prefilled.features, ordered=True)
+        jax.debug.callback(
+            lambda *x: seen.append(x), start.prompt.tokens, start.prefilled.features, ordered=True
+        )
         return ()
 
     def propose(weights, caches, context):
@@ -576,21 +712,32 @@ def test_a_drafter_is_given_the_features_of_the_prompt_and_of_every_node():
         return Draft(tokens, jnp.full_like(context.row.length, 3), parent), caches
 
     def commit(end):
-        jax.debug.callback(lambda *x: seen.append(x), end.row.tokens, end.forward.features, ordered=True)
+        jax.debug.callback(
+            lambda *x: seen.append(x), end.row.tokens, end.forward.features, ordered=True
+        )
         return end.caches
 
     drafter = Drafter(init, propose, commit, tree=TreeSize(3, 2))
-    jaxspec.generate(TARGET, prompt([[3, 1, 4]]), drafter=drafter, max_new_tokens=4, rule=rules.exact_match())
+    jaxspec.generate(
+        TARGET, prompt([[3, 1, 4]]), drafter=drafter, max_new_tokens=4, rule=rules.exact_match()
+    )
     jax.effects_barrier()
     (tokens, prefilled), *rounds = seen
     assert tokens[0, :3].tolist() == [3, 1, 4]
     assert prefilled[0, :3, 0].tolist() == [3, 3 * VOCAB + 1, VOCAB + 4]
     row, first = rounds[0]
     last = int(row[0, 3])
-    assert first[0, :, 0].tolist() == [4 * VOCAB + last, last * VOCAB + 1, last * VOCAB + 2, VOCAB + 3]
+    assert first[0, :, 0].tolist() == [
+        4 * VOCAB + last,
+        last * VOCAB + 1,
+        last * VOCAB + 2,
+        VOCAB + 3,
+    ]
 
 
 def test_the_weights_of_a_drafter_without_parameters_are_none():
     prepared = prepare(TARGET, prompt(), drafter=early_exit(TARGET), gamma=2)
     assert prepared.weights == Weights(TARGET.params, None)
-    assert isinstance(prepared.sampler(prepared.request.sampling_params, jnp.zeros((4, 1, VOCAB))), Distribution)
+    assert isinstance(
+        prepared.sampler(prepared.request.sampling_params, jnp.zeros((4, 1, VOCAB))), Distribution
+    )

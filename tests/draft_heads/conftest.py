@@ -21,7 +21,9 @@ from jaxspec.sampling import SamplingParams, at_temperature
 from jaxspec.weights import huggingface
 
 V, D, FF, HEADS, KV, HD, LAYERS, EPS = 13, 16, 24, 4, 2, 4, 7, 1e-5
-LLAMA = decoder_config(V, D, FF, LAYERS, HEADS, KV, HD, epsilon=EPS, rope_base=100.0, max_positions=64)
+LLAMA = decoder_config(
+    V, D, FF, LAYERS, HEADS, KV, HD, epsilon=EPS, rope_base=100.0, max_positions=64
+)
 PROMPT, FIRST, GAMMA = [3, 1, 4, 1, 5], 9, 3  # the row is the prompt, and the token after it
 BASE = dict(
     hidden_size=D,
@@ -44,7 +46,9 @@ def folder(tmp_path_factory):
     """The target, as transformers loads it."""
     rng = np.random.default_rng(0)
     shapes = jax.eval_shape(lambda: decoder.init(LLAMA, jax.random.key(0)))
-    params = jax.tree.map(lambda x: jnp.array(0.5 * rng.standard_normal(x.shape, np.float32)), shapes)
+    params = jax.tree.map(
+        lambda x: jnp.array(0.5 * rng.standard_normal(x.shape, np.float32)), shapes
+    )
     model = Model(decoder.language_model(LLAMA), params, None, LLAMA, "org/target")
     return huggingface.save(model, tmp_path_factory.mktemp("target") / "llama")
 
@@ -84,7 +88,11 @@ def eagle3_shapes(name="midlayer", vocab=V, taps=3, **options):
 
 def dflash_shapes(qk_norms=True, taps=2):
     top = {"fc.weight": (D, taps * D), "hidden_norm.weight": (D,), "norm.weight": (D,)}
-    return layer_shapes("layers.0", qk_norms=qk_norms) | layer_shapes("layers.1", qk_norms=qk_norms) | top
+    return (
+        layer_shapes("layers.0", qk_norms=qk_norms)
+        | layer_shapes("layers.1", qk_norms=qk_norms)
+        | top
+    )
 
 
 def dflash2_shapes(rank=5, group=4, suffix=""):
@@ -92,15 +100,24 @@ def dflash2_shapes(rank=5, group=4, suffix=""):
         f"layers.{i}.{part}_conv.{name}": shape
         for i in range(2)
         for part in ("attention", "mlp")
-        for name, shape in (("base_kernel", (2, 2, D)), ("kernel_projection.weight", (2 * 2 * D // group, D)))
+        for name, shape in (
+            ("base_kernel", (2, 2, D)),
+            ("kernel_projection.weight", (2 * 2 * D // group, D)),
+        )
     }
-    shapes |= {f"candidate_selector.{x}_codebook{suffix}": (V, rank) for x in ("predecessor", "successor")}
+    shapes |= {
+        f"candidate_selector.{x}_codebook{suffix}": (V, rank) for x in ("predecessor", "successor")
+    }
     return shapes | {"candidate_selector.hidden_projection.weight": (rank, D)}
 
 
 def mtp_shapes(layout, **options):
     fc, *norms, layer, style = layout
-    shapes = layer_shapes(layer, **options) | {f"{fc}.weight": (D, 2 * D)} | {f"{name}.weight": (D,) for name in norms}
+    shapes = (
+        layer_shapes(layer, **options)
+        | {f"{fc}.weight": (D, 2 * D)}
+        | {f"{name}.weight": (D,) for name in norms}
+    )
     return shapes | ({"model.layers.7.shared_head.head.weight": (V, D)} if style == "nextn" else {})
 
 
@@ -108,24 +125,55 @@ SELECTOR = {"conv_kernel_size": 2, "conv_group_size": 4, "selector_rank": 5, "se
 OFFSETS = [0, 0, 1, 1, 2, 4]  # of ids 0, 1, 3, 4, 6 and 9
 MARKOV = {"markov_head.markov_w1.weight": (V, 5), "markov_head.markov_w2.weight": (V, 5)}
 JOINT = {"markov_head.joint_proj.weight": (15, 10 + D), "markov_head.joint_proj.bias": (15,)}
-QWEN = ("mtp.fc", "mtp.pre_fc_norm_embedding", "mtp.pre_fc_norm_hidden", "mtp.norm", "mtp.layers.0", "qwen")
-MIMO = (*(f"model.mtp_layers.0.{x}" for x in ("input_proj", "token_layernorm", "hidden_layernorm", "final_layernorm")),)
+QWEN = (
+    "mtp.fc",
+    "mtp.pre_fc_norm_embedding",
+    "mtp.pre_fc_norm_hidden",
+    "mtp.norm",
+    "mtp.layers.0",
+    "qwen",
+)
+MIMO = (
+    *(
+        f"model.mtp_layers.0.{x}"
+        for x in ("input_proj", "token_layernorm", "hidden_layernorm", "final_layernorm")
+    ),
+)
 MIMO = (*MIMO, "model.mtp_layers.0", "mimo")
-NEXTN = (*(f"model.layers.7.{x}" for x in ("eh_proj", "enorm", "hnorm", "shared_head.norm")), "model.layers.7", "nextn")
-UNIFIED = (*(f"mtp_layers.0.{x}" for x in ("input_proj", "token_layernorm", "hidden_layernorm", "final_layernorm")),)
+NEXTN = (
+    *(f"model.layers.7.{x}" for x in ("eh_proj", "enorm", "hnorm", "shared_head.norm")),
+    "model.layers.7",
+    "nextn",
+)
+UNIFIED = (
+    *(
+        f"mtp_layers.0.{x}"
+        for x in ("input_proj", "token_layernorm", "hidden_layernorm", "final_layernorm")
+    ),
+)
 UNIFIED = (*UNIFIED, "mtp_layers.0", "qwen")
 QWEN3 = BASE | {"model_type": "qwen3"}
 
 
 def unified(kind, layer=BASE, **options):
     """A config.json of `speculators`."""
-    inner = {"algorithm": kind, "verifier": {"name_or_path": "org/target", "architectures": ["LlamaForCausalLM"]}}
-    return {"speculators_model_type": kind, "transformer_layer_config": layer, "speculators_config": inner, **options}
+    inner = {
+        "algorithm": kind,
+        "verifier": {"name_or_path": "org/target", "architectures": ["LlamaForCausalLM"]},
+    }
+    return {
+        "speculators_model_type": kind,
+        "transformer_layer_config": layer,
+        "speculators_config": inner,
+        **options,
+    }
 
 
 @dataclasses.dataclass
 class Published:
-    """A drafter as somebody has published it: config.json, tensors, what a reference is told of them, and the file."""
+    """A drafter as somebody has published it: config.json, tensors, what a reference is told of
+    them, and the file.
+    """
 
     table: dict
     shapes: dict
@@ -138,7 +186,10 @@ class Published:
         import torch
 
         generator = torch.Generator().manual_seed(3)
-        tensors = {name: 0.4 * torch.randn(shape, generator=generator) for name, shape in self.shapes.items()}
+        tensors = {
+            name: 0.4 * torch.randn(shape, generator=generator)
+            for name, shape in self.shapes.items()
+        }
         return tensors | {name: torch.tensor(x) for name, x in self.fixed.items()}
 
     def write(self, where, target_folder):
@@ -179,7 +230,10 @@ CASES = {
         BASE
         | {
             "architectures": ["LlamaForCausalLMEagle3"],
-            "eagle_config": {"use_aux_hidden_state": True, "eagle_aux_hidden_state_layer_ids": [0, 2, 4]},
+            "eagle_config": {
+                "use_aux_hidden_state": True,
+                "eagle_aux_hidden_state_layer_ids": [0, 2, 4],
+            },
             "norm_before_fc": True,
         },
         eagle3_shapes() | {"input_norm.weight": (3 * D,)},
@@ -209,7 +263,12 @@ CASES = {
         unified(
             "eagle3",
             QWEN3
-            | {"num_hidden_layers": 2, "use_sliding_window": True, "sliding_window": 3, "max_window_layers": 0}
+            | {
+                "num_hidden_layers": 2,
+                "use_sliding_window": True,
+                "sliding_window": 3,
+                "max_window_layers": 0,
+            }
             | {"layer_types": ["sliding_attention", "full_attention"]},
             eagle_aux_hidden_state_layer_ids=[1, 5],
             draft_vocab_size=V,
@@ -235,7 +294,12 @@ CASES = {
         fixed={"d2t": OFFSETS, "t2d": [i in (0, 1, 3, 4, 6, 9) for i in range(V)]},
     ),
     "Medusa": Published(
-        {"medusa_num_heads": 2, "medusa_num_layers": 2, "base_model_name_or_path": "org/target", "version": "2"},
+        {
+            "medusa_num_heads": 2,
+            "medusa_num_layers": 2,
+            "base_model_name_or_path": "org/target",
+            "version": "2",
+        },
         {f"{i}.{j}.linear.weight": (D, D) for i in range(3) for j in range(2)}
         | {f"{i}.{j}.linear.bias": (D,) for i in range(3) for j in range(2)}
         | {f"{i}.2.weight": (V, D) for i in range(3)},
@@ -243,13 +307,24 @@ CASES = {
         "medusa_lm_head.pt",
     ),
     "Medusa, vLLM's": Published(
-        {"num_heads": 3, "num_hidden_layers": 1, "hidden_size": D, "vocab_size": V, "truncated_vocab_size": 4},
-        {f"blocks.{i}.layers.0.weight": (D, D) for i in range(3)} | {f"lm_heads.{i}.weight": (4, D) for i in range(3)},
+        {
+            "num_heads": 3,
+            "num_hidden_layers": 1,
+            "hidden_size": D,
+            "vocab_size": V,
+            "truncated_vocab_size": 4,
+        },
+        {f"blocks.{i}.layers.0.weight": (D, D) for i in range(3)}
+        | {f"lm_heads.{i}.weight": (4, D) for i in range(3)},
         {},
         fixed={"token_map": [1, 4, 9, 12]},
     ),
-    "MTP, Qwen's": Published({"mtp_num_hidden_layers": 1}, mtp_shapes(QWEN), dict(layout=QWEN), beside_target=True),
-    "MTP, MiMo's": Published({"num_nextn_predict_layers": 1}, mtp_shapes(MIMO), dict(layout=MIMO), beside_target=True),
+    "MTP, Qwen's": Published(
+        {"mtp_num_hidden_layers": 1}, mtp_shapes(QWEN), dict(layout=QWEN), beside_target=True
+    ),
+    "MTP, MiMo's": Published(
+        {"num_nextn_predict_layers": 1}, mtp_shapes(MIMO), dict(layout=MIMO), beside_target=True
+    ),
     "MTP, DeepSeek's": Published(
         {"num_nextn_predict_layers": 1}, mtp_shapes(NEXTN), dict(layout=NEXTN), beside_target=True
     ),
@@ -276,7 +351,12 @@ CASES = {
             unified(
                 "dflash",
                 QWEN3
-                | {"num_hidden_layers": 2, "use_sliding_window": is_used, "sliding_window": 3, "max_window_layers": 0}
+                | {
+                    "num_hidden_layers": 2,
+                    "use_sliding_window": is_used,
+                    "sliding_window": 3,
+                    "max_window_layers": 0,
+                }
                 | {"layer_types": ["sliding_attention", "full_attention"]},
                 aux_hidden_state_layer_ids=[2, 5],
                 block_size=5,
@@ -286,20 +366,42 @@ CASES = {
             dflash_shapes(),
             dict(ids=(2, 5), slots=1, mask=12, **window),
         )
-        for name, is_used, window in (("DFlash, windows", True, {"window": 3}), ("DFlash, unused windows", False, {}))
+        for name, is_used, window in (
+            ("DFlash, windows", True, {"window": 3}),
+            ("DFlash, unused windows", False, {}),
+        )
     },
     **{
         f"DFlash, z-lab's {name}": Published(
             QWEN3
             | {"architectures": ["DFlashDraftModel"], "num_hidden_layers": 2, "sliding_window": 3}
-            | {"use_sliding_window": True, "layer_types": ["sliding_attention", "full_attention"], **table}
-            | {"dflash_config": {"block_size": 5, "mask_token_id": 12, "target_layer_ids": [1, 4], **options}},
+            | {
+                "use_sliding_window": True,
+                "layer_types": ["sliding_attention", "full_attention"],
+                **table,
+            }
+            | {
+                "dflash_config": {
+                    "block_size": 5,
+                    "mask_token_id": 12,
+                    "target_layer_ids": [1, 4],
+                    **options,
+                }
+            },
             dflash_shapes(),
-            dict(ids=(2, 5), slots=1, mask=12, from_anchor=False, causal=causal, **{"window": 3, **windows}),
+            dict(
+                ids=(2, 5),
+                slots=1,
+                mask=12,
+                from_anchor=False,
+                causal=causal,
+                **{"window": 3, **windows},
+            ),
         )
         for name, table, options, causal, windows in (
             ("windows", {}, {}, (True, False), {}),
-            # transformers' Qwen3Config drops the window; the layer is still a sliding one, and causal
+            # transformers' Qwen3Config drops the window; the layer is still a sliding one, and
+            # causal
             ("unused windows", {"use_sliding_window": False}, {}, (True, False), {"window": 99}),
             (
                 "windows by number",
@@ -312,7 +414,11 @@ CASES = {
             (
                 "scales",
                 {"is_causal": False, "input_embedding_scale": 9.0},
-                {"input_embedding_scale": 0.5, "output_multiplier": 0.7, "final_logit_softcapping": 4.0},
+                {
+                    "input_embedding_scale": 0.5,
+                    "output_multiplier": 0.7,
+                    "final_logit_softcapping": 4.0,
+                },
                 (False, False),
                 {},
             ),
@@ -321,10 +427,22 @@ CASES = {
     **{
         f"DFlash, JetSpec's {name}": Published(
             QWEN3
-            | {"architectures": ["DFlashDraftModel"], "num_hidden_layers": 2, "block_size": 5, "sliding_window": 3}
+            | {
+                "architectures": ["DFlashDraftModel"],
+                "num_hidden_layers": 2,
+                "block_size": 5,
+                "sliding_window": 3,
+            }
             | {"use_sliding_window": True, "layer_types": ["sliding_attention", "full_attention"]}
             | {"num_target_layers": LAYERS}
-            | {"dflash_config": {"mask_token_id": 12, "target_layer_ids": [1, 4], "target_hidden_size": D, **options}},
+            | {
+                "dflash_config": {
+                    "mask_token_id": 12,
+                    "target_layer_ids": [1, 4],
+                    "target_hidden_size": D,
+                    **options,
+                }
+            },
             dflash_shapes(),
             dict(ids=(2, 5), mask=12, window=3, from_anchor=False, causal=causal, slots=slots),
         )
@@ -336,9 +454,21 @@ CASES = {
     },
     "DFlash 2": Published(
         QWEN3
-        | {"architectures": ["DFlash2DraftModel"], "num_hidden_layers": 2, "is_causal": False, "sliding_window": 3}
+        | {
+            "architectures": ["DFlash2DraftModel"],
+            "num_hidden_layers": 2,
+            "is_causal": False,
+            "sliding_window": 3,
+        }
         | {"layer_types": ["sliding_attention", "full_attention"], "use_sliding_window": True}
-        | {"dflash_config": {"block_size": 5, "mask_token_id": 12, "target_layer_ids": [1, 4], **SELECTOR}},
+        | {
+            "dflash_config": {
+                "block_size": 5,
+                "mask_token_id": 12,
+                "target_layer_ids": [1, 4],
+                **SELECTOR,
+            }
+        },
         dflash2_shapes(suffix=".weight"),
         dict(ids=(2, 5), slots=1, mask=12, window=3, from_anchor=False, causal=(False, False)),
     ),
@@ -346,7 +476,12 @@ CASES = {
         unified(
             "dflash2",
             QWEN3
-            | {"num_hidden_layers": 2, "sliding_window": 3, "use_sliding_window": True, "max_window_layers": 0}
+            | {
+                "num_hidden_layers": 2,
+                "sliding_window": 3,
+                "use_sliding_window": True,
+                "max_window_layers": 0,
+            }
             | {"layer_types": ["sliding_attention", "full_attention"]},
             aux_hidden_state_layer_ids=[2, 5],
             block_size=5,
@@ -388,7 +523,9 @@ CASES = {
             markov_head_type="gated",
             draft_vocab_size=V,
         ),
-        dflash_shapes() | MARKOV | {"markov_head.gate_proj.weight": (5, D + 5), "markov_head.gate_proj.bias": (5,)},
+        dflash_shapes()
+        | MARKOV
+        | {"markov_head.gate_proj.weight": (5, D + 5), "markov_head.gate_proj.bias": (5,)},
         dict(ids=(2, 5), slots=1, mask=12),
     ),
     "DSpark, a memory": Published(
@@ -417,7 +554,9 @@ def published():
 
 @pytest.fixture
 def draft_of():
-    """Makes the first draft after the prompt and the token after it, at temperature 1, of one compiled program."""
+    """Makes the first draft after the prompt and the token after it, at temperature 1, of one
+    compiled program.
+    """
 
     def draft(drafter):
         functions, lm = drafter.functions, drafter.target.lm
@@ -431,12 +570,19 @@ def draft_of():
             forward, cache = lm.prefill(weights.target, prompt, Room(40))
             state = functions.init(DraftStart(weights, prompt, Room(40, 20), forward))
             context = DraftContext(
-                keys, row, jnp.array([gamma]), gamma, False, lambda logits, *_: at_temperature()(params, logits, None)
+                keys,
+                row,
+                jnp.array([gamma]),
+                gamma,
+                False,
+                lambda logits, *_: at_temperature()(params, logits, None),
             )
             draft, _ = functions.propose(weights, Caches(cache, state), context)
             return draft.tokens[0], draft.log_probs[0]
 
-        tokens, log_probs = run(Weights(drafter.target.params, drafter.params), jax.random.split(jax.random.key(5), 1))
+        tokens, log_probs = run(
+            Weights(drafter.target.params, drafter.params), jax.random.split(jax.random.key(5), 1)
+        )
         return tokens.tolist(), np.asarray(log_probs)
 
     return draft

@@ -1,4 +1,6 @@
-"""DFlash 2's walk: exact by every rule, in trees too, though most tokens are never proposed; and what is refused."""
+"""DFlash 2's walk: exact by every rule, in trees too, though most tokens are never proposed; and
+what is refused.
+"""
 
 import dataclasses
 import functools
@@ -38,7 +40,13 @@ def drafter():
 def off(cold=False, **options):
     """The total variation of the text's distribution from the target's."""
     params = SamplingParams(jnp.zeros(1) if cold else jnp.ones(1), jnp.array([V]), jnp.ones(1))
-    options = {"drafter": drafter(), "steps": 3, "sampler": at_temperature(V, True), "prompt": PROMPT, **options}
+    options = {
+        "drafter": drafter(),
+        "steps": 3,
+        "sampler": at_temperature(V, True),
+        "prompt": PROMPT,
+        **options,
+    }
     return certify(drafter().target, sampling_params=params, **options)
 
 
@@ -52,7 +60,9 @@ def test_every_exact_rule_keeps_the_distribution(name):
 def test_trees_of_its_edges_keep_the_distribution(name):
     tree = {
         "best first": lambda: drafters.dynamic_tree(drafter(), nodes=3, depth=2, width=2),
-        "drawn": lambda: drafters.tree(drafter(), shape=[(0,), (1,), (0, 0)], draw="without_replacement"),
+        "drawn": lambda: drafters.tree(
+            drafter(), shape=[(0,), (1,), (0, 0)], draw="without_replacement"
+        ),
     }[name]()
     assert max(off(drafter=tree), off(True, drafter=tree)) < 1e-5
 
@@ -63,27 +73,38 @@ def test_greedy_text_is_plain_text_by_chains_and_trees():
     plain = jaxspec.generate(target_of("decoder"), rows, max_new_tokens=12, eos_ids=())
     for one in (drafter(), drafters.dynamic_tree(drafter(), nodes=4, depth=3, width=2)):
         options = {} if one.functions.tree else {"gamma": 3}
-        out = jaxspec.generate(target_of("decoder"), rows, drafter=one, max_new_tokens=12, eos_ids=(), **options)
+        out = jaxspec.generate(
+            target_of("decoder"), rows, drafter=one, max_new_tokens=12, eos_ids=(), **options
+        )
         np.testing.assert_array_equal(out.tokens, plain.tokens)
         assert out.stats.accepted.sum() > 0
 
 
 @pytest.mark.parametrize("hard", [True, False])
 def test_the_walk_learns_among_its_candidates_and_the_targets_best_token(hard):
-    """Its distribution is the walk's, but for a last candidate that gives way to a best token that was missing."""
+    """Its distribution is the walk's, but for a last candidate that gives way to a best token that
+    was missing.
+    """
     params = drafter().params
-    features, ahead = jax.random.normal(jax.random.key(1), (4, 2, 8)), jnp.array([[0, 1], [2, 2], [1, 0], [2, 1]])
+    features, ahead = (
+        jax.random.normal(jax.random.key(1), (4, 2, 8)),
+        jnp.array([[0, 1], [2, 2], [1, 0], [2, 1]]),
+    )
     shared = jaxspec.draft_heads.target.shared_with(drafter().target.lm, drafter().target.params)
     at = DraftStep(features, ahead, 1)
     walk = np.exp(jax.nn.log_softmax(dflash2.draft_logits(CONFIG, params, shared, at)[0]))
     unary = jax.nn.log_softmax(dflash2.learned_logits(CONFIG, params, shared, at)[0])
     order = np.argsort(-np.asarray(unary), axis=1)  # the first two are candidates
     np.testing.assert_array_equal(np.take_along_axis(walk, order, 1)[:, 2], 0.0)
-    best = np.where(np.arange(4) < 2, order[:, 1], order[:, 2])  # a candidate in two rows, none in the others
+    # a candidate in two rows, none in the others
+    best = np.where(np.arange(4) < 2, order[:, 1], order[:, 2])
     p = np.where(np.arange(V)[None] == best[:, None], 0.6, 0.2)
     labels, estimate = dflash2.walk_lesson(CONFIG, params, shared, at, jnp.log(p), unary, hard)
-    np.testing.assert_allclose(np.exp(estimate)[:2], np.take_along_axis(walk, order[:, :2], 1)[:2], rtol=1e-5)
-    expected = np.array([0.0, 1.0]) if hard else np.array([0.25, 0.75])  # the best token is the last one in all rows
+    np.testing.assert_allclose(
+        np.exp(estimate)[:2], np.take_along_axis(walk, order[:, :2], 1)[:2], rtol=1e-5
+    )
+    # the best token is the last one in all rows
+    expected = np.array([0.0, 1.0]) if hard else np.array([0.25, 0.75])
     np.testing.assert_allclose(np.exp(labels), np.broadcast_to(expected, (4, 2)), rtol=1e-5)
     # The injected token's score is its logit and its edge, as if it were a candidate.
     every = dataclasses.replace(CONFIG, candidates=V)

@@ -1,8 +1,9 @@
 """Published drafters compute what their formats say, and what is written is read again.
 
-The references are written in PyTorch from the descriptions of the formats, over the tensors as the files have them, and
-read the hidden states of transformers' own Llama; so names, numbers of layers, and which token goes with which hidden
-state are tested together, through `load_drafter` and the drafters' own functions.
+The references are written in PyTorch from the descriptions of the formats, over the tensors as the
+files have them, and read the hidden states of transformers' own Llama; so names, numbers of layers,
+and which token goes with which hidden state are tested together, through `load_drafter` and the
+drafters' own functions.
 """
 
 import dataclasses
@@ -37,13 +38,16 @@ PROMPT, FIRST, GAMMA = [3, 1, 4, 1, 5], 9, 3
 
 
 class Hidden:
-    """The hidden states that transformers' model computes for the prompt, and the parts of it that drafters use."""
+    """The hidden states that transformers' model computes for the prompt, and the parts of it that
+    drafters use.
+    """
 
     def __init__(self, folder):
         self.model = transformers.LlamaForCausalLM.from_pretrained(folder).eval()
         with torch.no_grad():
             out = self.model(torch.tensor([PROMPT]), output_hidden_states=True)
-        self.states = [x[0] for x in out.hidden_states]  # [before layer 0, ..., after the last layer and its norm]
+        # [before layer 0, ..., after the last layer and its norm]
+        self.states = [x[0] for x in out.hidden_states]
         self.last = self.states[-1]
 
     def embed(self, tokens):
@@ -76,7 +80,8 @@ def rotate(x, positions):
 
 
 def attention(t, name, x, context=None, causal=True, hidden=None):
-    """Return the attention of x to itself, causally; or to a context before it and to all of itself.
+    """Return the attention of x to itself, causally; or to a context before it and to all of
+    itself.
 
     `hidden` says which of these each position of x does not see.
     """
@@ -84,7 +89,9 @@ def attention(t, name, x, context=None, causal=True, hidden=None):
     positions = torch.arange(len(read))
 
     def heads_of(part, source, count):
-        y = source @ t[f"{name}.{part}_proj.weight"].T + t.get(f"{name}.{part}_proj.bias", torch.zeros(()))
+        y = source @ t[f"{name}.{part}_proj.weight"].T + t.get(
+            f"{name}.{part}_proj.bias", torch.zeros(())
+        )
         y = y.reshape(len(source), count, HD)
         return norm(y, t[f"{name}.{part}_norm.weight"]) if f"{name}.{part}_norm.weight" in t else y
 
@@ -106,7 +113,9 @@ def mlp(t, name, x):
 
 
 def block(t, name, x, context=None, causal=True):
-    x = x + attention(t, f"{name}.self_attn", norm(x, t[f"{name}.input_layernorm.weight"]), context, causal)
+    x = x + attention(
+        t, f"{name}.self_attn", norm(x, t[f"{name}.input_layernorm.weight"]), context, causal
+    )
     return x + mlp(t, f"{name}.mlp", norm(x, t[f"{name}.post_attention_layernorm.weight"]))
 
 
@@ -138,11 +147,15 @@ def eagle3(t, table, hidden, draft, ids, name="midlayer", window=None, layers=1)
         if "input_norm.weight" in t:
             taps = norm(taps, t["input_norm.weight"])
         if "fc_norm.0.weight" in t:
-            taps = torch.cat([norm(x, t[f"fc_norm.{i}.weight"]) for i, x in enumerate(taps.split(D, -1))], -1)
+            taps = torch.cat(
+                [norm(x, t[f"fc_norm.{i}.weight"]) for i, x in enumerate(taps.split(D, -1))], -1
+            )
         return taps @ t["fc.weight"].T
 
     def step(features, tokens):
-        embedded = t["embed_tokens.weight"][tokens] if "embed_tokens.weight" in t else hidden.embed(tokens)
+        embedded = (
+            t["embed_tokens.weight"][tokens] if "embed_tokens.weight" in t else hidden.embed(tokens)
+        )
         g = norm(features, t[f"{name}.hidden_norm.weight"])
         x = torch.cat([norm(embedded, t[f"{name}.input_layernorm.weight"]), g], -1)
         position = torch.arange(len(x))
@@ -161,7 +174,8 @@ def eagle3(t, table, hidden, draft, ids, name="midlayer", window=None, layers=1)
         return normed if table.get("norm_output") else x, logits
 
     features = fused(hidden.layers(ids))
-    if "mask_hidden" in t:  # all draft tokens in one pass: behind the text's pairs are those of a mask token
+    # all draft tokens in one pass: behind the text's pairs are those of a mask token
+    if "mask_hidden" in t:
         slots = fused(t["mask_hidden"][0]).expand(GAMMA - 1, -1)
         tokens = [*PROMPT[1:], FIRST] + [table["mask_token_id"]] * (GAMMA - 1)
         return step(torch.cat([features, slots]), torch.tensor(tokens))[1][-GAMMA:]
@@ -173,7 +187,9 @@ def medusa(t, table, hidden, draft):
     for i in range(GAMMA):
         x = hidden.last[-1]
         for j in range(2):
-            x = x + torch.nn.functional.silu(x @ t[f"{i}.{j}.linear.weight"].T + t[f"{i}.{j}.linear.bias"])
+            x = x + torch.nn.functional.silu(
+                x @ t[f"{i}.{j}.linear.weight"].T + t[f"{i}.{j}.linear.bias"]
+            )
         logits.append(x @ t[f"{i}.2.weight"].T)
     return torch.stack(logits)
 
@@ -194,22 +210,32 @@ def mtp(t, table, hidden, draft, layout):
         embedded = hidden.embed(tokens)
         if style != "qwen":
             embedded = torch.cat([torch.zeros(1, D), embedded[1:]])
-        pair = norm(embedded, t[f"{embedding_norm}.weight"]), norm(features, t[f"{hidden_norm}.weight"])
+        pair = (
+            norm(embedded, t[f"{embedding_norm}.weight"]),
+            norm(features, t[f"{hidden_norm}.weight"]),
+        )
         x = torch.cat(pair[::-1] if style == "mimo" else pair, -1) @ t[f"{fc}.weight"].T
         x = block(t, layer, x)
         normed = norm(x, t[f"{final}.weight"])
-        logits = normed @ t["model.layers.7.shared_head.head.weight"].T if style == "nextn" else hidden.head(normed)
+        logits = (
+            normed @ t["model.layers.7.shared_head.head.weight"].T
+            if style == "nextn"
+            else hidden.head(normed)
+        )
         return x if style == "nextn" else normed, logits
 
     return token_by_token(step, hidden.last, hidden, draft)
 
 
 def convolutions(t, name, y):
-    """Return DFlash 2's two convolutions around a sublayer that reads y; of other drafters, nothing."""
+    """Return DFlash 2's two convolutions around a sublayer that reads y; of other drafters,
+    nothing.
+    """
     if f"{name}.base_kernel" not in t:
         return (lambda x: x,) * 2
     base, dynamic = t[f"{name}.base_kernel"], y @ t[f"{name}.kernel_projection.weight"].T
-    dynamic = dynamic.reshape(len(y), 2, 2, -1).repeat_interleave(4, -1)  # [positions, side, offset, D]
+    # [positions, side, offset, D]
+    dynamic = dynamic.reshape(len(y), 2, 2, -1).repeat_interleave(4, -1)
 
     def side(s):
         def convolve(x):
@@ -222,9 +248,14 @@ def convolutions(t, name, y):
 
 
 def walked(t, table, logits, features, draft):
-    """Return the logits of each token of DFlash 2's walk: of the best of a position, scored by the token before."""
+    """Return the logits of each token of DFlash 2's walk: of the best of a position, scored by the
+    token before.
+    """
     books = [
-        t[name] for x in ("predecessor", "successor") for name in t if name.startswith(f"candidate_selector.{x}_code")
+        t[name]
+        for x in ("predecessor", "successor")
+        for name in t
+        if name.startswith(f"candidate_selector.{x}_code")
     ]
     rows = []
     for unary, feature, previous in zip(logits, features, [FIRST, *draft[:-1]], strict=True):
@@ -235,7 +266,19 @@ def walked(t, table, logits, features, draft):
     return torch.stack(rows)
 
 
-def dflash(t, table, hidden, draft, ids, slots, mask, window=None, from_anchor=True, causal=(True, False), local=0):
+def dflash(
+    t,
+    table,
+    hidden,
+    draft,
+    ids,
+    slots,
+    mask,
+    window=None,
+    from_anchor=True,
+    causal=(True, False),
+    local=0,
+):
     table = {**table, **table.get("dflash_config", {})}
     context = norm(hidden.layers(ids) @ t["fc.weight"].T, t["hidden_norm.weight"])
     tokens = torch.tensor([FIRST] + [mask] * (table["block_size"] - 1))
@@ -244,13 +287,18 @@ def dflash(t, table, hidden, draft, ids, slots, mask, window=None, from_anchor=T
     for i in range(2):  # of two layers one, `local`, may have a window
         name = f"layers.{i}"
         y = norm(x, t[f"{name}.input_layernorm.weight"])
-        key, query = torch.arange(len(context) + len(x))[None] - len(context), torch.arange(len(x))[:, None]
+        key, query = (
+            torch.arange(len(context) + len(x))[None] - len(context),
+            torch.arange(len(x))[:, None],
+        )
         here = window if i == local else None
         unseen = (key > query) & (causal[0] if here else causal[1])
         if here:  # its end is the block's first position, or it is each token's own
             unseen = unseen | (key < -here if from_anchor else (key - query).abs() >= here)
         before, after = convolutions(t, f"{name}.attention_conv", y)
-        x = x + after(attention(t, f"{name}.self_attn", before(y), context, causal=False, hidden=unseen))
+        x = x + after(
+            attention(t, f"{name}.self_attn", before(y), context, causal=False, hidden=unseen)
+        )
         y = norm(x, t[f"{name}.post_attention_layernorm.weight"])
         before, after = convolutions(t, f"{name}.mlp_conv", y)
         x = x + after(mlp(t, f"{name}.mlp", before(y)))
@@ -265,11 +313,15 @@ def dflash(t, table, hidden, draft, ids, slots, mask, window=None, from_anchor=T
     if "markov_head.markov_w1.weight" not in t:
         return logits
     memory, log_probs = torch.zeros(5), []
-    # All of the block, in order: that of the last committed token, too, where it predicts none (`slots` is 1).
+    # All of the block, in order: that of the last committed token, too, where it predicts none
+    # (`slots` is 1).
     for feature, previous in zip(normed, [FIRST] * slots + [FIRST, *draft[:-1]], strict=False):
         z = t["markov_head.markov_w1.weight"][previous]
         if "markov_head.gate_proj.weight" in t:
-            read = torch.cat([feature, z]) @ t["markov_head.gate_proj.weight"].T + t["markov_head.gate_proj.bias"]
+            read = (
+                torch.cat([feature, z]) @ t["markov_head.gate_proj.weight"].T
+                + t["markov_head.gate_proj.bias"]
+            )
             z = torch.sigmoid(read) * z
         if "markov_head.joint_proj.weight" in t:
             read = torch.cat([memory, z, feature]) @ t["markov_head.joint_proj.weight"].T
@@ -292,10 +344,23 @@ REFERENCES = {
     "DSpark": dflash,
 }
 NAMES = [
-    *("EAGLE", "EAGLE-3, its authors'", "EAGLE-3, SGLang's", "EAGLE-3, DeepSpec's", "EAGLE-3, speculators"),
+    *(
+        "EAGLE",
+        "EAGLE-3, its authors'",
+        "EAGLE-3, SGLang's",
+        "EAGLE-3, DeepSpec's",
+        "EAGLE-3, speculators",
+    ),
     *("EAGLE-3, windows", "P-EAGLE", "Medusa", "Medusa, vLLM's"),
     *("MTP, Qwen's", "MTP, MiMo's", "MTP, DeepSeek's", "MTP, speculators"),
-    *("DFlash", "DFlash, windows", "DFlash, unused windows", "DSpark", "DSpark, speculators", "DSpark, a memory"),
+    *(
+        "DFlash",
+        "DFlash, windows",
+        "DFlash, unused windows",
+        "DSpark",
+        "DSpark, speculators",
+        "DSpark, a memory",
+    ),
     *("DFlash 2", "DFlash 2, speculators"),
     *("DFlash, z-lab's windows", "DFlash, z-lab's causal layers", "DFlash, z-lab's scales"),
     *("DFlash, z-lab's unused windows", "DFlash, z-lab's windows by number"),
@@ -313,10 +378,16 @@ def test_every_published_drafter_has_a_reference(published):
 def test_computes_what_its_format_says(name, published, folder, target, hidden, draft_of, tmp_path):
     case = published[name]
     where = case.write(tmp_path / "it", folder)
-    drafter = jaxspec.load_drafter(where, target=jaxspec.load(where) if case.beside_target else target)
+    drafter = jaxspec.load_drafter(
+        where, target=jaxspec.load(where) if case.beside_target else target
+    )
     tokens, log_probs = draft_of(drafter)
     reference = REFERENCES.get(name) or REFERENCES[name.partition(",")[0]]
-    expected = reference(case.tensors(), case.table, hidden, tokens, **case.reference).log_softmax(-1).numpy()
+    expected = (
+        reference(case.tensors(), case.table, hidden, tokens, **case.reference)
+        .log_softmax(-1)
+        .numpy()
+    )
     np.testing.assert_allclose(log_probs, expected, rtol=1e-4, atol=1e-4)
     assert np.ptp(log_probs[np.isfinite(log_probs)]) > 1.0
 
@@ -328,17 +399,34 @@ def test_computes_what_its_format_says(name, published, folder, target, hidden, 
     "name",
     marked(
         [
-            *("EAGLE-3, its authors'", "EAGLE-3, speculators", "MTP, speculators", "DFlash", "DFlash, windows"),
+            *(
+                "EAGLE-3, its authors'",
+                "EAGLE-3, speculators",
+                "MTP, speculators",
+                "DFlash",
+                "DFlash, windows",
+            ),
             *("EAGLE-3, windows", "P-EAGLE", "DFlash 2", "DFlash 2, speculators"),
-            *("DSpark", "DFlash, z-lab's windows", "DFlash, z-lab's causal layers", "DFlash, z-lab's scales"),
-            *("DFlash, z-lab's unused windows", "DFlash, z-lab's windows by number", "DFlash, unused windows"),
+            *(
+                "DSpark",
+                "DFlash, z-lab's windows",
+                "DFlash, z-lab's causal layers",
+                "DFlash, z-lab's scales",
+            ),
+            *(
+                "DFlash, z-lab's unused windows",
+                "DFlash, z-lab's windows by number",
+                "DFlash, unused windows",
+            ),
             *("DFlash, JetSpec's causal head", "DFlash, JetSpec's bidirectional head"),
         ],
         slow={"EAGLE-3, its authors'"},
     ),
 )
 def test_what_is_written_is_read_again(name, folder, target, tmp_path, published):
-    """In the format of speculators, tensors bit for bit; what it was read from may have been another format."""
+    """In the format of speculators, tensors bit for bit; what it was read from may have been
+    another format.
+    """
     case = published[name]
     config, params = read_head(case.write(tmp_path / "it", folder), target=target)
     written = save(config, params, tmp_path / "written", target=target, tokens=4)
@@ -361,27 +449,44 @@ def test_what_is_written_is_read_again(name, folder, target, tmp_path, published
     said = table["speculators_config"]
     assert said["verifier"] == {"name_or_path": "llama", "architectures": ["LlamaForCausalLM"]}
     assert said["proposal_methods"][0]["speculative_tokens"] <= 4
-    assert said["algorithm"] == table["speculators_model_type"] in table["architectures"][0].lower() + "eagle3 mtp"
+    assert (
+        said["algorithm"]
+        == table["speculators_model_type"]
+        in table["architectures"][0].lower() + "eagle3 mtp"
+    )
     from safetensors.torch import load_file
 
     layers = transformers.AutoConfig.for_model(**table["transformer_layer_config"])
-    assert (layers.hidden_size, layers.vocab_size, layers.num_hidden_layers) == (D, V, len(config.layer.layers))
+    assert (layers.hidden_size, layers.vocab_size, layers.num_hidden_layers) == (
+        D,
+        V,
+        len(config.layer.layers),
+    )
     if name == "EAGLE-3, its authors'":
         tensors = load_file(written / "model.safetensors")
         assert all(tensors[name].tolist() == case.fixed[name] for name in ("d2t", "t2d"))
-        assert {x.split(".")[0] for x in tensors} >= {"layers", "fc", "norm", "lm_head", "embed_tokens"}
+        assert {x.split(".")[0] for x in tensors} >= {
+            "layers",
+            "fc",
+            "norm",
+            "lm_head",
+            "embed_tokens",
+        }
         assert table["eagle_aux_hidden_state_layer_ids"] == [2, 3, 4]
         with pytest.raises(CheckpointError, match="give overwrite"):
             save(config, params, written, target=target)
 
 
 def test_a_format_without_such_a_drafter(target, folder, tmp_path, published):
-    config, params = read_head(published["MTP, MiMo's"].write(tmp_path / "it", folder), target=target)
+    config, params = read_head(
+        published["MTP, MiMo's"].write(tmp_path / "it", folder), target=target
+    )
     with pytest.raises(CheckpointError, match="hidden_first"):
         save(config, params, tmp_path / "out", target=target)
     plain = mtp_kind.MTPConfig(nets.replace(target.config, layers=1))
     with pytest.raises(
-        CheckpointError, match=r"only modules with Qwen 3's layer.* head_norms=False: train it with head_norms"
+        CheckpointError,
+        match=r"only modules with Qwen 3's layer.* head_norms=False: train it with head_norms",
     ):
         save(plain, mtp_kind.init(plain, jax.random.key(0)), tmp_path / "out", target=target)
     assert not (tmp_path / "out").exists()
@@ -390,7 +495,10 @@ def test_a_format_without_such_a_drafter(target, folder, tmp_path, published):
 def windowed(layers, *windows):
     """Layers with a window each; None: the whole row."""
     pairs = zip(layers.layers, windows, strict=True)
-    changed = [dataclasses.replace(x, attention=dataclasses.replace(x.attention, window=w)) for x, w in pairs]
+    changed = [
+        dataclasses.replace(x, attention=dataclasses.replace(x.attention, window=w))
+        for x, w in pairs
+    ]
     return dataclasses.replace(layers, layers=tuple(changed))
 
 
@@ -400,25 +508,46 @@ EAGLE3 = dict(hidden_size=D, taps=(0, 2, 4), own_head=True)
 @pytest.mark.parametrize("windows", [(3,), (3, None), (None, 3)])
 @pytest.mark.parametrize("options", [EAGLE3, dict(hidden_size=D)], ids=["EAGLE-3", "EAGLE-1"])
 def test_windows_without_head_norms_are_those_of_a_llama(windows, options, target):
-    """Speculators knows the layers of Llama and Qwen 3 alone; it reads windows from the list of layers."""
+    """Speculators knows the layers of Llama and Qwen 3 alone; it reads windows from the list of
+    layers.
+    """
     layer = windowed(nets.replace(target.config, layers=len(windows)), *windows)
     config = EagleConfig(layer, **options)
     table = config_json(config, target)
     layers = table.get("transformer_layer_config", table)
-    assert (layers["model_type"], layers["sliding_window"], layers["use_sliding_window"]) == ("llama", 3, True)
-    assert layers["layer_types"] == ["full_attention" if w is None else "sliding_attention" for w in windows]
+    assert (layers["model_type"], layers["sliding_window"], layers["use_sliding_window"]) == (
+        "llama",
+        3,
+        True,
+    )
+    assert layers["layer_types"] == [
+        "full_attention" if w is None else "sliding_attention" for w in windows
+    ]
     # A layer's own tensors do not say of its window.
     again = formats.layer_of(table, {}, windows=True)
     assert [x.attention.window for x in again.layers] == [*windows]
 
 
-@pytest.mark.parametrize("change", [{}, {"markov_rank": 5, "from_anchor": True}, {"causal_full": True}, {"group": 4}])
+@pytest.mark.parametrize(
+    "change", [{}, {"markov_rank": 5, "from_anchor": True}, {"causal_full": True}, {"group": 4}]
+)
 def test_block_drafters_without_head_norms_are_refused(change, target):
-    """In z-lab's format (`causal_full`), too: others would load them with norms that nobody trained."""
+    """In z-lab's format (`causal_full`), too: others would load them with norms that nobody
+    trained.
+    """
     kind = DFlash2Config if "group" in change else BlockConfig
-    options = dict(layer=nets.replace(target.config, layers=2), hidden_size=D, taps=(0, 2), block=4, mask_token=12)
+    options = dict(
+        layer=nets.replace(target.config, layers=2),
+        hidden_size=D,
+        taps=(0, 2),
+        block=4,
+        mask_token=12,
+    )
     config = kind(**options | ({"candidates": 4} if "group" in change else {}) | change)
-    with pytest.raises(CheckpointError, match=r"only block drafters with Qwen 3's .*False: train it with head_norms"):
+    with pytest.raises(
+        CheckpointError,
+        match=r"only block drafters with Qwen 3's .*False: train it with head_norms",
+    ):
         config_json(config, target)
     normed = dataclasses.replace(config, layer=nets.replace(config.layer, head_norms=True))
     layers = config_json(normed, target)
@@ -427,22 +556,31 @@ def test_block_drafters_without_head_norms_are_refused(change, target):
 
 def test_layers_that_readers_do_not_know_are_refused(target):
     one = nets.replace(target.config, layers=1)
-    with pytest.raises(CheckpointError, match="are those of qwen2: the format has those of llama, qwen3"):
+    with pytest.raises(
+        CheckpointError, match="are those of qwen2: the format has those of llama, qwen3"
+    ):
         config_json(EagleConfig(nets.replace(one, qkv_bias=True), **EAGLE3), target)
     with pytest.raises(CheckpointError, match=r"windows of \[2, 3\]: the format stores one width"):
         config_json(EagleConfig(windowed(nets.replace(one, layers=2), 2, 3), **EAGLE3), target)
 
 
 @pytest.mark.slow
-def test_heads_are_written_as_vllm_has_medusas_and_eagle_as_its_authors(target, folder, tmp_path, published):
-    """Files have vLLM's or the authors' tensors, and ours for what those lack: all is read again."""
+def test_heads_are_written_as_vllm_has_medusas_and_eagle_as_its_authors(
+    target, folder, tmp_path, published
+):
+    """Files have vLLM's or the authors' tensors, and ours for what those lack: all is read
+    again.
+    """
     blockwise = HeadsConfig(V, D, heads=2, block="feed_forward", ff_dim=6, own_head=False)
     hydra = HeadsConfig(V, D, heads=2, blocks=2, reads_tokens=True, draft_vocab=5)
     of_target = (
         HeadsConfig(V, D, heads=2, own_head=False),
         HeadsConfig(V, D, heads=2, own_head=False, reads_tokens=True),
     )
-    heads = [(c, medusa_kind.init(c, jax.random.key(i))) for i, c in enumerate((blockwise, hydra, *of_target))]
+    heads = [
+        (c, medusa_kind.init(c, jax.random.key(i)))
+        for i, c in enumerate((blockwise, hydra, *of_target))
+    ]
     for name in ("EAGLE", "Medusa", "Medusa, vLLM's"):
         heads.append(read_head(published[name].write(tmp_path / name, folder), target=target))
     for number, (config, params) in enumerate(heads):
@@ -452,10 +590,16 @@ def test_heads_are_written_as_vllm_has_medusas_and_eagle_as_its_authors(target, 
         jax.tree.map(np.testing.assert_array_equal, same, params)
     from safetensors.torch import load_file
 
-    theirs, ours = (load_file(where / "model.safetensors") for where in (tmp_path / "Medusa, vLLM's", written))
-    assert {name: tuple(x.shape) for name, x in ours.items()} == {n: tuple(x.shape) for n, x in theirs.items()}
+    theirs, ours = (
+        load_file(where / "model.safetensors") for where in (tmp_path / "Medusa, vLLM's", written)
+    )
+    assert {name: tuple(x.shape) for name, x in ours.items()} == {
+        n: tuple(x.shape) for n, x in theirs.items()
+    }
     table = json.loads((written / "config.json").read_text())
-    assert {name: table[name] for name in published["Medusa, vLLM's"].table} == published["Medusa, vLLM's"].table
+    assert {name: table[name] for name in published["Medusa, vLLM's"].table} == published[
+        "Medusa, vLLM's"
+    ].table
 
 
 @pytest.mark.slow
@@ -469,7 +613,9 @@ def test_generate_runs_the_target_with_what_the_drafter_reads(folder, target, tm
     fast = jaxspec.generate(target, prompt, drafter=drafter, max_new_tokens=8)
     np.testing.assert_array_equal(fast.tokens, plain.tokens)
     narrow = jaxspec.load(folder, dtype="bfloat16")
-    kinds = {x.dtype.name for x in jax.tree.leaves(jaxspec.load_drafter(where, target=narrow).params)}
+    kinds = {
+        x.dtype.name for x in jax.tree.leaves(jaxspec.load_drafter(where, target=narrow).params)
+    }
     assert kinds == {"bfloat16", "float32"}  # matrices, and scales of norms
     with pytest.raises(ValueError, match="the drafter reads the hidden states of llama"):
         jaxspec.generate(narrow, prompt, drafter=drafter)

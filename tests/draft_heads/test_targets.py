@@ -1,4 +1,6 @@
-"""Every published kind of draft head on every kind of target: drafted text is plain text, in chains and trees."""
+"""Every published kind of draft head on every kind of target: drafted text is plain text, in chains
+and trees.
+"""
 
 import dataclasses
 import functools
@@ -45,7 +47,11 @@ COVERING = {  # each head, each target, chains and trees
     ("MTP", "gpt-oss", "tree"),
     ("EAGLE-3", "recurrent", "tree"),  # a refusal
 }
-FAST = {("EAGLE-3", "Gemma 4", "tree"), ("DFlash", "recurrent", "chain"), ("EAGLE-3", "recurrent", "tree")}
+FAST = {
+    ("EAGLE-3", "Gemma 4", "tree"),
+    ("DFlash", "recurrent", "chain"),
+    ("EAGLE-3", "recurrent", "tree"),
+}
 
 
 @pytest.fixture(scope="module")
@@ -67,23 +73,32 @@ def drafter_of(kind, target, folder):
     case = CASES[HEADS[kind]]
     table = case.table | {key: value for key, value in TAPS.items() if key in case.table}
     table |= BLOCK if "dflash_config" in table else {}
-    return jaxspec.load_drafter(dataclasses.replace(case, table=table).write(folder / "head", None), target=target)
+    return jaxspec.load_drafter(
+        dataclasses.replace(case, table=table).write(folder / "head", None), target=target
+    )
 
 
 @pytest.mark.needs_torch
-@pytest.mark.parametrize(("kind", "name", "shape"), marked(EVERY, slow=COVERING - FAST, exhaustive={*EVERY} - COVERING))
+@pytest.mark.parametrize(
+    ("kind", "name", "shape"), marked(EVERY, slow=COVERING - FAST, exhaustive={*EVERY} - COVERING)
+)
 def test_drafted_text_is_plain_text(kind, name, shape, target_of, tmp_path):
     target, plain = target_of(name)
     if (kind, name) == ("MTP", "recurrent"):  # its own module, with gates, of a target of its own
         target = test_mtp.module(small=True).target
-        drafter, rows = test_mtp.module(small=True), [[token % target.lm.vocab_size for token in row] for row in ROWS]
+        drafter, rows = (
+            test_mtp.module(small=True),
+            [[token % target.lm.vocab_size for token in row] for row in ROWS],
+        )
         plain = jaxspec.generate(target, rows, **LIMITS).tokens.tolist()
     else:
         drafter, rows = drafter_of(kind, target, tmp_path), ROWS
     if shape == "chain":
         out = jaxspec.generate(target, rows, drafter=drafter, gamma=3, **LIMITS)
     elif name == "recurrent":
-        with pytest.raises(ValueError, match=r"the target takes chains only .*recurrent layers take no trees"):
+        with pytest.raises(
+            ValueError, match=r"the target takes chains only .*recurrent layers take no trees"
+        ):
             jaxspec.generate(target, rows, drafter=drafters.tree(drafter, (2, 1)), **LIMITS)
         return
     else:

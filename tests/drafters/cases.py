@@ -1,4 +1,6 @@
-"""Every drafter, with what its conformance tests are given: one table, and the models and samplers of all of them."""
+"""Every drafter, with what its conformance tests are given: one table, and the models and samplers
+of all of them.
+"""
 
 from typing import NamedTuple
 
@@ -38,10 +40,13 @@ POLICIES = {
 # Of three tokens.
 TEXTS = [[0, 1, 1, 2, 0, 1, 2, 2, 1, 0], [2, 2, 0]]
 TABLES = drafters.bigram(TEXTS, TARGET, followers=2)
-TRIGRAM = drafters.ngram([[0, 1, 1, 2, 0, 1], [2, 2, 0]], TARGET, order=3)  # lacks the pairs 0 0, 0 2, 1 0 and 2 1
+# lacks the pairs 0 0, 0 2, 1 0 and 2 1
+TRIGRAM = drafters.ngram([[0, 1, 1, 2, 0, 1], [2, 2, 0]], TARGET, order=3)
 STORE = datastore.build([[0, 2, 1, 1, 0, 2], [1, 0]], vocab_size=3)
 SMALL = table_model(jax.random.key(4), 3, order=1)
-SPELLED = map_vocabulary(table_model(jax.random.key(3), 2, sharpness=1.5), [2, 0], 3, [[1], [0, 1], [0]])
+SPELLED = map_vocabulary(
+    table_model(jax.random.key(3), 2, sharpness=1.5), [2, 0], 3, [[1], [0, 1], [0]]
+)
 
 # Of six tokens, for rows among other rows.
 LARGE_TARGET = table_model(jax.random.key(5), 6, sharpness=2.0)
@@ -58,19 +63,27 @@ class Case(NamedTuple):
     large: BoundDrafter | None = None  # of `LARGE_TARGET`: rows among other rows
     slow: bool = True  # the test of its distribution
     exhaustive: bool = False  # others stand for it
-    brief: bool = False  # its programs are large: three tokens are enumerated, and no truncated distribution
+    # its programs are large: three tokens are enumerated, and no truncated distribution
+    brief: bool = False
     permuted: bool = False  # in drafters/test_conformance.py; the others are in decode/test_rows.py
-    policies: tuple[str, ...] = ()  # with which its distribution is enumerated, if `--exhaustive` is given
+    # with which its distribution is enumerated, if `--exhaustive` is given
+    policies: tuple[str, ...] = ()
     usual_policies: tuple[str, ...] = ()  # and without
-    usual_rules: tuple[str, ...] = ()  # which judge its trees without `--exhaustive`; with it all do
+    # which judge its trees without `--exhaustive`; with it all do
+    usual_rules: tuple[str, ...] = ()
 
 
 ALL = tuple(POLICIES)
 CASES = {
     "a model": Case(
-        as_drafter(MODEL), exhaustive=True, policies=ALL, usual_policies=("heuristic", "confidence", "adaptive")
+        as_drafter(MODEL),
+        exhaustive=True,
+        policies=ALL,
+        usual_policies=("heuristic", "confidence", "adaptive"),
     ),
-    "a model of another vocabulary": Case(as_drafter(SPELLED), exhaustive=True, permuted=True, policies=ALL),
+    "a model of another vocabulary": Case(
+        as_drafter(SPELLED), exhaustive=True, permuted=True, policies=ALL
+    ),
     "its argmax": Case(drafters.greedy(MODEL), exhaustive=True, policies=ALL),
     "unigram": Case(as_drafter(drafters.unigram(TEXTS, TARGET)), exhaustive=True, policies=ALL),
     "n-gram samples": Case(as_drafter(TABLES), as_drafter(LARGE_TABLES), policies=ALL),
@@ -78,7 +91,9 @@ CASES = {
     "samples without back-off": Case(
         drafters.without_backoff(TRIGRAM), drafters.without_backoff(LARGE_TABLES), policies=ALL
     ),
-    "argmax without back-off": Case(drafters.greedy(drafters.without_backoff(TRIGRAM)), policies=ALL),
+    "argmax without back-off": Case(
+        drafters.greedy(drafters.without_backoff(TRIGRAM)), policies=ALL
+    ),
     "a model in parallel": Case(
         drafters.parallel(MODEL, mask_token=2),
         drafters.parallel(LARGE_MODEL, mask_token=5),
@@ -88,16 +103,27 @@ CASES = {
     ),
     "uniform": Case(uniform(), uniform(), policies=ALL),
     "prompt_lookup": Case(
-        drafters.prompt_lookup(2), drafters.prompt_lookup(2), policies=ALL, usual_policies=("adaptive",)
+        drafters.prompt_lookup(2),
+        drafters.prompt_lookup(2),
+        policies=ALL,
+        usual_policies=("adaptive",),
     ),
     "forced": Case(drafters.forced(), exhaustive=True),  # nothing is; tests/structured has patterns
-    "retrieval": Case(drafters.retrieval(STORE, longest=3, shortest=2), drafters.retrieval(LARGE_STORE), policies=ALL),
+    "retrieval": Case(
+        drafters.retrieval(STORE, longest=3, shortest=2),
+        drafters.retrieval(LARGE_STORE),
+        policies=ALL,
+    ),
     "online_ngram": Case(
-        drafters.online_ngram(3, top=2, slots=7), drafters.online_ngram(3, top=2, slots=7), policies=ALL
+        drafters.online_ngram(3, top=2, slots=7),
+        drafters.online_ngram(3, top=2, slots=7),
+        policies=ALL,
     ),
     "fallback": Case(
         drafters.fallback(drafters.prompt_lookup(2, 2), drafters.without_backoff(TRIGRAM), MODEL),
-        drafters.fallback(drafters.prompt_lookup(3, 3), drafters.without_backoff(LARGE_TABLES), LARGE_MODEL),
+        drafters.fallback(
+            drafters.prompt_lookup(3, 3), drafters.without_backoff(LARGE_TABLES), LARGE_MODEL
+        ),
         policies=ALL,
         usual_policies=("oracle",),
     ),
@@ -107,7 +133,9 @@ CASES = {
         brief=True,
         policies=("constant", "heuristic", "adaptive", "oracle"),
     ),
-    "a tree of n-grams": Case(drafters.tree(TABLES, (1, 2), draw="mixed"), exhaustive=True, brief=True),
+    "a tree of n-grams": Case(
+        drafters.tree(TABLES, (1, 2), draw="mixed"), exhaustive=True, brief=True
+    ),
     "a ragged tree": Case(
         drafters.tree(MODEL, shape=[(0,), (1,), (1, 0)], draw="without_replacement"),
         exhaustive=True,
@@ -146,7 +174,10 @@ CASES = {
         usual_rules=("coupled", "traversal", "exact_match"),
     ),
     "a dynamic tree of n-grams": Case(
-        drafters.dynamic_tree(TABLES, nodes=3, depth=2, width=2), exhaustive=True, brief=True, permuted=True
+        drafters.dynamic_tree(TABLES, nodes=3, depth=2, width=2),
+        exhaustive=True,
+        brief=True,
+        permuted=True,
     ),
     "token_recycling": Case(
         drafters.token_recycling([(0,), (1,), (0, 0)]),
@@ -170,29 +201,47 @@ CASES = {
         permuted=True,
     ),
     "suffix": Case(drafters.suffix(3, places=4), drafters.suffix(), permuted=True, policies=ALL),
-    "suffix, a tree": Case(drafters.suffix(3, places=4, candidates=2, length=2), brief=True, permuted=True),
+    "suffix, a tree": Case(
+        drafters.suffix(3, places=4, candidates=2, length=2), brief=True, permuted=True
+    ),
     "a cascade": Case(
         drafters.cascade(MODEL, SMALL, gamma=2),
-        drafters.cascade(LARGE_MODEL, drafters.cascade(LARGE_TABLES, drafters.prompt_lookup(), gamma=1), gamma=2),
+        drafters.cascade(
+            LARGE_MODEL, drafters.cascade(LARGE_TABLES, drafters.prompt_lookup(), gamma=1), gamma=2
+        ),
         exhaustive=True,
         brief=True,
         permuted=True,
         policies=("confidence", "adaptive"),
     ),
     "a cascade of three levels": Case(
-        drafters.cascade(MODEL, drafters.cascade(SMALL, drafters.prompt_lookup(2), gamma=1)), brief=True, permuted=True
+        drafters.cascade(MODEL, drafters.cascade(SMALL, drafters.prompt_lookup(2), gamma=1)),
+        brief=True,
+        permuted=True,
     ),
     "a cascade, lower levels warmer": Case(
-        drafters.cascade(MODEL, SMALL, gamma=1, inner_temperature=2.0), exhaustive=True, brief=True, permuted=True
+        drafters.cascade(MODEL, SMALL, gamma=1, inner_temperature=2.0),
+        exhaustive=True,
+        brief=True,
+        permuted=True,
     ),
     "a cascade with a tree inside": Case(
-        drafters.cascade(MODEL, drafters.tree(SMALL, (2,))), exhaustive=True, brief=True, permuted=True
+        drafters.cascade(MODEL, drafters.tree(SMALL, (2,))),
+        exhaustive=True,
+        brief=True,
+        permuted=True,
     ),
     "a cascade by the block rule": Case(
-        drafters.cascade(MODEL, SMALL, gamma=2, rule=rules.block()), exhaustive=True, brief=True, permuted=True
+        drafters.cascade(MODEL, SMALL, gamma=2, rule=rules.block()),
+        exhaustive=True,
+        brief=True,
+        permuted=True,
     ),
     "a lenient cascade": Case(
-        drafters.cascade(MODEL, SMALL, gamma=1, rule=rules.lenient(0.5)), exhaustive=True, brief=True, permuted=True
+        drafters.cascade(MODEL, SMALL, gamma=1, rule=rules.lenient(0.5)),
+        exhaustive=True,
+        brief=True,
+        permuted=True,
     ),
     "a horizontal cascade": Case(
         drafters.horizontal_cascade(MODEL, SMALL, tokens=1),
@@ -217,7 +266,10 @@ CASES = {
         usual_rules=("traversal",),
     ),
     "lookahead with two levels": Case(
-        drafters.lookahead(window=2, ngram=3, candidates=1, pool=2), slow=False, brief=True, permuted=True
+        drafters.lookahead(window=2, ngram=3, candidates=1, pool=2),
+        slow=False,
+        brief=True,
+        permuted=True,
     ),
 }
 TREES = [name for name, case in CASES.items() if case.drafter.functions.tree is not None]

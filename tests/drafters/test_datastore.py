@@ -10,12 +10,16 @@ from jaxspec.testing import word_tokenizer
 ROWS = [[5, 1, 300, 1], [1, 300], [2], [1, 300, 1, 300, 1]]
 
 
-@pytest.mark.parametrize(("vocab", "kind"), [(301, np.uint16), (2**16 - 1, np.uint16), (2**16, np.uint32)])
+@pytest.mark.parametrize(
+    ("vocab", "kind"), [(301, np.uint16), (2**16 - 1, np.uint16), (2**16, np.uint32)]
+)
 def test_suffixes_are_in_the_order_of_what_stands_there(vocab, kind):
     store = datastore.build(ROWS, vocab_size=vocab, begin=[0])
     text = [t + 1 for row in ROWS for t in (0, *row, -1)]
     assert store.tokens.tolist() == text and store.tokens.dtype == kind
-    assert store.suffixes.tolist() == sorted((i for i, t in enumerate(text) if t), key=lambda i: text[i:])
+    assert store.suffixes.tolist() == sorted(
+        (i for i, t in enumerate(text) if t), key=lambda i: text[i:]
+    )
     assert store.suffixes.dtype == np.int32
 
 
@@ -57,7 +61,9 @@ def test_documents_that_cannot_be_stored_are_refused(rows, said):
 
 def test_too_many_tokens_are_refused(monkeypatch):
     monkeypatch.setattr(datastore, "LARGEST", 31)
-    with pytest.raises(DatastoreError, match="got 12 tokens in 4 documents: a datastore holds at most 15 of both"):
+    with pytest.raises(
+        DatastoreError, match="got 12 tokens in 4 documents: a datastore holds at most 15 of both"
+    ):
         datastore.build(ROWS, vocab_size=301)
 
 
@@ -84,14 +90,39 @@ def test_overwriting_needs_permission_and_a_crash_leaves_the_old_one(folder, mon
     [
         ("tokens.npy", b"NUMPY", b"PYTHO", "is damaged: tokens.npy is altered"),
         ("suffixes.npy", None, None, "is damaged: suffixes.npy is missing"),
-        ("manifest.toml", None, None, "no datastore at .*store: expected a folder that `jaxspec datastore` wrote"),
-        ("manifest.toml", b"format = 1", b"format = 2", "format is 2, this version of jaxspec reads format 1"),
-        ("manifest.toml", b"format = 1", b"family = 1", "it is a checkpoint's, and not a datastore's"),
+        (
+            "manifest.toml",
+            None,
+            None,
+            "no datastore at .*store: expected a folder that `jaxspec datastore` wrote",
+        ),
+        (
+            "manifest.toml",
+            b"format = 1",
+            b"format = 2",
+            "format is 2, this version of jaxspec reads format 1",
+        ),
+        (
+            "manifest.toml",
+            b"format = 1",
+            b"family = 1",
+            "it is a checkpoint's, and not a datastore's",
+        ),
         ("manifest.toml", b"documents = 4\n", b"", "it lacks the key 'documents'"),
         ("manifest.toml", b"format = 1", b"format = = 1", "cannot be used"),
-        ("manifest.toml", b"documents = 4", b'documents = "4"', "documents must be of type int, got '4'"),
+        (
+            "manifest.toml",
+            b"documents = 4",
+            b'documents = "4"',
+            "documents must be of type int, got '4'",
+        ),
         ("manifest.toml", b"tokens.npy", b"token.npy", r"\[files\] lists"),
-        ("manifest.toml", b"documents = 4", b"documents = 5", "its manifest.toml says 12 tokens in 5 documents"),
+        (
+            "manifest.toml",
+            b"documents = 4",
+            b"documents = 5",
+            "its manifest.toml says 12 tokens in 5 documents",
+        ),
     ],
 )
 def test_what_is_damaged_is_refused(folder, file, old, new, said):

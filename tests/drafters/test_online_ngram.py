@@ -23,7 +23,9 @@ def rows(*lists):
 
 
 def answers(*best):
-    """A pass of the target that finds these tokens best at each position, the first of each list the very best."""
+    """A pass of the target that finds these tokens best at each position, the first of each list
+    the very best.
+    """
     scores = np.zeros((len(best), GAMMA + 1, VOCAB), np.float32)
     for i, row in enumerate(best):
         for j, ranks in enumerate(row):
@@ -55,11 +57,15 @@ def first(state, *row):
 
 @jax.jit
 def committed(state, row, accepted, forward):
-    return FOUR.commit(RoundEnd(None, Caches(None, state), row, Verdict(accepted, None, None), forward)).draft
+    return FOUR.commit(
+        RoundEnd(None, Caches(None, state), row, Verdict(accepted, None, None), forward)
+    ).draft
 
 
 def after(state, row, new, accepted, forward):
-    """The state after a round in which so many draft tokens were accepted, and `row` grew by the `new` tokens."""
+    """The state after a round in which so many draft tokens were accepted, and `row` grew by the
+    `new` tokens.
+    """
     grown = rows(*[r[:n].tolist() + x for r, n, x in zip(row.tokens, row.length, new, strict=True)])
     return committed(state, grown, jnp.array(accepted), forward), grown
 
@@ -86,8 +92,12 @@ def test_a_draft_ends_where_nothing_is_known():
 
 
 def test_what_is_verified_is_entered_and_what_was_rejected_is_not():
-    """Draft tokens x y z, of which x is accepted: the target's tokens after the last one and after x count."""
-    state, _ = after(begun(rows([1, 2])), rows([1, 2]), [[5, 6]], [1], answers([[5], [6], [7], [8]]))
+    """Draft tokens x y z, of which x is accepted: the target's tokens after the last one and after
+    x count.
+    """
+    state, _ = after(
+        begun(rows([1, 2])), rows([1, 2]), [[5, 6]], [1], answers([[5], [6], [7], [8]])
+    )
     followers = {last: first(state, 0, last) for last in range(1, 9)}
     assert followers == {1: 2, 2: 5, 5: 6, **dict.fromkeys((3, 4, 6, 7, 8))}
 
@@ -111,14 +121,18 @@ def test_a_collision_is_detected():
 
 
 def test_slots_are_used_evenly():
-    """Neighbouring ids and neighbouring pairs, half as many as slots: about 39% of the slots are taken."""
+    """Neighbouring ids and neighbouring pairs, half as many as slots: about 39% of the slots are
+    taken.
+    """
     ids = jnp.arange(500)
     for context in (jnp.stack([ids * 0 - 1, ids], axis=1), jnp.stack([ids, ids + 1], axis=1)):
         assert 360 < len(np.unique(_slot(context, 1000))) < 430
 
 
 def test_second_choices_count():
-    """After 1 2 3 the target wavered between 5 and 6; after 2 3 and after 3 it has generated 6 since."""
+    """After 1 2 3 the target wavered between 5 and 6; after 2 3 and after 3 it has generated 6
+    since.
+    """
     state, row = after(begun(rows([1, 2])), rows([1, 2]), [[3, 5]], [1], answers([[3, 0], [5, 6]]))
     assert first(state, 1, 2, 3) == 5
     state, row = after(state, row, [[4, 2, 3, 6]], [3], answers([[4, 0], [2, 0], [3, 0], [6, 0]]))
@@ -142,5 +156,8 @@ def test_one_scatter_enters_a_round():
 
 
 def test_bad_arguments_are_refused():
-    with pytest.raises(ValueError, match="n is 1, top 3 and slots 1024: expected 2 to 16, at least 1 and at least 1"):
+    with pytest.raises(
+        ValueError,
+        match="n is 1, top 3 and slots 1024: expected 2 to 16, at least 1 and at least 1",
+    ):
         drafters.online_ngram(1)

@@ -19,9 +19,14 @@ from jaxspec.nets.shapes import FeedForwardShape, LayerShape
 
 MASK, GAMMA, NEW = 3, 4, 14
 SIZES = dict(dim=16, ff_dim=16, layers=2, heads=2, kv_heads=1, head_dim=8, max_positions=96)
-SHAPE = decoder.decoder_config(24, **SIZES, window=5, local=(True, False))  # a ring, and a layer that sees all
+# a ring, and a layer that sees all
+SHAPE = decoder.decoder_config(24, **SIZES, window=5, local=(True, False))
 RECURRENT = dataclasses.replace(
-    SHAPE, layers=(LayerShape(DeltaShape(2, 4, key_dim=8, value_dim=12), FeedForwardShape(6)), SHAPE.layers[1])
+    SHAPE,
+    layers=(
+        LayerShape(DeltaShape(2, 4, key_dim=8, value_dim=12), FeedForwardShape(6)),
+        SHAPE.layers[1],
+    ),
 )
 REST = 15  # rounds without a draft: more than a state can go back
 PROMPTS = [[5, 6, 7, 8, 5, 6, 7], [9, 4]]
@@ -29,7 +34,9 @@ PROMPTS = [[5, 6, 7, 8, 5, 6, 7], [9, 4]]
 
 @functools.cache
 def model(seed, shape=SHAPE):
-    return Model(decoder.language_model(shape), decoder.init(shape, jax.random.key(seed)), config=shape)
+    return Model(
+        decoder.language_model(shape), decoder.init(shape, jax.random.key(seed)), config=shape
+    )
 
 
 @functools.cache
@@ -38,7 +45,9 @@ def plain():
 
 
 def rests() -> BoundPolicy:
-    """Makes a policy by which the first row drafts nothing in its first rounds, while the others draft."""
+    """Makes a policy by which the first row drafts nothing in its first rounds, while the others
+    draft.
+    """
 
     def max_draft(params, state, gamma, left):
         rounds, row = state
@@ -47,7 +56,9 @@ def rests() -> BoundPolicy:
     def init(params, prompt):
         return jnp.zeros_like(prompt.length), jnp.arange(len(prompt.length))
 
-    return BoundPolicy(Policy(init, max_draft, lambda params, state, *outcome: (state[0] + 1, state[1])))
+    return BoundPolicy(
+        Policy(init, max_draft, lambda params, state, *outcome: (state[0] + 1, state[1]))
+    )
 
 
 @pytest.mark.parametrize(
@@ -59,11 +70,15 @@ def rests() -> BoundPolicy:
     ids=["a window", "a recurrence, rows that rest"],
 )
 def test_drafts_are_those_of_a_pass_over_the_row_and_masks(shape, options):
-    """Ragged rows, round by round: a greedy draft token is the argmax at its place of [row, mask, mask, ...]."""
+    """Ragged rows, round by round: a greedy draft token is the argmax at its place of [row, mask,
+    mask, ...].
+    """
     target, draft = model(1), model(2, shape)
     new, others = options.get("new", NEW), {name: x for name, x in options.items() if name != "new"}
     drafter = drafters.parallel(draft, MASK, longest=GAMMA)
-    prepared = prepare(target, PROMPTS, drafter=drafter, gamma=GAMMA, max_new_tokens=new, eos_ids=(), **others)
+    prepared = prepare(
+        target, PROMPTS, drafter=drafter, gamma=GAMMA, max_new_tokens=new, eos_ids=(), **others
+    )
     outcome = loop.run(prepared)
     net = jax.jit(decoder.NETWORK.teach(shape).apply)
     for row, prompt in enumerate(PROMPTS):
@@ -81,20 +96,35 @@ def test_drafts_are_those_of_a_pass_over_the_row_and_masks(shape, options):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "options", [dict(gamma=1), dict(gamma=6, policy=policies.heuristic(start=1, grow=1))], ids=["constant", "heuristic"]
+    "options",
+    [dict(gamma=1), dict(gamma=6, policy=policies.heuristic(start=1, grow=1))],
+    ids=["constant", "heuristic"],
 )
 def test_text_is_plain_text_whatever_is_drafted(options):
-    """The target drafts for itself; with a policy, rounds without a draft leave tokens to be caught up with."""
-    drafter = drafters.fallback(drafters.prompt_lookup(), drafters.parallel(model(1), MASK, longest=3))
-    out = jaxspec.generate(model(1), PROMPTS, drafter=drafter, max_new_tokens=NEW, eos_ids=(), **options)
+    """The target drafts for itself; with a policy, rounds without a draft leave tokens to be caught
+    up with.
+    """
+    drafter = drafters.fallback(
+        drafters.prompt_lookup(), drafters.parallel(model(1), MASK, longest=3)
+    )
+    out = jaxspec.generate(
+        model(1), PROMPTS, drafter=drafter, max_new_tokens=NEW, eos_ids=(), **options
+    )
     np.testing.assert_array_equal(out.tokens, plain())
 
 
 @pytest.mark.parametrize("gamma", [1, 2])
 def test_the_first_token_of_a_target_that_drafts_for_itself_is_always_accepted(gamma):
-    """It is the model's own: what masks do begins behind it. Where all are accepted, a pass reads the most tokens."""
+    """It is the model's own: what masks do begins behind it. Where all are accepted, a pass reads
+    the most tokens.
+    """
     out = jaxspec.generate(
-        model(1), PROMPTS, drafter=drafters.parallel(model(1), MASK), gamma=gamma, max_new_tokens=NEW, eos_ids=()
+        model(1),
+        PROMPTS,
+        drafter=drafters.parallel(model(1), MASK),
+        gamma=gamma,
+        max_new_tokens=NEW,
+        eos_ids=(),
     )
     assert (np.asarray(out.stats.rounds) <= (NEW - 1 + 1) // 2).all()
 

@@ -16,7 +16,10 @@ from jaxspec.testing import table_model
 def drafted(prompt, row, gamma, **options):
     """The real draft tokens of each row, by a drafter that was given a prompt."""
     draft = propose(drafters.prompt_lookup(**options).functions, prompt, row, gamma)
-    return [tokens[:n].tolist() for tokens, n in zip(np.asarray(draft.tokens), draft.length, strict=True)]
+    return [
+        tokens[:n].tolist()
+        for tokens, n in zip(np.asarray(draft.tokens), draft.length, strict=True)
+    ]
 
 
 @functools.partial(jax.jit, static_argnames=("functions", "gamma"))
@@ -27,13 +30,16 @@ def propose(functions, prompt, row, gamma):
 
 def proposal(prompt, row, gamma=3, **options):
     source = Prompt(jnp.array([prompt]), jnp.array([len(prompt)]))
-    return drafted(source, Prompt(jnp.array([[*row, 0, 0]]), jnp.array([len(row)])), gamma, **options)[0]
+    return drafted(
+        source, Prompt(jnp.array([[*row, 0, 0]]), jnp.array([len(row)])), gamma, **options
+    )[0]
 
 
 @pytest.mark.parametrize(
     ("prompt", "row", "expected"),
     [
-        pytest.param([9], [1, 2, 3, 4, 1, 2], [3, 4, 1], marks=pytest.mark.slow),  # what followed the last time
+        # what followed the last time
+        pytest.param([9], [1, 2, 3, 4, 1, 2], [3, 4, 1], marks=pytest.mark.slow),
         pytest.param(
             [9], [1, 2, 3, 1, 2, 4, 1, 2], [4, 1, 2], marks=pytest.mark.slow
         ),  # of equal matches the most recent
@@ -60,12 +66,17 @@ def test_a_match_must_be_long_enough():
 
 @pytest.mark.slow
 def test_rows_are_looked_up_each_in_its_own_text():
-    rows = Prompt(jnp.array([[1, 2, 3, 1, 0, 0], [3, 1, 0, 0, 0, 0], [4, 5, 4, 5, 4, 0]]), jnp.array([4, 2, 5]))
+    rows = Prompt(
+        jnp.array([[1, 2, 3, 1, 0, 0], [3, 1, 0, 0, 0, 0], [4, 5, 4, 5, 4, 0]]),
+        jnp.array([4, 2, 5]),
+    )
     assert drafted(rows, rows, 2) == [[2, 3], [], [5, 4]]
 
 
 def test_a_round_without_draft_tokens_feeds_one_token():
-    """The verification is there twice, for gamma + 1 tokens and for one; a callback tells which of them ran."""
+    """The verification is there twice, for gamma + 1 tokens and for one; a callback tells which of
+    them ran.
+    """
     model = table_model(jax.random.key(1), 50)
     target, fed = model.lm, []
 
@@ -75,11 +86,15 @@ def test_a_round_without_draft_tokens_feeds_one_token():
 
     watched = model._replace(lm=target._replace(extend=extend))
     prompt = Prompt(jnp.array([[7]]), jnp.array([1]))
-    out = jaxspec.generate(watched, prompt, drafter=drafters.prompt_lookup(), gamma=4, max_new_tokens=30)
+    out = jaxspec.generate(
+        watched, prompt, drafter=drafters.prompt_lookup(), gamma=4, max_new_tokens=30
+    )
     jax.effects_barrier()
     widths = np.array(fed[-int(out.stats.rounds[0]) :])
     assert set(widths) == {1, 5}
-    np.testing.assert_array_equal(widths == 1, np.asarray(out.trace.draft_length)[0, : len(widths)] == 0)
+    np.testing.assert_array_equal(
+        widths == 1, np.asarray(out.trace.draft_length)[0, : len(widths)] == 0
+    )
 
 
 def test_bad_arguments_are_refused():
@@ -88,9 +103,13 @@ def test_bad_arguments_are_refused():
 
 
 def test_the_input_is_the_first_draft_of_an_encoder_decoder():
-    """Shallow aggressive decoding: nothing is written yet, so nothing matches, and the input is proposed."""
+    """Shallow aggressive decoding: nothing is written yet, so nothing matches, and the input is
+    proposed.
+    """
     keep, copy = (drafters.prompt_lookup(copy_from=start).functions for start in (None, 1))
-    prompt = Prompt(jnp.array([[9, 4, 5, 6, 7], [9, 3, 0, 0, 0], [9, 0, 0, 0, 0]]), jnp.array([5, 2, 1]))
+    prompt = Prompt(
+        jnp.array([[9, 4, 5, 6, 7], [9, 3, 0, 0, 0], [9, 0, 0, 0, 0]]), jnp.array([5, 2, 1])
+    )
     row = Prompt(jnp.full((3, 8), 2), jnp.ones(3, jnp.int32))  # the start token alone
     keys = jax.random.split(jax.random.key(0), 3)
     context = DraftContext(keys, row, jnp.full(3, 3), 3, True, None)
@@ -100,9 +119,13 @@ def test_the_input_is_the_first_draft_of_an_encoder_decoder():
     assert drafts[1].tokens[0].tolist() == [4, 5, 6] and drafts[1].tokens[1, 0] == 3
     written = context._replace(row=Prompt(jnp.array([[2, 4, 5, 0]] * 3), jnp.full(3, 3)))
     later = [drafter.propose(None, Caches(None, prompt), written)[0] for drafter in (keep, copy)]
-    assert later[0].tokens.tolist() == later[1].tokens.tolist() and later[1].tokens[0].tolist()[:2] == [6, 7]
+    assert later[0].tokens.tolist() == later[1].tokens.tolist() and later[1].tokens[0].tolist()[
+        :2
+    ] == [6, 7]
 
 
 def test_the_first_draft_is_a_chain():
-    with pytest.raises(ValueError, match="copy_from is 0 and candidates is 2: expected 1 candidate with it"):
+    with pytest.raises(
+        ValueError, match="copy_from is 0 and candidates is 2: expected 1 candidate with it"
+    ):
         drafters.prompt_lookup(candidates=2, copy_from=0)

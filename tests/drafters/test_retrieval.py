@@ -23,7 +23,12 @@ def by_search(rows, row, gamma, longest, shortest):
     """Return the tokens that follow the longest match, by majority, one after the other."""
     for size in range(min(longest, len(row)), shortest - 1, -1):
         wanted = row[-size:]
-        follow = [r[i + size :] for r in rows for i in range(len(r) - size + 1) if r[i : i + size] == wanted]
+        follow = [
+            r[i + size :]
+            for r in rows
+            for i in range(len(r) - size + 1)
+            if r[i : i + size] == wanted
+        ]
         if follow:
             break
     else:
@@ -81,7 +86,9 @@ def test_greedy_text_takes_few_rounds_where_the_datastore_has_it(tmp_path):
     target = table_model(jax.random.key(3), 6)
     prompts = Prompt(jnp.array([[1, 2, 3], [4, 5, 0], [0, 0, 0]]), jnp.array([3, 2, 1]))
     plain = jaxspec.generate(target, prompts, max_new_tokens=30)
-    texts = [[*np.array(p)[:n], *np.array(t)] for p, n, t in zip(*prompts[:2], plain.tokens, strict=True)]
+    texts = [
+        [*np.array(p)[:n], *np.array(t)] for p, n, t in zip(*prompts[:2], plain.tokens, strict=True)
+    ]
     datastore.save(tmp_path / "texts", datastore.build(texts[:2], vocab_size=6), {})
     drafter = drafters.retrieval(tmp_path / "texts", target)
     out = jaxspec.generate(target, prompts, drafter=drafter, gamma=5, max_new_tokens=30)
@@ -90,7 +97,9 @@ def test_greedy_text_takes_few_rounds_where_the_datastore_has_it(tmp_path):
 
 
 def test_a_second_datastore_of_the_same_size_compiles_nothing():
-    first, second = (drafters.retrieval(datastore.build([rows], vocab_size=4)) for rows in ([1, 2, 3], [3, 2, 1]))
+    first, second = (
+        drafters.retrieval(datastore.build([rows], vocab_size=4)) for rows in ([1, 2, 3], [3, 2, 1])
+    )
     assert first.functions is second.functions
     assert jax.tree.map(jnp.shape, first.params) == jax.tree.map(jnp.shape, second.params)
 
@@ -112,8 +121,12 @@ class Words:
 
 
 def test_bad_arguments_are_refused():
-    store = datastore.build([[1, 2]], vocab_size=3, vocabulary=datastore.vocabulary_of(Words(["a", "b", "c"])))
-    with pytest.raises(ValueError, match="longest is 2: expected at least 3, the shortest, and at most 31"):
+    store = datastore.build(
+        [[1, 2]], vocab_size=3, vocabulary=datastore.vocabulary_of(Words(["a", "b", "c"]))
+    )
+    with pytest.raises(
+        ValueError, match="longest is 2: expected at least 3, the shortest, and at most 31"
+    ):
         drafters.retrieval(store, longest=2, shortest=3)
     with pytest.raises(ValueError, match=r"longest is 32: .*at most 31"):
         drafters.retrieval(store, longest=32)
@@ -123,19 +136,25 @@ def test_bad_arguments_are_refused():
         drafters.retrieval("nowhere")
     target = table_model(jax.random.key(1), 3)._replace(name="ours")
     drafters.retrieval(store, target._replace(tokenizer=Words(["a", "b", "c"])))
-    with pytest.raises(ValueError, match="built with another vocabulary than that of ours: build one with"):
+    with pytest.raises(
+        ValueError, match="built with another vocabulary than that of ours: build one with"
+    ):
         drafters.retrieval(store, target._replace(tokenizer=Words(["a", "c", "b"])))
     with pytest.raises(ValueError, match="the datastore has 3 token ids and the target 2"):
         drafters.retrieval(store, table_model(jax.random.key(1), 2))
 
 
 def test_models_with_one_tokenizer_may_pad_their_logits_to_other_widths():
-    """Models of one family do. Where a side does not know its tokens only the widths can be compared."""
+    """Models of one family do. Where a side does not know its tokens only the widths can be
+    compared.
+    """
     target, words = table_model(jax.random.key(1), 5), Words(["a", "b", "c"])
     with_tokenizer, vocabulary = target._replace(tokenizer=words), datastore.vocabulary_of(words)
     plain = jaxspec.generate(target, ROW, max_new_tokens=9)
     for width in (3, 5, 8):
-        store = datastore.build([[1, 2, width - 1], [2, 1]], vocab_size=width, vocabulary=vocabulary)
+        store = datastore.build(
+            [[1, 2, width - 1], [2, 1]], vocab_size=width, vocabulary=vocabulary
+        )
         drafter = drafters.retrieval(store, with_tokenizer, shortest=1)
         out = jaxspec.generate(target, ROW, drafter=drafter, gamma=2, max_new_tokens=9)
         assert out.tokens.tolist() == plain.tokens.tolist()

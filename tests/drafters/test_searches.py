@@ -16,7 +16,8 @@ TARGET = table_model(jax.random.key(3), 6)  # greedy text of a small table soon 
 PROMPT = Prompt(jnp.array([[1, 2, 1, 2], [4, 5, 4, 0]]), jnp.array([4, 3]))
 STORE = drafters.retrieval(datastore.build([[1, 2, 3, 4, 5], [3, 4, 1, 2, 0]], vocab_size=6)).params
 GAMMA = 3
-SEARCHES = {"prompt_lookup": "match_lengths", "online_ngram": "_vote", "retrieval": "_ranges"}  # what each calls
+# what each calls
+SEARCHES = {"prompt_lookup": "match_lengths", "online_ngram": "_vote", "retrieval": "_ranges"}
 EVERY = pytest.mark.parametrize("name", SEARCHES)
 
 
@@ -33,7 +34,11 @@ def watched(monkeypatch):
             return step(*args)
 
         monkeypatch.setattr(module, SEARCHES[name], counted)
-        make = {"prompt_lookup": (3, 1, None, None), "online_ngram": (4, 3, 1024), "retrieval": (8, 2, 32, None)}[name]
+        make = {
+            "prompt_lookup": (3, 1, None, None),
+            "online_ngram": (4, 3, 1024),
+            "retrieval": (8, 2, 32, None),
+        }[name]
         function = getattr(module, f"_{name}")
         functions = function.__wrapped__(*make)  # not the one that is cached, and compiled
         return BoundDrafter(functions, STORE if name == "retrieval" else None), calls
@@ -86,7 +91,9 @@ def always(draft_tokens):
 @pytest.mark.slow
 @EVERY
 def test_after_a_drafter_that_has_draft_tokens_nothing_is_searched(name, watched):
-    """After one that has none every round is searched for, but where all rows have one token left."""
+    """After one that has none every round is searched for, but where all rows have one token
+    left.
+    """
     drafter, calls = watched(name)
     for draft_tokens in (1, 0):
         calls.clear()

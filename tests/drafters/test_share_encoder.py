@@ -32,7 +32,9 @@ def t5_of(config, seed, encoder=None):
 
 
 TARGET = t5_of(DEEP, 0)
-DRAFT = t5_of(dataclasses.replace(DEEP, decoder_layers=1), 1, encoder_decoder.encoder_params(TARGET.params))
+DRAFT = t5_of(
+    dataclasses.replace(DEEP, decoder_layers=1), 1, encoder_decoder.encoder_params(TARGET.params)
+)
 OTHER = t5_of(DRAFT.config, 2)
 
 
@@ -44,7 +46,9 @@ def without_encoder(params):
         return tuple(map(without_encoder, params))
     if not isinstance(params, dict):
         return params
-    layers = {name: x for name, x in encoder_decoder.encoder_params(params).items() if name != "embedding"}
+    layers = {
+        name: x for name, x in encoder_decoder.encoder_params(params).items() if name != "embedding"
+    }
     return params | jax.tree.map(lambda x: jnp.full_like(x, jnp.nan), layers)
 
 
@@ -55,8 +59,12 @@ MAKE = {
     "sequences": lambda draft: drafters.sequences(draft, k=2, length=2),
     "cascade": lambda draft: drafters.cascade(draft, drafters.prompt_lookup(2, 1), gamma=2),
     "inner level of a cascade": lambda draft: drafters.cascade(draft, draft, gamma=2),
-    "horizontal cascade": lambda draft: drafters.horizontal_cascade(draft, drafters.prompt_lookup(2, 1), tokens=1),
-    "trimmed": lambda draft: drafters.model(jaxspec.vocab.remap.with_head(draft, *half_head(draft))),
+    "horizontal cascade": lambda draft: drafters.horizontal_cascade(
+        draft, drafters.prompt_lookup(2, 1), tokens=1
+    ),
+    "trimmed": lambda draft: drafters.model(
+        jaxspec.vocab.remap.with_head(draft, *half_head(draft))
+    ),
 }
 
 
@@ -70,7 +78,8 @@ def half_head(draft):
     )
 
 
-SELDOM = ("dynamic tree", "sequences", "cascade", "horizontal cascade")  # made of a model as the others are
+# made of a model as the others are
+SELDOM = ("dynamic tree", "sequences", "cascade", "horizontal cascade")
 
 
 @pytest.mark.quick
@@ -78,18 +87,31 @@ SELDOM = ("dynamic tree", "sequences", "cascade", "horizontal cascade")  # made 
 def test_the_targets_encoder_gives_the_draft_that_its_own_would(kind):
     shared = drafters.share_encoder(DRAFT, TARGET)
     options = dict(gamma=2, max_new_tokens=8, temperature=1.0, key=jax.random.key(3))
-    unshared, prepared = (prepare(TARGET, PROMPT, drafter=MAKE[kind](draft), **options) for draft in (DRAFT, shared))
+    unshared, prepared = (
+        prepare(TARGET, PROMPT, drafter=MAKE[kind](draft), **options) for draft in (DRAFT, shared)
+    )
 
-    without = prepared._replace(weights=prepared.weights._replace(draft=without_encoder(prepared.weights.draft)))
-    expected, *others = (jax.tree.map(np.asarray, loop.run(generation)) for generation in (unshared, prepared, without))
+    without = prepared._replace(
+        weights=prepared.weights._replace(draft=without_encoder(prepared.weights.draft))
+    )
+    expected, *others = (
+        jax.tree.map(np.asarray, loop.run(generation))
+        for generation in (unshared, prepared, without)
+    )
     assert expected.stats.drafted.sum() > 0
     for result in others:
-        jax.tree.map(np.testing.assert_array_equal, (result.tokens, result.trace), (expected.tokens, expected.trace))
+        jax.tree.map(
+            np.testing.assert_array_equal,
+            (result.tokens, result.trace),
+            (expected.tokens, expected.trace),
+        )
 
 
 def test_generate_shares_an_equal_encoder_by_itself_and_no_other():
     def lm(draft):
-        return prepare(TARGET, PROMPT, drafter=draft, gamma=2, max_new_tokens=4).drafter.functions.lm
+        return prepare(
+            TARGET, PROMPT, drafter=draft, gamma=2, max_new_tokens=4
+        ).drafter.functions.lm
 
     assert lm(DRAFT).encoder.is_shared
     assert lm(jaxspec.trim_vocabulary(DRAFT, size=5)).encoder.is_shared
@@ -114,10 +136,18 @@ def test_parameters_are_the_targets_arrays_though_int8_scales_differ():
 @pytest.mark.parametrize(
     "draft, target, said",
     [
-        (OTHER, TARGET, "t5 2 cannot read the encoder of the target: their encoders have different parameters"),
+        (
+            OTHER,
+            TARGET,
+            "t5 2 cannot read the encoder of the target: their encoders have different parameters",
+        ),
         (t5_of(dataclasses.replace(DEEP, dim=16), 1), TARGET, "of other names, shapes or dtypes"),
         (table_model(jax.random.key(0), V, encoder=True), TARGET, "it has no encoder"),
-        (DRAFT, table_model(jax.random.key(0), V, encoder=True), "table-12 has no encoder whose output can be had"),
+        (
+            DRAFT,
+            table_model(jax.random.key(0), V, encoder=True),
+            "table-12 has no encoder whose output can be had",
+        ),
     ],
 )
 def test_encoders_that_cannot_be_shared(draft, target, said):
@@ -128,7 +158,9 @@ def test_encoders_that_cannot_be_shared(draft, target, said):
 def test_a_drafter_with_the_encoder_of_another_target_is_refused():
     other = t5_of(DEEP, 5)
     with pytest.raises(ValueError, match="was given the encoder of another target"):
-        jaxspec.generate(other, PROMPT, drafter=drafters.tree(drafters.share_encoder(DRAFT, TARGET), (2,)))
+        jaxspec.generate(
+            other, PROMPT, drafter=drafters.tree(drafters.share_encoder(DRAFT, TARGET), (2,))
+        )
 
 
 @pytest.mark.slow
@@ -136,12 +168,23 @@ def test_a_drafter_with_the_encoder_of_another_target_is_refused():
 def test_exact_by_enumeration(kind):
     config = dataclasses.replace(DEEP, vocab_size=3)
     target = t5_of(config, 0)
-    draft = t5_of(dataclasses.replace(config, decoder_layers=1), 1, encoder_decoder.encoder_params(target.params))
+    draft = t5_of(
+        dataclasses.replace(config, decoder_layers=1),
+        1,
+        encoder_decoder.encoder_params(target.params),
+    )
     prompt = jaxspec.Prompt(jnp.array([[1, 2, 2]]), jnp.array([3]))
     drafter = MAKE[kind](drafters.share_encoder(draft, target))
-    options = dict(drafter=drafter, gamma=2, steps=3, prompt=prompt, sampler=at_temperature(3, True))  # one program
+    # one program
+    options = dict(
+        drafter=drafter, gamma=2, steps=3, prompt=prompt, sampler=at_temperature(3, True)
+    )
     off = [
-        certify(target, sampling_params=SamplingParams(jnp.array([heat]), jnp.array([3]), jnp.ones(1)), **options)
+        certify(
+            target,
+            sampling_params=SamplingParams(jnp.array([heat]), jnp.array([3]), jnp.ones(1)),
+            **options,
+        )
         for heat in (0.0, 1.0)
     ]
     assert max(off) < 1e-5, off
@@ -150,11 +193,17 @@ def test_exact_by_enumeration(kind):
 @pytest.mark.slow
 def test_a_draft_that_learns_online_keeps_the_encoder():
     shared = drafters.share_encoder(DRAFT, TARGET)
-    learner = training.online(shared, optimizer=optax.adam(1e-2), max_prompt=5, max_new_tokens=8, rows=2, size=4)
+    learner = training.online(
+        shared, optimizer=optax.adam(1e-2), max_prompt=5, max_new_tokens=8, rows=2, size=4
+    )
     state = learner.init()
     for _ in range(2):
-        out = jaxspec.generate(TARGET, PROMPT, drafter=learner.drafter(state), gamma=2, max_new_tokens=8)
+        out = jaxspec.generate(
+            TARGET, PROMPT, drafter=learner.drafter(state), gamma=2, max_new_tokens=8
+        )
         state, _ = learner.update(state, TARGET, PROMPT, out)
     for name, was in DRAFT.params.items():
-        same = jax.tree.all(jax.tree.map(lambda a, b: bool((a == b).all()), was, state.params[name]))
+        same = jax.tree.all(
+            jax.tree.map(lambda a, b: bool((a == b).all()), was, state.params[name])
+        )
         assert same == (name in encoder_decoder.encoder_params(DRAFT.params)), name

@@ -1,4 +1,6 @@
-"""The draft loop: how many passes it makes, what it draws, where it stops, and what it tells the policy."""
+"""The draft loop: how many passes it makes, what it draws, where it stops, and what it tells the
+policy.
+"""
 
 from __future__ import annotations
 
@@ -43,22 +45,29 @@ class Drafter:
 
         @jax.jit
         def propose(limit):
-            context = DraftContext(KEYS, ROW, limit, GAMMA, adaptive, to_distribution)._replace(**context_fields)
+            context = DraftContext(KEYS, ROW, limit, GAMMA, adaptive, to_distribution)._replace(
+                **context_fields
+            )
             root = functools.partial(self.read, LAST[:, None])
             nodes = lambda tokens, parent, level, carry: self.read(tokens, carry)  # noqa: E731
             going = None if self.ends is None else lambda carry: self.ends(carry[1][:, 0])
-            reading = Reading((jnp.zeros((), jnp.int32), LAST[:, None]), root, nodes, lambda *_: None, going)
+            reading = Reading(
+                (jnp.zeros((), jnp.int32), LAST[:, None]), root, nodes, lambda *_: None, going
+            )
             return sequential(reading, context, **options or {})
 
         draft, (count, _), slots = propose(jnp.array(limit, jnp.int32))
         jax.block_until_ready(draft)
         jax.effects_barrier()
-        assert int(count) == len(self.passes) and int(jnp.sum(slots >= 0)) == max(len(self.passes) - 1, 0)
+        assert int(count) == len(self.passes) and int(jnp.sum(slots >= 0)) == max(
+            len(self.passes) - 1, 0
+        )
         return draft, len(self.passes)
 
 
 @pytest.mark.parametrize(
-    ("limit", "passes"), [([5, 5, 5], 5), ([0, 0, 0], 0), ([0, 2, 1], 2), ([1, 1, 1], 1), ([0, 0, 4], 4)]
+    ("limit", "passes"),
+    [([5, 5, 5], 5), ([0, 0, 0], 0), ([0, 2, 1], 2), ([1, 1, 1], 1), ([0, 0, 4], 4)],
 )
 def test_a_pass_for_each_draft_token_of_the_longest_row_and_no_other(limit, passes):
     draft, num_passes = Drafter().draft(limit)
@@ -79,7 +88,9 @@ def test_each_token_is_drawn_from_the_distribution_that_is_told():
     at = noise.at(KEYS, ROW.length, noise.Purpose.DRAFT)
     for i in range(GAMMA):
         keys = jax.vmap(lambda key, i=i: jax.random.fold_in(key, i))(at)
-        assert draft.tokens[:, i].tolist() == noise.categorical(keys, draft.log_probs[:, i]).tolist()
+        assert (
+            draft.tokens[:, i].tolist() == noise.categorical(keys, draft.log_probs[:, i]).tolist()
+        )
 
 
 @pytest.mark.slow
@@ -137,11 +148,15 @@ def test_a_policy_ends_the_draft_after_the_token_in_question():
     assert draft.length.tolist() == [1, 3, 1] and num_passes == 3
     confidences = jnp.exp(jnp.max(draft.log_probs, axis=-1))
     real = jnp.arange(GAMMA)[None, :] < draft.length[:, None]
-    np.testing.assert_allclose(draft.aux["confidence"], jnp.where(real, confidences, 0.0), atol=1e-6)
+    np.testing.assert_allclose(
+        draft.aux["confidence"], jnp.where(real, confidences, 0.0), atol=1e-6
+    )
 
 
 def test_a_row_ends_before_a_token_that_has_no_distribution():
-    """After token 3 this one has nothing: a row that ends in it drafts nothing, another ends where 3 was drafted."""
+    """After token 3 this one has nothing: a row that ends in it drafts nothing, another ends where
+    3 was drafted.
+    """
     unlimited, _ = Drafter().draft([5, 5, 5], to_distribution=greedy)
     ending = Drafter(lambda tokens: tokens != 3)
     draft, num_passes = ending.draft([5, 5, 5], adaptive=False, to_distribution=greedy)

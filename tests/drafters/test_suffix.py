@@ -31,11 +31,17 @@ def draft_of(rows, limits=None, gamma=4, finished=None, **options):
     draft = propose(drafters.suffix(**options).functions, None, row, limit, finished, gamma)
     if draft.parent is not None:
         real = np.asarray(draft.parent[0]) >= 0
-        return np.asarray(draft.tokens[0])[real].tolist(), np.asarray(draft.parent[0])[real].tolist()
-    return [tokens[:n].tolist() for tokens, n in zip(np.asarray(draft.tokens), draft.length, strict=True)]
+        return np.asarray(draft.tokens[0])[real].tolist(), np.asarray(draft.parent[0])[
+            real
+        ].tolist()
+    return [
+        tokens[:n].tolist()
+        for tokens, n in zip(np.asarray(draft.tokens), draft.length, strict=True)
+    ]
 
 
-TWICE = [5, 1, 8, 2, 5, 1, 8, 3, 5, 1, 7, 4, 5, 1]  # after 5 1 came 8 (2 of 3) and 7; after 8, 2 or 3
+# after 5 1 came 8 (2 of 3) and 7; after 8, 2 or 3
+TWICE = [5, 1, 8, 2, 5, 1, 8, 3, 5, 1, 7, 4, 5, 1]
 
 
 @pytest.mark.parametrize(
@@ -63,7 +69,9 @@ def draft_with(texts, row, **options):
 
 
 def test_stored_texts_are_searched_too():
-    """A draft ends where the text does; places in the row are newer, and so win where as much matches."""
+    """A draft ends where the text does; places in the row are newer, and so win where as much
+    matches.
+    """
     assert draft_with([[6, 7, 8, 9, 4], [3]], [2, 6, 7]) == [8, 9]
     assert draft_with([[6, 7, 8], [9, 4]], [2, 6, 7], factor=4.0) == [8]
     assert draft_with([[6, 7, 8]], [6, 7, 5, 6, 7], places=1) == [5, 6]
@@ -76,11 +84,17 @@ def test_stored_texts_are_searched_too():
 def test_text_with_stored_texts_is_the_targets():
     target = table_model(jax.random.key(1), vocab=3)
     answers = jaxspec.generate(target, [[1], [2]], max_new_tokens=16).tokens.tolist()
-    assert certify(target, drafter=drafters.suffix(texts=answers), gamma=2, steps=3, temperature=1.0) < 1e-6
+    assert (
+        certify(target, drafter=drafters.suffix(texts=answers), gamma=2, steps=3, temperature=1.0)
+        < 1e-6
+    )
     options = dict(gamma=8, max_new_tokens=16)
     stored = jaxspec.generate(target, [[1]], drafter=drafters.suffix(texts=answers), **options)
     assert stored.tokens.tolist() == answers[:1]
-    assert stored.stats.rounds < jaxspec.generate(target, [[1]], drafter=drafters.suffix(), **options).stats.rounds
+    assert (
+        stored.stats.rounds
+        < jaxspec.generate(target, [[1]], drafter=drafters.suffix(), **options).stats.rounds
+    )
 
 
 @pytest.mark.parametrize("texts", ["a text", [["a"]], [[1.5]], [[-1]], [3]])
@@ -103,8 +117,10 @@ def test_rows_that_have_ended_are_searched_if_asked():
     ended = [True, False]
     assert draft_of(rows, limits, finished=ended)[1] == []
     assert draft_of(rows, limits, finished=ended, share=True)[1] == [8, 9]
-    assert draft_of(rows, [4, 4], finished=[False, False], share=True)[1] == []  # not from a row that goes on
-    assert draft_of(rows, limits, finished=[False, False], share=True)[1] == []  # nor from one that drafts nothing now
+    # not from a row that goes on
+    assert draft_of(rows, [4, 4], finished=[False, False], share=True)[1] == []
+    # nor from one that drafts nothing now
+    assert draft_of(rows, limits, finished=[False, False], share=True)[1] == []
 
 
 def beside_an_ended_row(drafter, text):
@@ -116,7 +132,9 @@ def beside_an_ended_row(drafter, text):
             other = jnp.pad(jnp.array(text), (0, row.tokens.shape[0] - len(text)))
             rows = Prompt(jnp.stack([row.tokens, other]), jnp.stack([row.length, len(text)]))
             prompts = Prompt(jnp.stack([prompt.tokens] * 2), jnp.stack([prompt.length, 0]))
-            both = context._replace(row=rows, max_draft=jnp.stack([limit, 0]), finished=jnp.array([False, True]))
+            both = context._replace(
+                row=rows, max_draft=jnp.stack([limit, 0]), finished=jnp.array([False, True])
+            )
             draft, _ = functions.propose(weights, Caches(None, prompts), both)
             return draft.tokens[0], draft.length[0]
 
@@ -131,9 +149,14 @@ def test_text_is_exact_whatever_the_other_rows_have_generated():
     drafter = beside_an_ended_row(drafters.suffix(3, places=4, share=True), [0, 2, 1, 1, 0, 2])
     prompt = Prompt(jnp.array([[1, 0]]), jnp.array([2]))
     options = dict(drafter=drafter, gamma=2, steps=3, prompt=prompt)
-    off = [certify(table_model(jax.random.key(1), 3), temperature=heat, **options) for heat in (1.0, 0.0)]
+    off = [
+        certify(table_model(jax.random.key(1), 3), temperature=heat, **options)
+        for heat in (1.0, 0.0)
+    ]
     assert max(off) < 1e-5, off
-    out = jaxspec.generate(table_model(jax.random.key(1), 3), prompt, drafter=drafter, gamma=2, max_new_tokens=6)
+    out = jaxspec.generate(
+        table_model(jax.random.key(1), 3), prompt, drafter=drafter, gamma=2, max_new_tokens=6
+    )
     assert out.stats.drafted[0] > 0
 
 

@@ -1,4 +1,6 @@
-"""Random draft tokens: no more than a policy allows, and a policy reads the uniform distribution."""
+"""Random draft tokens: no more than a policy allows, and a policy reads the uniform
+distribution.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -26,8 +28,12 @@ def test_nothing_is_drawn_beyond_the_limits(limit, draws, monkeypatch):
 
     monkeypatch.setattr(noise, "gumbel", counted)
     drafter, keys = uniform().functions, jax.random.split(jax.random.key(0), 2)
-    caches = Caches(None, drafter.init(DraftStart(None, PROMPT, None, Forward(jnp.zeros((2, 1, VOCAB)), None))))
-    draft, _ = drafter.propose(None, caches, DraftContext(keys, PROMPT, jnp.array(limit), 4, True, None))
+    caches = Caches(
+        None, drafter.init(DraftStart(None, PROMPT, None, Forward(jnp.zeros((2, 1, VOCAB)), None)))
+    )
+    draft, _ = drafter.propose(
+        None, caches, DraftContext(keys, PROMPT, jnp.array(limit), 4, True, None)
+    )
     jax.effects_barrier()
     assert draft.length.tolist() == limit and drawn == [VOCAB] * draws
     for i, n in enumerate(limit):

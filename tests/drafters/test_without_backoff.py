@@ -1,4 +1,6 @@
-"""Tables that draft nothing where they would back off: against counts in lists, and in front of another drafter."""
+"""Tables that draft nothing where they would back off: against counts in lists, and in front of
+another drafter.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -25,7 +27,12 @@ def by_counting(row, gamma, least, texts=TEXTS, order=3):
     row, draft_tokens = list(row), []
     for _ in range(gamma):
         for size in range(order - 1, least - 1, -1):
-            after = [t[i + size] for t in texts for i in range(len(t) - size) if t[i : i + size] == row[-size:]]
+            after = [
+                t[i + size]
+                for t in texts
+                for i in range(len(t) - size)
+                if t[i : i + size] == row[-size:]
+            ]
             if after and len(row) >= size:
                 break
         else:
@@ -38,16 +45,24 @@ def by_counting(row, gamma, least, texts=TEXTS, order=3):
 @pytest.mark.parametrize("least", [1, 2])
 def test_only_tokens_after_known_contexts_are_proposed(least):
     drafter, gamma = greedy(without_backoff(TABLES, least)), 4
-    prompt = Prompt(jnp.array([row + [0] * (3 - len(row)) for row in ROWS]), jnp.array([len(row) for row in ROWS]))
+    prompt = Prompt(
+        jnp.array([row + [0] * (3 - len(row)) for row in ROWS]),
+        jnp.array([len(row) for row in ROWS]),
+    )
     row = Prompt(jnp.pad(prompt.tokens, ((0, 0), (0, gamma))), prompt.length)
     keys, limit = jax.random.split(jax.random.key(0), len(ROWS)), jnp.full(len(ROWS), gamma)
-    context = DraftContext(keys, row, limit, gamma, False, lambda logits, *_: Distribution(log_probs=logits))
+    context = DraftContext(
+        keys, row, limit, gamma, False, lambda logits, *_: Distribution(log_probs=logits)
+    )
 
     @jax.jit
     def propose(params):
         weights = Weights(None, params)
         caches = Caches(
-            None, drafter.functions.init(DraftStart(weights, prompt, Room(prompt.tokens.shape[1] + gamma, gamma), None))
+            None,
+            drafter.functions.init(
+                DraftStart(weights, prompt, Room(prompt.tokens.shape[1] + gamma, gamma), None)
+            ),
         )
         return drafter.functions.propose(weights, caches, context)[0]
 
@@ -60,10 +75,17 @@ def test_only_tokens_after_known_contexts_are_proposed(least):
 @pytest.mark.slow
 @pytest.mark.parametrize("front", [[], [drafters.prompt_lookup(4, 4)]], ids=["first", "second"])
 def test_tables_read_what_others_drafted(front):
-    """In every round the draft is that of the whole row: contexts of three tokens go back after what is fed anew."""
-    prompts = Prompt(jnp.array([[i, j] for i in range(VOCAB) for j in range(2)]), jnp.full(2 * VOCAB, 2))
+    """In every round the draft is that of the whole row: contexts of three tokens go back after
+    what is fed anew.
+    """
+    prompts = Prompt(
+        jnp.array([[i, j] for i in range(VOCAB) for j in range(2)]), jnp.full(2 * VOCAB, 2)
+    )
     plain = jaxspec.generate(TARGET, prompts, max_new_tokens=30)
-    texts = [[*prompt, *new] for prompt, new in zip(prompts.tokens.tolist(), plain.tokens.tolist(), strict=True)]
+    texts = [
+        [*prompt, *new]
+        for prompt, new in zip(prompts.tokens.tolist(), plain.tokens.tolist(), strict=True)
+    ]
     continuations = [text[at : at + 5] for at, text in enumerate(texts)]
     tables = greedy(without_backoff(drafters.ngram(continuations, TARGET, order=4)))
     drafter = fallback(*front, tables, TARGET)
@@ -75,7 +97,9 @@ def test_tables_read_what_others_drafted(front):
         emitted = 1
         for i in range(int(rounds)):
             row, most = text[: 2 + emitted], min(3, 30 - emitted - 1)
-            repeated = bool(front) and any(row[at : at + 4] == row[-4:] for at in range(len(row) - 4))
+            repeated = bool(front) and any(
+                row[at : at + 4] == row[-4:] for at in range(len(row) - 4)
+            )
             expected = len(by_counting(row, most, 3, continuations, 4)) or most
             if not repeated:  # what the look-up copies is of no interest here
                 assert length[i] == expected
@@ -98,10 +122,15 @@ def test_tables_of_a_checkpoint_and_the_command_line(tmp_path):
         ("without_backoff=1", without_backoff(TABLES, 1)),
     ):
         assert drafter_names.drafter(f"{name}:{folder}", names.model).functions is built.functions
-        certain = drafter_names.drafter(f"prompt_lookup+greedy:{name}:{folder}+prompt_lookup", names.model)
+        certain = drafter_names.drafter(
+            f"prompt_lookup+greedy:{name}:{folder}+prompt_lookup", names.model
+        )
         expected = fallback(drafters.prompt_lookup(), greedy(built), drafters.prompt_lookup())
         assert certain.functions is expected.functions
-    with pytest.raises(ValueError, match=r"'without_backoff=x:tri': expected without_backoff:NAME or without_backoff="):
+    with pytest.raises(
+        ValueError,
+        match=r"'without_backoff=x:tri': expected without_backoff:NAME or without_backoff=",
+    ):
         drafter_names.drafter("without_backoff=x:tri", names.model)
 
 
@@ -109,9 +138,15 @@ def test_tables_of_a_checkpoint_and_the_command_line(tmp_path):
     ("make", "message"),
     [
         (lambda: without_backoff(TARGET), "table-6 is no n-gram tables"),
-        (lambda: without_backoff(TABLES, 3), "min_context is 3 and the longest context counted has 2 tokens"),
+        (
+            lambda: without_backoff(TABLES, 3),
+            "min_context is 3 and the longest context counted has 2 tokens",
+        ),
         (lambda: without_backoff(TABLES, 0), "min_context is 0"),
-        (lambda: without_backoff(drafters.unigram(TEXTS, TARGET)), "the longest context counted has 0 tokens"),
+        (
+            lambda: without_backoff(drafters.unigram(TEXTS, TARGET)),
+            "the longest context counted has 0 tokens",
+        ),
         (lambda: greedy(drafters.prompt_lookup()), "greedy got a drafter without a model"),
         (lambda: fallback(TABLES, TARGET), "drafters.without_backoff around it"),
     ],

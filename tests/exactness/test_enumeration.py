@@ -1,4 +1,6 @@
-"""Speculative sampling emits the target's distribution: proved, not sampled, for the first four tokens."""
+"""Speculative sampling emits the target's distribution: proved, not sampled, for the first four
+tokens.
+"""
 
 from __future__ import annotations
 
@@ -39,18 +41,26 @@ SAMPLING = {
 
 def check(target, drafter, gamma, sampling_params="plain", **options):
     options = dict(prompt=PROMPT, sampler=EVERYTHING, steps=4) | options
-    off = certify(target, drafter=drafter, gamma=gamma, sampling_params=SAMPLING[sampling_params], **options)
+    off = certify(
+        target, drafter=drafter, gamma=gamma, sampling_params=SAMPLING[sampling_params], **options
+    )
     assert off < EXACT
 
 
 def proposes(draft_token, ragged):
-    """A deterministic drafter of draft_token(last token, i) for i < gamma: of all of them, or of any number."""
+    """A deterministic drafter of draft_token(last token, i) for i < gamma: of all of them, or of
+    any number.
+    """
 
     def propose(weights, caches, context):
         row, gamma = context.row, context.gamma
         last = jnp.take_along_axis(row.tokens, row.length[:, None] - 1, axis=1)
-        length = (row.length + last[:, 0]) % (gamma + 1) if ragged else jnp.full_like(row.length, gamma)
-        return Draft(draft_token(last, jnp.arange(gamma, dtype=last.dtype)[None, :]), length), caches
+        length = (
+            (row.length + last[:, 0]) % (gamma + 1) if ragged else jnp.full_like(row.length, gamma)
+        )
+        return Draft(
+            draft_token(last, jnp.arange(gamma, dtype=last.dtype)[None, :]), length
+        ), caches
 
     return Drafter(lambda *_: (), propose, lambda end: end.caches)
 
@@ -70,9 +80,16 @@ def test_a_round_with_an_end_token_inside(eos):
 @pytest.mark.parametrize("rule", [rules.rejection(), rules.block()], ids=lambda rule: rule.name)
 def test_drafts_that_the_limit_cuts_short(rule):
     sampling_params = SAMPLING["plain"]
-    prepared = with_sampler(prepare(TARGET, PROMPT, drafter=DRAFT, rule=rule, gamma=3), EVERYTHING, sampling_params)
+    prepared = with_sampler(
+        prepare(TARGET, PROMPT, drafter=DRAFT, rule=rule, gamma=3), EVERYTHING, sampling_params
+    )
     distribution = decoder_distribution(prepared, steps=4, limit=4)
-    assert total_variation(distribution, plain_distribution(TARGET, PROMPT, EVERYTHING, sampling_params, 4)) < EXACT
+    assert (
+        total_variation(
+            distribution, plain_distribution(TARGET, PROMPT, EVERYTHING, sampling_params, 4)
+        )
+        < EXACT
+    )
 
 
 @pytest.mark.parametrize("length", marked([1, 2], slow={1}))
@@ -103,12 +120,22 @@ def test_the_drafter_has_a_larger_vocabulary():
 
 @pytest.mark.slow
 def test_a_deterministic_drafter_with_drafts_of_any_length():
-    check(TARGET, proposes(lambda last, step: (last + 1 + step) % 3, ragged=True), 3, sampler=at_temperature())
+    check(
+        TARGET,
+        proposes(lambda last, step: (last + 1 + step) % 3, ragged=True),
+        3,
+        sampler=at_temperature(),
+    )
 
 
 @pytest.mark.slow
 def test_a_drafter_that_always_proposes_one_token():
-    check(TOY, proposes(lambda last, step: 1 + 0 * (last + step), ragged=False), 2, sampler=at_temperature())
+    check(
+        TOY,
+        proposes(lambda last, step: 1 + 0 * (last + step), ragged=False),
+        2,
+        sampler=at_temperature(),
+    )
 
 
 def test_distributions_without_a_common_token():
@@ -134,7 +161,13 @@ def test_greedy_text_equals_plain_decodings():
 def test_an_encoder_decoder_samples_from_the_targets_distribution():
     target, draft = (table_model(jax.random.key(seed), 3, encoder=True) for seed in (7, 8))
     for length in (2, 3):
-        check(target, draft, 2, prompt=PROMPT._replace(length=jnp.array([length])), sampler=at_temperature())
+        check(
+            target,
+            draft,
+            2,
+            prompt=PROMPT._replace(length=jnp.array([length])),
+            sampler=at_temperature(),
+        )
 
 
 @pytest.mark.slow

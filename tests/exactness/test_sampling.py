@@ -1,6 +1,8 @@
-"""Every sampling option is exact in speculative decoding: the decoder's distribution, enumerated, is numpy's.
+"""Every sampling option is exact in speculative decoding: the decoder's distribution, enumerated,
+is numpy's.
 
-In numpy each sequence is walked token by token, with the options' formulas; nothing of `jaxspec.sampling` is used.
+In numpy each sequence is walked token by token, with the options' formulas; nothing of
+`jaxspec.sampling` is used.
 """
 
 from __future__ import annotations
@@ -27,9 +29,16 @@ from jaxspec.testing import (
 from tests.marks import marked
 
 EXACT, VOCAB, STEPS = 1e-5, 3, 4
-TARGET, DRAFT = table_model(jax.random.key(1), VOCAB), table_model(jax.random.key(2), VOCAB, sharpness=1.5)
+TARGET, DRAFT = (
+    table_model(jax.random.key(1), VOCAB),
+    table_model(jax.random.key(2), VOCAB, sharpness=1.5),
+)
 PROMPT = Prompt(jnp.array([[1, 0, 1, 2]]), jnp.array([3]))  # 2 is padding
-PROCESSORS = (sampling.logit_bias, sampling.repetition_penalty, sampling.presence_and_frequency_penalties)
+PROCESSORS = (
+    sampling.logit_bias,
+    sampling.repetition_penalty,
+    sampling.presence_and_frequency_penalties,
+)
 WHOLE = chain(*PROCESSORS, to=at_temperature(VOCAB, True, True))  # one program for everything here
 ONE, ZERO = jnp.ones(1), jnp.zeros(1)
 OFF = SamplingParams(ONE, jnp.array([VOCAB]), ONE, ZERO, jnp.zeros((1, VOCAB)), ONE, ZERO, ZERO)
@@ -80,8 +89,12 @@ def numpy_distribution(sampling_params, steps=STEPS):
     length, distribution = int(PROMPT.length[0]), {}
     row = PROMPT.tokens[0, :length].tolist()
     for new in itertools.product(range(VOCAB), repeat=steps):
-        distributions = [next_distribution(row + list(new[:i]), length, sampling_params) for i in range(steps)]
-        distribution[new] = float(np.prod([probs[token] for probs, token in zip(distributions, new, strict=True)]))
+        distributions = [
+            next_distribution(row + list(new[:i]), length, sampling_params) for i in range(steps)
+        ]
+        distribution[new] = float(
+            np.prod([probs[token] for probs, token in zip(distributions, new, strict=True)])
+        )
     return distribution
 
 
@@ -105,13 +118,19 @@ def test_shorter_drafts_leave_the_distribution(gamma):
         assert off_by(gamma, SAMPLING[name], SAMPLING[name]) < EXACT
 
 
-@pytest.mark.parametrize("temperature", marked([0.0, 0.3, 3.0], slow={3.0}), ids=["greedy", "sharper", "hotter"])
+@pytest.mark.parametrize(
+    "temperature", marked([0.0, 0.3, 3.0], slow={3.0}), ids=["greedy", "sharper", "hotter"]
+)
 def test_a_drafter_with_a_temperature_of_its_own(temperature):
-    assert off_by(3, SAMPLING["all"], SAMPLING["all"]._replace(temperature=temperature * ONE)) < EXACT
+    assert (
+        off_by(3, SAMPLING["all"], SAMPLING["all"]._replace(temperature=temperature * ONE)) < EXACT
+    )
 
 
 def test_a_drafter_with_sampling_parameters_of_its_own():
-    """Neither penalised nor truncated as the target is, so that each allows what the other rules out."""
+    """Neither penalised nor truncated as the target is, so that each allows what the other rules
+    out.
+    """
     draft_params = SAMPLING["a ban"]._replace(min_p=0.3 * ONE, repetition=0.6 * ONE)
     assert off_by(3, SAMPLING["bias"]._replace(presence=ONE), draft_params) < EXACT
 
@@ -125,7 +144,9 @@ def test_the_distribution_of_plain_sampling_knows_them_too(name):
 @pytest.mark.slow
 def test_a_processor_that_forgets_the_draft_tokens_is_caught():
     def blind(sampling_params, logits, preceding):
-        return sampling.repetition_penalty(sampling_params, logits, preceding._replace(draft_tokens=None, seen=None))
+        return sampling.repetition_penalty(
+            sampling_params, logits, preceding._replace(draft_tokens=None, seen=None)
+        )
 
     sampling_params = SAMPLING["repetition"]._replace(repetition=3.0 * ONE)
     options = dict(drafter=DRAFT, gamma=1, prompt=PROMPT, sampling_params=sampling_params, steps=3)

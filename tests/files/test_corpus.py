@@ -8,7 +8,10 @@ from transformers import NllbTokenizer
 
 from jaxspec.files.corpus import read_texts, token_rows
 
-LINES = [{"task": "a", "input": "x", "output": "one"}, {"task": "b", "input": "y", "output": "two\n\nparagraphs"}]
+LINES = [
+    {"task": "a", "input": "x", "output": "one"},
+    {"task": "b", "input": "y", "output": "two\n\nparagraphs"},
+]
 
 
 @pytest.fixture
@@ -30,11 +33,26 @@ def test_a_field_of_some_tasks(lines):
         ("empty.txt", b"\n\n \n", {}, "empty.txt has no text$"),
         ("bytes.txt", b"\xff\xfe", {}, "bytes.txt is not UTF-8 text but UTF-16: save it as UTF-8"),
         ("rows.jsonl", b'{"a": "x"}\n{"a"', {"field": "a"}, "rows.jsonl: line 2 is no JSON"),
-        ("rows.jsonl", b'{"a": 1}\n', {"field": "a"}, r"""line 1 has 'a': 1: expected {"a": "..."}"""),
+        (
+            "rows.jsonl",
+            b'{"a": 1}\n',
+            {"field": "a"},
+            r"""line 1 has 'a': 1: expected {"a": "..."}""",
+        ),
         ("rows.jsonl", b"[1]\n", {}, r"""line 1 is \[1\]: expected {"text": "..."}"""),
         ("rows.JSONL", b"[1]\n", {}, r"""line 1 is \[1\]: expected {"text": "..."}"""),
-        ("rows.csv", b"a,b\n", {}, "rows.csv is no file of lines by its name: expected text or .jsonl"),
-        ("texts.txt.gz", b"no gzip", {}, "texts.txt.gz is cut off or damaged, or is not compressed by gzip"),
+        (
+            "rows.csv",
+            b"a,b\n",
+            {},
+            "rows.csv is no file of lines by its name: expected text or .jsonl",
+        ),
+        (
+            "texts.txt.gz",
+            b"no gzip",
+            {},
+            "texts.txt.gz is cut off or damaged, or is not compressed by gzip",
+        ),
         ("rows.jsonl", b'{"text": "x"}\n', {"tasks": ["z"]}, r"has no text of the tasks \['z'\]"),
     ],
 )
@@ -65,12 +83,21 @@ def test_rows_are_what_a_model_writes_and_not_what_it_reads():
 
         def __call__(self, text=None, text_target=None, *, add_special_tokens, **options):
             assert not add_special_tokens
-            return {"input_ids": [[1] * len(x) for x in text] if text else [[2] * len(x) for x in text_target]}
+            return {
+                "input_ids": [[1] * len(x) for x in text]
+                if text
+                else [[2] * len(x) for x in text_target]
+            }
 
     texts, told = ["ab", "c"], []
-    read, written = (token_rows(texts, TwoSides(), told.append, encoder=encoder) for encoder in (False, True))
+    read, written = (
+        token_rows(texts, TwoSides(), told.append, encoder=encoder) for encoder in (False, True)
+    )
     assert [row.tolist() for row in read] == [[1, 1, 0], [1, 0]]
     assert [row.tolist() for row in written] == [[2, 2, 0], [2, 0]] and told == [2, 2]
-    words = {word: index for index, word in enumerate(["<s>", "<pad>", "</s>", "<unk>", "▁", "a", "b", "▁a", "ab"])}
+    words = {
+        word: index
+        for index, word in enumerate(["<s>", "<pad>", "</s>", "<unk>", "▁", "a", "b", "▁a", "ab"])
+    }
     nllb = NllbTokenizer(vocab=words, merges=[("▁", "a"), ("a", "b")], src_lang="eng_Latn")
     assert [row.tolist() for row in token_rows(["a"], nllb, encoder=True)] == [[7, 2]]

@@ -1,4 +1,6 @@
-"""Text files as people's editors save them: byte order marks, other encodings, lines that are no JSON."""
+"""Text files as people's editors save them: byte order marks, other encodings, lines that are no
+JSON.
+"""
 
 import codecs
 import errno
@@ -21,7 +23,10 @@ def test_a_byte_order_mark_is_no_text(tmp_path, mark):
     file = tmp_path / "rows.jsonl"
     file.write_bytes(mark + '{"text": "ä\u2028"}\r\n \n{"text": "b"}'.encode())
     assert list(files.read_jsonl(file, "text")) == [{"text": "ä\u2028"}, {"text": "b"}]
-    assert [where.rpartition(": ")[2] for where, _ in files.read_lines(file)] == ["line 1", "line 3"]
+    assert [where.rpartition(": ")[2] for where, _ in files.read_lines(file)] == [
+        "line 1",
+        "line 3",
+    ]
     assert files.read_text(file).startswith("{")
 
 
@@ -35,12 +40,20 @@ def test_a_compressed_file_is_read_as_the_file_is(tmp_path):
         list(files.read_lines(file))
 
 
-@pytest.mark.parametrize(("encoding", "said"), [("utf-16", "but UTF-16: save it"), ("latin-1", r"\('utf-8' codec")])
+@pytest.mark.parametrize(
+    ("encoding", "said"), [("utf-16", "but UTF-16: save it"), ("latin-1", r"\('utf-8' codec")]
+)
 def test_another_encoding_is_named(tmp_path, encoding, said):
     file = tmp_path / "text"
     file.write_bytes("fünf".encode(encoding))
-    for read in (files.read_text, lambda path: list(files.read_lines(path)), lambda path: list(files.read_jsonl(path))):
-        with pytest.raises(ValueError, match=rf"text is not UTF-8 text {said}.*: save it as UTF-8|{said} as UTF-8"):
+    for read in (
+        files.read_text,
+        lambda path: list(files.read_lines(path)),
+        lambda path: list(files.read_jsonl(path)),
+    ):
+        with pytest.raises(
+            ValueError, match=rf"text is not UTF-8 text {said}.*: save it as UTF-8|{said} as UTF-8"
+        ):
             read(file)
 
 
@@ -76,12 +89,16 @@ def test_a_recipe_is_read_as_its_editor_saved_it(tmp_path):
 
 def test_a_recipes_seed_is_one_that_keys_tell_apart():
     for seed in (-1, 2**32, 2**64):
-        with pytest.raises(ValueError, match=rf"seed is {seed}: expected a number from 0 to below 4294967296"):
+        with pytest.raises(
+            ValueError, match=rf"seed is {seed}: expected a number from 0 to below 4294967296"
+        ):
             Train(1, 1, 1e-3, seed=seed)
 
 
 def test_what_is_written_is_on_the_disk_when_it_has_its_name(tmp_path, monkeypatch):
-    """A file, or all of a folder, before it is renamed, and then the names: else a loss of power may leave it empty."""
+    """A file, or all of a folder, before it is renamed, and then the names: else a loss of power
+    may leave it empty.
+    """
     seen = []
 
     def fsync(descriptor):

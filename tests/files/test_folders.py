@@ -31,13 +31,21 @@ def test_a_failure_leaves_what_was_there(tmp_path):
 
 
 def test_a_full_disk_is_told_and_leaves_nothing(tmp_path, monkeypatch):
-    for error in (OSError(errno.ENOSPC, "of some library"), ValueError("RESOURCE_EXHAUSTED: No space left on device")):
-        with pytest.raises(OSError, match="the disk is full, and nothing was written"), folders.whole(tmp_path / "new"):
+    for error in (
+        OSError(errno.ENOSPC, "of some library"),
+        ValueError("RESOURCE_EXHAUSTED: No space left on device"),
+    ):
+        with (
+            pytest.raises(OSError, match="the disk is full, and nothing was written"),
+            folders.whole(tmp_path / "new"),
+        ):
             raise error
     assert not list(tmp_path.iterdir())
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1000))
     model = jaxspec.load("debian-t5-small")
-    with pytest.raises(CheckpointError, match=r"new would take \d+\.\d MB of disk, and .* has 1\.0 kB left"):
+    with pytest.raises(
+        CheckpointError, match=r"new would take \d+\.\d MB of disk, and .* has 1\.0 kB left"
+    ):
         huggingface.save(model, tmp_path / "new")
     assert not list(tmp_path.iterdir())
 
@@ -198,7 +206,10 @@ def test_damage_is_named(tmp_path):
     (tmp_path / "a").unlink()
     (tmp_path / "b").write_text("tex")
     (tmp_path / "c").write_text("test")
-    assert folders.damage(tmp_path, files).split(" (")[0] == "a is missing, b has 3 bytes, expected 4, c is altered"
+    assert (
+        folders.damage(tmp_path, files).split(" (")[0]
+        == "a is missing, b has 3 bytes, expected 4, c is altered"
+    )
 
 
 def test_only_plain_values_go_into_a_manifest():

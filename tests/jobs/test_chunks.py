@@ -7,7 +7,10 @@ import pytest
 from jaxspec.jobs.chunks import Chunks
 from jaxspec.jobs.files import InputShard, Output
 
-ROWS = [{"number": number, "text": f"{number}: \u00fc\u2028", "log_probs": [-0.1, None]} for number in (5, 1, 7, 3)]
+ROWS = [
+    {"number": number, "text": f"{number}: \u00fc\u2028", "log_probs": [-0.1, None]}
+    for number in (5, 1, 7, 3)
+]
 
 
 def write(path, rows):
@@ -76,7 +79,10 @@ def test_a_chunk_is_written_when_all_its_lines_are_done(tmp_path):
     assert there == [[], [], [1], [1, 3], [0, 1, 3], [0, 1, 3]] and not chunks.is_complete
     chunks.skip(11)
     assert chunks.is_complete and not list(tmp_path.glob("journal-*"))
-    rows = [[json.loads(line)["number"] for line in output.path(n).read_text().splitlines()] for n in range(4)]
+    rows = [
+        [json.loads(line)["number"] for line in output.path(n).read_text().splitlines()]
+        for n in range(4)
+    ]
     assert rows == [[1, 3], [5], [], [13]]
 
 
@@ -112,12 +118,17 @@ def test_a_chunk_that_was_to_be_written_is_written_first(tmp_path):
 def test_another_job_is_refused_by_its_first_difference(tmp_path):
     """A name of a file need not be text in any encoding."""
     output = Output(tmp_path, InputShard(), 8)
-    first, last, new = ({"file": name, "bytes": 3} for name in ("Gr\udcfc\udcdfe.wav", "c.wav", "b.wav"))
+    first, last, new = (
+        {"file": name, "bytes": 3} for name in ("Gr\udcfc\udcdfe.wav", "c.wav", "b.wav")
+    )
     output.begin({"sounds": [first, last], "shard": 0})
     output.begin({"sounds": [first, last], "shard": 0})
-    with pytest.raises(ValueError, match=r"\(sounds: number 1: file is 'c.wav' there and 'b.wav' here\)"):
+    with pytest.raises(
+        ValueError, match=r"\(sounds: number 1: file is 'c.wav' there and 'b.wav' here\)"
+    ):
         output.begin({"sounds": [first, new, last], "shard": 0})
     with pytest.raises(
-        ValueError, match=r"\(sounds: number 1 is \{'file': 'c.wav', 'bytes': 3\} there and None here\)"
+        ValueError,
+        match=r"\(sounds: number 1 is \{'file': 'c.wav', 'bytes': 3\} there and None here\)",
     ):
         output.begin({"sounds": [first], "shard": 0})

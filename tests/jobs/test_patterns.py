@@ -21,7 +21,8 @@ REGEXES = ["a( b)*", "(a|b) c", "c( a| b)+", "b b"]
 
 def lines(count):
     return [
-        {"prompt": [2 + n % 3], "regex": REGEXES[n % len(REGEXES)], "max_new_tokens": 4 + n % 3} for n in range(count)
+        {"prompt": [2 + n % 3], "regex": REGEXES[n % len(REGEXES)], "max_new_tokens": 4 + n % 3}
+        for n in range(count)
     ]
 
 
@@ -32,7 +33,9 @@ def texts(prompts, **options):
 
 def test_lines_have_patterns_of_their_own_and_compile_nothing_further():
     expected = [
-        jaxspec.generate(MODEL, [line["prompt"]], regex=line["regex"], max_new_tokens=line["max_new_tokens"]).texts[0]
+        jaxspec.generate(
+            MODEL, [line["prompt"]], regex=line["regex"], max_new_tokens=line["max_new_tokens"]
+        ).texts[0]
         for line in lines(6)
     ]
     assert texts(lines(6)) == expected
@@ -45,11 +48,17 @@ def test_lines_have_patterns_of_their_own_and_compile_nothing_further():
 @pytest.mark.slow
 def test_two_hundred_lines_of_twenty_schemas_compile_what_twenty_lines_do():
     schemas = [
-        {"type": "object", "properties": {first: {"type": "integer"}, second: {"type": kind}}, "required": [first]}
+        {
+            "type": "object",
+            "properties": {first: {"type": "integer"}, second: {"type": kind}},
+            "required": [first],
+        }
         for first, second in (("a", "x"), ("t", "e"), ("s", "u"), ("n", "f"), ("r", "l"))
         for kind in ("boolean", "null", "integer", "string")
     ]
-    model = table_model(jax.random.key(3), len(CHARACTERS), order=1, sharpness=2.0)._replace(tokenizer=characters())
+    model = table_model(jax.random.key(3), len(CHARACTERS), order=1, sharpness=2.0)._replace(
+        tokenizer=characters()
+    )
 
     def check(count):
         prompts = [{"prompt": [3 + n % 9], "json_schema": schemas[n % 20]} for n in range(count)]
@@ -61,9 +70,17 @@ def test_two_hundred_lines_of_twenty_schemas_compile_what_twenty_lines_do():
 
     jsonschema = pytest.importorskip("jsonschema")
     check(20)
-    before = slots.run_rounds.num_programs(), slots.prefill.num_programs(), slots.insert.num_programs()
+    before = (
+        slots.run_rounds.num_programs(),
+        slots.prefill.num_programs(),
+        slots.insert.num_programs(),
+    )
     check(200)
-    assert (slots.run_rounds.num_programs(), slots.prefill.num_programs(), slots.insert.num_programs()) == before
+    assert (
+        slots.run_rounds.num_programs(),
+        slots.prefill.num_programs(),
+        slots.insert.num_programs(),
+    ) == before
 
 
 @pytest.mark.slow
@@ -76,7 +93,10 @@ def test_drafters_and_lines_without_a_pattern_share_the_slots():
 
 
 def test_a_pattern_of_the_job_holds_for_lines_without_one():
-    assert set(texts([{"prompt": [2]}, {"prompt": [3], "choices": ["a a"]}], choices=["c c"])) == {"c c", "a a"}
+    assert set(texts([{"prompt": [2]}, {"prompt": [3], "choices": ["a a"]}], choices=["c c"])) == {
+        "c c",
+        "a a",
+    }
 
 
 def test_what_cannot_be_is_the_lines_own_error():
@@ -87,9 +107,17 @@ def test_what_cannot_be_is_the_lines_own_error():
         {"prompt": [2], "json_schema": {"type": "text"}},
         {"prompt": [2], "choices": {"text": ["b"]}},
     ]
-    rows = list(jaxspec.generate_many(MODEL, prompts, max_new_tokens=6, slots=2, on_error="yield", in_order=True))
+    rows = list(
+        jaxspec.generate_many(
+            MODEL, prompts, max_new_tokens=6, slots=2, on_error="yield", in_order=True
+        )
+    )
     assert [row.error is None for row in rows] == [False, False, True, False, False]
-    assert "shortest text" in rows[1].error and "type 'text'" in rows[3].error and "list of strings" in rows[4].error
+    assert (
+        "shortest text" in rows[1].error
+        and "type 'text'" in rows[3].error
+        and "list of strings" in rows[4].error
+    )
 
 
 def test_names_of_other_libraries_are_read():

@@ -26,7 +26,9 @@ TEMPLATE = "<s>{% for message in messages %} {{ message['content'] }}{% endfor %
 def tokenizer_of(around, **options):
     words = word_tokenizer(WORDS, bos_token="<s>", **options)
     special = [(word, WORDS.index(word)) for word in WORDS[:4]]
-    words.backend_tokenizer.post_processor = processors.TemplateProcessing(single=around, special_tokens=special)
+    words.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single=around, special_tokens=special
+    )
     return words
 
 
@@ -36,7 +38,9 @@ def model_of(around, encoder=False, **options):
 
 
 def read(model, prompt, most, too_long="truncate", prefix=None):
-    return PromptReader(model, [prompt], RowLimits(most, None, 4, too_long), 1, {"prefix": prefix}).peek(1)[0]
+    return PromptReader(
+        model, [prompt], RowLimits(most, None, 4, too_long), 1, {"prefix": prefix}
+    ).peek(1)[0]
 
 
 @pytest.mark.parametrize("around", AROUND)
@@ -59,7 +63,9 @@ def test_text_that_has_no_room_is_an_error():
     assert read(model, TEXT, 3).row.tokens == [0, WORDS.index("l"), 1]
     request = read(model, TEXT, 2)
     advice = "Shorten it, or lower max_new_tokens"
-    assert request.error == f"the prompt has 14 tokens: expected at most 2, with 4 new ones. {advice}"
+    assert (
+        request.error == f"the prompt has 14 tokens: expected at most 2, with 4 new ones. {advice}"
+    )
     assert not request.truncated
 
 
@@ -68,7 +74,10 @@ def test_a_chat_keeps_the_bos_that_its_template_writes(around):
     """Whether the tokenizer would add one itself or not."""
     model = model_of(around, chat_template=TEMPLATE)
     request = read(model, [{"role": "user", "content": TEXT}], 5)
-    assert request.row.tokens == [0, *(WORDS.index(word) for word in "ijkl")] and request.truncated == 8
+    assert (
+        request.row.tokens == [0, *(WORDS.index(word) for word in "ijkl")]
+        and request.truncated == 8
+    )
 
 
 def test_what_follows_a_prefix_is_cut_after_it():
@@ -80,7 +89,10 @@ def test_what_follows_a_prefix_is_cut_after_it():
 
 def test_the_shipped_tokenizer_keeps_its_end():
     words = tokenizers.load(jaxspec.weights.loading.shipped()["debian-t5-large"])
-    frame, text = token_ids.frame_of(words), "translate English to German: This package contains the documentation."
+    frame, text = (
+        token_ids.frame_of(words),
+        "translate English to German: This package contains the documentation.",
+    )
     assert (frame.before, frame.after) == ([], [words.eos_token_id])
     expected = words(text, truncation=True, max_length=9)["input_ids"]
     assert frame.cut(words(text)["input_ids"], 9, keeps_end=False) == expected
@@ -88,13 +100,18 @@ def test_the_shipped_tokenizer_keeps_its_end():
 
 def test_a_row_that_was_cut_says_so():
     model = model_of("<s> $A")
-    options = dict(max_prompt_tokens=6, too_long="truncate", max_new_tokens=3, eos_ids=(), in_order=True)
+    options = dict(
+        max_prompt_tokens=6, too_long="truncate", max_new_tokens=3, eos_ids=(), in_order=True
+    )
     long, short = jaxspec.generate_many(model, [TEXT, "a b"], **options)
     assert (long.truncated, long.prompt_tokens, short.truncated) == (7, 6, 0)
     assert long.to_dict()["truncated"] == 7
     kept = "<s> h i j k l"
     ids = model.tokenizer(kept, add_special_tokens=False)["input_ids"]
-    assert long.tokens == jaxspec.generate(model, [ids], max_new_tokens=3, eos_ids=()).tokens[0].tolist()
+    assert (
+        long.tokens
+        == jaxspec.generate(model, [ids], max_new_tokens=3, eos_ids=()).tokens[0].tolist()
+    )
 
 
 def test_what_a_prompt_is_instead_of_a_prompt():
@@ -104,11 +121,16 @@ def test_what_a_prompt_is_instead_of_a_prompt():
     wrong = {
         f"the prompt is None, of type NoneType: {expected}": None,
         f"the prompt is 3.5, of type float: {expected}": 3.5,
-        "the prompt is a list of more than integers, it has 'a': expected ids of tokens": ["a", "b"],
+        "the prompt is a list of more than integers, it has 'a': expected ids of tokens": [
+            "a",
+            "b",
+        ],
         "the prompt is a dict with 'text': expected the text itself": {"text": "a"},
         "the prompt is bytes: expected text, such as prompt.decode()": b"a",
         "the prompt has '\\ud83d' at character 0, half of a surrogate pair": "\ud83d",
     }
-    reader = PromptReader(model, [{"prompt": value} for value in wrong.values()], RowLimits(8, None, 4, "error"), 9)
+    reader = PromptReader(
+        model, [{"prompt": value} for value in wrong.values()], RowLimits(8, None, 4, "error"), 9
+    )
     for request, message in zip(reader.peek(9), wrong, strict=True):
         assert request.error is not None and request.error.startswith(message), request.error

@@ -57,7 +57,10 @@ def cached_attention(params, cache, tokens, positions):
 def attention_params(seed):
     keys = jax.random.split(jax.random.key(seed), 3)
     shapes = {"embed": (VOCAB, 8), "query": (8, 8), "head": (8, VOCAB)}
-    return {name: jax.random.normal(key, shape) for key, (name, shape) in zip(keys, shapes.items(), strict=True)}
+    return {
+        name: jax.random.normal(key, shape)
+        for key, (name, shape) in zip(keys, shapes.items(), strict=True)
+    }
 
 
 def linen(seed):
@@ -93,7 +96,10 @@ class LinenInTraining(nn.Module):
 
 
 def linen_in_training(layer):
-    module, keys = LinenInTraining(layer), {"params": jax.random.key(0), "dropout": jax.random.key(1)}
+    module, keys = (
+        LinenInTraining(layer),
+        {"params": jax.random.key(0), "dropout": jax.random.key(1)},
+    )
     params = module.init(keys, jnp.ones((1, 2), jnp.int32))["params"]
     return jaxspec.Model(adapters.from_linen(module, VOCAB), params)
 
@@ -132,9 +138,13 @@ def test_cached_function_equals_the_full_one():
 
 
 def test_wrong_logits_shape_is_named():
-    lm = adapters.from_function(lambda params, cache, tokens, positions: (params[tokens], cache), 9, empty_cache=_none)
+    lm = adapters.from_function(
+        lambda params, cache, tokens, positions: (params[tokens], cache), 9, empty_cache=_none
+    )
     with pytest.raises(ValueError, match=r"logits of shape \(8, 16, 5\).*expected"):
-        jaxspec.generate(jaxspec.Model(lm, jnp.zeros((5, 5))), jaxspec.Prompt(jnp.array([[1]]), jnp.array([1])))
+        jaxspec.generate(
+            jaxspec.Model(lm, jnp.zeros((5, 5))), jaxspec.Prompt(jnp.array([[1]]), jnp.array([1]))
+        )
 
 
 def of_function(apply, **options):
@@ -144,14 +154,26 @@ def of_function(apply, **options):
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
-        (lambda: of_function(lambda p, x: p[x][:, -1]), ValueError, r"logits of shape \(8, 11\) for tokens of shape"),
+        (
+            lambda: of_function(lambda p, x: p[x][:, -1]),
+            ValueError,
+            r"logits of shape \(8, 11\) for tokens of shape",
+        ),
         (
             lambda: of_function(lambda p, x: p[x[0, 0]]),
             ValueError,
             r"shape \(11,\).*expected \[batch, step, vo",
         ),
-        (lambda: of_function(lambda p, x: (p[x], 1)), TypeError, "gave a tuple of array, int in place of its logits"),
-        (lambda: of_function(lambda p, x: x[..., None] + jnp.arange(VOCAB)[None, None]), ValueError, "of dtype int32"),
+        (
+            lambda: of_function(lambda p, x: (p[x], 1)),
+            TypeError,
+            "gave a tuple of array, int in place of its logits",
+        ),
+        (
+            lambda: of_function(lambda p, x: x[..., None] + jnp.arange(VOCAB)[None, None]),
+            ValueError,
+            "of dtype int32",
+        ),
         (
             lambda: of_function(lambda p, c, x, at: p[x], empty_cache=_none),
             TypeError,
@@ -172,13 +194,21 @@ def of_function(apply, **options):
             TypeError,
             r"is Model\(function, .*from_function\(function",
         ),
-        (lambda: jaxspec.Model(None, {}), TypeError, r"Model\(NoneType, .*adapters.from_function\(apply"),
+        (
+            lambda: jaxspec.Model(None, {}),
+            TypeError,
+            r"Model\(NoneType, .*adapters.from_function\(apply",
+        ),
         (
             lambda: with_params({}),
             ValueError,
             r"they hold nothing: expected what LinenModel.init\(key, tokens\)",
         ),
-        (lambda: with_params({"Embed_0": {}}), ValueError, "not its own, they hold Embed_0: expected"),
+        (
+            lambda: with_params({"Embed_0": {}}),
+            ValueError,
+            "not its own, they hold Embed_0: expected",
+        ),
         (lambda: with_params(None), TypeError, "parameters of LinenModel are of type NoneType"),
         (
             lambda: with_params({"params": linen(0).params}),
@@ -190,16 +220,56 @@ def of_function(apply, **options):
             ValueError,
             r'LinenModel has nothing in its collection "cache": expected cache_index, .*from_linen takes one without',
         ),
-        (lambda: nnx_model(0)._replace(params={}), ValueError, r"not its own: .*Model\(\*from_nnx\(module"),
-        (lambda: nnx_model(0)._replace(params=linen(0).params), ValueError, "NNXModel are not its own"),
-        (lambda: adapters.from_linen(LinenModel, VOCAB), TypeError, "is the class LinenModel: expected a Linen module"),
-        (lambda: adapters.from_linen_cache(LinenModel, VOCAB), TypeError, "is the class LinenModel"),
-        (lambda: nnx_in_training(nnx.Dropout(0.5, rngs=nnx.Rngs(1))), ValueError, r"call module\.eval\(\) before"),
-        (lambda: nnx_in_training(nnx.BatchNorm(8, rngs=nnx.Rngs(1))), ValueError, r"call module\.eval\(\) before"),
-        (lambda: linen_in_training(nn.Dropout(0.5, deterministic=False)), ValueError, "with deterministic=True"),
-        (lambda: adapters.from_linen(NNXModel(nnx.Rngs(0)), VOCAB), TypeError, "of NNX, which adapters.from_nnx takes"),
-        (lambda: adapters.from_nnx(LinenModel(), VOCAB), TypeError, "of Linen, which adapters.from_linen takes"),
-        (lambda: adapters.from_nnx(3, VOCAB), TypeError, "the module is of type int: expected an NNX module"),
+        (
+            lambda: nnx_model(0)._replace(params={}),
+            ValueError,
+            r"not its own: .*Model\(\*from_nnx\(module",
+        ),
+        (
+            lambda: nnx_model(0)._replace(params=linen(0).params),
+            ValueError,
+            "NNXModel are not its own",
+        ),
+        (
+            lambda: adapters.from_linen(LinenModel, VOCAB),
+            TypeError,
+            "is the class LinenModel: expected a Linen module",
+        ),
+        (
+            lambda: adapters.from_linen_cache(LinenModel, VOCAB),
+            TypeError,
+            "is the class LinenModel",
+        ),
+        (
+            lambda: nnx_in_training(nnx.Dropout(0.5, rngs=nnx.Rngs(1))),
+            ValueError,
+            r"call module\.eval\(\) before",
+        ),
+        (
+            lambda: nnx_in_training(nnx.BatchNorm(8, rngs=nnx.Rngs(1))),
+            ValueError,
+            r"call module\.eval\(\) before",
+        ),
+        (
+            lambda: linen_in_training(nn.Dropout(0.5, deterministic=False)),
+            ValueError,
+            "with deterministic=True",
+        ),
+        (
+            lambda: adapters.from_linen(NNXModel(nnx.Rngs(0)), VOCAB),
+            TypeError,
+            "of NNX, which adapters.from_nnx takes",
+        ),
+        (
+            lambda: adapters.from_nnx(LinenModel(), VOCAB),
+            TypeError,
+            "of Linen, which adapters.from_linen takes",
+        ),
+        (
+            lambda: adapters.from_nnx(3, VOCAB),
+            TypeError,
+            "the module is of type int: expected an NNX module",
+        ),
     ],
 )
 def test_what_is_no_model_is_said_in_the_users_words(make, error, message):
@@ -213,7 +283,9 @@ def with_params(params, adapter=adapters.from_linen):
 
 def test_a_drafter_that_is_no_model_is_said_in_the_users_words():
     with pytest.raises(TypeError, match=r"drafter is Model\(LinenModel, "):
-        jaxspec.generate(plain_function(0), PROMPT, drafter=jaxspec.Model(LinenModel(), {}), max_new_tokens=2)
+        jaxspec.generate(
+            plain_function(0), PROMPT, drafter=jaxspec.Model(LinenModel(), {}), max_new_tokens=2
+        )
 
 
 def _none(batch, capacity):
@@ -225,7 +297,9 @@ def test_a_tree_is_refused_by_a_model_of_chains():
     lm, params = with_cache(0)[:2]
     assert lm.select is None and lm.inside is None
     _, cache = lm.prefill(params, PROMPT, Room(8))
-    with pytest.raises(ValueError, match=r"takes chains, not token trees: make it with .*select=\.\.\."):
+    with pytest.raises(
+        ValueError, match=r"takes chains, not token trees: make it with .*select=\.\.\."
+    ):
         lm.extend(params, cache, PROMPT.tokens, jnp.array([[-1, 0, 0], [-1, 0, 1]]))
     with pytest.raises(ValueError, match="got select without empty_cache"):
         adapters.from_function(full_attention, VOCAB, select=lambda cache, start, path: cache)
@@ -234,8 +308,14 @@ def test_a_tree_is_refused_by_a_model_of_chains():
 @pytest.mark.parametrize(
     ("empty", "message"),
     [
-        (lambda batch, capacity: {"k": jnp.zeros((capacity, batch, 8))}, r"the cache\['k'\] has the shape \[8, 2, 8\]"),
-        (lambda batch, capacity: jnp.zeros(()), r"the cache has the shape \[\]: expected \[batch, \.\.\.\] = \[2, "),
+        (
+            lambda batch, capacity: {"k": jnp.zeros((capacity, batch, 8))},
+            r"the cache\['k'\] has the shape \[8, 2, 8\]",
+        ),
+        (
+            lambda batch, capacity: jnp.zeros(()),
+            r"the cache has the shape \[\]: expected \[batch, \.\.\.\] = \[2, ",
+        ),
     ],
 )
 def test_a_cache_without_the_batch_first_is_named(empty, message):
@@ -248,7 +328,9 @@ def test_a_cache_that_loses_its_batch_is_named():
     def apply(params, cache, tokens, positions):
         return params[tokens], cache[0]
 
-    lm = adapters.from_function(apply, VOCAB, empty_cache=lambda batch, capacity: jnp.zeros((batch, capacity)))
+    lm = adapters.from_function(
+        apply, VOCAB, empty_cache=lambda batch, capacity: jnp.zeros((batch, capacity))
+    )
     with pytest.raises(ValueError, match=r"the cache has the shape \[8\]: expected \[batch"):
         lm.prefill(jnp.zeros((VOCAB, VOCAB)), PROMPT, Room(8))
 
@@ -259,7 +341,8 @@ class LinenTrees(nn.Module):
     @nn.compact
     def __call__(self, cache, tokens, positions, *, length, parent):
         x = nn.Embed(VOCAB, 8)(tokens) + nn.Embed(16, 8)(positions)
-        at = length[:, None] + jnp.arange(tokens.shape[1])[None]  # not the positions, which siblings share
+        # not the positions, which siblings share
+        at = length[:, None] + jnp.arange(tokens.shape[1])[None]
         cache = cache.at[jnp.arange(tokens.shape[0])[:, None], at].set(x)
         mask = kv.mask(length, tokens.shape[1], cache.shape[1], parent)
         scores = jnp.where(mask, jnp.einsum("btd,bsd->bts", nn.Dense(8)(x), cache), -1e9)
@@ -280,7 +363,9 @@ class NNXTrees(nnx.Module):
 
 def move(cache, start, path):
     moved = jnp.take_along_axis(cache, (start[:, None] + path)[..., None], axis=1)
-    return jax.vmap(lambda row, new, at: jax.lax.dynamic_update_slice(row, new, (at, 0)))(cache, moved, start)
+    return jax.vmap(lambda row, new, at: jax.lax.dynamic_update_slice(row, new, (at, 0)))(
+        cache, moved, start
+    )
 
 
 @pytest.mark.slow
@@ -294,14 +379,17 @@ def test_a_module_that_takes_trees(kind):
         module, length = LinenTrees(), jnp.zeros(2, jnp.int32)
         lm = adapters.from_linen(module, VOCAB, **options)
         keywords = dict(length=length, parent=None)
-        params = module.init(jax.random.key(0), jnp.zeros((2, 8, 8)), PROMPT.tokens, PROMPT.tokens, **keywords)[
-            "params"
-        ]
+        params = module.init(
+            jax.random.key(0), jnp.zeros((2, 8, 8)), PROMPT.tokens, PROMPT.tokens, **keywords
+        )["params"]
     _, cache = lm.prefill(params, PROMPT, Room(12))
     nodes, parent = jnp.array([[7, 8, 9], [3, 2, 1]]), jnp.array([[-1, 0, 0]] * 2)
     tree, grown = lm.extend(params, cache, nodes, parent)
     chain, expected = lm.extend(params, cache, nodes[:, jnp.array([0, 2])])
     np.testing.assert_allclose(tree.logits[:, 2], chain.logits[:, 1], atol=1e-5)
     kept = lm.rewind(lm.select(grown, cache.length, jnp.array([[0, 2]] * 2)), cache.length + 2)
-    got, after = (lm.extend(params, cache_of, jnp.array([[4], [5]]))[0].logits for cache_of in (kept, expected))
+    got, after = (
+        lm.extend(params, cache_of, jnp.array([[4], [5]]))[0].logits
+        for cache_of in (kept, expected)
+    )
     np.testing.assert_allclose(got, after, atol=1e-5)

@@ -1,4 +1,6 @@
-"""The decoder with all of its options: its cache against its own full pass, windows, refusals (trees: test_trees)."""
+"""The decoder with all of its options: its cache against its own full pass, windows, refusals
+(trees: test_trees).
+"""
 
 import dataclasses
 
@@ -13,7 +15,9 @@ from jaxspec.nets import decoder
 from jaxspec.nets.decoder import decoder_config
 from tests.small import random_params
 
-SHAPE = decoder_config(61, dim=32, ff_dim=48, layers=3, heads=4, kv_heads=2, head_dim=8, max_positions=32)
+SHAPE = decoder_config(
+    61, dim=32, ff_dim=48, layers=3, heads=4, kv_heads=2, head_dim=8, max_positions=32
+)
 LOCAL = nets.replace(
     SHAPE,
     qkv_bias=True,
@@ -52,8 +56,10 @@ def test_cache_equals_full_pass(config, compiled):
     forward, cache = lm.prefill(params, Prompt(TOKENS[:, :5], jnp.array([5, 3])), Room(10))
     np.testing.assert_allclose(forward.logits[:, 0], jnp.stack([full[0, 4], full[1, 2]]), atol=2e-5)
     _, cache = lm.extend(params, cache, jnp.stack([TOKENS[0, 5:9], jnp.full(4, 7)]))
-    cache = lm.rewind(cache, jnp.array([6, 3]))  # below what a local layer's window would still hold
-    forward, _ = lm.extend(params, cache, jnp.stack([TOKENS[0, 6:10], TOKENS[1, 3:7]]))  # row 0 ends at capacity
+    # below what a local layer's window would still hold
+    cache = lm.rewind(cache, jnp.array([6, 3]))
+    # row 0 ends at capacity
+    forward, _ = lm.extend(params, cache, jnp.stack([TOKENS[0, 6:10], TOKENS[1, 3:7]]))
     np.testing.assert_allclose(forward.logits, jnp.stack([full[0, 6:10], full[1, 3:7]]), atol=2e-5)
 
 
@@ -66,7 +72,10 @@ def test_garbage_outside_what_is_seen_has_no_effect(compiled):
     clean, _ = lm.extend(params, cache, TOKENS[:, 5:7])
     slot = jnp.arange(8)[None, None, :, None]
     seen = jnp.logical_and(slot >= 5 - config.layers[0].attention.window + 1, slot < 5)
-    layers = (dataclasses.replace(layer, keys=jnp.where(seen, layer.keys, jnp.nan)) for layer in cache.layers)
+    layers = (
+        dataclasses.replace(layer, keys=jnp.where(seen, layer.keys, jnp.nan))
+        for layer in cache.layers
+    )
     poisoned = cache._replace(layers=tuple(layers))
     forward, _ = lm.extend(params, poisoned, TOKENS[:, 5:7])
     np.testing.assert_array_equal(forward.logits, clean.logits)
@@ -74,7 +83,10 @@ def test_garbage_outside_what_is_seen_has_no_effect(compiled):
 
 def test_bfloat16_gives_float32_logits(config):
     narrow = dataclasses.replace(config, dtype="bfloat16")
-    lm, params = decoder.language_model(narrow), jax.eval_shape(lambda: decoder.init(narrow, jax.random.key(0)))
+    lm, params = (
+        decoder.language_model(narrow),
+        jax.eval_shape(lambda: decoder.init(narrow, jax.random.key(0))),
+    )
     prompt = Prompt(TOKENS, jnp.array([9, 9]))
     forward, cache = jax.eval_shape(lambda p: lm.prefill(p, prompt, Room(12)), params)
     assert forward.logits.dtype == jnp.float32
@@ -90,7 +102,10 @@ def test_bfloat16_gives_float32_logits(config):
         ({"local": (True,)}, "some layers are local, but window is None"),
         ({"activation": "tanh"}, "activation is 'tanh': expected one of relu, silu, gelu"),
         ({"positions": "learned"}, "positions is 'learned': expected one of rotary, relative"),
-        ({"rope_scaling": "su"}, "rope_scaling is 'su': expected one of default, linear, llama3, yarn"),
+        (
+            {"rope_scaling": "su"},
+            "rope_scaling is 'su': expected one of default, linear, llama3, yarn",
+        ),
     ],
 )
 def test_shapes_that_cannot_be(changes, message):
@@ -102,7 +117,14 @@ def test_shapes_that_cannot_be(changes, message):
 def test_an_8b_llama_has_its_published_size():
     """Instantiated abstractly: no memory."""
     config = nets.replace(
-        SHAPE, vocab_size=128_256, dim=4096, ff_dim=14_336, layers=32, heads=32, kv_heads=8, head_dim=128
+        SHAPE,
+        vocab_size=128_256,
+        dim=4096,
+        ff_dim=14_336,
+        layers=32,
+        heads=32,
+        kv_heads=8,
+        head_dim=128,
     )
     shapes = jax.eval_shape(lambda: decoder.init(config, jax.random.key(0)))
     assert sum(x.size for x in jax.tree.leaves(shapes)) == 8_030_261_248

@@ -1,4 +1,6 @@
-"""The gated delta rule's two forms are one function; a pass of a round has the bits of passes over one token."""
+"""The gated delta rule's two forms are one function; a pass of a round has the bits of passes over
+one token.
+"""
 
 import functools
 
@@ -12,7 +14,8 @@ from jaxspec.core import kv_cache as kv
 from jaxspec.nets.delta import DeltaRule, DeltaShape, chunked
 from jaxspec.nets.shapes import DecoderConfig, FeedForwardShape, LayerShape
 
-SHAPE = DeltaShape(key_heads=2, value_heads=4, key_dim=8, value_dim=12)  # two dimensions: none is taken for the other
+# two dimensions: none is taken for the other
+SHAPE = DeltaShape(key_heads=2, value_heads=4, key_dim=8, value_dim=12)
 CONFIG = DecoderConfig(11, 8, (LayerShape(SHAPE, FeedForwardShape(6)),))
 TOKENS, RANDOM = 150, np.random.default_rng(0)  # two chunks and a part of a third
 
@@ -33,7 +36,9 @@ def test_chunks_and_single_tokens_give_the_same_outputs_and_states():
     state = {"inputs": array(2, 3, SHAPE.width), "memory": array(2, 4, 8, 12)}
     singly, many = jax.jit(layer_caches._one_by_one(RULE.step)), jax.jit(RULE.many)
     for count in ([0, TOKENS], [64, 128], [1, 63], [65, TOKENS - 1]):
-        (outputs, after), (expected, reference) = (run(state, ENTRIES, jnp.array(count)) for run in (many, singly))
+        (outputs, after), (expected, reference) = (
+            run(state, ENTRIES, jnp.array(count)) for run in (many, singly)
+        )
         np.testing.assert_allclose(outputs, expected, atol=2e-5)
         np.testing.assert_allclose(after["memory"], reference["memory"], atol=2e-5)
         assert (after["inputs"] == reference["inputs"]).all()
@@ -52,7 +57,9 @@ def read(passes, rewind=6):
     outputs = []
     for step in passes:
         start = int(cache.length[0])
-        output, cache = feed(cache, jax.tree.map(lambda x, n=start, t=step: x[:, n : n + t], ENTRIES), step)
+        output, cache = feed(
+            cache, jax.tree.map(lambda x, n=start, t=step: x[:, n : n + t], ENTRIES), step
+        )
         outputs.append(output)
     return np.concatenate(outputs, axis=1), cache
 
@@ -71,7 +78,9 @@ def test_prompts_in_any_passes_leave_one_state(passes):
     outputs, cache = read(passes)
     expected, reference = read([1] * 128)
     np.testing.assert_allclose(outputs, expected, atol=2e-5)
-    np.testing.assert_allclose(cache.layers[0].state["memory"], reference.layers[0].state["memory"], atol=2e-5)
+    np.testing.assert_allclose(
+        cache.layers[0].state["memory"], reference.layers[0].state["memory"], atol=2e-5
+    )
     assert cache.layers[0].base.tolist() == [122, 122]
 
 
@@ -82,7 +91,9 @@ def test_a_row_rewound_to_before_its_state_reads_nan():
     cache = kv.rewind(cache, jnp.array([13, 14]))
     outputs, _ = feed(cache, jax.tree.map(lambda x: x[:, :3], ENTRIES), 3)
     assert np.isnan(outputs[0]).all() and np.isfinite(outputs[1]).all()
-    again, _ = feed(kv.rewind(cache, jnp.array([0, 14])), jax.tree.map(lambda x: x[:, :3], ENTRIES), 3)
+    again, _ = feed(
+        kv.rewind(cache, jnp.array([0, 14])), jax.tree.map(lambda x: x[:, :3], ENTRIES), 3
+    )
     assert np.isfinite(again).all()
 
 
@@ -93,7 +104,9 @@ def test_heads_that_no_key_serves_are_refused():
 
 @pytest.mark.parametrize("scale", [0.1, 16.0])
 def test_chunks_keep_their_digits_where_decays_are_strong(scale):
-    """Against a float64 recurrence: sums of decays reach -1000 within a chunk, and their differences are wanted."""
+    """Against a float64 recurrence: sums of decays reach -1000 within a chunk, and their
+    differences are wanted.
+    """
     rng, (batch, total, heads, width) = np.random.RandomState(0), (2, 150, 3, 8)
     query, key, value = rng.randn(3, batch, total, heads, width)
     key /= np.linalg.norm(key, axis=-1, keepdims=True)

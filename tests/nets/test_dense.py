@@ -1,4 +1,6 @@
-"""A product of few rows is written in another order on CPU: the same numbers, and no copy of the weights."""
+"""A product of few rows is written in another order on CPU: the same numbers, and no copy of the
+weights.
+"""
 
 import dataclasses
 import re
@@ -21,12 +23,18 @@ def test_the_same_product_for_any_number_of_rows(shape, dtype):
     got = jax.jit(dense.product)(x, weight)
     assert got.dtype == dtype
     expected = np.asarray(x, np.float64) @ np.asarray(weight, np.float64).T
-    np.testing.assert_allclose(np.asarray(got, np.float64), expected, atol=1e-5 if dtype == jnp.float32 else 0.2)
+    np.testing.assert_allclose(
+        np.asarray(got, np.float64), expected, atol=1e-5 if dtype == jnp.float32 else 0.2
+    )
 
 
 def test_few_rows_leave_the_weights_where_they_are():
-    """On CPU the compiled program holds one product whose left factor is the weights, as they came."""
-    compiled = jax.jit(dense.product).lower(jnp.ones((1, 4, 24)), jnp.ones((40, 24))).compile().as_text()
+    """On CPU the compiled program holds one product whose left factor is the weights, as they
+    came.
+    """
+    compiled = (
+        jax.jit(dense.product).lower(jnp.ones((1, 4, 24)), jnp.ones((40, 24))).compile().as_text()
+    )
     (dot,) = [line for line in compiled.splitlines() if " dot(" in line]
     assert "f32[40,4]" in dot
 
@@ -84,7 +92,10 @@ def test_float32_is_multiplied_as_float32(name):
 
 
 def test_float32_around_int8_and_a_choice_with_a_name():
-    assert all("precision = [HIGHEST, HIGHEST]" in line for line in products("decoder", "float32", quantised=True))
+    assert all(
+        "precision = [HIGHEST, HIGHEST]" in line
+        for line in products("decoder", "float32", quantised=True)
+    )
     with jax.default_matmul_precision("bfloat16"):
         assert not any("HIGHEST" in line for line in products("decoder", "float32"))
 
@@ -93,7 +104,9 @@ def test_one_row_is_one_of_eight_on_a_tpu_only():
     one_row, two_rows, eight_rows = "(tensor<1x1x16x", "(tensor<2x16x", "(tensor<1x8x16x"
     for platform, expected in (("tpu", eight_rows), ("cuda", one_row), ("cpu", two_rows)):
         lines = products("decoder", "bfloat16", platform)
-        made = {rows for rows in (one_row, two_rows, eight_rows) if any(rows in line for line in lines)}
+        made = {
+            rows for rows in (one_row, two_rows, eight_rows) if any(rows in line for line in lines)
+        }
         assert made == {expected}, platform
 
 
@@ -108,19 +121,30 @@ def test_one_row_is_one_of_eight_on_a_tpu_only():
         ((4096, 14336), 6, "cuda", False),
     ],
 )
-def test_large_products_of_a_few_rows_are_between_barriers_on_a_tpu_only(shape, rows, platform, barrier):
-    arguments = jax.ShapeDtypeStruct((1, rows, shape[1]), "bfloat16"), jax.ShapeDtypeStruct(shape, "bfloat16")
+def test_large_products_of_a_few_rows_are_between_barriers_on_a_tpu_only(
+    shape, rows, platform, barrier
+):
+    arguments = (
+        jax.ShapeDtypeStruct((1, rows, shape[1]), "bfloat16"),
+        jax.ShapeDtypeStruct(shape, "bfloat16"),
+    )
     text = jax.jit(dense.product).trace(*arguments).lower(lowering_platforms=(platform,)).as_text()
     assert text.count("stablehlo.optimization_barrier") == 2 * barrier
 
 
 @pytest.mark.parametrize("rows", [1, 6, 128])
 def test_a_cpu_s_program_is_without_what_a_tpu_is_given(monkeypatch, rows):
-    arguments = jax.ShapeDtypeStruct((1, rows, 4096), "float32"), jax.ShapeDtypeStruct((14336, 4096), "float32")
+    arguments = (
+        jax.ShapeDtypeStruct((1, rows, 4096), "float32"),
+        jax.ShapeDtypeStruct((14336, 4096), "float32"),
+    )
 
     def texts():
         return [
-            jax.jit(lambda *x: dense.product(*x)).trace(*arguments).lower(lowering_platforms=(platform,)).as_text()
+            jax.jit(lambda *x: dense.product(*x))
+            .trace(*arguments)
+            .lower(lowering_platforms=(platform,))
+            .as_text()
             for platform in ("cpu", "tpu")
         ]
 

@@ -1,4 +1,6 @@
-"""Mixtures of experts: what is computed, and that a token's experts do not depend on the tokens beside it."""
+"""Mixtures of experts: what is computed, and that a token's experts do not depend on the tokens
+beside it.
+"""
 
 import dataclasses
 import functools
@@ -31,15 +33,20 @@ ROWS = [[3, 1, 4, 1, 5, 9, 2, 6, 5, 3], [2, 7, 1]]
 
 
 def config(name, dtype="float32"):
-    plain = decoder.decoder_config(31, DIM, 24, layers=3, heads=4, kv_heads=2, head_dim=4, dtype=dtype)
+    plain = decoder.decoder_config(
+        31, DIM, 24, layers=3, heads=4, kv_heads=2, head_dim=4, dtype=dtype
+    )
     mixed = [dataclasses.replace(layer, ff=MIXTURES[name]) for layer in plain.layers]
-    return dataclasses.replace(plain, layers=(plain.layers[0], *mixed[1:]))  # the first layer is dense
+    # the first layer is dense
+    return dataclasses.replace(plain, layers=(plain.layers[0], *mixed[1:]))
 
 
 @functools.cache
 def model(name, seed=0, dtype="float32"):
     shape = config(name, dtype)
-    return Model(decoder.language_model(shape), random_params(decoder.init, shape, seed, 0.3), config=shape)
+    return Model(
+        decoder.language_model(shape), random_params(decoder.init, shape, seed, 0.3), config=shape
+    )
 
 
 def one_by_one(shape, params, x):
@@ -53,7 +60,9 @@ def one_by_one(shape, params, x):
         total = chances[best].sum() if shape.renormalised else chances.sum()
         for e in best:
             pair = slice(2 * e, 2 * e + 2)
-            gate, up = inwards["weight"][pair] @ token + (inwards["bias"][pair] if shape.bias else 0.0)
+            gate, up = inwards["weight"][pair] @ token + (
+                inwards["bias"][pair] if shape.bias else 0.0
+            )
             if shape.activation == "clamped":
                 gate, up = np.minimum(gate, shape.limit), np.clip(up, -shape.limit, shape.limit) + 1
             rate = shape.alpha if shape.activation == "clamped" else 1.0
@@ -70,27 +79,39 @@ def test_each_token_goes_through_its_experts(name, tokens):
     x = jax.random.normal(jax.random.key(tokens), (1, tokens, DIM))
     expected = one_by_one(shape, params, x)
     module = experts.Mixture(shape, DIM)
-    np.testing.assert_allclose(jax.jit(module.apply)({"params": params}, x), expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(
+        jax.jit(module.apply)({"params": params}, x), expected, rtol=1e-4, atol=1e-5
+    )
     # What a GPU does: blocks without a condition.
     scores = experts.Router(shape.count, shape.bias).apply({"params": params["router"]}, x)
     chosen = [array[0] for array in experts.choose(scores, shape.top, shape.renormalised)]
-    stacks = [(params["experts"][end]["weight"], params["experts"][end].get("bias")) for end in ("inwards", "outwards")]
-    y = jax.jit(functools.partial(experts.by_blocks, shape.act, skips=False))(x[0], *chosen, *stacks)
+    stacks = [
+        (params["experts"][end]["weight"], params["experts"][end].get("bias"))
+        for end in ("inwards", "outwards")
+    ]
+    y = jax.jit(functools.partial(experts.by_blocks, shape.act, skips=False))(
+        x[0], *chosen, *stacks
+    )
     np.testing.assert_allclose(y, expected[0], rtol=1e-4, atol=1e-5)
 
 
 def test_what_overflows_in_an_expert_is_no_part_of_other_tokens():
-    """Blocks hold other tokens beside their own: what an expert makes of these reaches no sum, even as inf * 0."""
+    """Blocks hold other tokens beside their own: what an expert makes of these reaches no sum, even
+    as inf * 0.
+    """
     shape = ExpertsShape(2, 1, 4, "relu")
     inwards = jnp.repeat(jnp.array([1e30, 1e30, 0, 0]), 4 * DIM).reshape(4, 4, DIM), None
     outwards = jnp.ones((2, DIM, 4)), None
     x, ids = jnp.ones((2, DIM)), jnp.array([[0], [1]])
-    y = jax.jit(functools.partial(experts.by_blocks, shape.act))(x, ids, jnp.ones((2, 1)), inwards, outwards)
+    y = jax.jit(functools.partial(experts.by_blocks, shape.act))(
+        x, ids, jnp.ones((2, 1)), inwards, outwards
+    )
     assert not jnp.isfinite(y[0]).any() and y[1].tolist() == [0.0] * DIM
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype", marked(["float32", "bfloat16"], exhaustive=["float32"]))  # coarse numbers show it
+# coarse numbers show it
+@pytest.mark.parametrize("dtype", marked(["float32", "bfloat16"], exhaustive=["float32"]))
 def test_the_experts_of_a_token_are_the_same_in_a_wide_pass_and_in_narrow_ones(dtype, monkeypatch):
     target, chosen, choose = model("gpt-oss", dtype=dtype), [], experts.choose
 
@@ -101,7 +122,9 @@ def test_the_experts_of_a_token_are_the_same_in_a_wide_pass_and_in_narrow_ones(d
 
     monkeypatch.setattr(experts, "choose", recorded)
     tokens = jax.random.randint(jax.random.key(1), (3, 9), 0, 31)
-    _, cache = target.lm.prefill(target.params, Prompt(tokens[:, :1], jnp.ones(3, jnp.int32)), Room(16))
+    _, cache = target.lm.prefill(
+        target.params, Prompt(tokens[:, :1], jnp.ones(3, jnp.int32)), Room(16)
+    )
     chosen.clear()
     target.lm.extend(target.params, cache, tokens[:, 1:])  # a pass over 8 tokens
     wide, narrow = np.stack(chosen), []
@@ -122,7 +145,9 @@ def test_drafted_text_is_plain_text(name):
     for drafter in (draft, drafters.tree(draft, (2, 1))):
         drafted = jaxspec.generate(target, ROWS, drafter=drafter, gamma=3, **options)
         np.testing.assert_array_equal(drafted.tokens, plain.tokens)
-        assert (drafted.stats.acceptance_rate > 0).all() and (drafted.stats.acceptance_rate < 1).all()
+        assert (drafted.stats.acceptance_rate > 0).all() and (
+            drafted.stats.acceptance_rate < 1
+        ).all()
 
 
 def test_gradients_reach_the_router_and_the_experts_that_were_used():
@@ -131,15 +156,22 @@ def test_gradients_reach_the_router_and_the_experts_that_were_used():
 
     def size(way, params):
         scores = experts.Router(shape.count, True).apply({"params": params["router"]}, x)
-        stacks = [(params["experts"][end]["weight"], params["experts"][end]["bias"]) for end in ("inwards", "outwards")]
+        stacks = [
+            (params["experts"][end]["weight"], params["experts"][end]["bias"])
+            for end in ("inwards", "outwards")
+        ]
         chosen = [array[0] for array in experts.choose(scores, shape.top)]
         return jnp.square(way(shape.act, x[0], *chosen, *stacks)).sum()
 
     ways = experts.by_blocks, functools.partial(experts.by_blocks, skips=False)
     in_turn, all_blocks = (jax.jit(jax.grad(functools.partial(size, way)))(params) for way in ways)
-    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6), in_turn, all_blocks)
+    jax.tree.map(
+        functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6), in_turn, all_blocks
+    )
     assert np.abs(in_turn["router"]["matrix"]).max() > 0
-    assert (np.abs(in_turn["experts"]["outwards"]["weight"]).max(axis=(1, 2)) > 0).sum() == shape.top
+    assert (
+        np.abs(in_turn["experts"]["outwards"]["weight"]).max(axis=(1, 2)) > 0
+    ).sum() == shape.top
 
 
 def test_a_pass_reads_the_experts_that_its_tokens_choose():
@@ -167,9 +199,14 @@ def test_shapes_that_cannot_be_are_refused(options, message):
 
 @pytest.mark.parametrize("dtype", ["float32", "int8"])
 def test_a_mesh_splits_every_expert(dtype):
-    """Each device has a part of each expert's hidden units, and of its outputs, and all of the router."""
+    """Each device has a part of each expert's hidden units, and of its outputs, and all of the
+    router.
+    """
     target = model("gpt-oss")
-    params, axes = quantisation.quantise(target.params, dtype), net_of(target.config).axes(target.config)
+    params, axes = (
+        quantisation.quantise(target.params, dtype),
+        net_of(target.config).axes(target.config),
+    )
     mesh = jax.sharding.AbstractMesh((1, 2), (sharding.DATA, sharding.MODEL))
     places = parameters.flat(sharding.parameters(params, axes, mesh))  # pyright: ignore[reportArgumentType]
     end = "/int8" if dtype == "int8" else ""
@@ -207,6 +244,14 @@ for name in ("gpt-oss", "Qwen 3"):
 
 @pytest.mark.slow
 def test_on_a_mesh_logits_are_those_of_one_device_and_gates_meet_without_a_transfer():
-    environment = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=2", "JAX_PLATFORMS": "cpu"}
+    environment = os.environ | {
+        "XLA_FLAGS": "--xla_force_host_platform_device_count=2",
+        "JAX_PLATFORMS": "cpu",
+    }
     root = str(Path(__file__).parents[2])
-    subprocess.run([sys.executable, "-c", ON_TWO_DEVICES], check=True, cwd=root, env=environment | {"PYTHONPATH": root})
+    subprocess.run(
+        [sys.executable, "-c", ON_TWO_DEVICES],
+        check=True,
+        cwd=root,
+        env=environment | {"PYTHONPATH": root},
+    )

@@ -1,4 +1,6 @@
-"""The GPT against transformers' GPT-2, and its cache against its own full pass (trees: test_trees.py)."""
+"""The GPT against transformers' GPT-2, and its cache against its own full pass (trees:
+test_trees.py).
+"""
 
 import dataclasses
 
@@ -33,7 +35,8 @@ def test_cache_equals_full_pass(compiled):
     forward, cache = lm.extend(params, cache, fed)
     np.testing.assert_allclose(forward.logits, jnp.stack([full[0, 5:8], full[1, 3:6]]), atol=2e-5)
     cache = lm.rewind(cache, jnp.array([6, 4]))
-    forward, _ = lm.extend(params, cache, jnp.stack([TOKENS[0, 6:9], TOKENS[1, 4:7]]))  # row 0 ends at capacity
+    # row 0 ends at capacity
+    forward, _ = lm.extend(params, cache, jnp.stack([TOKENS[0, 6:9], TOKENS[1, 4:7]]))
     np.testing.assert_allclose(forward.logits, jnp.stack([full[0, 6:9], full[1, 4:7]]), atol=2e-5)
 
 
@@ -53,7 +56,9 @@ def test_bfloat16_gives_float32_logits(compiled):
 def test_the_papers_sizes(name, count, published):
     """With 8k tokens; the paper's counts have no positions."""
     shapes = jax.eval_shape(lambda key: decoder.init(SIZES[name], key), jax.random.key(0))
-    sizes = {module: sum(x.size for x in jax.tree.leaves(shape)) for module, shape in shapes.items()}
+    sizes = {
+        module: sum(x.size for x in jax.tree.leaves(shape)) for module, shape in shapes.items()
+    }
     assert sum(sizes.values()) == count
     assert count - sizes["position"] == pytest.approx(published, rel=0.01)
 
@@ -62,7 +67,9 @@ def test_the_papers_sizes(name, count, published):
 @pytest.mark.slow
 @pytest.mark.parametrize("tied", [True, False])
 def test_parity_with_transformers(tmp_path, tied, compiled):
-    """Our GPT is GPT-2: float32 logits and taps with the same weights, which are written as they were read."""
+    """Our GPT is GPT-2: float32 logits and taps with the same weights, which are written as they
+    were read.
+    """
     import torch
     import transformers
 

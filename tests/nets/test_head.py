@@ -1,4 +1,6 @@
-"""A network's head by itself gives what its passes give, and a drafter asks it for no more than it needs."""
+"""A network's head by itself gives what its passes give, and a drafter asks it for no more than it
+needs.
+"""
 
 import dataclasses
 
@@ -36,7 +38,9 @@ def model(name: str) -> jaxspec.Model:
 
 @pytest.mark.parametrize("name", marked(NETS, slow={*NETS} - {"t5 scaled"}))
 def test_the_head_gives_what_a_pass_gives(name):
-    """A pass over a prompt gives the features of all tokens, and the logits of the last token of each row."""
+    """A pass over a prompt gives the features of all tokens, and the logits of the last token of
+    each row.
+    """
     lm, params = model(name)[:2]
 
     @jax.jit
@@ -57,12 +61,16 @@ def test_the_head_gives_what_a_pass_gives(name):
 def test_raw_logits_are_those_before_the_scale_and_the_cap():
     """A trimmed model's head leaves them out, too."""
     config = dataclasses.replace(DECODER, logits_cap=2.0, logits_scale=3.0)
-    target = jaxspec.Model(decoder.language_model(config), random_params(decoder.init, config, 1), config=config)
+    target = jaxspec.Model(
+        decoder.language_model(config), random_params(decoder.init, config, 1), config=config
+    )
     features = jax.random.normal(jax.random.key(2), (1, 2, 16))
     for net in (target, jaxspec.trim_vocabulary(target, ids=[2, 5, 7])):
         raw, logits = (net.lm.inside.head(net.params, features, raw=raw) for raw in (True, False))
         finite = jnp.isfinite(logits)
-        np.testing.assert_allclose(jnp.where(finite, softcap(3 * raw, 2.0), 0), jnp.where(finite, logits, 0), rtol=1e-5)
+        np.testing.assert_allclose(
+            jnp.where(finite, softcap(3 * raw, 2.0), 0), jnp.where(finite, logits, 0), rtol=1e-5
+        )
         assert float(jnp.max(jnp.abs(jnp.where(finite, 3 * raw - logits, 0)))) > 0.1
 
 
@@ -78,7 +86,9 @@ def test_a_drafter_asks_for_the_logits_of_one_position():
     draft = target._replace(lm=target.lm._replace(inside=target.lm.inside._replace(head=head)))
     fast = jaxspec.generate(target, PROMPT, drafter=draft, gamma=2, max_new_tokens=9)
     assert set(shapes) == {(2, 1, 16)}
-    np.testing.assert_array_equal(fast.tokens, jaxspec.generate(target, PROMPT, max_new_tokens=9).tokens)
+    np.testing.assert_array_equal(
+        fast.tokens, jaxspec.generate(target, PROMPT, max_new_tokens=9).tokens
+    )
     assert (np.asarray(fast.stats.acceptance_rate) == 1).all()
 
 
@@ -87,5 +97,7 @@ def test_a_model_without_a_head_of_its_own_drafts_the_same():
     target = model("gpt")
     draft = target._replace(lm=target.lm._replace(inside=None))
     options = dict(gamma=3, max_new_tokens=9)
-    with_head, without = (jaxspec.generate(target, PROMPT, drafter=d, **options) for d in (target, draft))
+    with_head, without = (
+        jaxspec.generate(target, PROMPT, drafter=d, **options) for d in (target, draft)
+    )
     np.testing.assert_array_equal(with_head.trace.draft, without.trace.draft)

@@ -1,4 +1,6 @@
-"""Keys, values and positions that a layer has cached, for other networks: what its own next pass attends to."""
+"""Keys, values and positions that a layer has cached, for other networks: what its own next pass
+attends to.
+"""
 
 import flax.linen as nn
 import jax
@@ -16,26 +18,43 @@ from tests.small import random_params
 RING = AttentionShape(heads=2, kv_heads=1, head_dim=4, window=3, rotary=Rotary(10.0))
 WHOLE = AttentionShape(heads=4, kv_heads=2, head_dim=8, rotary=Rotary(100.0), head_norms=True)
 SOURCES = {2: 1, 3: 0}
-ATTENTION = (RING, WHOLE, *(AttentionShape(**(vars((RING, WHOLE)[s]) | {"shares": s})) for s in SOURCES.values()))
-CONFIG = DecoderConfig(11, 8, tuple(LayerShape(attention, FeedForwardShape(8)) for attention in ATTENTION))
+ATTENTION = (
+    RING,
+    WHOLE,
+    *(AttentionShape(**(vars((RING, WHOLE)[s]) | {"shares": s})) for s in SOURCES.values()),
+)
+CONFIG = DecoderConfig(
+    11, 8, tuple(LayerShape(attention, FeedForwardShape(8)) for attention in ATTENTION)
+)
 ROWS = jax.random.randint(jax.random.key(0), (3, 12), 0, 11)
 LENGTH = jnp.array([12, 1, 5], jnp.int32)
 
 
 @pytest.mark.slow
 def test_reading_what_a_layer_has_cached_is_the_layers_own_attention():
-    """Ragged rows, after a rewind, in rings that have gone round: of a window, of all, and of layers that share."""
+    """Ragged rows, after a rewind, in rings that have gone round: of a window, of all, and of
+    layers that share.
+    """
     lm, module = decoder.language_model(CONFIG), decoder.DecoderNet(CONFIG)
     params = random_params(decoder.init, CONFIG)
 
     def attended(net, layer, source, cache, x, y):
-        """The layer's output for one token, x [B, 1, M], of keys that another layer may have, which has read y."""
+        """The layer's output for one token, x [B, 1, M], of keys that another layer may have, which
+        has read y.
+        """
         shape, position = CONFIG.layers[layer].attention, cache.length[:, None]
-        rotation, block, owner = shape.rotary.at(position, shape.head_dim), net.layers[layer], net.layers[source]
+        rotation, block, owner = (
+            shape.rotary.at(position, shape.head_dim),
+            net.layers[layer],
+            net.layers[source],
+        )
         keys, values, positions = lm.inside.keys_values(cache, layer)
         new = owner.attention.keys_values(owner.attention_norm(y), rotation)  # of the token itself
-        keys, values = (jnp.concatenate(pair, axis=2) for pair in zip((keys, values), new, strict=True))
-        mask = jnp.pad(positions >= 0, ((0, 0), (0, 1)), constant_values=True)[:, None, None]  # B 1 1 S+1
+        keys, values = (
+            jnp.concatenate(pair, axis=2) for pair in zip((keys, values), new, strict=True)
+        )
+        # B 1 1 S+1
+        mask = jnp.pad(positions >= 0, ((0, 0), (0, 1)), constant_values=True)[:, None, None]
         return x + block.attention(block.attention_norm(x), keys, values, mask, None, rotation)
 
     @jax.jit
@@ -66,9 +85,13 @@ def test_reading_what_a_layer_has_cached_is_the_layers_own_attention():
 
 @pytest.mark.parametrize("slots", ["a ring", "all entries"])
 def test_positions_are_those_of_the_window_before_the_next_token(slots):
-    """Each entry names its token, which is another one after each rewind; a ring goes round several times."""
+    """Each entry names its token, which is another one after each rewind; a ring goes round several
+    times.
+    """
     random, batch, window = np.random.default_rng(0), 4, 3
-    cache = kv.empty(batch, Room(40, rewind=5), [kv.window(1, 1, window, ring=slots == "a ring"), kv.shared(0)])
+    cache = kv.empty(
+        batch, Room(40, rewind=5), [kv.window(1, 1, window, ring=slots == "a ring"), kv.shared(0)]
+    )
     assert cache.layers[0].wraps == (slots == "a ring")
     tokens = [[] for _ in range(batch)]
     for number in range(7):
@@ -84,17 +107,26 @@ def test_positions_are_those_of_the_window_before_the_next_token(slots):
             row.extend(more[:count].tolist())
         for index in (0, 1):
             keys, values, positions = map(np.asarray, kv.keys_values(cache, index))
-            for row, k, v, place in zip(tokens, keys[:, 0, :, 0], values[:, 0, :, 0], positions, strict=True):
+            for row, k, v, place in zip(
+                tokens, keys[:, 0, :, 0], values[:, 0, :, 0], positions, strict=True
+            ):
                 first = max(0, len(row) + 1 - window)
                 assert sorted(place[place >= 0]) == list(range(first, len(row)))
-                assert k[place >= 0].tolist() == v[place >= 0].tolist() == [row[i] for i in place[place >= 0]]
+                assert (
+                    k[place >= 0].tolist()
+                    == v[place >= 0].tolist()
+                    == [row[i] for i in place[place >= 0]]
+                )
 
 
 def test_a_layer_with_a_state_has_no_keys():
     state = jax.ShapeDtypeStruct((2,), jnp.float32)
     cache = kv.empty(1, Room(8), [kv.recurrent(state, state), kv.whole(1, 4)])
     assert (kv.keys_values(cache, 1)[2] == -1).all()
-    with pytest.raises(ValueError, match="layer 0 has a recurrent state, and no keys: expected a layer with attention"):
+    with pytest.raises(
+        ValueError,
+        match="layer 0 has a recurrent state, and no keys: expected a layer with attention",
+    ):
         kv.keys_values(cache, 0)
 
 
@@ -111,7 +143,9 @@ def test_keys_of_an_encoder_decoder_are_its_decoders():
             layer = net.decoder[0]
             return layer.attention.keys_values(layer.attention_norm(net.embedding(rows[:, :2])))
 
-        return lm.inside.keys_values(cache, 0), nn.apply(keys_values, t5.T5(config))({"params": params})
+        return lm.inside.keys_values(cache, 0), nn.apply(keys_values, t5.T5(config))(
+            {"params": params}
+        )
 
     (keys, values, positions), expected = cached(params, ROWS, LENGTH)
     assert positions.tolist() == [[0, 1, 2, -1, -1, -1]] * 3  # the start token, and two more

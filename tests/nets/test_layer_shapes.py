@@ -1,4 +1,5 @@
-"""Layers of newer families: norms after blocks alone, blocks side by side, pairs of adjacent dimensions, factors.
+"""Layers of newer families: norms after blocks alone, blocks side by side, pairs of adjacent
+dimensions, factors.
 
 Their caches and trees are among those of test_trees.py.
 """
@@ -35,7 +36,9 @@ def changed(attention=None, ff=None, layer=None, unrotated=False, **options):
 
 
 CONFIGS = {
-    "OLMo": changed({"head_norms": True, "norms_of": "whole"}, layer={"post_norms": True, "pre_norms": False}),
+    "OLMo": changed(
+        {"head_norms": True, "norms_of": "whole"}, layer={"post_norms": True, "pre_norms": False}
+    ),
     "Command R": changed(
         {"rotary": Rotary(adjacent=True)},
         layer={"parallel": True},
@@ -43,9 +46,13 @@ CONFIGS = {
         norm=NormShape("layer", bias=False),
         logits_scale=0.25,
     ),
-    "Granite": changed({"query_scalar": 9.0}, layer={"added_scale": 0.3}, embedding_scale=7.0, logits_scale=4.0),
+    "Granite": changed(
+        {"query_scalar": 9.0}, layer={"added_scale": 0.3}, embedding_scale=7.0, logits_scale=4.0
+    ),
     "Nemotron": changed(
-        {"rotary": Rotary(dims=2)}, {"gated": False, "activation": "relu2"}, norm=NormShape("layer", from_one=True)
+        {"rotary": Rotary(dims=2)},
+        {"gated": False, "activation": "relu2"},
+        norm=NormShape("layer", from_one=True),
     ),
     "Command R+": changed({"head_norms": True, "norms_of": "each"}, norm=NormShape("layer")),
     "Ministral 3": changed({"rotary": Rotary(scaling=RopeScaling(original=4), query_beta=0.7)}),
@@ -60,13 +67,19 @@ DRAFTED = ("Command R", "gpt-oss")
 
 
 def random(config, seed):
-    return Model(decoder.language_model(config), random_params(decoder.init, config, seed, 0.3), config=config)
+    return Model(
+        decoder.language_model(config),
+        random_params(decoder.init, config, seed, 0.3),
+        config=config,
+    )
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", marked(CONFIGS, exhaustive={*CONFIGS} - {*DRAFTED}))
 def test_drafted_text_is_plain_text(name):
-    """Ragged prompts, longer than the window; a chain and a tree from a model that is often right."""
+    """Ragged prompts, longer than the window; a chain and a tree from a model that is often
+    right.
+    """
     target = random(CONFIGS[name], 0)
     draft = near(target, random(CONFIGS[name], 1), 0.97)
     prompts, options = [[3, 1, 4, 1, 5, 9, 2], [6, 5]], {"max_new_tokens": 14}
@@ -74,7 +87,9 @@ def test_drafted_text_is_plain_text(name):
     for drafter in (draft, drafters.tree(draft, (2, 1))):
         drafted = jaxspec.generate(target, prompts, drafter=drafter, gamma=3, **options)
         np.testing.assert_array_equal(drafted.tokens, plain.tokens)
-        assert (drafted.stats.acceptance_rate > 0).all() and (drafted.stats.acceptance_rate < 1).all()
+        assert (drafted.stats.acceptance_rate > 0).all() and (
+            drafted.stats.acceptance_rate < 1
+        ).all()
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -91,5 +106,8 @@ def test_a_configuration_has_its_own_parameters(name):
         assert shapes["attention"]["query_norm"]["scale"].shape == (16,)
     if layer.attention.norms_of == "each":  # and no biases, though other norms have them
         assert shapes["attention"]["query_norm"]["scale"].shape == (4, 4)
-        assert shapes["attention"]["key_norm"].keys() == {"scale"} and "bias" in shapes["attention_norm"]
+        assert (
+            shapes["attention"]["key_norm"].keys() == {"scale"}
+            and "bias" in shapes["attention_norm"]
+        )
     assert ("activation" in shapes["ff"]) == (layer.ff.activation == "xielu")

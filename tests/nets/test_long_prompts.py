@@ -1,4 +1,6 @@
-"""Long texts: prompts in chunks, queries in chunks, keys in blocks, against one pass with whole scores."""
+"""Long texts: prompts in chunks, queries in chunks, keys in blocks, against one pass with whole
+scores.
+"""
 
 import dataclasses
 import functools
@@ -40,7 +42,9 @@ def fresh(name, taps=()):
 
 @pytest.fixture
 def make_small(monkeypatch):
-    """Makes everything small: chunks of so many tokens, and blocks of 5 keys, as if texts were long."""
+    """Makes everything small: chunks of so many tokens, and blocks of 5 keys, as if texts were
+    long.
+    """
 
     def change(chunk):
         monkeypatch.setattr(chunks, "LONGEST", chunk)
@@ -52,14 +56,21 @@ def make_small(monkeypatch):
     return change
 
 
-# --- the same numbers ------------------------------------------------------------------------------------------------
+# --- the same numbers
+# ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    "name", marked(["Llama", "Gemma", "LaMDA", "GPT", "T5 gated"], slow={"GPT"}, exhaustive={"Llama", "LaMDA"})
+    "name",
+    marked(
+        ["Llama", "Gemma", "LaMDA", "GPT", "T5 gated"], slow={"GPT"}, exhaustive={"Llama", "LaMDA"}
+    ),
 )
 def test_a_prompt_in_chunks_is_read_as_in_one_pass(name, make_small):
-    params, new = random_params(net_of(name).init, CONFIGS[name]), jnp.array([[1, 2], [3, 4], [5, 6]])
+    params, new = (
+        random_params(net_of(name).init, CONFIGS[name]),
+        jnp.array([[1, 2], [3, 4], [5, 6]]),
+    )
 
     def run(lm: LanguageModel):
         def read(params, prompt):
@@ -71,7 +82,11 @@ def test_a_prompt_in_chunks_is_read_as_in_one_pass(name, make_small):
         forward, after, length = jax.jit(read)(params, PROMPT)
         row, kept = token_rows.decoder_prompt(lm, PROMPT), [forward.features, forward.taps]
         real = np.arange(row.tokens.shape[1])[None] < np.array(row.length)[:, None]
-        encoded = [] if forward.encoded is None else [forward.encoded[np.arange(WIDTH)[None] < PROMPT.length[:, None]]]
+        encoded = (
+            []
+            if forward.encoded is None
+            else [forward.encoded[np.arange(WIDTH)[None] < PROMPT.length[:, None]]]
+        )
         return [forward.logits, *(x[real] for x in kept), *encoded, *after[:3]], length
 
     expected, expected_length = run(fresh(name, (1, 0)))
@@ -83,7 +98,9 @@ def test_a_prompt_in_chunks_is_read_as_in_one_pass(name, make_small):
             np.testing.assert_allclose(x, y, rtol=2e-4, atol=2e-5)
 
 
-@pytest.mark.parametrize("name", marked(["Gemma", "LaMDA", "GPT", "T5 gated"], exhaustive={"LaMDA", "GPT"}))
+@pytest.mark.parametrize(
+    "name", marked(["Gemma", "LaMDA", "GPT", "T5 gated"], exhaustive={"LaMDA", "GPT"})
+)
 def test_a_long_text_has_the_loss_and_the_gradient_of_whole_scores(name, make_small):
     net, config = net_of(name), CONFIGS[name]
     params, tokens = random_params(net.init, config), PROMPT.tokens
@@ -103,19 +120,27 @@ def test_a_long_text_has_the_loss_and_the_gradient_of_whole_scores(name, make_sm
 @pytest.mark.parametrize("sinks", [None, jnp.array([2.0, -1.0])])
 def test_only_blocks_of_keys_that_may_be_read_are_read(make_small, sinks):
     make_small(4)
-    query, keys = (jax.random.normal(jax.random.key(seed), (1, 2, size, 4)) for seed, size in ((0, 3), (1, 18)))
+    query, keys = (
+        jax.random.normal(jax.random.key(seed), (1, 2, size, 4)) for seed, size in ((0, 3), (1, 18))
+    )
     slot = jnp.arange(18)
-    mask = jnp.logical_and(slot >= 6, slot < 14)[None, None, None, :]  # in the blocks 5..9 and 10..14
+    # in the blocks 5..9 and 10..14
+    mask = jnp.logical_and(slot >= 6, slot < 14)[None, None, None, :]
     unread = jnp.logical_or(slot < 5, slot >= 15)[None, None, :, None]
     expected = attention._whole(0.5, None, query, keys, keys, mask, None, sinks)
-    got = attention._by_keys(0.5, None, query, *[jnp.where(unread, jnp.nan, keys)] * 2, mask, None, sinks)
+    got = attention._by_keys(
+        0.5, None, query, *[jnp.where(unread, jnp.nan, keys)] * 2, mask, None, sinks
+    )
     np.testing.assert_allclose(got, expected, rtol=1e-5)
 
 
 def test_a_sink_is_a_key_whose_value_is_nothing(make_small):
     """In all three ways: whole, by keys, by queries; each head has its own."""
     make_small(4)
-    query, keys = (jax.random.normal(jax.random.key(seed), (1, heads, 10, 4)) for seed, heads in ((0, 4), (1, 2)))
+    query, keys = (
+        jax.random.normal(jax.random.key(seed), (1, heads, 10, 4))
+        for seed, heads in ((0, 4), (1, 2))
+    )
     mask, sinks = jnp.tril(jnp.ones((10, 10), bool))[None, None], jnp.array([1.0, -2.0, 0.5, 3.0])
     scores = jnp.einsum("bhtd,bhsd->bhts", query, jnp.repeat(keys, 2, axis=1)) * 0.5
     weights = jnp.where(mask, jnp.exp(scores), 0)
@@ -137,10 +162,14 @@ def test_chunks_of_padding_are_not_read(make_small):
     config = CONFIGS["Llama"]
     lm, params = fresh("Llama"), decoder.init(config, jax.random.key(0))
     _, cache = lm.prefill(params, PROMPT._replace(length=jnp.array([5, 2, 1])), Room(CAPACITY))
-    assert float(jnp.abs(cache.keys[0][:, :, 8:]).max()) == 0 and float(jnp.abs(cache.keys[0][0, :, 4]).max()) > 0
+    assert (
+        float(jnp.abs(cache.keys[0][:, :, 8:]).max()) == 0
+        and float(jnp.abs(cache.keys[0][0, :, 4]).max()) > 0
+    )
 
 
-# --- the same texts --------------------------------------------------------------------------------------------------
+# --- the same texts
+# --------------------------------------------------------------------------------------------------
 
 SHAPE = decoder.decoder_config(VOCAB, dim=16, ff_dim=24, layers=3, heads=2, kv_heads=1, head_dim=8)
 ONE = nets.replace(SHAPE, layers=1)
@@ -148,7 +177,9 @@ ONE = nets.replace(SHAPE, layers=1)
 
 def drafter_of(kind, target):
     if kind == "model":
-        model = jaxspec.Model(decoder._language_model.__wrapped__(ONE, ()), decoder.init(ONE, jax.random.key(1)))
+        model = jaxspec.Model(
+            decoder._language_model.__wrapped__(ONE, ()), decoder.init(ONE, jax.random.key(1))
+        )
         return drafters.model(model)
     net, config = {
         "eagle": (eagle, eagle.EagleConfig(ONE, 16, taps=(0, 1), own_head=True)),
@@ -160,7 +191,9 @@ def drafter_of(kind, target):
 
 
 def target_of(taps):
-    return jaxspec.Model(decoder._language_model.__wrapped__(SHAPE, taps), decoder.init(SHAPE, jax.random.key(0)))
+    return jaxspec.Model(
+        decoder._language_model.__wrapped__(SHAPE, taps), decoder.init(SHAPE, jax.random.key(0))
+    )
 
 
 @pytest.fixture(scope="module")
@@ -169,12 +202,19 @@ def plain():
 
 
 @pytest.mark.parametrize(
-    "kind", marked(["model", "eagle", "block", "exit_adapter"], slow={"eagle", "exit_adapter"}, exhaustive={"block"})
+    "kind",
+    marked(
+        ["model", "eagle", "block", "exit_adapter"],
+        slow={"eagle", "exit_adapter"},
+        exhaustive={"block"},
+    ),
 )
 def test_drafters_read_long_prompts_and_give_the_plain_text(plain, kind, make_small):
     def generate():
         target = target_of({"model": (), "exit_adapter": (0,)}.get(kind, (0, 1)))
-        return jaxspec.generate(target, PROMPT, drafter=drafter_of(kind, target), gamma=3, max_new_tokens=8)
+        return jaxspec.generate(
+            target, PROMPT, drafter=drafter_of(kind, target), gamma=3, max_new_tokens=8
+        )
 
     expected = generate()
     make_small(6)
@@ -197,12 +237,15 @@ def behind_chunks(model):
 
 def test_the_certificate_holds_behind_a_chunked_prefill(make_small):
     make_small(2)
-    target, draft = (behind_chunks(tables.table_model(jax.random.key(seed), vocab=3)) for seed in (1, 2))
+    target, draft = (
+        behind_chunks(tables.table_model(jax.random.key(seed), vocab=3)) for seed in (1, 2)
+    )
     prompt = Prompt(jnp.array([[1, 2, 0, 1, 2]]), jnp.array([5]))
     assert certify(target, drafter=draft, prompt=prompt, gamma=2, steps=3) < 1e-6
 
 
-# --- memory ----------------------------------------------------------------------------------------------------------
+# --- memory
+# ----------------------------------------------------------------------------------------------------------
 
 
 def shapes_in(jaxpr):
@@ -217,7 +260,9 @@ LONG = 1600
 
 
 def programs(name):
-    """Functions of parameters that read a prompt and train on a text of LONG tokens, as (prefill, gradient)."""
+    """Functions of parameters that read a prompt and train on a text of LONG tokens, as (prefill,
+    gradient).
+    """
     config = CONFIGS[name]
     if name == "GPT":
         config = dataclasses.replace(config, max_positions=2 * LONG)
@@ -244,11 +289,16 @@ def test_no_array_is_as_long_as_the_text_on_two_axes(name):
 
 
 def training_of(name, length):
-    """The loss of a draft head's hidden states, for drafts of three tokens at every fourth position, and arguments."""
+    """The loss of a draft head's hidden states, for drafts of three tokens at every fourth
+    position, and arguments.
+    """
     config = CONFIGS_OF_HEADS[name]
     kind, places = kind_of(config), jnp.arange(0, length, 4)
     shared = zeros(config.layer.dim, config.layer.vocab_size)
-    keys, width = jax.random.split(jax.random.key(0), 3), getattr(config, "hidden_size", config.layer.dim)
+    keys, width = (
+        jax.random.split(jax.random.key(0), 3),
+        getattr(config, "hidden_size", config.layer.dim),
+    )
     hidden, taps = (
         jax.random.normal(key, (1, length, size))
         for key, size in ((keys[0], width), (keys[1], width * len(getattr(config, "taps", ()))))
@@ -286,13 +336,20 @@ def test_which_is_that_of_whole_masks(name, make_small):
 
     expected = run()
     make_small(4)
-    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-3, atol=5e-4), run(), expected)
+    jax.tree.map(
+        functools.partial(np.testing.assert_allclose, rtol=1e-3, atol=5e-4), run(), expected
+    )
 
 
 def test_logits_of_a_long_prompt_are_made_at_its_last_token_only():
     params, prefill, _ = programs("Gemma")
-    heads = [shape for shape in shapes_in(jax.make_jaxpr(prefill)(params).jaxpr) if shape[-1:] == (VOCAB,)]
-    assert heads and all(max(shape[:-1]) <= 8 for shape in heads)  # a product of one row is one of 8 on some backends
+    heads = [
+        shape
+        for shape in shapes_in(jax.make_jaxpr(prefill)(params).jaxpr)
+        if shape[-1:] == (VOCAB,)
+    ]
+    # a product of one row is one of 8 on some backends
+    assert heads and all(max(shape[:-1]) <= 8 for shape in heads)
 
 
 def test_memory_of_prefill_grows_as_the_prompt():
@@ -300,7 +357,9 @@ def test_memory_of_prefill_grows_as_the_prompt():
     params = jax.eval_shape(lambda: decoder.init(config, jax.random.key(0)))
 
     def temporaries(width):
-        prompt = Prompt(jax.ShapeDtypeStruct((1, width), jnp.int32), jax.ShapeDtypeStruct((1,), jnp.int32))
+        prompt = Prompt(
+            jax.ShapeDtypeStruct((1, width), jnp.int32), jax.ShapeDtypeStruct((1,), jnp.int32)
+        )
 
         def read(params, prompt):
             forward, cache = lm.prefill(params, prompt, Room(width + 16))
@@ -309,6 +368,7 @@ def test_memory_of_prefill_grows_as_the_prompt():
         return jax.jit(read).lower(params, prompt).compile().memory_analysis().temp_size_in_bytes
 
     small, large = temporaries(2048), temporaries(4096)
-    scores = 4 * config.layers[0].attention.heads * 4096**2  # bytes of those of one layer in one pass
+    # bytes of those of one layer in one pass
+    scores = 4 * config.layers[0].attention.heads * 4096**2
     assert large < scores / 10
     assert large <= 2.1 * small

@@ -35,15 +35,29 @@ def questions(source: str) -> list[int]:
     lines = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Compare) and ast.unparse(node.left).startswith("type("):
-            named = {x.id for other in node.comparators for x in ast.walk(other) if isinstance(x, ast.Name)}
+            named = {
+                x.id
+                for other in node.comparators
+                for x in ast.walk(other)
+                if isinstance(x, ast.Name)
+            }
             lines += [node.lineno] * any(name.endswith("Config") for name in named - own)
-        if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ASKED and node.args):
+        if not (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Name)
+            and node.func.id in ASKED
+            and node.args
+        ):
             continue
         names = {x.id for arg in node.args[1:] for x in ast.walk(arg) if isinstance(x, ast.Name)}
-        names |= {x.attr for arg in node.args[1:] for x in ast.walk(arg) if isinstance(x, ast.Attribute)}
+        names |= {
+            x.attr for arg in node.args[1:] for x in ast.walk(arg) if isinstance(x, ast.Attribute)
+        }
         types = {name for name in names if name.endswith("Config")}
         subject = ast.unparse(node.args[0])
-        fields = node.func.id in ("getattr", "hasattr") and subject.split(".")[-1].endswith("config")
+        fields = node.func.id in ("getattr", "hasattr") and subject.split(".")[-1].endswith(
+            "config"
+        )
         if (types - own) or fields:
             lines.append(node.lineno)
     return lines
@@ -68,8 +82,15 @@ def test_questions_are_found(source: str, expected: list[int]):
 
 
 def test_nothing_outside_of_nets_asks_a_configuration_what_it_is():
-    files = [file for file in sorted(PACKAGE.rglob("*.py")) if file.relative_to(PACKAGE).parts[0] != "nets"]
-    asking = {str(file.relative_to(PACKAGE)): questions(file.read_text(encoding="utf-8")) for file in files}
+    files = [
+        file
+        for file in sorted(PACKAGE.rglob("*.py"))
+        if file.relative_to(PACKAGE).parts[0] != "nets"
+    ]
+    asking = {
+        str(file.relative_to(PACKAGE)): questions(file.read_text(encoding="utf-8"))
+        for file in files
+    }
     assert {name: lines for name, lines in asking.items() if lines} == {}
 
 
@@ -82,15 +103,26 @@ def test_amounts_are_those_of_the_whole_network(name):
     config = dataclasses.replace(SIZES[name], dtype="bfloat16")
     network, row = nets.net_of(config), 700
     params = jax.eval_shape(lambda: network.init(config, jax.random.key(0)))
-    count = network.total(config, lambda piece: sum(math.prod(x.shape) for x in jax.tree.leaves(network.shapes(piece))))
+    count = network.total(
+        config,
+        lambda piece: sum(math.prod(x.shape) for x in jax.tree.leaves(network.shapes(piece))),
+    )
     assert count == sum(math.prod(x.shape) for x in jax.tree.leaves(params))
     lm = network.language_model(config)
     arrays: Any = [jax.ShapeDtypeStruct(shape, jnp.int32) for shape in ((1, 5), (1,))]
-    _, cache = jax.eval_shape(lambda p, q: lm.prefill(p, q, Room(row, rewind=0)), params, Prompt(*arrays))
-    expected = sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(cache) if x.dtype == jnp.bfloat16)
+    _, cache = jax.eval_shape(
+        lambda p, q: lm.prefill(p, q, Room(row, rewind=0)), params, Prompt(*arrays)
+    )
+    expected = sum(
+        math.prod(x.shape) * x.dtype.itemsize
+        for x in jax.tree.leaves(cache)
+        if x.dtype == jnp.bfloat16
+    )
     assert network.cache_bytes(config, row, 5, dtypes=jnp.floating) == expected
     assert network.load(config, row=0).cache_bytes == 0
-    layers = [path for path in params if path.startswith(("layers_", "decoder_")) and path[-1].isdigit()]
+    layers = [
+        path for path in params if path.startswith(("layers_", "decoder_")) and path[-1].isdigit()
+    ]
     assert network.depth(config) == len(layers)
 
 
@@ -103,9 +135,15 @@ def test_a_pass_reads_the_union_of_the_experts_that_its_tokens_chose():
 
 
 def test_configurations_of_others_are_of_no_network():
-    assert nets.find(None) is None and nets.decoder_layers("config") == 0 and nets.logits_cap(None) is None
+    assert (
+        nets.find(None) is None
+        and nets.decoder_layers("config") == 0
+        and nets.logits_cap(None) is None
+    )
     assert nets.dtype_of(None, "bfloat16") == "bfloat16" and nets.axes_of(None).parts == {}
-    with pytest.raises(TypeError, match="a str is no configuration of a network: expected one of T5Config"):
+    with pytest.raises(
+        TypeError, match="a str is no configuration of a network: expected one of T5Config"
+    ):
         nets.net_of("t5")
 
 

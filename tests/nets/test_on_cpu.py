@@ -1,4 +1,6 @@
-"""Products on a CPU: the same numbers in each form, and the forms that XLA does not copy matrices for."""
+"""Products on a CPU: the same numbers in each form, and the forms that XLA does not copy matrices
+for.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -21,10 +23,14 @@ def test_a_product_of_any_number_of_rows(rows, dtype):
     np.testing.assert_allclose(np.asarray(got, np.float64), expected, atol=1e-5, rtol=rtol)
 
 
-@pytest.mark.parametrize(("rows", "made"), [(1, 1), (2, 2), (4, 4), (5, 8), (7, 8), (9, 16), (16, 16), (17, 17)])
+@pytest.mark.parametrize(
+    ("rows", "made"), [(1, 1), (2, 2), (4, 4), (5, 8), (7, 8), (9, 16), (16, 16), (17, 17)]
+)
 def test_few_rows_in_float32_come_second_and_some_are_padded(rows, made):
     lowered = (
-        jax.jit(on_cpu.product, static_argnums=2).lower(jnp.ones((1, rows, 24)), jnp.ones((40, 24)), None).as_text()
+        jax.jit(on_cpu.product, static_argnums=2)
+        .lower(jnp.ones((1, rows, 24)), jnp.ones((40, 24)), None)
+        .as_text()
     )
     (dot,) = [line for line in lowered.splitlines() if "dot_general" in line]
     shape = "1x40" if rows == 1 else f"40x{made}"
@@ -50,14 +56,24 @@ def test_blocks_fit_and_are_at_least_two(rows, columns):
 def test_a_group_is_widened_at_a_time():
     """No array of the whole matrix in floats is made."""
     matrix = {"int8": jnp.ones((4, 200, 32), jnp.int8), "scale": jnp.ones((200, 4))}
-    program = jax.jit(on_cpu.quantised_product, static_argnums=2).lower(jnp.ones((1, 3, 128)), matrix, None)
+    program = jax.jit(on_cpu.quantised_product, static_argnums=2).lower(
+        jnp.ones((1, 3, 128)), matrix, None
+    )
     text = program.as_text()
-    assert "tensor<200x32xf32>" in text and "x200x32xf32" not in text and "tensor<200x128xf32>" not in text
+    assert (
+        "tensor<200x32xf32>" in text
+        and "x200x32xf32" not in text
+        and "tensor<200x128xf32>" not in text
+    )
 
 
 def test_rows_of_a_batch_are_not_padded():
     """They may lie on several devices, which padding would have to move."""
-    lowered = jax.jit(on_cpu.product, static_argnums=2).lower(jnp.ones((2, 3, 24)), jnp.ones((40, 24)), None).as_text()
+    lowered = (
+        jax.jit(on_cpu.product, static_argnums=2)
+        .lower(jnp.ones((2, 3, 24)), jnp.ones((40, 24)), None)
+        .as_text()
+    )
     assert "stablehlo.pad" not in lowered and "tensor<40x6xf32>" in lowered
 
 

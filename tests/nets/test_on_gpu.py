@@ -1,4 +1,6 @@
-"""A GPU's kernel computes what XLA's compute: in Pallas' interpreter, for this machine has no GPU."""
+"""A GPU's kernel computes what XLA's compute: in Pallas' interpreter, for this machine has no
+GPU.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,8 @@ def drawn(*shape: int) -> jax.Array:
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "step", "keys", "width", "options"),
     [
-        (4, 2, 3, 300, 40, ["bias"]),  # two spans, the second one short; a width that is no power of two
+        # two spans, the second one short; a width that is no power of two
+        (4, 2, 3, 300, 40, ["bias"]),
         (4, 4, 1, 600, 64, []),
         (8, 2, 4, 70, 32, ["bias", "cap", "sinks"]),
         (6, 6, 4, 256, 64, ["cap"]),
@@ -34,7 +37,11 @@ def drawn(*shape: int) -> jax.Array:
     ],
 )
 def test_attention(heads, kv_heads, step, keys, width, options):
-    query, key, value = drawn(2, heads, step, width), drawn(2, kv_heads, keys, width), drawn(2, kv_heads, keys, width)
+    query, key, value = (
+        drawn(2, heads, step, width),
+        drawn(2, kv_heads, keys, width),
+        drawn(2, kv_heads, keys, width),
+    )
     # Few keys are visible, none in most blocks; one is, so that no row is without.
     seen = np.random.default_rng(0).random((2, 1, step, keys)) < 0.02
     seen[..., 5] = True
@@ -59,12 +66,18 @@ def test_attention(heads, kv_heads, step, keys, width, options):
     ],
 )
 def test_quantised_product(dtype, rows, groups, outputs, width):
-    matrix, x = random_matrix(dtype, groups, outputs, width), drawn(1, rows, groups * width).astype(jnp.bfloat16)
+    matrix, x = (
+        random_matrix(dtype, groups, outputs, width),
+        drawn(1, rows, groups * width).astype(jnp.bfloat16),
+    )
     assert on_gpu.takes_product(x, matrix)
     got = jax.jit(functools.partial(on_gpu.quantised_product, interpret=True))(x, matrix)
     assert got.dtype == jnp.bfloat16 and got.shape == (1, rows, outputs)
-    # Products and sums are float32; only the order of sums differs, which may decide how the last bit is rounded.
-    np.testing.assert_allclose(*(np.asarray(y, np.float32) for y in (got, quantised.product(x, matrix))), rtol=8e-3)
+    # Products and sums are float32; only the order of sums differs, which may decide how the last
+    # bit is rounded.
+    np.testing.assert_allclose(
+        *(np.asarray(y, np.float32) for y in (got, quantised.product(x, matrix))), rtol=8e-3
+    )
 
 
 def random_matrix(dtype: str, groups: int, outputs: int, width: int) -> dict[str, jax.Array]:
@@ -79,7 +92,9 @@ def random_matrix(dtype: str, groups: int, outputs: int, width: int) -> dict[str
 def test_a_product_in_float16():
     matrix, x = random_matrix("int4", 2, 24, 128), drawn(1, 2, 256).astype(jnp.float16)
     got = on_gpu.quantised_product(x, matrix, interpret=True)
-    np.testing.assert_allclose(*(np.asarray(y, np.float32) for y in (got, quantised.product(x, matrix))), rtol=2e-3)
+    np.testing.assert_allclose(
+        *(np.asarray(y, np.float32) for y in (got, quantised.product(x, matrix))), rtol=2e-3
+    )
 
 
 def test_other_products_stay_with_xla():
@@ -88,7 +103,8 @@ def test_other_products_stay_with_xla():
     assert not on_gpu.takes_product(x.astype(jnp.float32), matrix)
     assert not on_gpu.takes_product(jnp.tile(x, (1, 40, 1)), matrix)  # 80 rows
     assert not on_gpu.takes_product(x, matrix | {"zero": jnp.zeros((24, 1), jnp.int8)})
-    assert not on_gpu.takes_product(x[..., :40], random_matrix("int8", 1, 24, 40))  # turns of 8 columns
+    # turns of 8 columns
+    assert not on_gpu.takes_product(x[..., :40], random_matrix("int8", 1, 24, 40))
     assert not on_gpu.takes_product(x[..., :36], random_matrix("int4", 1, 24, 36))  # half a word
     assert not on_gpu.takes_product(x, jax.tree.map(lambda leaf: leaf[None], matrix))  # experts
     # Command R+'s head: its offsets need more than 31 bits.
@@ -103,7 +119,8 @@ def test_one_row_of_a_large_int8_matrix_is_one_of_two_on_a_gpu(monkeypatch: pyte
     as_on_a_gpu(monkeypatch)
 
     def has_more_rows(x: jax.Array, matrix: dict[str, jax.Array]) -> bool:
-        traced = jax.make_jaxpr(lambda *arrays: dense.product(*arrays))(x, matrix)  # a function of its own, traced anew
+        # a function of its own, traced anew
+        traced = jax.make_jaxpr(lambda *arrays: dense.product(*arrays))(x, matrix)
         return f"f32[1,{x.shape[1] + 1},24]" in str(traced)
 
     assert not has_more_rows(x, matrix)
@@ -117,17 +134,24 @@ def test_one_row_of_a_large_int8_matrix_is_one_of_two_on_a_gpu(monkeypatch: pyte
 
 @pytest.mark.parametrize(("dtype", "groups"), [("int8", 1), ("int4", 2)])
 def test_the_kernel_in_a_product_and_its_gradient(dtype, groups, monkeypatch: pytest.MonkeyPatch):
-    matrix, x = random_matrix(dtype, groups, 24, 128), drawn(1, 3, groups * 128).astype(jnp.bfloat16)
+    matrix, x = (
+        random_matrix(dtype, groups, 24, 128),
+        drawn(1, 3, groups * 128).astype(jnp.bfloat16),
+    )
 
     def run() -> tuple[jax.Array, jax.Array]:
-        return jax.value_and_grad(lambda x: jnp.sum(dense.product(x, matrix).astype(jnp.float32) ** 2))(x)
+        return jax.value_and_grad(
+            lambda x: jnp.sum(dense.product(x, matrix).astype(jnp.float32) ** 2)
+        )(x)
 
     expected = run()
     monkeypatch.setenv(on_gpu.SWITCH, "1")
     as_on_a_gpu(monkeypatch)
     assert "pallas_call" in str(jax.make_jaxpr(dense.product)(x, matrix))
     np.testing.assert_allclose(run()[0], expected[0], rtol=1e-2)
-    np.testing.assert_allclose(*(np.asarray(y[1], np.float32) for y in (run(), expected)), rtol=2e-2, atol=1)
+    np.testing.assert_allclose(
+        *(np.asarray(y[1], np.float32) for y in (run(), expected)), rtol=2e-2, atol=1
+    )
 
 
 def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,7 +169,10 @@ def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_networks(config, monkeypatch: pytest.MonkeyPatch):
     """A prompt, a chain and a tree."""
     network = nets.net_of(config)
-    params, row = random_params(network.init, config), Prompt(jnp.array([[3, 5, 7], [4, 6, 0]]), jnp.array([3, 2]))
+    params, row = (
+        random_params(network.init, config),
+        Prompt(jnp.array([[3, 5, 7], [4, 6, 0]]), jnp.array([3, 2])),
+    )
     parent = jnp.array([[-1, 0, 0]] * 2)  # the second and the third are children of the first
 
     def logits() -> list[jax.Array]:
@@ -168,7 +195,10 @@ def test_networks(config, monkeypatch: pytest.MonkeyPatch):
 
 
 def test_gradients_are_those_without_it(monkeypatch: pytest.MonkeyPatch):
-    arrays, mask = (drawn(1, 4, 3, 8), drawn(1, 2, 9, 8), drawn(1, 2, 9, 8)), jnp.tri(3, 9, 4, dtype=bool)[None, None]
+    arrays, mask = (
+        (drawn(1, 4, 3, 8), drawn(1, 2, 9, 8), drawn(1, 2, 9, 8)),
+        jnp.tri(3, 9, 4, dtype=bool)[None, None],
+    )
 
     def loss(*arrays: jax.Array) -> jax.Array:
         return jnp.sum(attention.attend(*arrays, mask, None, 0.3, None) ** 2)
@@ -176,7 +206,11 @@ def test_gradients_are_those_without_it(monkeypatch: pytest.MonkeyPatch):
     expected = jax.grad(loss, (0, 1, 2))(*arrays)
     monkeypatch.setenv(on_gpu.SWITCH, "1")
     as_on_a_gpu(monkeypatch)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), jax.grad(loss, (0, 1, 2))(*arrays), expected)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5),
+        jax.grad(loss, (0, 1, 2))(*arrays),
+        expected,
+    )
 
 
 def test_the_switch_names_kernels(monkeypatch: pytest.MonkeyPatch):
@@ -185,9 +219,18 @@ def test_the_switch_names_kernels(monkeypatch: pytest.MonkeyPatch):
         monkeypatch.setenv(on_gpu.SWITCH, setting)
         on[setting] = on_gpu.is_on("attention"), on_gpu.is_on("products")
     both, none = (True, True), (False, False)
-    assert on == {"": none, "0": none, "1": both, "attention": (True, False), "products": (False, True)}
+    assert on == {
+        "": none,
+        "0": none,
+        "1": both,
+        "attention": (True, False),
+        "products": (False, True),
+    }
     monkeypatch.setenv(on_gpu.SWITCH, "yes")
-    with pytest.raises(ValueError, match=rf"{on_gpu.SWITCH} is 'yes': expected attention, products, 1 \(both\) or 0"):
+    with pytest.raises(
+        ValueError,
+        match=rf"{on_gpu.SWITCH} is 'yes': expected attention, products, 1 \(both\) or 0",
+    ):
         on_gpu.is_on("products")
 
 

@@ -8,7 +8,8 @@ import pytest
 from jaxspec.nets.relative import bucket_table, relative_bucket
 
 DISTANCES = np.arange(-300, 301)
-FIRST = {  # (buckets, max_distance, bidirectional): the smallest distance of each bucket of one direction
+# (buckets, max_distance, bidirectional): the smallest distance of each bucket of one direction
+FIRST = {
     (32, 128, True): [*range(8), 8, 12, 16, 23, 32, 46, 64, 91],
     (32, 128, False): [*range(16), 16, 19, 21, 24, 27, 31, 35, 40, 46, 52, 59, 67, 77, 87, 99, 113],
     (8, 20, True): [0, 1, 2, 7],
@@ -28,13 +29,19 @@ def test_buckets_are_those_of_t5(shape, first):
 
 def test_no_backend_computes_a_logarithm():
     """The last bit of one would choose the bucket at 16, 32 and 64."""
-    program = jax.make_jaxpr(lambda distance: relative_bucket(distance, 32, 128, True))(jnp.array(DISTANCES))
+    program = jax.make_jaxpr(lambda distance: relative_bucket(distance, 32, 128, True))(
+        jnp.array(DISTANCES)
+    )
     assert "gather" in str(program) and "log" not in str(program) and "f32" not in str(program)
 
 
-@pytest.mark.parametrize("shape", [(2, 128, True), (1, 128, False), (32, 8, True), (32, 16, False)], ids=str)
+@pytest.mark.parametrize(
+    "shape", [(2, 128, True), (1, 128, False), (32, 8, True), (32, 16, False)], ids=str
+)
 def test_buckets_that_no_distance_would_have_are_refused(shape):
-    with pytest.raises(ValueError, match=f"{shape[0]} buckets for distances up to {shape[1]}: expected at least"):
+    with pytest.raises(
+        ValueError, match=f"{shape[0]} buckets for distances up to {shape[1]}: expected at least"
+    ):
         bucket_table(*shape)
 
 
@@ -50,6 +57,10 @@ def test_buckets_are_those_of_transformers():
             for bidirectional in (True, False):
                 if max_distance <= buckets // (4 if bidirectional else 2):
                     continue
-                expected = peer(torch.tensor(DISTANCES), bidirectional, buckets, max_distance).numpy()
+                expected = peer(
+                    torch.tensor(DISTANCES), bidirectional, buckets, max_distance
+                ).numpy()
                 got = relative_bucket(jnp.array(DISTANCES), buckets, max_distance, bidirectional)
-                np.testing.assert_array_equal(got, expected, err_msg=f"{buckets, max_distance, bidirectional}")
+                np.testing.assert_array_equal(
+                    got, expected, err_msg=f"{buckets, max_distance, bidirectional}"
+                )

@@ -13,7 +13,9 @@ from jaxspec.nets import t5
 from jaxspec.nets.resize import resize
 from tests.small import random_params
 
-SMALL = t5.T5Config(32, dim=16, ff_dim=24, heads=2, head_dim=8, encoder_layers=2, decoder_layers=3, tied_head=True)
+SMALL = t5.T5Config(
+    32, dim=16, ff_dim=24, heads=2, head_dim=8, encoder_layers=2, decoder_layers=3, tied_head=True
+)
 LARGE = dataclasses.replace(SMALL, encoder_layers=3, decoder_layers=7, ff_dim=40)
 PROMPT = Prompt(jnp.array([[3, 4, 5, 1]]), jnp.array([4]))
 
@@ -30,7 +32,8 @@ def gradient_of(config, params):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "new", [LARGE, dataclasses.replace(SMALL, ff_dim=40), dataclasses.replace(SMALL, encoder_layers=5)]
+    "new",
+    [LARGE, dataclasses.replace(SMALL, ff_dim=40), dataclasses.replace(SMALL, encoder_layers=5)],
 )
 def test_a_grown_network_is_the_same_function_and_can_learn(new):
     params = random_params(t5.init, SMALL)
@@ -47,7 +50,11 @@ def test_a_smaller_network_is_made_of_the_largers_layers():
     params = random_params(t5.init, LARGE)
     small = resize(params, LARGE, SMALL, jax.random.key(1))
     assert jax.tree.map(jnp.shape, small) == jax.tree.map(jnp.shape, random_params(t5.init, SMALL))
-    for mine, theirs in (("encoder_1", "encoder_2"), ("decoder_2", "decoder_6"), ("decoder_0", "decoder_1")):
+    for mine, theirs in (
+        ("encoder_1", "encoder_2"),
+        ("decoder_2", "decoder_6"),
+        ("decoder_0", "decoder_1"),
+    ):
         np.testing.assert_array_equal(
             small[mine]["attention"]["key"]["weight"], params[theirs]["attention"]["key"]["weight"]
         )
@@ -76,7 +83,10 @@ def test_an_untied_head_begins_as_the_embedding(scaled):
 def test_what_cannot_change():
     params = random_params(t5.init, SMALL)
     for new in (dataclasses.replace(SMALL, heads=4), dataclasses.replace(SMALL, scaled_head=False)):
-        with pytest.raises(ValueError, match="they may differ in encoder_layers, decoder_layers, ff_dim, and in that"):
+        with pytest.raises(
+            ValueError,
+            match="they may differ in encoder_layers, decoder_layers, ff_dim, and in that",
+        ):
             resize(params, SMALL, new, jax.random.key(1))
     untied = dataclasses.replace(SMALL, tied_head=False, scaled_head=False)
     with pytest.raises(ValueError, match="does not become"):

@@ -1,4 +1,6 @@
-"""Layers with a window that keep a ring of their last entries, against the same layers with caches of full length."""
+"""Layers with a window that keep a ring of their last entries, against the same layers with caches
+of full length.
+"""
 
 import dataclasses
 import functools
@@ -44,7 +46,9 @@ def params_of(config, seed=0):
 
 @pytest.fixture
 def model_with(monkeypatch):
-    """Makes a model of functions that no other test has compiled, with rings or without, after setting the chunks."""
+    """Makes a model of functions that no other test has compiled, with rings or without, after
+    setting the chunks.
+    """
     window = kv.window
 
     def full(*sizes, ring):
@@ -54,7 +58,9 @@ def model_with(monkeypatch):
         monkeypatch.setattr(kv, "window", full if slack is FULL else window)
         monkeypatch.setattr(chunks, "LONGEST", chunk)
         monkeypatch.setattr(chunks, "MULTIPLE", 1)
-        return jaxspec.Model(decoder._language_model.__wrapped__(config, ()), params_of(config, seed), config=config)
+        return jaxspec.Model(
+            decoder._language_model.__wrapped__(config, ()), params_of(config, seed), config=config
+        )
 
     return make
 
@@ -63,7 +69,8 @@ def model_with(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("name", "chunk"), marked([("Gemma", 7), ("Gemma", 1), ("Mistral", 7)], slow=[("Gemma", 1), ("Mistral", 7)])
+    ("name", "chunk"),
+    marked([("Gemma", 7), ("Gemma", 1), ("Mistral", 7)], slow=[("Gemma", 1), ("Mistral", 7)]),
 )
 def test_logits_are_those_of_full_caches(name, chunk, model_with):
     """Of prompts longer than a ring, ragged; and of what is fed to them, by ones and more."""
@@ -101,7 +108,9 @@ def test_more_tokens_than_a_ring_has_slots(model_with):
         cache = decoder.empty_cache(GEMMA, 1, Room(CAPACITY, SLACK))
         logits, start = [], 0
         for count in (3, 9, 15, 1, 8, 1):  # up to 8 fit into the ring, 12 slots long
-            forward, cache = jax.jit(model.lm.extend)(model.params, cache, ROWS[:1, start : start + count])
+            forward, cache = jax.jit(model.lm.extend)(
+                model.params, cache, ROWS[:1, start : start + count]
+            )
             logits.append(forward.logits)
             start += count
         return jnp.concatenate(logits, axis=1)
@@ -110,7 +119,9 @@ def test_more_tokens_than_a_ring_has_slots(model_with):
 
 
 def test_rewinds_of_every_length(model_with):
-    """Up to the slack, and one more, all is as in a full cache; beyond, it would not be, and `can_rewind` says so."""
+    """Up to the slack, and one more, all is as in a full cache; beyond, it would not be, and
+    `can_rewind` says so.
+    """
     length, more = 30, ROWS[:1, :3]
 
     def run(slack):
@@ -159,17 +170,23 @@ def test_the_path_of_a_tree_moves_within_a_ring(model_with):
 def test_short_generations_run_the_program_that_they_had(model_with):
     def program(rewind):
         model, room = model_with(GEMMA, chunk=512), Room(CAPACITY, rewind)
-        jaxpr = jax.make_jaxpr(lambda p: model.lm.prefill(p, Prompt(ROWS, LENGTH), room))(model.params)
+        jaxpr = jax.make_jaxpr(lambda p: model.lm.prefill(p, Prompt(ROWS, LENGTH), room))(
+            model.params
+        )
         return re.sub("0x[0-9a-f]+", "", str(jaxpr))
 
     assert program(CAPACITY - WINDOW + 1) == program(10**6) != program(SLACK)
 
 
 def test_a_ring_has_the_window_and_what_is_taken_back():
-    """A round feeds 8 tokens, so a window of 512 takes 521 slots, however many tokens a chunk of a prompt has."""
+    """A round feeds 8 tokens, so a window of 512 takes 521 slots, however many tokens a chunk of a
+    prompt has.
+    """
     config = nets.replace(GEMMA, window=512)
     row = jax.ShapeDtypeStruct((1, 5000), jnp.int32)
-    room = token_rows.room(decoder.language_model(config), Prompt(row, jnp.ones(1, jnp.int32)), headroom=136, nodes=7)
+    room = token_rows.room(
+        decoder.language_model(config), Prompt(row, jnp.ones(1, jnp.int32)), headroom=136, nodes=7
+    )
     rooms = (room, Room(500, 9), Room(521, 9))
     caches = jax.eval_shape(lambda: [decoder.empty_cache(config, 1, room) for room in rooms])
     sizes = [[keys.shape[2] for keys in cache.keys] for cache in caches]
@@ -185,7 +202,8 @@ def drafter_of(kind, draft):
         "a model": lambda: drafters.model(draft),
         "a tree": lambda: drafters.tree(draft, (2, 1)),
         "a dynamic tree": lambda: drafters.dynamic_tree(draft, nodes=5, depth=3, width=2),
-        "a wide tree": lambda: drafters.dynamic_tree(draft, nodes=4, depth=3, width=5),  # which feeds 10 tokens
+        # which feeds 10 tokens
+        "a wide tree": lambda: drafters.dynamic_tree(draft, nodes=4, depth=3, width=5),
         "a cascade": lambda: drafters.cascade(draft, drafters.prompt_lookup(), gamma=2),
     }[kind]()
 
@@ -199,20 +217,26 @@ def test_texts_and_counts_are_those_of_full_caches(kind, model_with):
 
     def run(slack):
         target, draft = model_with(GEMMA, slack), model_with(DRAFT, slack, seed=5)
-        options = dict(temperature=[0.0, 1.0, 0.8], key=jax.random.key(2), max_new_tokens=20, eos_ids=())
+        options = dict(
+            temperature=[0.0, 1.0, 0.8], key=jax.random.key(2), max_new_tokens=20, eos_ids=()
+        )
         drafter = drafter_of(kind, draft)
         return jaxspec.generate(target, Prompt(ROWS, LENGTH), drafter=drafter, gamma=4, **options)
 
     got, expected = run(SLACK), run(FULL)
     assert got.tokens.tolist() == expected.tokens.tolist()
-    assert jax.tree.map(np.ndarray.tolist, got.stats) == jax.tree.map(np.ndarray.tolist, expected.stats)
+    assert jax.tree.map(np.ndarray.tolist, got.stats) == jax.tree.map(
+        np.ndarray.tolist, expected.stats
+    )
     assert kind == "plain" or 0 < got.stats.accepted.sum() < got.stats.drafted.sum()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("begin", ["prefix", "chunks"])
 def test_a_model_of_another_vocabulary_drafts_in_its_rings(begin, model_with):
-    """Some tokens are five of its own, so that a chunk of six is up to thirty, and a rewind of five up to 25."""
+    """Some tokens are five of its own, so that a chunk of six is up to thirty, and a rewind of five
+    up to 25.
+    """
     spelled = [[token] if token < 6 else [token - 6, 3, 1, 2, 4] for token in range(VOCAB)]
     own = dataclasses.replace(DEEP, vocab_size=6)
 
@@ -222,7 +246,9 @@ def test_a_model_of_another_vocabulary_drafts_in_its_rings(begin, model_with):
         options = dict(drafter=drafter, gamma=3, max_new_tokens=16, eos_ids=())
         if begin == "prefix":
             shared, rows = ROWS[0, :9].tolist(), [ROWS[0, 9:].tolist(), ROWS[1, :9].tolist(), [4]]
-            return jaxspec.generate(target, rows, prefix=jaxspec.prefix(target, shared, drafter=drafter), **options)
+            return jaxspec.generate(
+                target, rows, prefix=jaxspec.prefix(target, shared, drafter=drafter), **options
+            )
         prepared = prepare(target, Prompt(ROWS, LENGTH), **options)
         return complete(prepared, begin=lambda p: loop.prefill_in_chunks(p, lambda read: None))
 
@@ -232,20 +258,31 @@ def test_a_model_of_another_vocabulary_drafts_in_its_rings(begin, model_with):
 
 
 def test_a_cache_of_another_vocabulary_is_rewound_in_its_own_tokens():
-    inner = kv.empty(1, Room(64, rewind=3), [kv.window(1, 8, width=4)])._replace(written=jnp.array([40]))
+    inner = kv.empty(1, Room(64, rewind=3), [kv.window(1, 8, width=4)])._replace(
+        written=jnp.array([40])
+    )
     cache = kv.MappedCache(inner, jnp.array([20]), 2 * jnp.arange(33)[None])
-    assert [kv.can_rewind([cache], length) for length in (0, 17, 18, 19)] == [True, False, False, True]
+    assert [kv.can_rewind([cache], length) for length in (0, 17, 18, 19)] == [
+        True,
+        False,
+        False,
+        True,
+    ]
 
 
 @pytest.mark.slow
 def test_rows_that_a_policy_keeps_from_drafting_write_nothing_ahead(model_with):
-    """A row drafts again after more tokens than its ring takes back, in which the other one drafted."""
+    """A row drafts again after more tokens than its ring takes back, in which the other one
+    drafted.
+    """
 
     def run(slack):
         target, draft = model_with(WITHOUT), model_with(DEEP, slack, seed=5)
         policy = oracle(np.array([[2] * 40, [0] * 24 + [2] * 16]))
         options = dict(drafter=draft, gamma=2, policy=policy, max_new_tokens=40, eos_ids=())
-        return jaxspec.generate(target, Prompt(ROWS[:2], LENGTH[:2]), **options).trace.draft.tolist()
+        return jaxspec.generate(
+            target, Prompt(ROWS[:2], LENGTH[:2]), **options
+        ).trace.draft.tolist()
 
     assert run(SLACK) == run(FULL)
 
@@ -255,7 +292,9 @@ def test_the_targets_own_layers_draft_in_its_rings(model_with):
     def run(slack):
         target = model_with(GEMMA, slack)
         drafter = drafters.skip_layers(target, attention=(1,), mlp=(1,))
-        return jaxspec.generate(target, Prompt(ROWS, LENGTH), drafter=drafter, gamma=3, max_new_tokens=12, eos_ids=())
+        return jaxspec.generate(
+            target, Prompt(ROWS, LENGTH), drafter=drafter, gamma=3, max_new_tokens=12, eos_ids=()
+        )
 
     got, expected = run(SLACK), run(FULL)
     assert got.tokens.tolist() == expected.tokens.tolist()
@@ -289,16 +328,23 @@ def test_prompts_after_a_prefix_longer_than_a_ring(model_with):
     target, draft = model_with(GEMMA), model_with(DRAFT, seed=5)
     shared, rows = ROWS[0, :30].tolist(), [[4], ROWS[1, :21].tolist(), [2, 2]]
     options = dict(drafter=draft, gamma=3, max_new_tokens=10, eos_ids=())
-    got = jaxspec.generate(target, rows, prefix=jaxspec.prefix(target, shared, drafter=draft), **options)
+    got = jaxspec.generate(
+        target, rows, prefix=jaxspec.prefix(target, shared, drafter=draft), **options
+    )
     whole = jaxspec.generate(target, [shared + row for row in rows], **options)
-    assert got.tokens.tolist() == whole.tokens.tolist() and got.stats.accepted.tolist() == whole.stats.accepted.tolist()
+    assert (
+        got.tokens.tolist() == whole.tokens.tolist()
+        and got.stats.accepted.tolist() == whole.stats.accepted.tolist()
+    )
 
 
 WORDS = ["<unk>", "</s>", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
 
 
 def test_a_chat_reads_again_what_its_rings_have_lost(model_with):
-    """It goes on from the end of the last turn, and from a little before; from further back only all of it."""
+    """It goes on from the end of the last turn, and from a little before; from further back only
+    all of it.
+    """
     target, draft = model_with(GEMMA), model_with(DRAFT, seed=5)
     template = "{% for m in messages %}{{ m['content'] }} </s> {% endfor %}"
     target = target._replace(tokenizer=word_tokenizer(WORDS, chat_template=template))
@@ -311,7 +357,8 @@ def test_a_chat_reads_again_what_its_rings_have_lost(model_with):
         conversation = [dict(message) for message in talk.messages[:-1]]
         assert text == jaxspec.generate(target, [conversation], **options).texts[0]
     assert reused[0] == 0 and 23 < reused[1] < reused[2]
-    for place, is_lost in ((5, False), (0, True)):  # the last answer is changed, then the first question
+    # the last answer is changed, then the first question
+    for place, is_lost in ((5, False), (0, True)):
         talk.messages[place]["content"] += " nine"
         text = "".join(piece.text for piece in talk.send("six"))
         assert (talk.reused_tokens == 0) == is_lost
@@ -321,7 +368,9 @@ def test_a_chat_reads_again_what_its_rings_have_lost(model_with):
 
 @pytest.mark.slow
 def test_a_block_drafters_rings(model_with):
-    """Its layers with windows read prompts in chunks, and blocks at a ring's edge; drafts are those of full caches."""
+    """Its layers with windows read prompts in chunks, and blocks at a ring's edge; drafts are those
+    of full caches.
+    """
     shape = nets.replace(MISTRAL, window=None, local=())
     layer = nets.replace(shape, layers=2, window=3, local=(True, False))
     config = block.BlockConfig(layer, shape.dim, taps=(0, 1), block=4, mask_token=3)
@@ -330,8 +379,12 @@ def test_a_block_drafters_rings(model_with):
     def run(slack):
         target = model_with(shape, slack, chunk=6)
         target = target._replace(lm=decoder._language_model.__wrapped__(shape, (0, 1)))
-        drafter = block.KIND.drafter(jaxspec.DraftHead(block.head.__wrapped__(config), params), target)
-        out = jaxspec.generate(target, Prompt(ROWS, LENGTH), drafter=drafter, max_new_tokens=12, eos_ids=())
+        drafter = block.KIND.drafter(
+            jaxspec.DraftHead(block.head.__wrapped__(config), params), target
+        )
+        out = jaxspec.generate(
+            target, Prompt(ROWS, LENGTH), drafter=drafter, max_new_tokens=12, eos_ids=()
+        )
         return out.tokens.tolist(), out.stats.accepted.tolist()
 
     assert run(SLACK) == run(FULL)
@@ -341,7 +394,9 @@ def test_a_block_drafters_rings(model_with):
 @pytest.mark.parametrize("kind", ["a model", "a tree"])
 def test_the_distribution_of_the_text_is_the_targets(kind, model_with):
     """Of a network of three tokens whose prompt has gone round the ring."""
-    small = nets.replace(MISTRAL, vocab_size=3, window=2, dim=8, ff_dim=8, heads=2, kv_heads=1, head_dim=4)
+    small = nets.replace(
+        MISTRAL, vocab_size=3, window=2, dim=8, ff_dim=8, heads=2, kv_heads=1, head_dim=4
+    )
     target, draft = model_with(small, chunk=4), model_with(small, chunk=4, seed=5)
     prompt = Prompt(ROWS[:1, :9] % 3, jnp.array([9]))
     assert certify(target, drafter=drafter_of(kind, draft), prompt=prompt, gamma=2, steps=3) < 1e-5

@@ -1,4 +1,6 @@
-"""T5 and umT5 against transformers, and their cache against their own full pass (trees: test_trees.py)."""
+"""T5 and umT5 against transformers, and their cache against their own full pass (trees:
+test_trees.py).
+"""
 
 import dataclasses
 
@@ -12,7 +14,18 @@ from jaxspec.nets import t5
 from tests.small import random_params
 
 V11 = t5.T5Config(61, dim=32, ff_dim=48, heads=4, head_dim=8, encoder_layers=2, decoder_layers=3)
-V10 = t5.T5Config(61, 32, 48, 4, 8, encoder_layers=2, decoder_layers=2, activation="relu", gated=False, tied_head=True)
+V10 = t5.T5Config(
+    61,
+    32,
+    48,
+    4,
+    8,
+    encoder_layers=2,
+    decoder_layers=2,
+    activation="relu",
+    gated=False,
+    tied_head=True,
+)
 UMT5 = dataclasses.replace(V11, bias_by_layer=True)
 PROMPT = Prompt(jnp.array([[5, 6, 7, 8, 9, 1], [4, 3, 1, 0, 0, 0]]), jnp.array([6, 3]))
 TOKENS = jnp.array([[0, 11, 12, 13, 14, 15, 16], [0, 21, 22, 23, 24, 25, 26]])
@@ -54,13 +67,18 @@ def test_padding_of_the_prompt_has_no_effect(config, compiled):
 
 @pytest.mark.slow
 def test_garbage_after_the_length_is_masked(config, compiled):
-    """NaN keys and huge values past a row's length change nothing, up to the last slot of the cache."""
+    """NaN keys and huge values past a row's length change nothing, up to the last slot of the
+    cache.
+    """
     lm, params = compiled(t5.language_model(config)), params_of(config)
     _, cache = lm.prefill(params, PROMPT, Room(4))
     clean, _ = lm.extend(params, cache, TOKENS[:, 1:4])  # ends exactly at capacity
     real = (jnp.arange(4) < 1)[None, None, :, None]
     pairs = zip(cache.decoder.keys, cache.decoder.values, strict=True)
-    layers = tuple(layer_caches.Attended(jnp.where(real, k, jnp.nan), jnp.where(real, v, 1e30)) for k, v in pairs)
+    layers = tuple(
+        layer_caches.Attended(jnp.where(real, k, jnp.nan), jnp.where(real, v, 1e30))
+        for k, v in pairs
+    )
     poisoned = cache._replace(decoder=cache.decoder._replace(layers=layers))
     forward, _ = lm.extend(params, poisoned, TOKENS[:, 1:4])
     np.testing.assert_array_equal(forward.logits, clean.logits)
@@ -139,9 +157,12 @@ def test_parity_with_transformers(config, compiled):
     _, cache = lm.prefill(params, PROMPT, Room(8))
     forward, _ = lm.extend(params, cache, TOKENS[:, 1:])
     *_, last = hidden = [x.numpy()[:, 1:] for x in said.decoder_hidden_states]
-    expected = np.concatenate(hidden[1:3], axis=-1)  # after layer l, but for the last: after the final norm
+    # after layer l, but for the last: after the final norm
+    expected = np.concatenate(hidden[1:3], axis=-1)
     got = forward.taps if config.decoder_layers > 2 else forward.taps[..., : config.dim]
-    np.testing.assert_allclose(got, expected[..., : got.shape[-1]], atol=2e-5 * np.abs(expected).max())
+    np.testing.assert_allclose(
+        got, expected[..., : got.shape[-1]], atol=2e-5 * np.abs(expected).max()
+    )
     np.testing.assert_allclose(forward.features, last, atol=2e-5 * np.abs(last).max())
 
 
@@ -155,8 +176,15 @@ def from_peer(weights, config):
         }
 
     def feed_forward(prefix):
-        names = {"gate": "wi_0", "wi": "wi_1", "out": "wo"} if config.gated else {"wi": "wi", "out": "wo"}
-        return {n: {"weight": jnp.array(weights[f"{prefix}.DenseReluDense.{m}.weight"])} for n, m in names.items()}
+        names = (
+            {"gate": "wi_0", "wi": "wi_1", "out": "wo"}
+            if config.gated
+            else {"wi": "wi", "out": "wo"}
+        )
+        return {
+            n: {"weight": jnp.array(weights[f"{prefix}.DenseReluDense.{m}.weight"])}
+            for n, m in names.items()
+        }
 
     def norm(name):
         return {"scale": jnp.array(weights[f"{name}.weight"])}

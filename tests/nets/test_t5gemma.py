@@ -1,4 +1,6 @@
-"""T5Gemma's cache against its own full pass: windows in rings, ragged rows, both kinds of decoder layers."""
+"""T5Gemma's cache against its own full pass: windows in rings, ragged rows, both kinds of decoder
+layers.
+"""
 
 import dataclasses
 
@@ -21,7 +23,9 @@ NARROW = decoder_config(31, 16, 24, 2, 2, 1, 8, attention_cap=5.0, logits_cap=9.
 GEMMA3 = decoder_config(31, 16, 32, 2, 4, 2, 8, head_norms=True, local_rope_base=100.0, **WINDOWS)
 CONFIGS = {
     "cross-attention": t5gemma.t5gemma_config(WIDE, NARROW),
-    "one softmax": t5gemma.t5gemma_config(GEMMA3, GEMMA3, merged=True, shares_embedding=True, end_of_image=7),
+    "one softmax": t5gemma.t5gemma_config(
+        GEMMA3, GEMMA3, merged=True, shares_embedding=True, end_of_image=7
+    ),
 }
 PROMPT = Prompt(jnp.array([[3, 1, 4, 1, 5, 9, 7], [2, 6, 0, 0, 0, 0, 0]]), jnp.array([7, 2]))
 TOKENS = jnp.array([[2, 5, 6, 7, 8, 9, 10, 11], [2, 7, 9, 8, 7, 6, 5, 4]])
@@ -73,13 +77,17 @@ def test_nodes_of_a_tree_have_the_logits_of_their_paths(kind, compiled):
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", CONFIGS)
 def test_wide_passes_make_their_masks_by_chunks_of_queries(kind):
-    """A prompt with padding, and tokens behind a row, that are more than a chunk change nothing before them."""
+    """A prompt with padding, and tokens behind a row, that are more than a chunk change nothing
+    before them.
+    """
     config = CONFIGS[kind]
     params, full = params_of(config), jax.jit(t5gemma.T5Gemma(config).apply)
     more = ((0, 0), (0, chunks.LONGEST))
     wide = Prompt(jnp.pad(PROMPT.tokens, more, constant_values=5), PROMPT.length)
     expected = full({"params": params}, PROMPT, TOKENS)
-    got = full({"params": params}, wide, jnp.pad(TOKENS, more, constant_values=6))[:, : TOKENS.shape[1]]
+    got = full({"params": params}, wide, jnp.pad(TOKENS, more, constant_values=6))[
+        :, : TOKENS.shape[1]
+    ]
     np.testing.assert_allclose(got, expected, atol=2e-5 * np.abs(expected).max())
 
 

@@ -1,7 +1,8 @@
-"""Every network, its cache and token trees: a node is what its path is as a chain, and a committed path a fresh row.
+"""Every network, its cache and token trees: a node is what its path is as a chain, and a committed
+path a fresh row.
 
-One table of networks, one set of properties. Rows have one token and more, each row has a tree of its own, and local
-layers attend to three positions, so that trees lie across a window's edge.
+One table of networks, one set of properties. Rows have one token and more, each row has a tree of
+its own, and local layers attend to three positions, so that trees lie across a window's edge.
 """
 
 import dataclasses
@@ -27,8 +28,20 @@ from tests.nets.test_layer_shapes import CONFIGS as LAYER_SHAPES
 from tests.small import random_params
 
 VOCAB, CAPACITY, WIDTH = 37, 20, 12
-T5_GATED = T5Config(VOCAB, 24, 32, heads=3, head_dim=8, encoder_layers=1, decoder_layers=2, buckets=6, max_distance=8)
-T5_PLAIN = dataclasses.replace(T5_GATED, activation="relu", gated=False, tied_head=True, scaled_head=True)
+T5_GATED = T5Config(
+    VOCAB,
+    24,
+    32,
+    heads=3,
+    head_dim=8,
+    encoder_layers=1,
+    decoder_layers=2,
+    buckets=6,
+    max_distance=8,
+)
+T5_PLAIN = dataclasses.replace(
+    T5_GATED, activation="relu", gated=False, tied_head=True, scaled_head=True
+)
 GPT = gpt_config(VOCAB, dim=24, ff_dim=32, layers=2, heads=3, max_positions=CAPACITY)
 LLAMA = decoder_config(VOCAB, dim=24, ff_dim=32, layers=2, heads=4, kv_heads=2, head_dim=8)
 GEMMA = nets.replace(
@@ -54,7 +67,9 @@ CONFIGS: dict[str, Any] = {
     "Llama": LLAMA,
     "Mistral": nets.replace(LLAMA, window=3, local=(True,)),
     "Gemma": GEMMA,
-    "LaMDA": nets.replace(LLAMA, positions="relative", buckets=6, max_distance=5, activation="gelu"),
+    "LaMDA": nets.replace(
+        LLAMA, positions="relative", buckets=6, max_distance=5, activation="gelu"
+    ),
     "T5 int8": T5_GATED,
     "GPT int8": GPT,
     "Gemma int8": GEMMA,
@@ -63,7 +78,8 @@ CONFIGS: dict[str, Any] = {
 }
 FUNCTION = "a function"
 NAMES = (*CONFIGS, *LAYER_SHAPES, FUNCTION)
-# Rounded weights: a network of each number format. Of level by level none: it is the arithmetic of positions and masks.
+# Rounded weights: a network of each number format. Of level by level none: it is the arithmetic of
+# positions and masks.
 ROUNDED = ("T5 int8", "GPT int8", "T5 bfloat16")
 LONG = ("T5 gated", "T5 1.0", "GPT", "T5 int8", "Gemma int8", "T5 bfloat16", "Gemma bfloat16")
 SLOW = (*LONG, *LAYER_SHAPES)
@@ -71,10 +87,13 @@ SLOW = (*LONG, *LAYER_SHAPES)
 ROWS = np.random.RandomState(0).randint(1, VOCAB, (4, WIDTH))
 ROWS[:, 0] = T5_GATED.start_token
 LENGTH = np.array([1, 2, 4, 6])  # a T5's rows all begin with one token
-PROMPT = Prompt(jnp.array([[5, 6, 7, 8], [4, 3, 0, 0], [9, 2, 6, 0], [8, 0, 0, 0]]), jnp.array([4, 2, 3, 1]))
+PROMPT = Prompt(
+    jnp.array([[5, 6, 7, 8], [4, 3, 0, 0], [9, 2, 6, 0], [8, 0, 0, 0]]), jnp.array([4, 2, 3, 1])
+)
 PARENT = np.array(
     [
-        [-1, 0, 0, 2, 3, 4],  # node 5 is three deeper than node 2: outside of a window of three, though near by slots
+        # node 5 is three deeper than node 2: outside of a window of three, though near by slots
+        [-1, 0, 0, 2, 3, 4],
         [-1, 0, 1, 2, 3, 4],  # a chain
         [-1, 0, 0, 1, 2, 3],
         [-1, -1, 1, 1, 3, 4],  # two first tokens
@@ -115,14 +134,22 @@ def attend(params, cache, tokens, positions, *, length, parent):
 
 def move(cache, start, path):
     source = jnp.take_along_axis(cache, (start[:, None] + path)[..., None], axis=1)
-    return jax.vmap(lambda row, new, at: jax.lax.dynamic_update_slice(row, new, (at, 0)))(cache, source, start)
+    return jax.vmap(lambda row, new, at: jax.lax.dynamic_update_slice(row, new, (at, 0)))(
+        cache, source, start
+    )
 
 
 def function() -> tuple[LanguageModel, Any]:
     shapes = {"embed": (VOCAB, 8), "query": (8, 8), "head": (8, VOCAB)}
-    params = {name: jax.random.normal(jax.random.key(i), shape) for i, (name, shape) in enumerate(shapes.items())}
+    params = {
+        name: jax.random.normal(jax.random.key(i), shape)
+        for i, (name, shape) in enumerate(shapes.items())
+    }
     lm = adapters.from_function(
-        attend, VOCAB, empty_cache=lambda batch, capacity: jnp.zeros((batch, capacity, 8)), select=move
+        attend,
+        VOCAB,
+        empty_cache=lambda batch, capacity: jnp.zeros((batch, capacity, 8)),
+        select=move,
     )
     return lm, params
 
@@ -137,7 +164,12 @@ def networks(compiled):
         config = (CONFIGS | LAYER_SHAPES)[name]
         params = params_of(config)
         params = quantisation.quantise(params) if "int8" in name else params
-        return Network(compiled(net_of(config).language_model(config)), params, config, 0.1 if "16" in name else 3e-5)
+        return Network(
+            compiled(net_of(config).language_model(config)),
+            params,
+            config,
+            0.1 if "16" in name else 3e-5,
+        )
 
     return make
 
@@ -188,7 +220,9 @@ def by_chains(network, cache):
     tokens = np.zeros((BATCH * COUNT, COUNT), np.int32)
     for i, nodes in enumerate(path):
         tokens[i, : len(nodes)] = NODES[row[i], nodes]
-    forward, _ = network.lm.extend(network.params, token_rows.take_rows(cache, jnp.array(row)), jnp.array(tokens))
+    forward, _ = network.lm.extend(
+        network.params, token_rows.take_rows(cache, jnp.array(row)), jnp.array(tokens)
+    )
     ends = np.array([len(nodes) - 1 for nodes in path])
     return np.asarray(forward.logits)[np.arange(BATCH * COUNT), ends].reshape(BATCH, COUNT, VOCAB)
 
@@ -214,14 +248,18 @@ def test_a_tree_fed_level_by_level(network):
     expected, _ = lm.extend(params, cache, jnp.array(NODES), jnp.array(PARENT))
     said = []
     for start, stop in ((0, 3), (3, COUNT)):
-        forward, cache = lm.extend(params, cache, jnp.array(NODES[:, start:stop]), jnp.array(PARENT[:, :stop]))
+        forward, cache = lm.extend(
+            params, cache, jnp.array(NODES[:, start:stop]), jnp.array(PARENT[:, :stop])
+        )
         said.append(forward.logits)
     assert_logits(jnp.concatenate(said, axis=1), expected.logits, network)
 
 
 @pytest.mark.parametrize("network", marked(NAMES, slow=SLOW, exhaustive=ROUNDED), indirect=True)
 def test_a_committed_path_is_a_fresh_row(network):
-    """Each node in turn, so paths of all lengths, in rows that are shorter than the path and longer."""
+    """Each node in turn, so paths of all lengths, in rows that are shorter than the path and
+    longer.
+    """
     lm, params = network.lm, network.params
     before = holding(network, ROWS, LENGTH)
     _, grown = lm.extend(params, before, jnp.array(NODES), jnp.array(PARENT))
@@ -247,27 +285,41 @@ def test_a_committed_path_is_a_fresh_row(network):
     assert_logits(after, expected, network)
 
 
-@pytest.mark.parametrize("network", marked(NAMES, slow=LONG, exhaustive=(*ROUNDED, *LAYER_SHAPES)), indirect=True)
+@pytest.mark.parametrize(
+    "network", marked(NAMES, slow=LONG, exhaustive=(*ROUNDED, *LAYER_SHAPES)), indirect=True
+)
 def test_rows_may_be_permuted_and_replaced(network):
-    """A model's state has the batch first: taken out, carried on and put back, rows are what they were."""
+    """A model's state has the batch first: taken out, carried on and put back, rows are what they
+    were.
+    """
     lm, params = network.lm, network.params
     cache = holding(network, ROWS, LENGTH)
     assert {x.shape[0] for x in jax.tree.leaves(cache)} == {BATCH}
     order, back = jnp.array([2, 0, 3, 1]), jnp.array([1, 3, 0, 2])
     expected, grown = lm.extend(params, cache, jnp.array(NODES), jnp.array(PARENT))
     forward, permuted = lm.extend(
-        params, token_rows.take_rows(cache, order), jnp.array(NODES)[order], jnp.array(PARENT)[order]
+        params,
+        token_rows.take_rows(cache, order),
+        jnp.array(NODES)[order],
+        jnp.array(PARENT)[order],
     )
     assert_logits(forward.logits[back], expected.logits, network)
-    jax.tree.map(np.testing.assert_array_equal, length_of(token_rows.take_rows(permuted, back)), length_of(grown))
+    jax.tree.map(
+        np.testing.assert_array_equal,
+        length_of(token_rows.take_rows(permuted, back)),
+        length_of(grown),
+    )
 
     # Rows 0 and 2 are given to others in mid-generation; rows 1 and 3 do not notice.
-    mixed = token_rows.put_rows(grown, jnp.array([0, 2]), token_rows.take_rows(cache, jnp.array([3, 1])))
+    mixed = token_rows.put_rows(
+        grown, jnp.array([0, 2]), token_rows.take_rows(cache, jnp.array([3, 1]))
+    )
     tokens = jnp.array(NODES)
     got = lm.extend(params, mixed, tokens)[0].logits
     old, new = (lm.extend(params, state, tokens)[0].logits for state in (grown, cache))
     assert_logits(got[jnp.array([1, 3])], old[jnp.array([1, 3])], network)
-    again = lm.extend(params, cache, tokens[jnp.array([0, 2, 2, 0])])[0].logits  # row 3 fed row 0's, row 1 row 2's
+    # row 3 fed row 0's, row 1 row 2's
+    again = lm.extend(params, cache, tokens[jnp.array([0, 2, 2, 0])])[0].logits
     assert_logits(got[jnp.array([0, 2])], again[jnp.array([3, 1])], network)
     assert not np.allclose(got[0], new[0], atol=1e-2)
 
@@ -276,16 +328,22 @@ def test_rows_may_be_permuted_and_replaced(network):
 def test_a_path_moved_to_a_right_aligned_place_goes_wrong(name, networks):
     """Paths were once written to end at the row's length: in a short row, to a negative start.
 
-    `dynamic_update_slice` counts that from the end of the buffer, and rejected nodes stay where they were.
+    `dynamic_update_slice` counts that from the end of the buffer, and rejected nodes stay where
+    they were.
     """
 
     def right_aligned(cache, length, slots):
         start = length - slots.shape[1]
 
         def compact(buffer):
-            return layer_caches.write(buffer, jnp.take_along_axis(buffer, slots[:, None, :, None], axis=2), start)
+            return layer_caches.write(
+                buffer, jnp.take_along_axis(buffer, slots[:, None, :, None], axis=2), start
+            )
 
-        layers = (layer_caches.Attended(compact(layer.keys), compact(layer.values)) for layer in cache.layers)
+        layers = (
+            layer_caches.Attended(compact(layer.keys), compact(layer.values))
+            for layer in cache.layers
+        )
         return cache._replace(layers=tuple(layers), length=length)
 
     network = networks(name)
@@ -298,10 +356,16 @@ def test_a_path_moved_to_a_right_aligned_place_goes_wrong(name, networks):
     rows = np.concatenate([ROWS[:, :1], NODES[:, path]], axis=1)
     expected = entries(holding(network, np.pad(rows, ((0, 0), (0, WIDTH - 3))), length))
 
-    slots = np.array([[0, 0, *[1 + node for node in path]]] * BATCH)  # four, since another row has accepted four
+    # four, since another row has accepted four
+    slots = np.array([[0, 0, *[1 + node for node in path]]] * BATCH)
     inner = getattr(grown, "decoder", grown)
     wrong = right_aligned(inner, jnp.array(length), jnp.array(slots))
-    assert max(np.abs(x[0, :3] - y[0, :3]).max() for x, y in zip(entries(wrong), expected, strict=True)) > 0.1
+    assert (
+        max(
+            np.abs(x[0, :3] - y[0, :3]).max() for x, y in zip(entries(wrong), expected, strict=True)
+        )
+        > 0.1
+    )
 
     padded = jnp.array([[*path, 0, 0]] * BATCH)
     kept = lm.rewind(lm.select(grown, jnp.array(short), padded), jnp.array(length))
@@ -310,7 +374,8 @@ def test_a_path_moved_to_a_right_aligned_place_goes_wrong(name, networks):
 
 
 TAPPED = ("T5 gated", "T5 1.0", "GPT", "Llama", "Gemma", "LaMDA", "GPT int8", "Gemma bfloat16")
-TAPPED_SELDOM = ("T5 1.0", "Llama", "LaMDA", "GPT int8")  # taps are of the stack, which GPT's and Gemma's are, too
+# taps are of the stack, which GPT's and Gemma's are, too
+TAPPED_SELDOM = ("T5 1.0", "Llama", "LaMDA", "GPT int8")
 
 
 @pytest.mark.slow
@@ -329,12 +394,18 @@ def test_taps_and_features(name, networks):
         wide, _ = lm.extend(params, cache, jnp.array(NODES), jnp.array(PARENT))
         return forward, wide
 
-    features = jax.jit(lambda x: nn.apply(lambda net: net.features(x), kind(config))({"params": params}))
+    features = jax.jit(
+        lambda x: nn.apply(lambda net: net.features(x), kind(config))({"params": params})
+    )
     plain, tapped = jax.jit(lambda: run(network.lm))(), jax.jit(lambda: run(lm))()
-    shallow = {part: x for part, x in params.items() if not re.fullmatch(r"(decoder|layers)_[1-9]", part)}
+    shallow = {
+        part: x for part, x in params.items() if not re.fullmatch(r"(decoder|layers)_[1-9]", part)
+    }
     first = jax.jit(lambda: run(net.language_model(nets.replace(config, **{layers: 1})), shallow))()
     width = prompt.tokens.shape[1] if lm.limits.start_token is None else 1
-    for with_taps, without, truncated, step in zip(tapped, plain, first, (width, COUNT), strict=True):
+    for with_taps, without, truncated, step in zip(
+        tapped, plain, first, (width, COUNT), strict=True
+    ):
         assert without.taps is None and lm.inside.width == config.dim
         assert with_taps.features.shape == (BATCH, step, config.dim) and with_taps.taps.shape == (
             BATCH,
@@ -364,7 +435,9 @@ def test_prefill_gives_features_of_every_position_and_logits_of_the_last(name, n
     features = [np.asarray(x.features, np.float32) for x in (forward, again)]
     for b in range(BATCH):
         np.testing.assert_allclose(
-            features[0][b, : LENGTH[b]], features[1][b, : LENGTH[b]], atol=max(network.tolerance, 1e-4)
+            features[0][b, : LENGTH[b]],
+            features[1][b, : LENGTH[b]],
+            atol=max(network.tolerance, 1e-4),
         )
         assert_logits(forward.logits[b, 0], again.logits[b, LENGTH[b] - 1], network)
     assert_logits(lm.inside.head(params, again.features), again.logits, network)

@@ -1,4 +1,6 @@
-"""Whisper against transformers' implementation, its cache against its own full pass, and its folders."""
+"""Whisper against transformers' implementation, its cache against its own full pass, and its
+folders.
+"""
 
 import dataclasses
 
@@ -15,7 +17,18 @@ from tests.small import random_params
 
 SPEECH = whisper.Speech(("en", "de"), (42, 43), ("transcribe",), (45,), 47, (3, 5), (7,), 20)
 CONFIG = whisper.WhisperConfig(
-    61, 32, 48, 4, 2, 3, mels=8, source_positions=10, max_positions=24, start_token=41, end_tokens=(40,), speech=SPEECH
+    61,
+    32,
+    48,
+    4,
+    2,
+    3,
+    mels=8,
+    source_positions=10,
+    max_positions=24,
+    start_token=41,
+    end_tokens=(40,),
+    speech=SPEECH,
 )
 SOUND = np.random.RandomState(0).normal(size=(2, 8, 20)).astype(np.float32)
 TOKENS = np.random.RandomState(1).randint(0, 61, (2, 7))
@@ -23,14 +36,19 @@ TOKENS = np.random.RandomState(1).randint(0, 61, (2, 7))
 
 @pytest.fixture(scope="module")
 def params():
-    return random_params(whisper.init, CONFIG, noise=0.1)  # biases and norms, too, are other than 0 and 1
+    # biases and norms, too, are other than 0 and 1
+    return random_params(whisper.init, CONFIG, noise=0.1)
 
 
 @pytest.mark.slow
 def test_cache_equals_full_pass(params, compiled):
-    """Rows that begin with several tokens, fed in ragged pieces, have the logits of the full pass."""
+    """Rows that begin with several tokens, fed in ragged pieces, have the logits of the full
+    pass.
+    """
     lm = compiled(whisper.language_model(CONFIG))
-    full = jax.jit(whisper.Whisper(CONFIG).apply)({"params": params}, jnp.asarray(SOUND), jnp.asarray(TOKENS))
+    full = jax.jit(whisper.Whisper(CONFIG).apply)(
+        {"params": params}, jnp.asarray(SOUND), jnp.asarray(TOKENS)
+    )
     prompt = Prompt(jnp.asarray(TOKENS[:, :4]), jnp.array([4, 2]), jnp.asarray(SOUND))
     forward, cache = lm.prefill(params, prompt, Room(12))
     assert cache.decoder.length.tolist() == [4, 2] and forward.features.shape == (2, 4, 32)
@@ -45,7 +63,9 @@ def test_cache_equals_full_pass(params, compiled):
 @pytest.mark.needs_torch
 @pytest.mark.slow
 def test_a_saved_folder_is_transformers_model(params, tmp_path):
-    """Float32 logits of transformers' Whisper with the same weights; what is loaded is what was saved."""
+    """Float32 logits of transformers' Whisper with the same weights; what is loaded is what was
+    saved.
+    """
     import torch
     import transformers
 
@@ -55,8 +75,12 @@ def test_a_saved_folder_is_transformers_model(params, tmp_path):
     assert peer.generation_config.lang_to_id == {"<|en|>": 42, "<|de|>": 43}
     assert peer.generation_config.suppress_tokens == [3, 5]
     with torch.no_grad():
-        theirs = peer(input_features=torch.tensor(SOUND), decoder_input_ids=torch.tensor(TOKENS)).logits.numpy()
-    ours = jax.jit(whisper.Whisper(CONFIG).apply)({"params": params}, jnp.asarray(SOUND), jnp.asarray(TOKENS))
+        theirs = peer(
+            input_features=torch.tensor(SOUND), decoder_input_ids=torch.tensor(TOKENS)
+        ).logits.numpy()
+    ours = jax.jit(whisper.Whisper(CONFIG).apply)(
+        {"params": params}, jnp.asarray(SOUND), jnp.asarray(TOKENS)
+    )
     np.testing.assert_allclose(ours, theirs, atol=2e-5 * np.abs(theirs).max())
     loaded = jaxspec.load(tmp_path / "it")
     assert loaded.config == CONFIG
@@ -65,7 +89,13 @@ def test_a_saved_folder_is_transformers_model(params, tmp_path):
 
 def test_a_drafter_shares_the_encoder_and_not_the_embedding(params):
     names = set(encoder_decoder.encoder_params(params, source_vocab=0))
-    assert {"encoder_conv1", "encoder_conv2", "encoder_positions", "encoder_0", "encoder_norm"} <= names
+    assert {
+        "encoder_conv1",
+        "encoder_conv2",
+        "encoder_positions",
+        "encoder_0",
+        "encoder_norm",
+    } <= names
     assert not names & {"embedding", "position", "decoder_norm", "decoder_0"}
     assert encoder_decoder.same_encoder(dataclasses.replace(CONFIG, decoder_layers=1), CONFIG)
     assert not encoder_decoder.same_encoder(dataclasses.replace(CONFIG, mels=9), CONFIG)

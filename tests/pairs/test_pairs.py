@@ -1,4 +1,6 @@
-"""The published pairs of docs/pairs.md: they load, fit each other, and trace a round; what does not load says why."""
+"""The published pairs of docs/pairs.md: they load, fit each other, and trace a round; what does not
+load says why.
+"""
 
 import dataclasses
 import re
@@ -33,7 +35,9 @@ def id_of(pair: pairs.Pair) -> str:
 
 
 def shallow(name: str, taps: tuple[int, ...] = (), last: int = 0) -> jaxspec.Model:
-    """A model of a few layers, as wide as it is, whose parameters are shapes: all layers of a stack are alike."""
+    """A model of a few layers, as wide as it is, whose parameters are shapes: all layers of a stack
+    are alike.
+    """
     config = pairs.model(name).config
     encoder_decoder = hasattr(config, "encoder_layers")
     fields = ("encoder_layers", "decoder_layers") if encoder_decoder else ("layers",)
@@ -60,8 +64,12 @@ def drafter_of(pair: pairs.Pair) -> tuple[jaxspec.Model, jaxspec.Model | jaxspec
     if wanted := getattr(config, "taps", ()):
         config = dataclasses.replace(config, taps=tuple(range(len(wanted))))
     params = pairs.in_dtype(pairs.abstract_params(config), "bfloat16")
-    target = shallow(pair.target, getattr(config, "taps", ()), max(getattr(config, "sources", ()), default=0))
-    return target, kind_of(config).drafter(DraftHead(kind_of(config).head(config), params), target, None)
+    target = shallow(
+        pair.target, getattr(config, "taps", ()), max(getattr(config, "sources", ()), default=0)
+    )
+    return target, kind_of(config).drafter(
+        DraftHead(kind_of(config).head(config), params), target, None
+    )
 
 
 # --- the index
@@ -70,7 +78,9 @@ def drafter_of(pair: pairs.Pair) -> tuple[jaxspec.Model, jaxspec.Model | jaxspec
 def test_every_configuration_is_used_and_has_a_source():
     refused = {row["model"] for row in INDEX["refused"]}
     named = set(MODELS) | {pair.drafter for pair in HEADS} | refused
-    assert named == {path.name.replace("__", "/", 1) for path in (pairs.FOLDER / "configs").iterdir()}
+    assert named == {
+        path.name.replace("__", "/", 1) for path in (pairs.FOLDER / "configs").iterdir()
+    }
     assert named == set(INDEX["configs"])
 
 
@@ -88,15 +98,23 @@ def test_published_numbers_have_a_source(tokens: str):
 
 UNLISTED = (  # of no published size, or with other positions than the size's
     *("XiaomiMiMo/MiMo-7B-RL", "distilbert/distilgpt2", "lmsys/vicuna-33b-v1.3"),
-    *("sshleifer/distilbart-cnn-12-6", "Qwen/Qwen3-Coder-30B-A3B-Instruct", "Qwen/Qwen3-30B-A3B-Instruct-2507"),
+    *(
+        "sshleifer/distilbart-cnn-12-6",
+        "Qwen/Qwen3-Coder-30B-A3B-Instruct",
+        "Qwen/Qwen3-30B-A3B-Instruct-2507",
+    ),
     "Qwen/Qwen3-235B-A22B-Instruct-2507",
 )
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_model_is_as_the_library_has_its_size(name: str):
-    """Many configurations were written from the same sizes: of those this checks only how they are read back."""
-    sizes = {size: config for family in hf_families.FAMILIES for size, config in family.sizes.items()}
+    """Many configurations were written from the same sizes: of those this checks only how they are
+    read back.
+    """
+    sizes = {
+        size: config for family in hf_families.FAMILIES for size, config in family.sizes.items()
+    }
     family, config = huggingface.read_config(pairs.folder_of(name))
     if name not in UNLISTED:
         size = names.size_of(name, sizes)
@@ -104,7 +122,9 @@ def test_model_is_as_the_library_has_its_size(name: str):
         # Of 32768 or 131072 positions, and of several epsilons, there are versions.
         different = {"max_positions", "epsilon", "dtype", "end_tokens"}
         forms = [dataclasses.asdict(nets.form_of(x)[1]) for x in (config, sizes[size])]
-        ours, theirs = ({key: x for key, x in form.items() if key not in different} for form in forms)
+        ours, theirs = (
+            {key: x for key, x in form.items() if key not in different} for form in forms
+        )
         assert ours == theirs
     assert family.model_types
 
@@ -122,7 +142,10 @@ def test_models_of_a_pair_have_one_vocabulary_but_for_padding(pair: pairs.Pair):
 def test_head_is_read_and_is_for_its_target(pair: pairs.Pair):
     config, target = pairs.describe(pair).config, pairs.model(pair.target)
     requirements = kind_of(config).head(config).requirements
-    assert (requirements.vocab_size, requirements.hidden_size) == (target.lm.vocab_size, target.lm.inside.width)
+    assert (requirements.vocab_size, requirements.hidden_size) == (
+        target.lm.vocab_size,
+        target.lm.inside.width,
+    )
     assert all(0 <= tap < len(target.config.layers) - 1 for tap in requirements.taps)
     assert pair.gamma <= getattr(config, "count", getattr(config, "heads", pair.gamma))
 
@@ -133,7 +156,8 @@ def test_head_is_refused_for_another_target(pair: pairs.Pair):
         pairs.describe(pair, pairs.model(TINY))
 
 
-PARAMETERS = {  # as cards, papers and the sizes of files have them, in millions; but for the embedding of EAGLE
+# as cards, papers and the sizes of files have them, in millions; but for the embedding of EAGLE
+PARAMETERS = {
     "yuhuili/EAGLE-Vicuna-7B-v1.3": 240,
     "yuhuili/EAGLE-Vicuna-13B-v1.3": 370,
     "yuhuili/EAGLE3-LLaMA3.1-Instruct-8B": 424.8,
@@ -156,7 +180,11 @@ def test_head_has_as_many_parameters_as_published(name: str):
     pair = next(pair for pair in HEADS if pair.drafter == name)
     shapes = pairs.published_tensors(pair)
     without = ("embed_tokens.weight",) if pair.format == "EAGLE" else ()
-    total = sum(jnp.prod(jnp.array(shape)).item() for tensor, shape in shapes.items() if tensor not in without)
+    total = sum(
+        jnp.prod(jnp.array(shape)).item()
+        for tensor, shape in shapes.items()
+        if tensor not in without
+    )
     decimals = {500: 0.1, 1000: 0.06}.get(PARAMETERS[name], 0.03)
     assert total / 1e6 == pytest.approx(PARAMETERS[name], rel=decimals)
 
@@ -173,7 +201,8 @@ def test_published_assistant_has_the_shape_of_its_name():
 ROUNDS = {  # one of each format, and of each family of models: the smallest
     (pair.format, pairs.model(pair.target).config.__class__): pair
     for pair in sorted(PAIRS, key=lambda pair: -pairs.model(pair.target).config.dim)
-    if pair.format not in pairs.MODELS or len({pairs.model(n).lm.vocab_size for n in (pair.target, pair.drafter)}) == 1
+    if pair.format not in pairs.MODELS
+    or len({pairs.model(n).lm.vocab_size for n in (pair.target, pair.drafter)}) == 1
 }
 
 
@@ -182,11 +211,19 @@ def test_round_is_traced(pair: pairs.Pair):
     target, drafter = drafter_of(pair)
     sound = None if speech_of(target.config) is None else Whisper.example(target.config)
     prompt = jaxspec.Prompt(jnp.ones((1, 4), jnp.int32), jnp.array([4]), sound)
-    options = {"gamma": pair.gamma, "max_new_tokens": 8, "temperature": 1.0, "key": jax.random.key(0), "eos_ids": ()}
+    options = {
+        "gamma": pair.gamma,
+        "max_new_tokens": 8,
+        "temperature": 1.0,
+        "key": jax.random.key(0),
+        "eos_ids": (),
+    }
     prepared = jaxspec.prepare(target, prompt, drafter=drafter, **options)
 
     def a_round(weights, prompt, request):
-        return loop.advance(prepared.decoder, weights, loop.start(prepared.decoder, weights, prompt, request, 8))
+        return loop.advance(
+            prepared.decoder, weights, loop.start(prepared.decoder, weights, prompt, request, 8)
+        )
 
     _, info = jax.eval_shape(a_round, prepared.weights, prepared.prompt, prepared.request)
     assert info.draft.shape == (1, pair.gamma)
@@ -209,7 +246,9 @@ def test_more_tensors_than_those_of_dflash_are_refused(monkeypatch: pytest.Monke
     pair = next(pair for pair in HEADS if pair.format == "DFlash")
     more = pairs.published_tensors(pair) | {"layers.0.convolution.weight": (2560, 2)}
     monkeypatch.setattr(pairs, "published_tensors", lambda pair: more)
-    with pytest.raises(CheckpointError, match=r"the weights are not those of the block drafter of its config\.json"):
+    with pytest.raises(
+        CheckpointError, match=r"the weights are not those of the block drafter of its config\.json"
+    ):
         pairs.describe(pair)
 
 
@@ -233,7 +272,9 @@ def test_page_marks_what_is_not_confirmed_and_counts_it():
 
 def test_page_of_models_has_the_families_that_load():
     page = families.PAGE.read_text("utf-8")
-    assert page == pairs.updated(page, families.BEGIN, families.sections()), "run python -m benchmarks.families"
+    assert page == pairs.updated(page, families.BEGIN, families.sections()), (
+        "run python -m benchmarks.families"
+    )
 
 
 def test_page_names_what_is_refused_and_its_reason():

@@ -60,7 +60,10 @@ TOGETHER = ("adaptive, slots", "adaptive, batch")  # one row is alone, whoever a
 @pytest.mark.parametrize("name", marked(POLICIES, exhaustive=("constant", "entropy", *TOGETHER)))
 def test_the_distribution_of_the_text_with_another_rule(name):
     """tests/drafters/test_conformance.py has the rejection rule, and every drafter."""
-    assert certify(THREE, drafter=OTHER, rule=rules.block(), gamma=2, policy=POLICIES[name], steps=4) < 1e-5
+    assert (
+        certify(THREE, drafter=OTHER, rule=rules.block(), gamma=2, policy=POLICIES[name], steps=4)
+        < 1e-5
+    )
 
 
 @pytest.mark.slow
@@ -74,7 +77,9 @@ def test_rows_that_agree_on_what_of_a_look_up_is_verified_keep_their_distributio
 
 @pytest.mark.slow
 def test_a_policy_that_drops_tokens_for_their_own_value_is_caught():
-    """The mistake of the list of traps: what is left of the draft has other frequencies than it declares."""
+    """The mistake of the list of traps: what is left of the draft has other frequencies than it
+    declares.
+    """
     honest = drafters.model(OTHER)
 
     def propose(weights, caches, context):
@@ -87,7 +92,9 @@ def test_a_policy_that_drops_tokens_for_their_own_value_is_caught():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", marked(POLICIES, exhaustive=("constant", "adaptive", "adaptive, slots")))
+@pytest.mark.parametrize(
+    "name", marked(POLICIES, exhaustive=("constant", "adaptive", "adaptive, slots"))
+)
 def test_greedy_text_is_that_of_plain_decoding(name):
     plain = jaxspec.generate(TARGET, PROMPT, max_new_tokens=17)
     for drafter in (GOOD, RANDOM):
@@ -99,14 +106,19 @@ def test_greedy_text_is_that_of_plain_decoding(name):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", POLICIES)
 def test_rows_do_not_depend_on_mates(name):
-    """A row among others and among copies of itself: the same program, whose compilation is what takes time."""
+    """A row among others and among copies of itself: the same program, whose compilation is what
+    takes time.
+    """
     keys = jax.random.split(jax.random.key(3), 3)
     options = dict(temperature=1.0, eos_ids=[4])
     together = decode(POLICIES[name], key=keys, **options)
     for row in range(3):
         copies = np.full(3, row)
         among = decode(
-            POLICIES[name], prompt=Prompt(PROMPT.tokens[copies], PROMPT.length[copies]), key=keys[copies], **options
+            POLICIES[name],
+            prompt=Prompt(PROMPT.tokens[copies], PROMPT.length[copies]),
+            key=keys[copies],
+            **options,
         )
         n = together.lengths[row]
         assert among.lengths.tolist() == [n] * 3
@@ -149,11 +161,20 @@ def test_no_draft_token_is_made_that_the_limit_would_cut():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("drafter", [TARGET, drafters.tree(TARGET, (1, 1, 1))], ids=["chain", "tree"])
+@pytest.mark.parametrize(
+    "drafter", [TARGET, drafters.tree(TARGET, (1, 1, 1))], ids=["chain", "tree"]
+)
 def test_what_was_committed_without_a_draft_is_read_before_the_next(drafter):
     """With the target as drafter a hole in its cache would show as a rejection."""
     for temperature in (0.0, 1.0):
-        out = decode(every(6), drafter, gamma=2, max_new_tokens=40, temperature=temperature, key=jax.random.key(0))
+        out = decode(
+            every(6),
+            drafter,
+            gamma=2,
+            max_new_tokens=40,
+            temperature=temperature,
+            key=jax.random.key(0),
+        )
         assert out.stats.drafted.min() >= 8
         assert out.stats.accepted.tolist() == out.stats.drafted.tolist()
 
@@ -161,7 +182,9 @@ def test_what_was_committed_without_a_draft_is_read_before_the_next(drafter):
 @pytest.mark.slow
 @pytest.mark.parametrize("tree", [False, True], ids=["chain", "tree"])
 def test_what_was_committed_without_a_draft_is_read_by_a_network_too(tree):
-    """Whose logits depend on every entry of its cache; that of a tree is left alone in rounds without one."""
+    """Whose logits depend on every entry of its cache; that of a tree is left alone in rounds
+    without one.
+    """
     from jaxspec.nets import decoder
 
     config = tiny_gpt(7)
@@ -172,7 +195,9 @@ def test_what_was_committed_without_a_draft_is_read_by_a_network_too(tree):
     plain = jaxspec.generate(model, PROMPT, max_new_tokens=40)
     out = jaxspec.generate(model, PROMPT, **options)
     assert out.tokens.tolist() == plain.tokens.tolist()
-    assert out.stats.drafted.min() >= 8 and out.stats.accepted.tolist() == out.stats.drafted.tolist()
+    assert (
+        out.stats.drafted.min() >= 8 and out.stats.accepted.tolist() == out.stats.drafted.tolist()
+    )
     out = jaxspec.generate(model, PROMPT, temperature=1.0, key=jax.random.key(4), **options)
     assert out.stats.acceptance_rate.min() > 0.99  # p and q differ in the last bits, by shape
 
@@ -183,9 +208,15 @@ def test_what_was_committed_without_a_draft_is_read_by_a_network_too(tree):
         (policies.constant(2), policies.constant([0, 1, 3])),
         (policies.heuristic(start=2), policies.heuristic([1, 2, 3], grow=1.5, shrink=[0, 1, 2])),
         (policies.confidence(0.35), policies.confidence([0.0, 0.5, 1.0])),
-        (policies.draft_exiting(0.8, 0.35, 0.1), policies.draft_exiting([0.1, 0.5, 0.9], [0.0, 0.5, 1.0])),
+        (
+            policies.draft_exiting(0.8, 0.35, 0.1),
+            policies.draft_exiting([0.1, 0.5, 0.9], [0.0, 0.5, 1.0]),
+        ),
         (policies.entropy(1, 4, 0.5), policies.entropy(2, [2, 3, 9], 0.0)),
-        (policies.adaptive(0.1, 0.1, pause=2), policies.adaptive([0.0, 0.1, 0.2], 0.3, alpha=0.9, pause=[1, 2, 9])),
+        (
+            policies.adaptive(0.1, 0.1, pause=2),
+            policies.adaptive([0.0, 0.1, 0.2], 0.3, alpha=0.9, pause=[1, 2, 9]),
+        ),
         (
             policies.adaptive(0.1, 0.1, pause=2, together="slots"),
             policies.adaptive([0.0, 0.1, 0.2], 0.3, alpha=0.9, pause=[1, 2, 9], together="slots"),
@@ -195,9 +226,14 @@ def test_what_was_committed_without_a_draft_is_read_by_a_network_too(tree):
             policies.adaptive(0.0, 0.3, alpha=0.9, together="batch"),
             marks=pytest.mark.slow,
         ),
-        pytest.param(oracle(np.ones((3, 17), int)), oracle(np.zeros((1, 17), int)), marks=pytest.mark.slow),
+        pytest.param(
+            oracle(np.ones((3, 17), int)), oracle(np.zeros((1, 17), int)), marks=pytest.mark.slow
+        ),
         (policies.adaptive(0.1, 0.1), policies.adaptive(0.1, [1.0, 1.4, 2.0])),
-        (policies.adaptive(0.1, [1.0, 1.4, 2.0]), policies.adaptive(0.1, [1.0, 1.0, 1.1, 1.1, 1.2])),
+        (
+            policies.adaptive(0.1, [1.0, 1.4, 2.0]),
+            policies.adaptive(0.1, [1.0, 1.0, 1.1, 1.1, 1.2]),
+        ),
     ],
     ids=[*POLICIES, "oracle", "a list for a number", "a longer list"],
 )
@@ -215,8 +251,12 @@ def test_another_value_compiles_nothing(first, other):
 
 @pytest.mark.slow
 def test_a_threshold_that_adapts_settles_on_the_goal():
-    """A threshold of 0 never ends a draft, and one of 1 ends it after its first token: the least share and the most."""
-    options = dict(drafter=GOOD, gamma=6, max_new_tokens=2000, temperature=1.0, key=jax.random.key(0))
+    """A threshold of 0 never ends a draft, and one of 1 ends it after its first token: the least
+    share and the most.
+    """
+    options = dict(
+        drafter=GOOD, gamma=6, max_new_tokens=2000, temperature=1.0, key=jax.random.key(0)
+    )
 
     def share(policy):
         out = jaxspec.generate(TARGET, FEW, policy=policy, **options)
@@ -231,7 +271,9 @@ def test_a_threshold_that_adapts_settles_on_the_goal():
 
 
 def test_heuristic_grows_and_shrinks_within_its_bounds():
-    """Draft tokens of a round, accepted ones, draft tokens of the next: gamma is 6, 2 are added or 1.4 taken away."""
+    """Draft tokens of a round, accepted ones, draft tokens of the next: gamma is 6, 2 are added or
+    1.4 taken away.
+    """
     policy, params, *_ = policies.heuristic(start=2, grow=2, shrink=1.4)
     memory, limit = policy.init(params, FEW), 2
     rounds = [
@@ -257,10 +299,16 @@ def test_heuristic_grows_and_shrinks_within_its_bounds():
 
 @pytest.mark.slow
 def test_heuristic_counts_the_depth_of_a_tree_and_not_its_nodes():
-    """A tree of 12 nodes in two levels, accepted ten times over: after one rejection it drafts one level less."""
+    """A tree of 12 nodes in two levels, accepted ten times over: after one rejection it drafts one
+    level less.
+    """
     policy, params, *_ = policies.heuristic(start=1, grow=1, shrink=2)
     memory, two, ones = policy.init(params, FEW), jnp.array([2]), jnp.array([1])
-    draft = Draft(jnp.zeros((1, 12), jnp.int32), jnp.array([12]), parent=jnp.array([[0, 0, 0] + [1, 2, 3] * 3]))
+    draft = Draft(
+        jnp.zeros((1, 12), jnp.int32),
+        jnp.array([12]),
+        parent=jnp.array([[0, 0, 0] + [1, 2, 3] * 3]),
+    )
     for _ in range(10):
         memory = policy.update(params, memory, draft, Verdict(two, None, two), two + 1)
     assert policy.max_draft(params, memory, 2, LEFT).tolist() == [2]
@@ -279,39 +327,53 @@ ENTROPIES = {  # of four tokens, in units of log 4
 @pytest.mark.parametrize(
     ("beta", "gamma", "rounds"),
     [
-        (0.5, 20, [(0.5, 14), (None, None), (1.0, 8), (0.75, 7)]),  # h: 0.25, as it was, 0.625, 0.6875
+        # h: 0.25, as it was, 0.625, 0.6875
+        (0.5, 20, [(0.5, 14), (None, None), (1.0, 8), (0.75, 7)]),
         (0.25, 20, [(1.0, 6), (0.0, 15), (0.0, 17)]),  # h: 0.75, 0.1875, 0.046875
         (0.0, 20, [(0.0, 18), (1.0, 2), (0.5, 10)]),  # this round alone, from least to most
         (0.0, 9, [(0.0, 9), (1.0, 2), (0.5, 9)]),  # gamma is the most in any case
     ],
 )
 def test_entropy_sets_the_number_of_draft_tokens(beta, gamma, rounds):
-    """2 + 16 (1 - h), where h is the smoothed entropy; the draft tokens of a draft that nothing else ends."""
+    """2 + 16 (1 - h), where h is the smoothed entropy; the draft tokens of a draft that nothing
+    else ends.
+    """
     policy, params, *_ = policies.entropy(least=2, most=18, beta=[beta])
     memory = policy.init(params, FEW)
     for entropy, expected in rounds:
-        confidences = jnp.full((1, gamma), jnp.nan)  # of a look-up's draft tokens, which have no distribution
+        # of a look-up's draft tokens, which have no distribution
+        confidences = jnp.full((1, gamma), jnp.nan)
         if entropy is not None:
-            confidence = policy.confidence(Distribution(log_probs=jnp.log(jnp.array([[ENTROPIES[entropy]]]))))
+            confidence = policy.confidence(
+                Distribution(log_probs=jnp.log(jnp.array([[ENTROPIES[entropy]]])))
+            )
             np.testing.assert_allclose(confidence, entropy, atol=1e-6)
             confidences = confidences.at[:, 0].set(confidence)
             limit, draft_tokens = int(policy.max_draft(params, memory, gamma, LEFT)), 1
-            while draft_tokens < limit and policy.should_continue(params, memory, draft_tokens - 1, confidences)[0]:
+            while (
+                draft_tokens < limit
+                and policy.should_continue(params, memory, draft_tokens - 1, confidences)[0]
+            ):
                 draft_tokens += 1
             assert draft_tokens == expected
-        draft = Draft(jnp.zeros((1, gamma), jnp.int32), jnp.array([1]), aux={"confidence": confidences})
+        draft = Draft(
+            jnp.zeros((1, gamma), jnp.int32), jnp.array([1]), aux={"confidence": confidences}
+        )
         memory = policy.update(params, memory, draft, None, None)
 
 
 @pytest.mark.slow
 def test_adaptive_leaves_a_hopeless_drafter_alone():
-    """After a few rejections it makes one draft token at a time, and waits twice as long for the next."""
+    """After a few rejections it makes one draft token at a time, and waits twice as long for the
+    next.
+    """
     wrong = table_model_from(-TARGET.params)
     out = decode(policies.adaptive(0.3, 0.1, pause=3), wrong, max_new_tokens=200)
     for drafted, accepted in zip(out.trace.draft_length, out.trace.num_accepted, strict=True):
         draft_tokens, ahead = drafted[:199], np.flatnonzero(drafted[:199])
         assert draft_tokens[6:].max() == 1 and accepted.sum() == 0
-        assert np.diff(ahead)[-5:].tolist() == [13, 25, 49, 49, 49]  # the longest pause is 16 times the first
+        # the longest pause is 16 times the first
+        assert np.diff(ahead)[-5:].tolist() == [13, 25, 49, 49, 49]
 
 
 def test_adaptive_tries_again_soon_where_draft_tokens_have_been_accepted():
@@ -320,7 +382,15 @@ def test_adaptive_tries_again_soon_where_draft_tokens_have_been_accepted():
     memory = policy.init(params, Prompt(jnp.zeros((1, 1), jnp.int32), jnp.array([1])))
     none, single = (Draft(jnp.zeros((1, 1), jnp.int32), jnp.array([n])) for n in (0, 1))
     pauses = []
-    for draft, accepted in ((single, 0), (none, 0), (single, 0), (none, 0), (single, 0), (none, 0), (single, 1)):
+    for draft, accepted in (
+        (single, 0),
+        (none, 0),
+        (single, 0),
+        (none, 0),
+        (single, 0),
+        (none, 0),
+        (single, 1),
+    ):
         verdict = Verdict(jnp.array([accepted]), jnp.array([0]), draft.length)
         memory = policy.update(params, memory, draft, verdict, jnp.array([accepted + 1]))
         pauses.append(int(memory.pause[0]))
@@ -329,7 +399,9 @@ def test_adaptive_tries_again_soon_where_draft_tokens_have_been_accepted():
 
 @pytest.mark.slow
 def test_distributions_are_made_where_the_pass_has_read():
-    """Softmax and warping of a vocabulary at positions that nobody reads would be a good part of a round."""
+    """Softmax and warping of a vocabulary at positions that nobody reads would be a good part of a
+    round.
+    """
     positions = []
 
     def recorded(sampling_params, logits, preceding=None):
@@ -337,7 +409,11 @@ def test_distributions_are_made_where_the_pass_has_read():
         return at_temperature()(sampling_params, logits, preceding)
 
     options = dict(
-        drafter=prompt_lookup(), gamma=4, policy=policies.constant(2), temperature=1.0, key=jax.random.key(3)
+        drafter=prompt_lookup(),
+        gamma=4,
+        policy=policies.constant(2),
+        temperature=1.0,
+        key=jax.random.key(3),
     )
     prepared = request.prepare(TARGET, PROMPT, max_new_tokens=60, **options)
     out = loop.run(with_sampler(prepared, recorded, prepared.request.sampling_params))
@@ -345,13 +421,17 @@ def test_distributions_are_made_where_the_pass_has_read():
     longest = np.asarray(out.trace.draft_length)[:, : int(out.stats.rounds.max())].max(axis=0)
     assert set(longest) == {0, 1, 2}
     assert positions == [1, *({0: 1, 1: 2, 2: 4}[n] for n in longest)]  # the first is prefill's
-    plain = jaxspec.generate(TARGET, PROMPT, max_new_tokens=60, **options | {"gamma": 2, "policy": None})
+    plain = jaxspec.generate(
+        TARGET, PROMPT, max_new_tokens=60, **options | {"gamma": 2, "policy": None}
+    )
     assert out.tokens[:, :60].tolist() == plain.tokens.tolist()
 
 
 @pytest.mark.parametrize("knows", ["too much", "nothing"])
 def test_adaptive_leaves_a_hopeless_look_up_alone(knows):
-    """One that is always wrong is tried now and then; for one without draft tokens passes are over one token, too."""
+    """One that is always wrong is tried now and then; for one without draft tokens passes are over
+    one token, too.
+    """
     right = prompt_lookup(longest=2).functions
 
     def propose(weights, caches, context):
@@ -366,15 +446,23 @@ def test_adaptive_leaves_a_hopeless_look_up_alone(knows):
         return TARGET.lm.extend(params, cache, tokens, parent, real)
 
     target = TARGET._replace(lm=TARGET.lm._replace(extend=extend))
-    policy = policies.adaptive(0.0, 0.3, pause=7)  # the draft tokens cost nothing, their part of a pass does
+    # the draft tokens cost nothing, their part of a pass does
+    policy = policies.adaptive(0.0, 0.3, pause=7)
     plain = jaxspec.generate(TARGET, PROMPT, max_new_tokens=100)
     out = jaxspec.generate(
-        target, PROMPT, drafter=right._replace(propose=propose), gamma=4, policy=policy, max_new_tokens=100
+        target,
+        PROMPT,
+        drafter=right._replace(propose=propose),
+        gamma=4,
+        policy=policy,
+        max_new_tokens=100,
     )
     jax.effects_barrier()
     assert out.tokens.tolist() == plain.tokens.tolist()
     draft_tokens = out.trace.draft_length[:, : int(out.stats.rounds.max())]
-    assert widths == [next(width for width in (1, 2, 4, 5) if width > n) for n in draft_tokens.max(axis=0)]
+    assert widths == [
+        next(width for width in (1, 2, 4, 5) if width > n) for n in draft_tokens.max(axis=0)
+    ]
     late = draft_tokens[:, 20:].sum(axis=1)
     assert (late == 0).all() if knows == "nothing" else (late <= 10).all() and late.sum() > 0
 
@@ -400,7 +488,9 @@ def test_best_length_is_that_of_theory(alpha):
     from jaxspec.policies.adaptive import best_length, expected_tokens
 
     for c, extra in [(0.02, 0.0), (0.05, 0.06), (0.3, 0.1)]:
-        best = best_length(expected_tokens(jnp.array([alpha]), 12), jnp.array([c]), jnp.array([[extra]]))
+        best = best_length(
+            expected_tokens(jnp.array([alpha]), 12), jnp.array([c]), jnp.array([[extra]])
+        )
         speed = [formulas.expected_tokens(alpha, g) / (g * c + 1 + g * extra) for g in range(13)]
         assert np.isclose(speed[int(best[0])], max(speed), rtol=1e-5)
 
@@ -416,15 +506,20 @@ def test_adaptive_fills_the_pass_that_it_pays_for():
 @pytest.mark.parametrize(
     ("v", "alpha", "gamma", "draft_tokens"),
     [
-        ([1.0, 1.3, 1.3], 0.5, 8, 2),  # 1.75 / 1.3 tokens a pass; a third draft token costs 0.15: 1.875 / 1.45
+        # 1.75 / 1.3 tokens a pass; a third draft token costs 0.15: 1.875 / 1.45
+        ([1.0, 1.3, 1.3], 0.5, 8, 2),
         ([1.0, *[2.0] * 64], 0.9, 200, 64),  # beyond any width
         ([1.0, *[2.0] * 80], 0.9, 200, 80),
         (np.linspace(1.0, 2.0, 9), 1.0, 200, 200),
     ],
 )
-def test_draft_tokens_beyond_the_costs_that_were_measured_are_not_free(v, alpha, gamma, draft_tokens):
+def test_draft_tokens_beyond_the_costs_that_were_measured_are_not_free(
+    v, alpha, gamma, draft_tokens
+):
     policy, params, *_ = policies.adaptive(0.0, v, alpha=alpha, weight=1e6)
-    assert policy.max_draft(params, policy.init(params, FEW), gamma, LEFT).tolist() == [draft_tokens]
+    assert policy.max_draft(params, policy.init(params, FEW), gamma, LEFT).tolist() == [
+        draft_tokens
+    ]
 
 
 @pytest.mark.slow
@@ -433,7 +528,10 @@ def test_oracle_makes_no_draft_token_in_vain():
     out = decode(oracle(accepted), gamma=16)
     assert out.stats.accepted.tolist() == out.stats.drafted.tolist() and out.stats.drafted.sum() > 0
     most = decode(policies.constant(16), gamma=16)
-    assert out.stats.rounds.tolist() == most.stats.rounds.tolist() and out.stats.drafted[0] < most.stats.drafted[0]
+    assert (
+        out.stats.rounds.tolist() == most.stats.rounds.tolist()
+        and out.stats.drafted[0] < most.stats.drafted[0]
+    )
 
 
 @pytest.mark.slow
@@ -444,14 +542,20 @@ def test_rounds_are_counted_as_they_are_decoded():
     for gamma, policy in (3, policies.constant(3)), (None, oracle(accepted)):
         out = decode(policy, gamma=16)
         rounds = rounds_of(accepted, counts, gamma)
-        assert (rounds.rounds, rounds.drafted) == (out.stats.rounds.sum(), out.stats.drafted.sum()), gamma
+        assert (rounds.rounds, rounds.drafted) == (
+            out.stats.rounds.sum(),
+            out.stats.drafted.sum(),
+        ), gamma
         assert rounds.tokens == (counts - 1).sum()
 
 
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: policies.constant(-1), "draft_tokens is -1: expected a finite number of at least 0"),
+        (
+            lambda: policies.constant(-1),
+            "draft_tokens is -1: expected a finite number of at least 0",
+        ),
         (lambda: policies.constant(1.5), "draft_tokens is 1.5"),
         (lambda: policies.confidence(1.2), "threshold is 1.2: expected a number from 0 to 1"),
         (lambda: policies.draft_exiting(goal=2), "goal is 2: expected a number from 0 to 1"),
@@ -460,9 +564,18 @@ def test_rounds_are_counted_as_they_are_decoded():
         (lambda: policies.adaptive(v=[1.0, 1.2, 1.1]), "do not fall"),
         (lambda: policies.adaptive(v=[1.2, 1.3]), "begin with 1"),
         (lambda: policies.adaptive(alpha=float("nan")), "alpha is nan"),
-        (lambda: policies.adaptive(pause=2**31), "pause is 2147483648: expected a number from 0 to 10000000"),
-        (lambda: policies.adaptive(together=True), "together is True: expected one of batch, slots"),
-        (lambda: policies.adaptive(weight=float("inf")), "weight is inf: expected a finite number of at least 0.001"),
+        (
+            lambda: policies.adaptive(pause=2**31),
+            "pause is 2147483648: expected a number from 0 to 10000000",
+        ),
+        (
+            lambda: policies.adaptive(together=True),
+            "together is True: expected one of batch, slots",
+        ),
+        (
+            lambda: policies.adaptive(weight=float("inf")),
+            "weight is inf: expected a finite number of at least 0.001",
+        ),
         (lambda: policies.adaptive(c=[0.1, 1e39]), "expected a finite number of at least 0"),
         (lambda: policies.adaptive(v=float("inf")), "v is inf"),
         (lambda: policies.adaptive(v=[1.0, float("inf")]), "v is"),
@@ -472,7 +585,10 @@ def test_rounds_are_counted_as_they_are_decoded():
         (lambda: policies.entropy(least=8, most=2), "expected least <= most"),
         (lambda: decode(policies.constant(1), None), "a policy and no drafter"),
         (lambda: decode(policies.constant([1, 2])), "2 rows, but there are 3 prompts"),
-        (lambda: decode("constant"), "policy is 'constant', a name: pass jaxspec.policies.constant"),
+        (
+            lambda: decode("constant"),
+            "policy is 'constant', a name: pass jaxspec.policies.constant",
+        ),
     ],
 )
 def test_bad_arguments_are_refused(make, message):
@@ -481,26 +597,41 @@ def test_bad_arguments_are_refused(make, message):
 
 
 def test_a_sampler_of_ones_own_that_gives_no_logits_is_refused():
-    with pytest.raises(ValueError, match=r"reads logits, but the sampler returns none: set Distribution\.logits"):
-        POLICIES["confidence"].functions.confidence(Distribution(tokens=jnp.zeros((1, 1), jnp.int32)))
+    with pytest.raises(
+        ValueError, match=r"reads logits, but the sampler returns none: set Distribution\.logits"
+    ):
+        POLICIES["confidence"].functions.confidence(
+            Distribution(tokens=jnp.zeros((1, 1), jnp.int32))
+        )
 
 
 @pytest.mark.parametrize("name", ["confidence", "entropy"])
 def test_a_distribution_at_temperature_0_is_read_alike_in_any_company(name):
-    """A row at temperature 0 is read as at temperature 1, and another row's distribution as it is."""
+    """A row at temperature 0 is read as at temperature 1, and another row's distribution as it
+    is.
+    """
     logits = jax.random.normal(jax.random.key(3), (3, 1, 7))
     sampling_params = SamplingParams(jnp.array([0.0, 1.0, 0.5]))
-    confidence, distribution = POLICIES[name].functions.confidence, at_temperature()(sampling_params, logits)
+    confidence, distribution = (
+        POLICIES[name].functions.confidence,
+        at_temperature()(sampling_params, logits),
+    )
     mixed, alone = confidence(distribution), confidence(greedy()(None, logits))
     assert mixed[0] == alone[0]
-    np.testing.assert_allclose(mixed[1:], confidence(distribution._replace(greedy=None))[1:], rtol=1e-5)
+    np.testing.assert_allclose(
+        mixed[1:], confidence(distribution._replace(greedy=None))[1:], rtol=1e-5
+    )
     np.testing.assert_allclose(mixed[1], alone[1], rtol=1e-5)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("policy", [policies.adaptive(1.0, 0.1, pause=2), policies.heuristic(start=1, grow=2)])
+@pytest.mark.parametrize(
+    "policy", [policies.adaptive(1.0, 0.1, pause=2), policies.heuristic(start=1, grow=2)]
+)
 def test_a_tree_of_one_branch_is_drafted_as_far_as_a_chain(policy):
-    """Policies count depth: what a tree's padding and siblings are does not look like draft tokens to them."""
+    """Policies count depth: what a tree's padding and siblings are does not look like draft tokens
+    to them.
+    """
     from jaxspec.drafters import tree
 
     options = dict(policy=policy, max_new_tokens=40)
@@ -511,9 +642,13 @@ def test_a_tree_of_one_branch_is_drafted_as_far_as_a_chain(policy):
 
 
 def with_beliefs(alpha, v, together, **state):
-    """The functions of a policy for three rows, of whose acceptance rates it is sure, their params and their state."""
+    """The functions of a policy for three rows, of whose acceptance rates it is sure, their params
+    and their state.
+    """
     policy = policies.adaptive(c=0.1, v=v, alpha=alpha, weight=1e6, pause=4, together=together)
-    params = jax.tree.map(lambda x: jnp.broadcast_to(jnp.asarray(x), (3, *np.shape(x)[1:])), policy.params)
+    params = jax.tree.map(
+        lambda x: jnp.broadcast_to(jnp.asarray(x), (3, *np.shape(x)[1:])), policy.params
+    )
     return policy.functions, params, policy.functions.init(params, PROMPT)._replace(**state)
 
 
@@ -521,7 +656,8 @@ def test_slots_agree_on_the_draft_that_is_best_for_all_of_them():
     """Two rows that guess badly outvote one that guesses well, until they have ended."""
     functions, params, state = with_beliefs([0.95, 0.05, 0.05], [1.0, 1.4, 1.8, 2.2], "slots")
     drafts = [
-        functions.max_draft(params, state, 3, jnp.array(left)).tolist() for left in ([9, 9, 9], [9, 0, 0], [0, 9, 9])
+        functions.max_draft(params, state, 3, jnp.array(left)).tolist()
+        for left in ([9, 9, 9], [9, 0, 0], [0, 9, 9])
     ]
     assert drafts == [[0, 0, 0], [3, 3, 3], [0, 0, 0]]
     # After a pause of no drafts, any live row's trial is all rows'.
@@ -533,9 +669,11 @@ def test_slots_agree_on_the_draft_that_is_best_for_all_of_them():
 @pytest.mark.parametrize(
     ("left", "slots", "batch"),
     [
-        ([9, 9, 9], 3, 0),  # two of three rows gain, and the third, which does not, has as much to do
+        # two of three rows gain, and the third, which does not, has as much to do
+        ([9, 9, 9], 3, 0),
         ([9, 9, 1], 3, 3),  # that one is almost done
-        ([9, 9, 4], 3, 2),  # some four rounds, whatever is drafted: with two tokens the others are done then
+        # some four rounds, whatever is drafted: with two tokens the others are done then
+        ([9, 9, 4], 3, 2),
         ([0, 0, 9], 0, 0),
         ([0, 9, 0], 3, 3),
     ],
@@ -550,13 +688,18 @@ def test_a_batch_agrees_on_the_draft_that_ends_it_soonest(left, slots, batch):
 def test_a_gain_that_is_less_than_what_costs_are_known_to_is_none():
     for alpha, expected in ((0.22, 0), (0.26, 1)):  # expected: 1.22 and 1.26 tokens for 1.2 rounds
         functions, params, state = with_beliefs([alpha] * 3, [1.0, 1.1], "slots")
-        assert functions.max_draft(params, state, 1, jnp.array([9, 9, 9])).tolist() == [expected] * 3
+        assert (
+            functions.max_draft(params, state, 1, jnp.array([9, 9, 9])).tolist() == [expected] * 3
+        )
 
 
 def test_a_trial_of_a_batch_is_in_vain_if_no_draft_follows():
     """Though some row's draft token was accepted: some row's always is."""
     functions, params, state = with_beliefs([0.05] * 3, [1.0, 1.9], "slots", idle=jnp.full(3, 4))
-    draft, accepted = Draft(jnp.zeros((3, 1), jnp.int32), jnp.ones(3, jnp.int32)), jnp.array([1, 0, 0])
+    draft, accepted = (
+        Draft(jnp.zeros((3, 1), jnp.int32), jnp.ones(3, jnp.int32)),
+        jnp.array([1, 0, 0]),
+    )
     verdict = Verdict(accepted, jnp.zeros(3, jnp.int32), jnp.ones(3, jnp.int32))
     tried = functions.update(params, state, draft, verdict, accepted + 1)
     assert tried.pause.tolist() == [8] * 3 and tried.idle.tolist() == [0] * 3
@@ -583,7 +726,10 @@ def test_rounds_in_which_nothing_is_found_are_no_pause(together):
     functions, params, state = with_beliefs([0.9] * 3, [1.0, 1.1], together)
     for count in (0, 3) * 8:
         length = jnp.full(3, count)
-        draft, verdict = Draft(jnp.zeros((3, 3), jnp.int32), length), Verdict(length, length, length)
+        draft, verdict = (
+            Draft(jnp.zeros((3, 3), jnp.int32), length),
+            Verdict(length, length, length),
+        )
         state = functions.update(params, state, draft, verdict, length + 1)
     assert state.pause.tolist() == [4] * 3
 
@@ -591,20 +737,37 @@ def test_rounds_in_which_nothing_is_found_are_no_pause(together):
 def test_never_is_a_pause():
     functions, params, state = with_beliefs([0.05] * 3, [1.0, 1.9], "slots")
     never = params._replace(pause=jnp.full(3, 10**7))
-    state, draft = functions.init(never, PROMPT), Draft(jnp.zeros((3, 1), jnp.int32), jnp.ones(3, jnp.int32))
+    state, draft = (
+        functions.init(never, PROMPT),
+        Draft(jnp.zeros((3, 1), jnp.int32), jnp.ones(3, jnp.int32)),
+    )
     verdict = Verdict(*[jnp.zeros(3, jnp.int32)] * 3)
     for _ in range(9):
-        state = functions.update(never, state._replace(idle=state.pause), draft, verdict, jnp.ones(3, jnp.int32))
+        state = functions.update(
+            never, state._replace(idle=state.pause), draft, verdict, jnp.ones(3, jnp.int32)
+        )
         assert (state.pause >= 10**7).all()
 
 
 def test_rows_that_agree_have_the_texts_of_rows_that_do_not():
     """Greedily and with coupled noise; the last rows draft more once the others have ended."""
-    options = dict(drafter=GOOD, gamma=4, max_new_tokens=np.array([4, 30, 12]), key=jax.random.key(2), eos_ids=())
+    options = dict(
+        drafter=GOOD,
+        gamma=4,
+        max_new_tokens=np.array([4, 30, 12]),
+        key=jax.random.key(2),
+        eos_ids=(),
+    )
     for sampling in (dict(), dict(temperature=1.0, rule=rules.coupled())):
-        plain = jaxspec.generate(TARGET, PROMPT, policy=policies.adaptive(0.1, 0.1), **options, **sampling)
+        plain = jaxspec.generate(
+            TARGET, PROMPT, policy=policies.adaptive(0.1, 0.1), **options, **sampling
+        )
         agreed = jaxspec.generate(
-            TARGET, PROMPT, policy=policies.adaptive(0.1, 0.1, together="slots"), **options, **sampling
+            TARGET,
+            PROMPT,
+            policy=policies.adaptive(0.1, 0.1, together="slots"),
+            **options,
+            **sampling,
         )
         assert (plain.tokens == agreed.tokens).all()
 
@@ -613,14 +776,19 @@ def test_rows_that_agree_have_the_texts_of_rows_that_do_not():
     ("lengths", "alpha", "idle", "expected"),
     [
         ([3, 3, 3], 0.9, 0, 3),  # all rows have drafts that are mostly right
-        ([3, 0, 0], 0.9, 0, 0),  # one token more for one row of three does not pay for a wider pass of all
+        # one token more for one row of three does not pay for a wider pass of all
+        ([3, 0, 0], 0.9, 0, 0),
         ([3, 1, 1], 0.9, 0, 1),
         ([3, 0, 0], 0.9, 4, 1),  # but it is tried after a pause
         ([3, 3, 3], 0.1, 0, 0),
     ],
 )
-def test_a_batch_agrees_on_how_much_of_what_was_looked_up_is_verified(lengths, alpha, idle, expected):
-    functions, params, state = with_beliefs(alpha, [1.0, 1.4, 1.8, 2.2], "slots", idle=jnp.full(3, idle))
+def test_a_batch_agrees_on_how_much_of_what_was_looked_up_is_verified(
+    lengths, alpha, idle, expected
+):
+    functions, params, state = with_beliefs(
+        alpha, [1.0, 1.4, 1.8, 2.2], "slots", idle=jnp.full(3, idle)
+    )
     draft, left = Draft(jnp.zeros((3, 3), jnp.int32), jnp.array(lengths)), jnp.full(3, 9)
     assert functions.shorten(params, state, draft, left).tolist() == [expected] * 3
     drawn = draft._replace(log_probs=jnp.zeros((3, 3, 5)))  # whose length may tell what was drawn
@@ -636,7 +804,9 @@ def test_what_is_verified_of_a_look_up_leaves_the_distribution_as_it_is():
     options = dict(drafter=found, gamma=3, max_new_tokens=24)
     plain = jaxspec.generate(TARGET, PROMPT, max_new_tokens=24)
     whole = policy._replace(functions=policy.functions._replace(shorten=None))
-    out, unshortened = (jaxspec.generate(TARGET, PROMPT, policy=p, **options) for p in (policy, whole))
+    out, unshortened = (
+        jaxspec.generate(TARGET, PROMPT, policy=p, **options) for p in (policy, whole)
+    )
     assert (out.tokens == plain.tokens).all()
     widest = [x.trace.draft_length.max(axis=0) for x in (out, unshortened)]
     assert 0 < widest[0].mean() < widest[1].mean()

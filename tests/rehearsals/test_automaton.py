@@ -1,6 +1,7 @@
 """Structured output as one file: an automaton is a logits processor with a memory, its state.
 
-Texts are `ab` or `c`, any number of times, and then the end `e`: after `a` only `b` is allowed, after `e` only `e`.
+Texts are `ab` or `c`, any number of times, and then the end `e`: after `a` only `b` is allowed,
+after `e` only `e`.
 """
 
 from __future__ import annotations
@@ -26,8 +27,13 @@ LETTERS, DEAD = "abce", 3
 #          a     b     c  e
 TABLE = [[1, DEAD, 0, 2], [DEAD, 0, DEAD, DEAD], [DEAD, DEAD, DEAD, 2], [DEAD] * 4]
 EXACT, VOCAB = 1e-5, len(LETTERS)
-TARGET, DRAFT = table_model(jax.random.key(1), VOCAB), table_model(jax.random.key(2), VOCAB, sharpness=1.5)
-PROMPTS = Prompt(jnp.array([[1, 0, 2, 1, 0], [3, 3, 1, 0, 0], [0, 2, 0, 0, 0]]), jnp.array([5, 3, 1]))
+TARGET, DRAFT = (
+    table_model(jax.random.key(1), VOCAB),
+    table_model(jax.random.key(2), VOCAB, sharpness=1.5),
+)
+PROMPTS = Prompt(
+    jnp.array([[1, 0, 2, 1, 0], [3, 3, 1, 0, 0], [0, 2, 0, 0, 0]]), jnp.array([5, 3, 1])
+)
 GREEDY = dict(max_new_tokens=np.array([13, 9, 16]))
 
 
@@ -50,7 +56,9 @@ def mask(table, logits, preceding):
     return jnp.where(follows == DEAD, -jnp.inf, logits)
 
 
-AUTOMATON = BoundProcessor(Processor(mask, after_row, walk), params=np.array([TABLE], np.int32), name="automaton")
+AUTOMATON = BoundProcessor(
+    Processor(mask, after_row, walk), params=np.array([TABLE], np.int32), name="automaton"
+)
 DRAFTERS = {
     "a model": DRAFT,
     "its own target": TARGET,
@@ -58,7 +66,9 @@ DRAFTERS = {
     "a dynamic tree": drafters.dynamic_tree(DRAFT, nodes=6, depth=3, width=2),
     "a look-up": drafters.prompt_lookup(),
     "a cascade": drafters.cascade(DRAFT, drafters.prompt_lookup(), gamma=2),
-    "another vocabulary": map_vocabulary(table_model(jax.random.key(3), 3), [2, 0, 3], VOCAB, [[1], [0, 1], [0], [2]]),
+    "another vocabulary": map_vocabulary(
+        table_model(jax.random.key(3), 3), [2, 0, 3], VOCAB, [[1], [0, 1], [0], [2]]
+    ),
 }
 
 
@@ -69,7 +79,9 @@ def is_accepted(tokens):
 @pytest.mark.parametrize("name", marked(DRAFTERS, slow={*DRAFTERS} - {"its own target"}))
 def test_drafted_text_is_plain_text_and_in_the_language(name):
     plain = jaxspec.generate(TARGET, PROMPTS, logits_processors=(AUTOMATON,), **GREEDY)
-    out = jaxspec.generate(TARGET, PROMPTS, drafter=DRAFTERS[name], gamma=3, logits_processors=(AUTOMATON,), **GREEDY)
+    out = jaxspec.generate(
+        TARGET, PROMPTS, drafter=DRAFTERS[name], gamma=3, logits_processors=(AUTOMATON,), **GREEDY
+    )
     np.testing.assert_array_equal(out.tokens, plain.tokens)
     rows = token_rows.to_lists(out.tokens, out.lengths)
     assert all(map(is_accepted, rows)) and [len(row) for row in rows] == [13, 9, 16]
@@ -82,7 +94,13 @@ def test_drafted_text_is_plain_text_and_in_the_language(name):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["a model", "a tree"])
 def test_refilled_rows_streams_prefixes_and_rollouts_begin_in_the_first_state(name):
-    options = dict(drafter=DRAFTERS[name], gamma=3, logits_processors=AUTOMATON, temperature=1.0, key=jax.random.key(4))
+    options = dict(
+        drafter=DRAFTERS[name],
+        gamma=3,
+        logits_processors=AUTOMATON,
+        temperature=1.0,
+        key=jax.random.key(4),
+    )
     prompts = [row + [1] * n for n in range(3) for row in token_rows.to_lists(*PROMPTS[:2])]
     out = jaxspec.generate(TARGET, prompts, max_new_tokens=12, **options)
     expected = out.tokens.tolist()
@@ -119,7 +137,9 @@ def masked_distribution(steps):
     return distribution
 
 
-@pytest.mark.parametrize("name", marked(["a model", "a tree", "a look-up"], slow=["a tree", "a look-up"]))
+@pytest.mark.parametrize(
+    "name", marked(["a model", "a tree", "a look-up"], slow=["a tree", "a look-up"])
+)
 def test_the_certificate_of_masked_text(name):
     prompt = Prompt(PROMPTS.tokens[:1], PROMPTS.length[:1])
     options = dict(drafter=DRAFTERS[name], gamma=2, temperature=1.0, logits_processors=[AUTOMATON])
@@ -134,7 +154,9 @@ def test_a_memory_that_draft_tokens_do_not_reach_is_caught():
     forgetful = Processor(mask, after_row, lambda table, state, token: state)
     options = dict(drafter=TARGET, gamma=1, steps=3, rule=rules.rejection())
     assert certify(TARGET, logits_processors=AUTOMATON, **options) <= EXACT
-    assert certify(TARGET, logits_processors=AUTOMATON._replace(functions=forgetful), **options) > 1e-2
+    assert (
+        certify(TARGET, logits_processors=AUTOMATON._replace(functions=forgetful), **options) > 1e-2
+    )
 
 
 @pytest.mark.slow

@@ -1,7 +1,8 @@
-"""A family with a mixture of experts is one file: this one. Each token takes TOP experts of COUNT, by a router.
+"""A family with a mixture of experts is one file: this one. Each token takes TOP experts of COUNT,
+by a router.
 
-The configuration is `nets.decoder`'s: a layer's feed-forward block is another value, which says how it is split over
-devices and which share of its matrices a token is multiplied with.
+The configuration is `nets.decoder`'s: a layer's feed-forward block is another value, which says how
+it is split over devices and which share of its matrices a token is multiplied with.
 """
 
 import dataclasses
@@ -42,7 +43,10 @@ class ExpertsShape:
 
     @property
     def layouts(self):
-        return {"ff/inwards": ("experts", "positions", "dim"), "ff/outwards": ("experts", "dim", "positions")}
+        return {
+            "ff/inwards": ("experts", "positions", "dim"),
+            "ff/outwards": ("experts", "dim", "positions"),
+        }
 
     def share(self, path):
         return 1.0 if path.startswith("router") else self.top / self.count
@@ -71,7 +75,8 @@ class Experts(nn.Module):
         router = self.param("router", nn.initializers.normal(1.0), (count, self.dim))
         chances, chosen = jax.lax.top_k(jax.nn.softmax(jnp.einsum("btm,em->bte", x, router)), top)
         weights = jnp.sum(
-            jax.nn.one_hot(chosen, count) * (chances / chances.sum(-1, keepdims=True))[..., None], axis=-2
+            jax.nn.one_hot(chosen, count) * (chances / chances.sum(-1, keepdims=True))[..., None],
+            axis=-2,
         )
         inwards, outwards = Stacked((count, 2 * hidden, self.dim), name="inwards")(), None
         outwards = Stacked((count, self.dim, hidden), name="outwards")()
@@ -114,7 +119,8 @@ def test_a_pass_reads_the_experts_that_its_tokens_choose():
     union = np.mean([len(set(choice)) for choice in itertools.product(range(4), repeat=3)])
     assert load.bytes_read(3) == pytest.approx(4 * (load.parameters + experts * union / 4))
     slow = roofline.Machine(bandwidth=1.0, bfloat16=1e12, float32=1e12)
-    assert roofline.verify_cost(slow, load, 2) > 1.1  # dense weights are read once, however many tokens
+    # dense weights are read once, however many tokens
+    assert roofline.verify_cost(slow, load, 2) > 1.1
 
 
 def test_experts_are_split_over_devices():
@@ -122,18 +128,26 @@ def test_experts_are_split_over_devices():
     assert axes.parts == {"heads": 2, "kv_heads": 1, "experts": 4, "ff": 12, "vocab": VOCAB}
     mesh = jax.sharding.AbstractMesh((1, 2), (sharding.DATA, sharding.MODEL))
     specs = parameters.flat(sharding.parameters(nets.net_of(CONFIG).shapes(CONFIG), axes, mesh))
-    assert specs["layers_1/ff/inwards/weight"].spec == jax.sharding.PartitionSpec("model", None, None)
+    assert specs["layers_1/ff/inwards/weight"].spec == jax.sharding.PartitionSpec(
+        "model", None, None
+    )
     assert specs["layers_0/ff/wi/weight"].spec == jax.sharding.PartitionSpec("model", None)
 
 
 def test_it_is_saved_in_bfloat16_and_read_again(tmp_path, monkeypatch):
     options = {"name": "experts", "family": "decoder", "description": {}}
     tokenizer = find("debian-t5-base")
-    with pytest.raises(CheckpointError, match=r"ff is a ExpertsShape, which no manifest can name: add it to .*BLOCKS"):
-        orbax.save(tmp_path / "experts", model().params, CONFIG, tokenizer, dtype="float32", **options)
+    with pytest.raises(
+        CheckpointError,
+        match=r"ff is a ExpertsShape, which no manifest can name: add it to .*BLOCKS",
+    ):
+        orbax.save(
+            tmp_path / "experts", model().params, CONFIG, tokenizer, dtype="float32", **options
+        )
     monkeypatch.setitem(blocks.BLOCKS, "experts", ExpertsShape)
     experts = quantisation.quantise(model().params, "int8")["layers_1"]["ff"]["inwards"]["weight"]
-    assert (experts["int8"].shape, experts["scale"].shape) == ((4, 12, 8), (4, 12, 1))  # each a matrix by itself
+    # each a matrix by itself
+    assert (experts["int8"].shape, experts["scale"].shape) == ((4, 12, 8), (4, 12, 1))
     orbax.save(tmp_path / "experts", model().params, CONFIG, tokenizer, dtype="bfloat16", **options)
     params, config, _ = orbax.restore(tmp_path / "experts", "bfloat16")
     assert dataclasses.replace(config, dtype="float32") == CONFIG

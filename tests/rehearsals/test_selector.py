@@ -1,7 +1,9 @@
-"""A selector is one file: this one. It picks each token of a block among the best that the block's logits name.
+"""A selector is one file: this one. It picks each token of a block among the best that the block's
+logits name.
 
-A block drafter's `next_logits` is all that it replaces: of a position's logits the best stay, scored anew by the token
-before, by the hidden state and by how many were picked before. What the drafter never proposes the target still emits.
+A block drafter's `next_logits` is all that it replaces: of a position's logits the best stay,
+scored anew by the token before, by the hidden state and by how many were picked before. What the
+drafter never proposes the target still emits.
 """
 
 import functools
@@ -25,7 +27,9 @@ PROMPTS = [[1, 0], [2]]
 
 
 def selector(best, params, logits, previous, features, memory):
-    """`BlockHead.next_logits`: the `best` of a position's logits [B, 1, V] with new scores, and -inf elsewhere."""
+    """`BlockHead.next_logits`: the `best` of a position's logits [B, 1, V] with new scores, and
+    -inf elsewhere.
+    """
     own = params["selector"]
     top, ids = jax.lax.top_k(logits[:, 0], best)  # [B, best]
     pairs = jnp.take_along_axis(own["pairs"][previous[:, 0]], ids, axis=1)
@@ -44,7 +48,9 @@ def values(vocab):
 @functools.cache
 def pair(vocab, best):
     """A target, and a block drafter with a selector."""
-    shape = functools.partial(decoder.decoder_config, vocab, dim=8, ff_dim=8, heads=2, kv_heads=1, head_dim=4)
+    shape = functools.partial(
+        decoder.decoder_config, vocab, dim=8, ff_dim=8, heads=2, kv_heads=1, head_dim=4
+    )
     net = shape(layers=2)
     params = random_params(decoder.init, net, 1, 0.6)
     target = Model(decoder.language_model(net, (0, 1)), params, config=net)
@@ -56,10 +62,15 @@ def pair(vocab, best):
 
 @pytest.mark.parametrize("name", marked(EXACT, slow={*EXACT} - {"rejection"}))
 def test_every_exact_rule_stays_exact(name):
-    """By enumeration: two of three tokens are ever proposed, and scored by the tokens before them."""
+    """By enumeration: two of three tokens are ever proposed, and scored by the tokens before
+    them.
+    """
     target, drafter = pair(3, 2)
     prompt = Prompt(jnp.array([[1, 0]]), jnp.array([2]))
-    assert certify(target, drafter=drafter, rule=RULES[name].rule, gamma=2, steps=4, prompt=prompt) < 1e-5
+    assert (
+        certify(target, drafter=drafter, rule=RULES[name].rule, gamma=2, steps=4, prompt=prompt)
+        < 1e-5
+    )
 
 
 @pytest.mark.slow
@@ -75,7 +86,8 @@ def test_greedy_text_is_plain_text_and_drawn_tokens_are_accepted():
     options = dict(max_new_tokens=12, eos_ids=())
     plain = jaxspec.generate(target, PROMPTS, **options)
     assert (
-        jaxspec.generate(target, PROMPTS, drafter=drafter, gamma=3, **options).tokens.tolist() == plain.tokens.tolist()
+        jaxspec.generate(target, PROMPTS, drafter=drafter, gamma=3, **options).tokens.tolist()
+        == plain.tokens.tolist()
     )
     sampled = dict(options, temperature=1.0, key=jax.random.key(0))
     stats = jaxspec.generate(target, PROMPTS, drafter=drafter, gamma=3, **sampled).stats
@@ -85,6 +97,8 @@ def test_greedy_text_is_plain_text_and_drawn_tokens_are_accepted():
 def test_no_more_than_the_best_have_a_score():
     logits, features = jax.random.normal(jax.random.key(0), (2, MANY)), jnp.ones((2, 8))
     previous, zeros = jnp.array([[3], [5]]), jnp.zeros((2, 1))
-    scores, memory = selector(BEST, values(MANY), logits[:, None], previous, features[:, None], zeros)
+    scores, memory = selector(
+        BEST, values(MANY), logits[:, None], previous, features[:, None], zeros
+    )
     assert (jnp.isneginf(scores[:, 0]) == (logits == logits.min(axis=1, keepdims=True))).all()
     assert memory.tolist() == [[1], [1]]

@@ -1,8 +1,10 @@
-"""A family whose layers differ in head size, share keys and read embeddings of their own is one file: this one.
+"""A family whose layers differ in head size, share keys and read embeddings of their own is one
+file: this one.
 
-It is a value of `nets.decoder`'s configuration. Local layers have small heads and a window, global ones large heads and
-another rotary base. The last two layers have no keys: they attend to what the last layer of their kind attends to. Each
-layer ends with a block that reads the token's embedding for that layer, and scales the stream (Gemma 4).
+It is a value of `nets.decoder`'s configuration. Local layers have small heads and a window, global
+ones large heads and another rotary base. The last two layers have no keys: they attend to what the
+last layer of their kind attends to. Each layer ends with a block that reads the token's embedding
+for that layer, and scales the stream (Gemma 4).
 """
 
 import dataclasses
@@ -30,7 +32,9 @@ VOCAB, DIM, SIDE = 11, 8, 3
 
 @dataclasses.dataclass(frozen=True)
 class SideShape:
-    """Embeddings of `dim` numbers for each layer, to which a projection of the token's own embedding is added."""
+    """Embeddings of `dim` numbers for each layer, to which a projection of the token's own
+    embedding is added.
+    """
 
     dim: int
     parts: ClassVar = {}
@@ -50,19 +54,29 @@ class SideEmbedding(nn.Module):
 
     @nn.compact
     def __call__(self, tokens, x):
-        table = self.param("table", nn.initializers.normal(1.0), (self.vocab, self.layers * self.dim))
-        projection = self.param("projection", nn.initializers.normal(1.0), (self.layers * self.dim, x.shape[-1]))
+        table = self.param(
+            "table", nn.initializers.normal(1.0), (self.vocab, self.layers * self.dim)
+        )
+        projection = self.param(
+            "projection", nn.initializers.normal(1.0), (self.layers * self.dim, x.shape[-1])
+        )
         shape = (*tokens.shape, self.layers, self.dim)
         return table[tokens].reshape(shape) + Norm()((x @ projection.T).reshape(shape))
 
 
 @dataclasses.dataclass(frozen=True)
 class GateShape:
-    """The block at a layer's end: what the stream lets through of the layer's embedding; and a scalar."""
+    """The block at a layer's end: what the stream lets through of the layer's embedding; and a
+    scalar.
+    """
 
     dim: int
     parts: ClassVar = {}
-    layouts: ClassVar = {"last/gate": ("sides", "dim"), "last/out": ("dim", "sides"), "last/scalar": ("one",)}
+    layouts: ClassVar = {
+        "last/gate": ("sides", "dim"),
+        "last/out": ("dim", "sides"),
+        "last/scalar": ("one",),
+    }
 
     def share(self, path):
         return 1.0
@@ -83,7 +97,13 @@ class Gate(nn.Module):
 
 
 LOCAL = AttentionShape(
-    heads=2, kv_heads=1, head_dim=4, window=3, rotary=Rotary(10.0), query_scalar=1.0, value_norm=True
+    heads=2,
+    kv_heads=1,
+    head_dim=4,
+    window=3,
+    rotary=Rotary(10.0),
+    query_scalar=1.0,
+    value_norm=True,
 )
 GLOBAL = AttentionShape(heads=2, kv_heads=1, head_dim=8, rotary=Rotary(100.0), keys_are_values=True)
 SHARED = dataclasses.replace(GLOBAL, shares=1), dataclasses.replace(LOCAL, shares=2)
@@ -91,7 +111,9 @@ CONFIG = DecoderConfig(
     VOCAB,
     DIM,
     tuple(
-        LayerShape(attention, FeedForwardShape(6 if attention.shares is None else 12), last=GateShape(SIDE))
+        LayerShape(
+            attention, FeedForwardShape(6 if attention.shares is None else 12), last=GateShape(SIDE)
+        )
         for attention in (LOCAL, GLOBAL, LOCAL, *SHARED)
     ),
     side=SideShape(SIDE),
@@ -119,26 +141,40 @@ def test_layers_without_keys_hold_nothing():
     cache = jax.eval_shape(lambda: decoder.empty_cache(CONFIG, 2, jaxspec.core.Room(20, rewind=4)))
     assert [keys.shape for keys in cache.keys] == [(2, 1, 7, 4), (2, 1, 20, 8), (2, 1, 7, 4)]
     shapes = nets.net_of(CONFIG).shapes(CONFIG)
-    assert ["key" in shapes[f"layers_{i}"]["attention"] for i in range(5)] == [True] * 3 + [False] * 2
+    assert ["key" in shapes[f"layers_{i}"]["attention"] for i in range(5)] == [True] * 3 + [
+        False
+    ] * 2
     assert shapes["side"]["table"].shape == (VOCAB, 5 * SIDE)
 
 
 def test_amounts_are_those_of_its_arrays():
-    """Added up from networks that have each shape of layer once: layers that share keys find them there, too."""
+    """Added up from networks that have each shape of layer once: layers that share keys find them
+    there, too.
+    """
     network = nets.net_of(CONFIG)
     leaves = jax.tree_util.tree_leaves_with_path(network.shapes(CONFIG))
     size = lambda config: sum(x.size for x in jax.tree.leaves(network.shapes(config)))  # noqa: E731
     assert network.total(CONFIG, size) == sum(x.size for _, x in leaves)
     tables = ("embedding", "side")  # which are looked up, but for the side's projection
-    read = {jax.tree_util.keystr(path, simple=True, separator="/"): x.size for path, x in leaves if x.ndim > 1}
-    multiplied = [n for path, n in read.items() if not path.startswith(tables) or path == "side/projection"]
+    read = {
+        jax.tree_util.keystr(path, simple=True, separator="/"): x.size
+        for path, x in leaves
+        if x.ndim > 1
+    }
+    multiplied = [
+        n for path, n in read.items() if not path.startswith(tables) or path == "side/projection"
+    ]
     assert network.load(CONFIG).parameters == sum(multiplied)
 
 
 def test_each_layer_reads_its_part_of_the_side_inputs():
-    """Whatever is changed in one layer's part changes the streams after that layer, and none before it."""
+    """Whatever is changed in one layer's part changes the streams after that layer, and none before
+    it.
+    """
     params, rows = model().params, jnp.array(ROWS[:1])
-    read = jax.jit(lambda params: decoder.DecoderNet(CONFIG).apply({"params": params}, rows, method="streams"))
+    read = jax.jit(
+        lambda params: decoder.DecoderNet(CONFIG).apply({"params": params}, rows, method="streams")
+    )
     streams = read(params)
     for layer in range(5):
         table = params["side"]["table"].at[:, layer * SIDE].add(1.0)
@@ -164,10 +200,14 @@ def test_drafted_text_is_plain_text(name):
 
 
 def test_keys_that_are_skipped_cannot_be_shared():
-    with pytest.raises(ValueError, match=r"layer 4 .* keys of layer 2, whose attention is skipped: expected both"):
+    with pytest.raises(
+        ValueError, match=r"layer 4 .* keys of layer 2, whose attention is skipped: expected both"
+    ):
         drafters.skip_layers(model(), attention=[2, 3])
 
 
 def test_a_manifest_holds_its_gates_and_side_inputs(monkeypatch):
     monkeypatch.setattr(blocks, "BLOCKS", {"gate": GateShape, "side": SideShape})
-    assert nets.from_table("decoder", orbax.without_none(nets.table_of(CONFIG)), "[model]") == CONFIG
+    assert (
+        nets.from_table("decoder", orbax.without_none(nets.table_of(CONFIG)), "[model]") == CONFIG
+    )

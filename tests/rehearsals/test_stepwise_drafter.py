@@ -1,6 +1,8 @@
-"""A drafter that knows its logits after any token is one file: this one, used as chain, tree and dynamic tree.
+"""A drafter that knows its logits after any token is one file: this one, used as chain, tree and
+dynamic tree.
 
-Its memory of a text fades: it halves with every token, and gains that token's row of a table. The memory is the logits.
+Its memory of a text fades: it halves with every token, and gains that token's row of a table. The
+memory is the logits.
 """
 
 from typing import NamedTuple
@@ -49,14 +51,17 @@ def begin(weights, caches, context, fed):
     table, row = weights.draft, context.row
 
     def read(state):
-        token = jnp.take_along_axis(row.tokens, jnp.minimum(state.length, row.length - 1)[:, None], axis=1)[:, 0]
+        token = jnp.take_along_axis(
+            row.tokens, jnp.minimum(state.length, row.length - 1)[:, None], axis=1
+        )[:, 0]
         is_new = state.length < row.length
         memory = jnp.where(is_new[:, None], state.memory / 2 + table[token], state.memory)
         return Memory(memory, jnp.where(is_new, state.length + 1, state.length))
 
     state = jax.lax.while_loop(lambda state: jnp.any(state.length < row.length), read, caches.draft)
 
-    # The carry is the memory after the last committed token and, in a tree, after each draft token that was fed.
+    # The carry is the memory after the last committed token and, in a tree, after each draft token
+    # that was fed.
     def root(memory):
         return memory[:, :1], memory
 
@@ -72,7 +77,9 @@ def begin(weights, caches, context, fed):
     def end(memory, draft, slots):
         return caches._replace(draft=state)
 
-    return Reading(jnp.pad(state.memory[:, None], ((0, 0), (0, fed or 0), (0, 0))), root, nodes, end)
+    return Reading(
+        jnp.pad(state.memory[:, None], ((0, 0), (0, fed or 0), (0, 0))), root, nodes, end
+    )
 
 
 TABLE = 1.5 * jax.random.normal(jax.random.key(2), (VOCAB, VOCAB))
@@ -99,7 +106,9 @@ SELDOM = {(name, policy) for name, policy in PAIRS if (policy == "plain") != (na
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "policy"), marked(PAIRS, exhaustive=SELDOM))
 def test_greedy_text_is_plain_decodings(name, policy):
-    """Rows of other lengths, with limits of their own; with the policy rounds without a draft, too."""
+    """Rows of other lengths, with limits of their own; with the policy rounds without a draft,
+    too.
+    """
     options = dict(max_new_tokens=np.array([9, 4, 11]))
     plain = jaxspec.generate(TARGET, ROWS, **options)
     options |= dict(gamma=3, policy=None if policy == "plain" else ADAPTIVE)
@@ -115,8 +124,12 @@ def test_each_draft_token_is_one_of_the_best_after_its_path(name):
     forward = Forward(jnp.zeros((3, 1, VOCAB)), jnp.zeros((3, 4, 0)))
     state = functions.init(DraftStart(Weights(None, TABLE), ROWS, Room(20), forward))
     greedy = lambda logits, *_: Distribution(tokens=jnp.argmax(logits, axis=-1), logits=logits)  # noqa: E731
-    context = DraftContext(noise.row_keys(jax.random.key(0), 3), ROWS, jnp.full(3, 3), 3, False, greedy)
-    draft = jax.jit(lambda table: functions.propose(Weights(None, table), Caches(None, state), context)[0])(TABLE)
+    context = DraftContext(
+        noise.row_keys(jax.random.key(0), 3), ROWS, jnp.full(3, 3), 3, False, greedy
+    )
+    draft = jax.jit(
+        lambda table: functions.propose(Weights(None, table), Caches(None, state), context)[0]
+    )(TABLE)
     depths = set()
     for row, text in enumerate(token_rows.to_lists(*ROWS[:2])):
         texts = {0: text}

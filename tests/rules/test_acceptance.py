@@ -1,9 +1,9 @@
 """Acceptance on trees, computed and not sampled, from the shipped rules and drafters.
 
-The drafter drafts all that it can, a row for each draft. Then the coins are integrated: whether a node is accepted when
-it is judged depends on its coin alone, which has a threshold that is found by bisection (with coins with which its
-ancestors pass, and nothing else does). What a rule accepts follows from the thresholds of its nodes and from the order
-in which it judges them.
+The drafter drafts all that it can, a row for each draft. Then the coins are integrated: whether a
+node is accepted when it is judged depends on its coin alone, which has a threshold that is found by
+bisection (with coins with which its ancestors pass, and nothing else does). What a rule accepts
+follows from the thresholds of its nodes and from the order in which it judges them.
 """
 
 from __future__ import annotations
@@ -62,7 +62,10 @@ def thresholds(rule: Rule, draft: Draft, target: Distribution):
     rows, nodes = draft.tokens.shape
     number = jnp.broadcast_to(jnp.arange(nodes, dtype=jnp.int32)[None, :], (rows, nodes))
     parent = number if draft.parent is None else draft.parent
-    above, same = tree.ancestors(tree.fed(parent))[:, 1:, 1:], tree.same_prefix(parent, draft.tokens)[:, 1:]
+    above, same = (
+        tree.ancestors(tree.fed(parent))[:, 1:, 1:],
+        tree.same_prefix(parent, draft.tokens)[:, 1:],
+    )
     keys, position = noise.row_keys(jax.random.key(0), rows), jnp.zeros(rows, jnp.int32)
 
     def accepted(node, value):
@@ -72,15 +75,21 @@ def thresholds(rule: Rule, draft: Draft, target: Distribution):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(noise, "uniform", lambda *_: coins)
             verdict = rule.verify(keys, position, draft, target)
-        on_path = jnp.take_along_axis(same, number if verdict.path is None else verdict.path, axis=1)
-        on_path = jnp.logical_and(on_path == same[:, node, None], number < verdict.num_accepted[:, None])
+        on_path = jnp.take_along_axis(
+            same, number if verdict.path is None else verdict.path, axis=1
+        )
+        on_path = jnp.logical_and(
+            on_path == same[:, node, None], number < verdict.num_accepted[:, None]
+        )
         return jnp.any(on_path, axis=1)
 
     def of_node(node):
         def halve(_, bounds):
             low, high = bounds
             passes = accepted(node, (low + high) / 2)
-            return jnp.where(passes, (low + high) / 2, low), jnp.where(passes, high, (low + high) / 2)
+            return jnp.where(passes, (low + high) / 2, low), jnp.where(
+                passes, high, (low + high) / 2
+            )
 
         low, high = jax.lax.fori_loop(0, HALVINGS, halve, (jnp.zeros(rows), jnp.ones(rows)))
         threshold = jnp.where(accepted(node, jnp.full(rows, TOP)), 1.0, (low + high) / 2)
@@ -93,10 +102,14 @@ def thresholds(rule: Rule, draft: Draft, target: Distribution):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rule", [rules.rejection(), rules.traversal(), rules.k_seq()], ids=lambda rule: rule.name)
+@pytest.mark.parametrize(
+    "rule", [rules.rejection(), rules.traversal(), rules.k_seq()], ids=lambda rule: rule.name
+)
 def test_of_one_level_a_rule_accepts_what_the_formula_says(rule):
     random, rows = np.random.default_rng(0), []
-    for case, draw in itertools.product(range(4), ("replacement", "without_replacement", "top", "mixed")):
+    for case, draw in itertools.product(
+        range(4), ("replacement", "without_replacement", "top", "mixed")
+    ):
         logits = random.normal(size=4) * (1 + case)
         p, q = (np.exp(x) / np.exp(x).sum() for x in (logits, logits + random.normal(size=4)))
         best = int(q.argmax())
@@ -105,8 +118,15 @@ def test_of_one_level_a_rule_accepts_what_the_formula_says(rule):
         kinds["mixed"] = [Draw.WITHOUT_REPLACEMENT, Draw.FIXED]
         kind = kinds.get(draw, [Draw.WITHOUT_REPLACEMENT] * 2)
         for first, second in itertools.product(range(4), repeat=2):
-            left = q if draw == "replacement" else np.where(np.arange(4) == first, 0, q) / (1 - q[first])
-            probability = {"top": float([first, second] == np.argsort(-q)[:2].tolist()), "mixed": rest[first]}
+            left = (
+                q
+                if draw == "replacement"
+                else np.where(np.arange(4) == first, 0, q) / (1 - q[first])
+            )
+            probability = {
+                "top": float([first, second] == np.argsort(-q)[:2].tolist()),
+                "mixed": rest[first],
+            }
             probability = probability.get(draw, q[first] * left[second])
             if draw == "mixed" and second != best:
                 probability = 0.0
@@ -116,13 +136,19 @@ def test_of_one_level_a_rule_accepts_what_the_formula_says(rule):
         log_p, log_q = (jnp.asarray(np.log(np.stack(x)), jnp.float32)[:, None] for x in (p, rest))
     tokens, kind = (jnp.asarray(np.stack(x), jnp.int32) for x in (tokens, kind))
     draft = Draft(tokens, jnp.full(len(rows), 2), jnp.zeros_like(tokens), log_q, kind)
-    passing = np.asarray(thresholds(rule, draft, Distribution(jnp.broadcast_to(log_p, (len(rows), 3, 4)))))
+    passing = np.asarray(
+        thresholds(rule, draft, Distribution(jnp.broadcast_to(log_p, (len(rows), 3, 4))))
+    )
     rates = {}
     for row, which in enumerate(group):
         first_passes, other = passing[row]
-        rates[which] = rates.get(which, 0.0) + probability[row] * (first_passes + (1 - first_passes) * other)
+        rates[which] = rates.get(which, 0.0) + probability[row] * (
+            first_passes + (1 - first_passes) * other
+        )
     for row, (case, draw) in enumerate(group):
-        assert abs(rates[case, draw] - rule_acceptance(rule.name, p[row], q[row], 2, draw)) < 4e-3, (case, draw)
+        assert (
+            abs(rates[case, draw] - rule_acceptance(rule.name, p[row], q[row], 2, draw)) < 4e-3
+        ), (case, draw)
 
 
 # --- the toy table
@@ -150,7 +176,9 @@ def problems():
 
 @functools.cache
 def models():
-    """Target and drafter of all problems: the text is a problem's token, twice and once more, and then its tokens."""
+    """Target and drafter of all problems: the text is a problem's token, twice and once more, and
+    then its tokens.
+    """
     tables = np.full((2, *[IDS] * 4), -np.inf, np.float32)
     for number, problem in enumerate(problems(), VOCAB):
         tables[:, 0, number, number, number] = 0.0  # after the prompt
@@ -162,7 +190,8 @@ def models():
 
 
 class Drafts(NamedTuple):
-    """Every draft of every problem, a row for each, with level 2 the same after each token of level 1.
+    """Every draft of every problem, a row for each, with level 2 the same after each token of level
+    1.
 
     That is enough, as levels 2 are independent of each other.
 
@@ -192,7 +221,9 @@ def drafts(shape, draw):
     target, model = models()
     drafter = drafters.model(model) if draw == "chain" else drafters.tree(model, shape, draw=draw)
     upper, lower = ({"mixed": 1, "top": 0}.get(draw, count) for count in shape)  # draws of a node
-    nodes = np.array([x + y * shape[0] for x in tokens_of(upper) for y in tokens_of(lower)], np.int32)
+    nodes = np.array(
+        [x + y * shape[0] for x in tokens_of(upper) for y in tokens_of(lower)], np.int32
+    )
     played = np.tile(nodes.reshape(VOCAB ** (upper + lower), -1), (PROBLEMS * len(NOISES), 1))
     rows, draws = played.shape
     caught = {}
@@ -200,12 +231,20 @@ def drafts(shape, draw):
     def verify(keys, position, draft, target):
         caught["draft"], caught["target"] = draft, target.log_probs
         zero = jnp.zeros_like(draft.length)
-        return Verdict(zero, zero, zero, None if draft.parent is None else jnp.zeros_like(draft.tokens))
+        return Verdict(
+            zero, zero, zero, None if draft.parent is None else jnp.zeros_like(draft.tokens)
+        )
 
     tokens = np.repeat(np.arange(VOCAB, IDS, dtype=np.int32), rows // (PROBLEMS * len(NOISES)))
     prompt = Prompt(jnp.asarray(np.stack([tokens, tokens], axis=1)), jnp.full(rows, 2))
     options = dict(gamma=2, temperature=1.0, key=jax.random.key(0), max_new_tokens=4)
-    prepared = prepare(target, prompt, drafter=drafter, rule=Rule(verify, "caught", exact=True, trees=True), **options)
+    prepared = prepare(
+        target,
+        prompt,
+        drafter=drafter,
+        rule=Rule(verify, "caught", exact=True, trees=True),
+        **options,
+    )
 
     @jax.jit
     def propose(weights, prompt, request, script):
@@ -215,11 +254,16 @@ def drafts(shape, draw):
         return caught["draft"], caught["target"], tape.record()
 
     none = jnp.zeros((rows, max(draws, 1)), jnp.int32)
-    keys, script = jnp.zeros((*none.shape, 2), jnp.uint32), jnp.asarray(played) if draws else none - 1
+    keys, script = (
+        jnp.zeros((*none.shape, 2), jnp.uint32),
+        jnp.asarray(played) if draws else none - 1,
+    )
     script = Script(keys, none - 1, none, none, none[:, 0], none[:, 0] > 0, script)
     draft, log_p, record = propose(prepared.weights, prepared.prompt, prepared.request, script)
     assert (np.asarray(record.count) == draws).all()
-    share = np.take_along_axis(normalised(np.asarray(record.log_probs)), np.asarray(record.value)[..., None], axis=2)
+    share = np.take_along_axis(
+        normalised(np.asarray(record.log_probs)), np.asarray(record.value)[..., None], axis=2
+    )
     share = share[:, :draws, 0].reshape(PROBLEMS * len(NOISES), VOCAB**upper, VOCAB**lower, draws)
     second = share[..., upper:].reshape(*share.shape[:3], shape[0], lower).prod(axis=-1)
     return Drafts(draft, log_p[..., :VOCAB], share[:, :, 0, :upper].prod(axis=-1), second)
@@ -233,28 +277,36 @@ def as_tree(draft, log_p):
         log_q, draws = np.zeros((rows, 1, VOCAB)), np.full((rows, nodes), Draw.FIXED)
 
     def wide(x, size, fill=0):
-        return np.pad(x, ((0, 0), (0, size - x.shape[1]), *[(0, 0)] * (x.ndim - 2)), constant_values=fill)
+        return np.pad(
+            x, ((0, 0), (0, size - x.shape[1]), *[(0, 0)] * (x.ndim - 2)), constant_values=fill
+        )
 
     tree = Draft(wide(draft.tokens, NODES), draft.length, wide(draft.parent, NODES, -1))
     log_q = wide(np.asarray(log_q, np.float32)[..., :VOCAB], INNER)
-    return tree._replace(log_probs=log_q, draws=wide(draws, NODES).astype(np.int32)), wide(log_p, NODES + 1)
+    return tree._replace(log_probs=log_q, draws=wide(draws, NODES).astype(np.int32)), wide(
+        log_p, NODES + 1
+    )
 
 
 def tokens_a_round(shape, name, passing, drafts):
     """By noise: one token, and those of the first branch in which a node is accepted.
 
-    A walk from the root accepts a token of level 1 before those that follow it, a traversal after them.
+    A walk from the root accepts a token of level 1 before those that follow it, a traversal after
+    them.
     """
     width, below = shape
     passing = passing.reshape(*drafts.second.shape[:3], -1)
     expected = 0.0
     for branch in reversed(range(width)):
         passes = passing[..., branch]
-        none = np.prod(1 - passing[..., width + branch * below :][..., :below], axis=-1)  # of level 2
+        # of level 2
+        none = np.prod(1 - passing[..., width + branch * below :][..., :below], axis=-1)
         accepted, failed = passes * (2 - none), 1 - passes
         if name != "rejection":
             accepted, failed = 2 * (1 - none) + passes * none, (1 - passes) * none
-        accepted, failed = ((drafts.second[..., branch] * x).sum(axis=2) for x in (accepted, failed))
+        accepted, failed = (
+            (drafts.second[..., branch] * x).sum(axis=2) for x in (accepted, failed)
+        )
         expected = accepted + failed * expected
     return (1 + (drafts.first * expected).sum(axis=1)).reshape(len(NOISES), PROBLEMS).mean(axis=1)
 

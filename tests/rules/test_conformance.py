@@ -1,8 +1,9 @@
 """Every rule × drafter × gamma × sampling goes through the same properties.
 
-In each cell of that table the distribution of the text is enumerated: exact rules are exact, inexact ones keep their
-promise. Programs are what costs time here. So a rule's program is enumerated for many tables and samplings, which are
-traced, and where rules are called by themselves one program calls all of them.
+In each cell of that table the distribution of the text is enumerated: exact rules are exact,
+inexact ones keep their promise. Programs are what costs time here. So a rule's program is
+enumerated for many tables and samplings, which are traced, and where rules are called by themselves
+one program calls all of them.
 """
 
 from __future__ import annotations
@@ -43,10 +44,14 @@ STEPS = 3
 TYPICAL = (0.3, 0.5)  # more of a bound to hit than the usual numbers
 RULES = {
     rule.name: rule
-    for rule in (rules.typical(*TYPICAL) if name == "typical" else entry.rule for name, entry in LISTED.items())
+    for rule in (
+        rules.typical(*TYPICAL) if name == "typical" else entry.rule
+        for name, entry in LISTED.items()
+    )
 }
 INEXACT = {"lenient(0.5)", "typical(0.3, 0.5)", "trusting(0.5)"}
-ON_CHAINS = {"traversal": "block", "k_seq": "rejection"}  # rules that another one is there: see below
+# rules that another one is there: see below
+ON_CHAINS = {"traversal": "block", "k_seq": "rejection"}
 
 GOOD = between(TARGET, RANDOM, 0.7)
 NO_TWO = table_model_from(TARGET.params.at[..., 2].set(-jnp.inf))
@@ -62,12 +67,16 @@ CERTAIN = {"disjoint", "one-token support"}  # where no rule has a choice
 
 
 def table_drafter(ragged):
-    """Proposes, with certainty, successors of the last token; all gamma of them, or any number up to it."""
+    """Proposes, with certainty, successors of the last token; all gamma of them, or any number up
+    to it.
+    """
 
     def propose(weights, caches, context):
         row, gamma = context.row, context.gamma
         last = jnp.take_along_axis(row.tokens, row.length[:, None] - 1, axis=1)
-        length = (row.length + last[:, 0]) % (gamma + 1) if ragged else jnp.full_like(row.length, gamma)
+        length = (
+            (row.length + last[:, 0]) % (gamma + 1) if ragged else jnp.full_like(row.length, gamma)
+        )
         return Draft((last + 1 + jnp.arange(gamma, dtype=last.dtype)[None, :]) % 3, length), caches
 
     return Drafter(lambda *_: (), propose, lambda end: end.caches)
@@ -87,8 +96,9 @@ def programs():
 
     Draft tokens that are a point mass are any number up to gamma, so that 3 has what 1 would have.
 
-    Enumeration takes noise that a coupled drafter shares with the rule for fresh. Under the coupled rule that is no
-    matter, since the text does not depend on the draft tokens; other rules are sampled, in `test_coupled`.
+    Enumeration takes noise that a coupled drafter shares with the rule for fresh. Under the coupled
+    rule that is no matter, since the text does not depend on the draft tokens; other rules are
+    sampled, in `test_coupled`.
     """
     for name in (name for name in RULES if name not in ON_CHAINS):
         kinds = ["model", "point mass", *(["coupled model"] if name == "coupled" else [])]
@@ -119,7 +129,9 @@ def true_distribution(pair, sampling):
 
 
 def conditionals(distribution):
-    """Return the distribution after each prefix that has a probability: {prefix: probabilities [V]}."""
+    """Return the distribution after each prefix that has a probability: {prefix: probabilities
+    [V]}.
+    """
     following = {}
     for at in range(STEPS):
         for tokens, probability in distribution.items():
@@ -128,7 +140,9 @@ def conditionals(distribution):
 
 
 def check_lenient(distribution, pair, sampling):
-    """No token above p(x) / l given what precedes it; at temperature 0 none below l times the likeliest."""
+    """No token above p(x) / l given what precedes it; at temperature 0 none below l times the
+    likeliest.
+    """
     if sampling == "temperature 0":
         true = conditionals(true_distribution(pair, "plain"))
         for text in distribution:
@@ -164,9 +178,13 @@ LONG = {program for program in programs() if program[2] == 3}
 KEPT = {("block", "model", 1), ("coupled", "model", 1)}
 
 
-@pytest.mark.parametrize(("name", "kind", "gamma"), marked(programs(), slow=LONG, exhaustive=SHORT - KEPT))
+@pytest.mark.parametrize(
+    ("name", "kind", "gamma"), marked(programs(), slow=LONG, exhaustive=SHORT - KEPT)
+)
 def test_the_distribution_of_the_text(name, kind, gamma):
-    """Exact rules are exact in each cell; inexact ones keep their promise there, and use the room that they have."""
+    """Exact rules are exact in each cell; inexact ones keep their promise there, and use the room
+    that they have.
+    """
     rule, off = RULES[name], {}
     for cell in cells(kind, gamma):
         distribution = text_distribution(name, kind, gamma, *cell)
@@ -218,7 +236,8 @@ def judge(keys, position, draft, target):
     return {name: rule.verify(keys, position, draft, target) for name, rule in RULES.items()}
 
 
-QUICKLY = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}  # to compile, not to run
+# to compile, not to run
+QUICKLY = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 JUDGE = jax.jit(judge, compiler_options=QUICKLY)
 ROWS, GAMMA, VOCAB = 24, 3, 5
 
@@ -253,7 +272,10 @@ def rows_of(tree, index):
 
 
 def outcome(verdicts):
-    return {name: np.stack([v.num_accepted, v.next_token], axis=1).tolist() for name, v in verdicts.items()}
+    return {
+        name: np.stack([v.num_accepted, v.next_token], axis=1).tolist()
+        for name, v in verdicts.items()
+    }
 
 
 @pytest.mark.slow
@@ -266,13 +288,17 @@ def test_rows_do_not_depend_on_mates_padding_or_order(certain):
         draft.length,
         log_probs=jnp.pad(draft.log_probs, ((0, 0), (0, 2), (0, 0)), constant_values=jnp.nan),
     )
-    padded = logits_too(jnp.pad(target.log_probs, ((0, 0), (0, 2), (0, 0)), constant_values=jnp.nan))
+    padded = logits_too(
+        jnp.pad(target.log_probs, ((0, 0), (0, 2), (0, 0)), constant_values=jnp.nan)
+    )
     if certain:
         draft, wide = draft._replace(log_probs=None), wide._replace(log_probs=None)
     together = outcome(JUDGE(keys, position, draft, target))
     order = [(7 * i + 3) % ROWS for i in range(ROWS)]
     moved = outcome(JUDGE(*rows_of((keys, position, draft, target), order)))
-    alone = [outcome(JUDGE(*rows_of((keys, position, wide, padded), [i]))) for i in range(0, ROWS, 2)]
+    alone = [
+        outcome(JUDGE(*rows_of((keys, position, wide, padded), [i]))) for i in range(0, ROWS, 2)
+    ]
     for name in RULES:
         assert [moved[name][order.index(i)] for i in range(ROWS)] == together[name], name
         assert [verdict[name][0] for verdict in alone] == together[name][::2], name
@@ -294,7 +320,9 @@ def test_a_vmapped_rule_gives_the_verdicts_of_single_calls(name, certain):
         keys, position, draft, target = round_of(seed)
         draft = draft._replace(log_probs=None) if certain else draft
         rounds.append((keys, position, draft, SAMPLERS[name](SOME_GREEDY, target.log_probs)))
-    stacked = jax.jit(jax.vmap(judge), compiler_options=QUICKLY)(*jax.tree.map(lambda *x: jnp.stack(x), *rounds))
+    stacked = jax.jit(jax.vmap(judge), compiler_options=QUICKLY)(
+        *jax.tree.map(lambda *x: jnp.stack(x), *rounds)
+    )
     for i, arguments in enumerate(rounds):
         assert outcome(rows_of(stacked, i)) == outcome(JUDGE(*arguments))
 
@@ -303,11 +331,15 @@ def test_a_vmapped_rule_gives_the_verdicts_of_single_calls(name, certain):
 @settings(max_examples=30)
 @given(st.integers(0, 2**31 - 1), st.booleans())
 def test_a_token_of_probability_0_is_never_emitted(seed, certain):
-    """Accepted draft tokens and the token after them have a probability; no more are accepted than there are."""
+    """Accepted draft tokens and the token after them have a probability; no more are accepted than
+    there are.
+    """
     keys, position, draft, target = round_of(seed, zeros=0.6)
     if certain:
         draft = draft._replace(log_probs=None)
-    p, draft_tokens, length = (np.asarray(x) for x in (target.log_probs, draft.tokens, draft.length))
+    p, draft_tokens, length = (
+        np.asarray(x) for x in (target.log_probs, draft.tokens, draft.length)
+    )
     slot = np.arange(GAMMA + 1)[None, :]
     for name, verdict in JUDGE(keys, position, draft, target).items():
         count, after = (np.asarray(x)[:, None] for x in (verdict.num_accepted, verdict.next_token))
@@ -339,8 +371,12 @@ def test_a_distribution_of_nan_is_never_accepted():
     verdicts = JUDGE(keys, position, broken, target)
     for name in ("rejection", "block", "classical_rejection", "lenient(0.5)"):
         assert (verdicts[name].num_accepted <= 1).all(), name
-        p = jnp.take_along_axis(target.log_probs, verdicts[name].num_accepted[:, None, None], axis=1)[:, 0]
-        assert jnp.isfinite(jnp.take_along_axis(p, verdicts[name].next_token[:, None], axis=1)).all(), name
+        p = jnp.take_along_axis(
+            target.log_probs, verdicts[name].num_accepted[:, None, None], axis=1
+        )[:, 0]
+        assert jnp.isfinite(
+            jnp.take_along_axis(p, verdicts[name].next_token[:, None], axis=1)
+        ).all(), name
 
 
 @pytest.mark.slow
@@ -348,7 +384,9 @@ def test_a_vocabulary_of_one():
     """There is no wrong token, so everything is accepted."""
     keys, position, draft, target = round_of(2, vocab=1)
     for name, verdict in JUDGE(keys, position, draft, target).items():
-        assert (verdict.num_accepted == draft.length).all() and (verdict.next_token == 0).all(), name
+        assert (verdict.num_accepted == draft.length).all() and (verdict.next_token == 0).all(), (
+            name
+        )
 
 
 @pytest.mark.slow
@@ -365,10 +403,16 @@ def test_after_an_empty_draft_the_token_is_a_draw_from_p(monkeypatch):
 
             monkeypatch.setattr(noise, "categorical", categorical)
             with jax.disable_jit():
-                verdict = rule.verify(keys, position, draft._replace(log_probs=None) if certain else draft, target)
+                verdict = rule.verify(
+                    keys, position, draft._replace(log_probs=None) if certain else draft, target
+                )
             monkeypatch.undo()
-            assert len(distributions) == 1 and verdict.next_token.tolist() == position.tolist(), name
-            np.testing.assert_allclose(jax.nn.softmax(distributions[0]), jnp.exp(target.log_probs[:, 0]), atol=1e-6)
+            assert len(distributions) == 1 and verdict.next_token.tolist() == position.tolist(), (
+                name
+            )
+            np.testing.assert_allclose(
+                jax.nn.softmax(distributions[0]), jnp.exp(target.log_probs[:, 0]), atol=1e-6
+            )
             assert verdict.num_accepted.tolist() == [0] * ROWS, name
 
 
@@ -388,11 +432,14 @@ def test_greedy_is_exact_match_without_a_softmax_or_a_sort():
         all_rules = [rule for name, rule in RULES.items() if name != "lenient(0.5)"]
         return [rule.verify(keys, position, draft, target) for rule in all_rules]
 
-    assert "f32" not in str(jax.make_jaxpr(strict)(Distribution(tokens=target.tokens)))  # nothing floats at all
+    # nothing floats at all
+    assert "f32" not in str(jax.make_jaxpr(strict)(Distribution(tokens=target.tokens)))
 
 
 def test_rules_are_made_once_so_that_programs_are_shared():
     for name in set(rules.__all__) - {"lenient", "trusting", "typical"}:
         assert getattr(rules, name)() is getattr(rules, name)()
-    assert rules.lenient(0.5) is rules.lenient(0.5) and rules.typical(0.3, 0.5) is rules.typical(0.3, 0.5)
+    assert rules.lenient(0.5) is rules.lenient(0.5) and rules.typical(0.3, 0.5) is rules.typical(
+        0.3, 0.5
+    )
     assert rules.trusting(0.5) is rules.trusting(0.5)

@@ -15,7 +15,10 @@ from jaxspec.decode.request import prepare
 from jaxspec.sampling import SamplingParams, at_temperature, greedy
 from jaxspec.testing import certify, decoder_distribution, table_model
 
-TARGET, DRAFT = table_model(jax.random.key(1), 3, sharpness=1.5), table_model(jax.random.key(2), 3, sharpness=1.5)
+TARGET, DRAFT = (
+    table_model(jax.random.key(1), 3, sharpness=1.5),
+    table_model(jax.random.key(2), 3, sharpness=1.5),
+)
 PROMPT = Prompt(jnp.array([[1, 0, 2]]), jnp.array([3]))
 STEPS = 3
 
@@ -25,10 +28,18 @@ def test_lenience_accepts_what_the_paper_says():
     """alpha = sum_x min(p(x) / l, q(x)), by the length of the first round."""
     p, q, count = jnp.array([0.5, 0.3, 0.2]), jnp.array([0.1, 0.1, 0.8]), 20_000
     keys, position = jax.random.split(jax.random.key(0), count), jnp.zeros(count, jnp.int32)
-    draft_token = jax.random.categorical(jax.random.key(1), jnp.log(q), shape=(count, 1)).astype(jnp.int32)
-    draft = Draft(draft_token, jnp.ones(count, jnp.int32), log_probs=jnp.broadcast_to(jnp.log(q), (count, 1, 3)))
+    draft_token = jax.random.categorical(jax.random.key(1), jnp.log(q), shape=(count, 1)).astype(
+        jnp.int32
+    )
+    draft = Draft(
+        draft_token,
+        jnp.ones(count, jnp.int32),
+        log_probs=jnp.broadcast_to(jnp.log(q), (count, 1, 3)),
+    )
     distribution = Distribution(log_probs=jnp.broadcast_to(jnp.log(p), (count, 2, 3)))
-    rate = float(jnp.mean(rules.lenient(0.5).verify(keys, position, draft, distribution).num_accepted))
+    rate = float(
+        jnp.mean(rules.lenient(0.5).verify(keys, position, draft, distribution).num_accepted)
+    )
     assert abs(rate - 0.6) < 4.5 * np.sqrt(0.6 * 0.4 / count)
 
 
@@ -37,7 +48,9 @@ def test_no_lenience_is_rejection():
     assert rule.exact and not rules.lenient(0.9).exact
     draft = Draft(jnp.array([[1, 0]]), jnp.array([2]))
     tied = greedy()(None, jnp.zeros((1, 3, 3)))  # three equal logits: the lowest id is the argmax
-    assert rule.verify(jax.random.split(jax.random.key(0), 1), jnp.array([3]), draft, tied).num_accepted.tolist() == [0]
+    assert rule.verify(
+        jax.random.split(jax.random.key(0), 1), jnp.array([3]), draft, tied
+    ).num_accepted.tolist() == [0]
     for wrong in (0.0, -1.0, 1.5):
         with pytest.raises(ValueError, match="lenience is"):
             rules.lenient(wrong)
@@ -54,7 +67,10 @@ def test_lenience_at_temperature_0_bounds_how_unlikely_a_token_is():
         for before, last, token in zip(row, row[1:], row[2:], strict=False):
             shares.append(table[before, last, token] / table[before, last].max())
     assert lenience - 1e-5 < min(shares) < 1
-    assert certify(TARGET, drafter=DRAFT, rule=rules.lenient(1.0), gamma=3, temperature=0.0, steps=4) == 0
+    assert (
+        certify(TARGET, drafter=DRAFT, rule=rules.lenient(1.0), gamma=3, temperature=0.0, steps=4)
+        == 0
+    )
 
 
 OPTIONS = dict(drafter=DRAFT, gamma=3, max_new_tokens=20, key=jax.random.key(0))
@@ -80,13 +96,20 @@ def strict():
     ids=["model", "a policy and point masses"],
 )
 def test_a_row_at_temperature_0_is_judged_alike_in_any_company(options, strict):
-    """Alone, beside rows that sample, and in a program that does not; its draft may depend on how sure the model is."""
+    """Alone, beside rows that sample, and in a program that does not; its draft may depend on how
+    sure the model is.
+    """
     options = OPTIONS | {"rule": rules.lenient(0.4)} | options
     with jax.debug_nans(True):
         greedy = jaxspec.generate(TARGET, ROWS, **options)
         mixed = jaxspec.generate(TARGET, ROWS, temperature=[0.0, 1.0, 0.0, 0.7], top_k=2, **options)
         alone = [
-            jaxspec.generate(TARGET, jax.tree.map(lambda x, i=i: x[i : i + 1], ROWS), temperature=[0.0], **options)
+            jaxspec.generate(
+                TARGET,
+                jax.tree.map(lambda x, i=i: x[i : i + 1], ROWS),
+                temperature=[0.0],
+                **options,
+            )
             for i in (0, 2)
         ]
     for i, verdict in zip((0, 2), alone, strict=True):
@@ -97,14 +120,18 @@ def test_a_row_at_temperature_0_is_judged_alike_in_any_company(options, strict):
 
 
 def test_lenience_at_temperature_0_takes_no_softmax_and_no_sort():
-    prepared = prepare(TARGET, ROWS, drafter=DRAFT, gamma=3, rule=rules.lenient(0.4), max_new_tokens=16)
+    prepared = prepare(
+        TARGET, ROWS, drafter=DRAFT, gamma=3, rule=rules.lenient(0.4), max_new_tokens=16
+    )
     program = str(
         jax.make_jaxpr(lambda *a: loop.generation(prepared.decoder, *a, 16))(
             prepared.weights, prepared.prompt, prepared.request
         )
     )
     assert "while[" in program
-    assert not [word for word in ("exp ", "log ", "sort[", "top_k[", "random_bits") if word in program]
+    assert not [
+        word for word in ("exp ", "log ", "sort[", "top_k[", "random_bits") if word in program
+    ]
 
 
 def test_distributions_hold_their_logits_and_say_which_rows_are_greedy():
@@ -120,7 +147,8 @@ def test_distributions_hold_their_logits_and_say_which_rows_are_greedy():
 def test_a_sampler_of_ones_own_that_gives_no_logits_is_refused():
     bare = Distribution(tokens=jnp.zeros((1, 3), jnp.int32))
     with pytest.raises(
-        ValueError, match=r"this rule reads logits, but the sampler returns none: set Distribution\.logits"
+        ValueError,
+        match=r"this rule reads logits, but the sampler returns none: set Distribution\.logits",
     ):
         rules.lenient(0.4).verify(None, None, Draft(jnp.array([[1, 0]]), jnp.array([2])), bare)
 
@@ -134,10 +162,15 @@ def test_typical_acceptance_has_no_coins():
     for thresholds in [(0.3, 0.5), (0.2, 1.0), (0.05, 1.0)]:
         verify = rules.typical(*thresholds).verify
         first, other = (
-            verify(jax.random.split(jax.random.key(seed), 4), jnp.arange(4), draft, distribution) for seed in range(2)
+            verify(jax.random.split(jax.random.key(seed), 4), jnp.arange(4), draft, distribution)
+            for seed in range(2)
         )
         accepted[thresholds] = first.num_accepted.tolist()
         assert accepted[thresholds] == other.num_accepted.tolist()
-    assert accepted == {(0.3, 0.5): [1, 1, 0, 0], (0.2, 1.0): [1, 1, 0, 0], (0.05, 1.0): [1, 1, 1, 1]}
+    assert accepted == {
+        (0.3, 0.5): [1, 1, 0, 0],
+        (0.2, 1.0): [1, 1, 0, 0],
+        (0.05, 1.0): [1, 1, 1, 1],
+    }
     with pytest.raises(ValueError, match="epsilon is 0"):
         rules.typical(0, 0.3)

@@ -1,9 +1,11 @@
-"""Properties of every rule on distributions that hypothesis makes up: what one round emits, computed and not sampled.
+"""Properties of every rule on distributions that hypothesis makes up: what one round emits,
+computed and not sampled.
 
-All drafts there can be are judged side by side, a row for each. The coins of a row are integrated: a rule compares
-each with a threshold, which is found by bisection, and the outcome of every pattern of coins below and above theirs is
-weighed by its probability. The draw after the accepted draft tokens becomes a row for each token. Shapes are fixed: a
-smaller vocabulary is tokens of probability 0, a shorter draft is padding. So there are few programs.
+All drafts there can be are judged side by side, a row for each. The coins of a row are integrated:
+a rule compares each with a threshold, which is found by bisection, and the outcome of every pattern
+of coins below and above theirs is weighed by its probability. The draw after the accepted draft
+tokens becomes a row for each token. Shapes are fixed: a smaller vocabulary is tokens of probability
+0, a shorter draft is padding. So there are few programs.
 """
 
 from __future__ import annotations
@@ -34,9 +36,11 @@ RULES = tuple(  # of chains, on which the others are two of these
     if name not in ("traversal", "k_seq")
 )
 EXACT = 1e-5
-COINS = 1 << 23  # a coin is one of the multiples of 1 / COINS below 1, as `jax.random.uniform`'s are
+# a coin is one of the multiples of 1 / COINS below 1, as `jax.random.uniform`'s are
+COINS = 1 << 23
 TOP = 1 - 1 / COINS
-QUICKLY = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}  # to compile, not to run
+# to compile, not to run
+QUICKLY = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 
 
 # --- one round
@@ -48,7 +52,8 @@ class Outcome(NamedTuple):
     Attributes:
         first: the distribution of the round's first token.
         accepted: expected number of accepted draft tokens, of a rule that draws once at most.
-        sound: whether the rule did with random coins what it does with coins on the same side of their thresholds.
+        sound: whether the rule did with random coins what it does with coins on the same side of
+            their thresholds.
     """
 
     first: jax.Array
@@ -57,7 +62,9 @@ class Outcome(NamedTuple):
 
 
 def judged(rule, draft, target, coins, token):
-    """The verdict with these coins, [N, G], and `token` as what is drawn first; and what that was drawn from."""
+    """The verdict with these coins, [N, G], and `token` as what is drawn first; and what that was
+    drawn from.
+    """
     distributions = []
 
     def categorical(keys, log_probs, *_, **__):
@@ -76,14 +83,17 @@ def judged(rule, draft, target, coins, token):
             stack.callback(setattr, home, name, getattr(home, name))
             setattr(home, name, stand_in)
         count = len(draft.length)
-        verdict = rule.verify(noise.row_keys(jax.random.key(0), count), jnp.zeros(count, jnp.int32), draft, target)
+        verdict = rule.verify(
+            noise.row_keys(jax.random.key(0), count), jnp.zeros(count, jnp.int32), draft, target
+        )
     return verdict, distributions[0]
 
 
 def thresholds(rule, draft, target):
     """Return how many of its COINS values make each coin pass; 0 for a coin that decides nothing.
 
-    Seen at the number accepted, with the earlier coins at their bottom and the later ones at their top.
+    Seen at the number accepted, with the earlier coins at their bottom and the later ones at their
+    top.
     """
     rows, gamma = draft.tokens.shape
     zero = jnp.zeros(rows, jnp.int32)
@@ -92,7 +102,9 @@ def thresholds(rule, draft, target):
         at = jnp.arange(gamma)
         others = jnp.where(at < i, 0.0, jnp.float32(TOP))[None, :]
         coin = (value.astype(jnp.float32) / COINS)[:, None]
-        return judged(rule, draft, target, jnp.where((at == i)[None, :], coin, others), zero)[0].num_accepted
+        return judged(rule, draft, target, jnp.where((at == i)[None, :], coin, others), zero)[
+            0
+        ].num_accepted
 
     def threshold(i):
         top = jnp.full(rows, COINS - 1, jnp.int32)
@@ -115,7 +127,8 @@ def outcome(rule, draft, target, seed):
     vocab = target.log_probs.shape[-1]
     bounds = thresholds(rule, draft, target)
     passing = bounds.astype(jnp.float32) / COINS
-    sides = jnp.array(list(itertools.product([True, False], repeat=gamma)))  # whether each coin is below
+    # whether each coin is below
+    sides = jnp.array(list(itertools.product([True, False], repeat=gamma)))
     many = len(sides) * vocab
 
     def repeated(leaf):
@@ -124,9 +137,13 @@ def outcome(rule, draft, target, seed):
     below = jnp.tile(jnp.repeat(sides, vocab, axis=0), (rows, 1))
     token = jnp.tile(jnp.arange(vocab, dtype=jnp.int32), rows * len(sides))
     wide, distribution = jax.tree.map(repeated, (draft, target))
-    verdict, drawn = judged(rule, wide, distribution, jnp.where(below, 0.0, jnp.float32(TOP)), token)
+    verdict, drawn = judged(
+        rule, wide, distribution, jnp.where(below, 0.0, jnp.float32(TOP)), token
+    )
     weight = jnp.prod(jnp.where(below, repeated(passing), 1 - repeated(passing)), axis=1)
-    weight = weight * jnp.take_along_axis(jax.nn.softmax(drawn, axis=-1), token[:, None], axis=1)[:, 0]
+    weight = (
+        weight * jnp.take_along_axis(jax.nn.softmax(drawn, axis=-1), token[:, None], axis=1)[:, 0]
+    )
     first = jnp.where(verdict.num_accepted > 0, wide.tokens[:, 0], verdict.next_token)
     mass = jnp.where(first[:, None] == jnp.arange(vocab)[None, :], weight[:, None], 0.0)
     coins = jax.random.randint(jax.random.key(seed), (rows, gamma), 0, COINS)
@@ -140,12 +157,15 @@ def outcome(rule, draft, target, seed):
     )
 
 
-@functools.partial(jax.jit, static_argnames=("all_rules", "gamma", "certain"), compiler_options=QUICKLY)
+@functools.partial(
+    jax.jit, static_argnames=("all_rules", "gamma", "certain"), compiler_options=QUICKLY
+)
 def rounds(all_rules, p, q, length, seed, gamma, certain):
     """The outcome of every draft, by rule, and the probability of each draft.
 
     Args:
-        p, q: log distributions; row t of a table is what follows the token t. The first draft token follows a 0.
+        p, q: log distributions; row t of a table is what follows the token t. The first draft token
+            follows a 0.
         length: of a draft, by its first draft token; after it lie tokens 0.
         certain: whether drafts are point masses.
     """
@@ -153,10 +173,16 @@ def rounds(all_rules, p, q, length, seed, gamma, certain):
     tokens = jnp.array(list(itertools.product(range(vocab), repeat=gamma)), jnp.int32)
     before = jnp.pad(tokens, ((0, 0), (1, 0)))
     log_q = q[before[:, :-1]]
-    probability = jnp.exp(jnp.sum(jnp.take_along_axis(log_q, tokens[..., None], axis=-1)[..., 0], axis=1))
+    probability = jnp.exp(
+        jnp.sum(jnp.take_along_axis(log_q, tokens[..., None], axis=-1)[..., 0], axis=1)
+    )
     real = jnp.arange(gamma)[None, :] < length[tokens[:, 0]][:, None]
-    draft = Draft(jnp.where(real, tokens, 0), length[tokens[:, 0]], log_probs=None if certain else log_q)
-    return {rule.name: outcome(rule, draft, Distribution(p[before]), seed) for rule in all_rules}, probability
+    draft = Draft(
+        jnp.where(real, tokens, 0), length[tokens[:, 0]], log_probs=None if certain else log_q
+    )
+    return {
+        rule.name: outcome(rule, draft, Distribution(p[before]), seed) for rule in all_rules
+    }, probability
 
 
 # --- made-up distributions
@@ -171,7 +197,9 @@ class Pair(NamedTuple):
 
 @st.composite
 def pairs(draw, largest, smallest=1):
-    """Tables with zeros, ties and one-token supports; equal or disjoint; by way of logits of two types."""
+    """Tables with zeros, ties and one-token supports; equal or disjoint; by way of logits of two
+    types.
+    """
     vocab = draw(st.integers(smallest, largest))
     random = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     weights = random.integers(1, 10, (2, largest, vocab)) ** draw(st.sampled_from([1, 3]))
@@ -198,7 +226,9 @@ def distribution_of(weights, dtype):
 
 
 def lengths(gamma, vocab):
-    """Draw the lengths of all drafts, or of each by its first draft token, which is always judged."""
+    """Draw the lengths of all drafts, or of each by its first draft token, which is always
+    judged.
+    """
     same = st.integers(0, gamma).map(lambda length: [length] * vocab)
     rows = st.one_of(same, st.lists(st.integers(1, gamma), min_size=vocab, max_size=vocab))
     return rows.map(lambda row: np.array(row, np.int32))
@@ -223,7 +253,9 @@ def check_distribution(rule, got, log_p):
         assert (got <= p / LENIENCE + EXACT).all(), (rule.name, got, p)
     else:
         epsilon, delta = TYPICAL
-        threshold = min(epsilon, delta * np.exp(-float(entropy(jnp.asarray(log_p)[None, None])[0, 0])))
+        threshold = min(
+            epsilon, delta * np.exp(-float(entropy(jnp.asarray(log_p)[None, None])[0, 0]))
+        )
         untypical = p < threshold * (1 - 1e-5)  # on the very threshold rounding decides
         assert (got <= p + EXACT)[..., untypical].all(), (rule.name, got, p)
 
@@ -255,7 +287,9 @@ BOTH = (rules.block(), rules.rejection())
 @settings(max_examples=50)
 @given(pairs(5, 2), st.integers(1, 4), st.integers(0, 2**31 - 1))
 def test_block_accepts_no_fewer_draft_tokens_than_rejection(pair, gamma, seed):
-    """In expectation; by the verdicts themselves, as `test_block` has it by the passing probabilities."""
+    """In expectation; by the verdicts themselves, as `test_block` has it by the passing
+    probabilities.
+    """
     length = np.full(5, gamma, np.int32)
     outcomes, probability = rounds(BOTH, pair.p, pair.q, length, seed, gamma=4, certain=False)
     probability, accepted_by = np.asarray(probability), []

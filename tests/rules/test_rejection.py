@@ -16,13 +16,17 @@ COUNT = 20_000
 
 
 def first_tokens(p, q, tokens=None, count=COUNT, seed=0):
-    """The distribution of the first token out, by `count` independent rows with one draft token each."""
+    """The distribution of the first token out, by `count` independent rows with one draft token
+    each.
+    """
     vocab = len(p)
     keys = noise.row_keys(jax.random.key(seed), count)
     position = jnp.zeros(count, jnp.int32)
     spread = lambda x: jnp.broadcast_to(jnp.log(jnp.asarray(x)), (count, 1, vocab))  # noqa: E731
     if tokens is None:
-        draft_tokens = noise.categorical(noise.at(keys, position, noise.Purpose.DRAFT), spread(q)[:, 0])[:, None]
+        draft_tokens = noise.categorical(
+            noise.at(keys, position, noise.Purpose.DRAFT), spread(q)[:, 0]
+        )[:, None]
         draft = Draft(draft_tokens, jnp.ones(count, jnp.int32), log_probs=spread(q))
     else:
         draft = Draft(jnp.full((count, 1), tokens), jnp.ones(count, jnp.int32))
@@ -102,7 +106,8 @@ def test_padding_of_a_draft_is_never_accepted():
     draft = Draft(jnp.array([[1, 1]]), jnp.array([1]))
     verdict = RULE(noise.row_keys(jax.random.key(0), 1), jnp.array([0]), draft, target)
     assert verdict.num_accepted.tolist() == [1] and verdict.num_tested.tolist() == [1]
-    assert verdict.next_token.tolist() == [1]  # the bonus of position 1: nothing was drafted there, nothing excluded
+    # the bonus of position 1: nothing was drafted there, nothing excluded
+    assert verdict.next_token.tolist() == [1]
 
 
 def test_greedy_is_exact_match():
@@ -116,7 +121,9 @@ def test_greedy_is_exact_match():
 def test_a_vocabulary_of_one():
     zero = jnp.zeros((1, 2, 1))
     draft = Draft(jnp.array([[0]]), jnp.array([1]), log_probs=zero[:, :1])
-    verdict = RULE(noise.row_keys(jax.random.key(0), 1), jnp.array([0]), draft, Distribution(log_probs=zero))
+    verdict = RULE(
+        noise.row_keys(jax.random.key(0), 1), jnp.array([0]), draft, Distribution(log_probs=zero)
+    )
     assert (verdict.num_accepted.tolist(), verdict.next_token.tolist()) == ([1], [0])
 
 

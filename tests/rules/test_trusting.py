@@ -1,4 +1,6 @@
-"""Draft tokens that are taken unseen: which ones, and how far the text is from the target's by enumeration."""
+"""Draft tokens that are taken unseen: which ones, and how far the text is from the target's by
+enumeration.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -13,8 +15,12 @@ from jaxspec.testing import certify, table_model_from
 def test_what_is_trusted_is_accepted_and_the_rest_is_judged():
     """Sum of q over trusted tokens, and of min(p, q) over the others."""
     p, q, count = jnp.array([0.1, 0.5, 0.4]), jnp.array([0.6, 0.3, 0.1]), 20_000
-    tokens = jax.random.categorical(jax.random.key(1), jnp.log(q), shape=(count, 1)).astype(jnp.int32)
-    draft = Draft(tokens, jnp.ones(count, jnp.int32), log_probs=jnp.broadcast_to(jnp.log(q), (count, 1, 3)))
+    tokens = jax.random.categorical(jax.random.key(1), jnp.log(q), shape=(count, 1)).astype(
+        jnp.int32
+    )
+    draft = Draft(
+        tokens, jnp.ones(count, jnp.int32), log_probs=jnp.broadcast_to(jnp.log(q), (count, 1, 3))
+    )
     target = Distribution(log_probs=jnp.broadcast_to(jnp.log(p), (count, 2, 3)))
     keys, position = noise.row_keys(jax.random.key(0), count), jnp.zeros(count, jnp.int32)
     verdict = rules.trusting(0.5).verify(keys, position, draft, target)
@@ -35,7 +41,9 @@ def test_a_token_that_the_target_leaves_out_does_not_pass():
 
 @pytest.mark.slow
 def test_the_distance_from_the_target_is_what_can_be_worked_out():
-    """Token 0 is taken with q(0) = 0.6, where p(0) is 0.1; 1 and 2 are judged, and here accepted."""
+    """Token 0 is taken with q(0) = 0.6, where p(0) is 0.1; 1 and 2 are judged, and here
+    accepted.
+    """
     p, q = jnp.array([0.1, 0.5, 0.4]), jnp.array([0.6, 0.3, 0.1])
     target, draft = table_model_from(jnp.log(p)), table_model_from(jnp.log(q))
     off = certify(target, drafter=draft, rule=rules.trusting(0.5), gamma=1, steps=2)

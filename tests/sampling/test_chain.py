@@ -1,4 +1,6 @@
-"""Bias, penalties and truncation, position by position, against transformers and against their formulas in numpy."""
+"""Bias, penalties and truncation, position by position, against transformers and against their
+formulas in numpy.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,8 @@ VOCAB, BATCH, STEP = 9, 3, 4
 LOGITS = 2 * jax.random.normal(jax.random.key(0), (BATCH, STEP, VOCAB))
 TOKENS = np.array([[3, 1, 4, 1, 8, 8], [5, 0, 99, 0, 5, 5], [2, 7, 1, 7, 7, -1]])
 LENGTH, START = np.array([4, 2, 5]), np.array([2, 1, 4])
-DRAFT_TOKENS = np.array([[1, 6, 1], [5, 5, 5], [0, 8, 3]])  # known and new tokens, once or more often
+# known and new tokens, once or more often
+DRAFT_TOKENS = np.array([[1, 6, 1], [5, 5, 5], [0, 8, 3]])
 CHAIN = np.tri(STEP, STEP - 1, -1, bool)[None]
 TREE = np.array(  # a tree a row: two children and a child of the first; three children; a chain
     [
@@ -59,7 +62,9 @@ SETTINGS = {
 
 
 def preceding(seen=CHAIN):
-    return Preceding(*jax.tree.map(jnp.asarray, (Prompt(TOKENS, LENGTH), START, DRAFT_TOKENS, seen)))
+    return Preceding(
+        *jax.tree.map(jnp.asarray, (Prompt(TOKENS, LENGTH), START, DRAFT_TOKENS, seen))
+    )
 
 
 @jax.jit
@@ -69,7 +74,10 @@ def log_probs_of(sampling_params, before):
 
 def before(row, position, seen=CHAIN):
     """The tokens that precede a position: all of them, and those after the prompt."""
-    tokens = TOKENS[row, : LENGTH[row]].tolist() + DRAFT_TOKENS[row][seen[row % len(seen), position]].tolist()
+    tokens = (
+        TOKENS[row, : LENGTH[row]].tolist()
+        + DRAFT_TOKENS[row][seen[row % len(seen), position]].tolist()
+    )
     return tokens, tokens[START[row] :]
 
 
@@ -95,7 +103,9 @@ def test_agrees_with_transformers(name):
                 hf.MinPLogitsWarper(float(params.min_p)),
             ]
             ids = torch.tensor([before(row, position, seen)[0]])
-            scores = hf.LogitsProcessorList(processors)(ids, torch.tensor(np.asarray(LOGITS[row, position])[None]))
+            scores = hf.LogitsProcessorList(processors)(
+                ids, torch.tensor(np.asarray(LOGITS[row, position])[None])
+            )
             expected = torch.log_softmax(scores, -1)[0].numpy()
             np.testing.assert_array_equal(np.isneginf(ours[row, position]), np.isneginf(expected))
             np.testing.assert_allclose(np.exp(ours[row, position]), np.exp(expected), atol=1e-6)
@@ -108,14 +118,22 @@ def test_presence_and_frequency_count_what_was_generated(seen):
     ours = np.exp(log_probs_of(sampling_params, preceding(seen)))
     for row, position in np.ndindex(BATCH, STEP):
         count = np.bincount(before(row, position, seen)[1], minlength=VOCAB)
-        logits = np.asarray(LOGITS[row, position]) - presence[row] * (count > 0) - frequency[row] * count
-        np.testing.assert_allclose(ours[row, position], np.exp(logits) / np.exp(logits).sum(), atol=1e-6)
+        logits = (
+            np.asarray(LOGITS[row, position]) - presence[row] * (count > 0) - frequency[row] * count
+        )
+        np.testing.assert_allclose(
+            ours[row, position], np.exp(logits) / np.exp(logits).sum(), atol=1e-6
+        )
 
 
 def test_without_draft_tokens_every_position_sees_the_row():
     sampling_params = SETTINGS["repetition"]
-    alone = jax.jit(WHOLE)(sampling_params, LOGITS[:, :1], preceding()._replace(draft_tokens=None, seen=None)).log_probs
-    np.testing.assert_allclose(alone[:, 0], log_probs_of(sampling_params, preceding())[:, 0], atol=1e-6)
+    alone = jax.jit(WHOLE)(
+        sampling_params, LOGITS[:, :1], preceding()._replace(draft_tokens=None, seen=None)
+    ).log_probs
+    np.testing.assert_allclose(
+        alone[:, 0], log_probs_of(sampling_params, preceding())[:, 0], atol=1e-6
+    )
 
 
 def test_processors_run_in_order_and_may_be_of_ones_own():
@@ -132,7 +150,9 @@ def test_processors_run_in_order_and_may_be_of_ones_own():
     ]:
         distribution = chain(*processors, to=at_temperature())(sampling_params, LOGITS, None)
         np.testing.assert_allclose(distribution.log_probs, jax.nn.log_softmax(expected), atol=1e-6)
-    assert chain(double, to=greedy()) is chain(double, to=greedy()) and chain(to=greedy()) is greedy()
+    assert (
+        chain(double, to=greedy()) is chain(double, to=greedy()) and chain(to=greedy()) is greedy()
+    )
 
 
 def test_a_penalty_without_a_prefix_is_refused():
@@ -141,8 +161,14 @@ def test_a_penalty_without_a_prefix_is_refused():
 
 
 def test_a_greedy_chain_has_no_softmax_no_sort_and_no_counts_per_position():
-    processors = (sampling.logit_bias, sampling.repetition_penalty, sampling.presence_and_frequency_penalties)
-    program = str(jax.make_jaxpr(lambda p: chain(*processors, to=greedy())(OFF, LOGITS, p))(preceding()))
+    processors = (
+        sampling.logit_bias,
+        sampling.repetition_penalty,
+        sampling.presence_and_frequency_penalties,
+    )
+    program = str(
+        jax.make_jaxpr(lambda p: chain(*processors, to=greedy())(OFF, LOGITS, p))(preceding())
+    )
     assert not any(word in program for word in ("exp ", "log ", "sort[", "top_k"))
     assert f"i32[{BATCH},{VOCAB}]" in program
     added = [line for line in program.splitlines() if "scatter-add" in line or "cumsum" in line]

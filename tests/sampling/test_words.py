@@ -1,4 +1,6 @@
-"""Words of several tokens that are ruled out, and forced ends: transformers' processors, and exact under drafters."""
+"""Words of several tokens that are ruled out, and forced ends: transformers' processors, and exact
+under drafters.
+"""
 
 import itertools
 
@@ -25,10 +27,15 @@ def test_logits_are_those_of_transformers():
     process = transformers.NoBadWordsLogitsProcessor(WORDS)
     random = np.random.default_rng(0)
     for length in (1, 2, 3, 7):
-        rows, logits = random.integers(0, 5, (64, length)), random.normal(size=(64, 5)).astype(np.float32)
+        rows, logits = (
+            random.integers(0, 5, (64, length)),
+            random.normal(size=(64, 5)).astype(np.float32),
+        )
         theirs = process(torch.tensor(rows), torch.tensor(logits)).numpy()
         # The rows are padded: tokens beyond a row are none of it.
-        padded = Prompt(jnp.asarray(np.pad(rows, ((0, 0), (0, 3)), constant_values=4)), jnp.full(64, length))
+        padded = Prompt(
+            jnp.asarray(np.pad(rows, ((0, 0), (0, 3)), constant_values=4)), jnp.full(64, length)
+        )
         preceding = Preceding(padded, jnp.zeros(64, jnp.int32))
         ours = sampling.banned_words(WORDS)(None, jnp.asarray(logits)[:, None], preceding)
         np.testing.assert_array_equal(ours[:, 0], theirs)
@@ -40,7 +47,13 @@ def test_logits_are_those_of_transformers():
 def test_drafted_text_has_the_law_without_these_words(drafter):
     """And ends where it would be cut: every text of three tokens, by enumeration."""
     process = sampling.banned_words([[1, 4], [0], [4, 4, 3]]), sampling.forced_end(2, 3)
-    options = dict(max_new_tokens=3, eos_ids=[2], logits_processors=process, temperature=1.0, key=jax.random.key(0))
+    options = dict(
+        max_new_tokens=3,
+        eos_ids=[2],
+        logits_processors=process,
+        temperature=1.0,
+        key=jax.random.key(0),
+    )
     prepared = prepare(TARGET, [[4, 4]], drafter=drafter, gamma=2, **options)
     assert certify_prepared(prepared, steps=3) < 1e-5
 
@@ -49,7 +62,11 @@ def test_texts_have_no_such_words_and_end():
     limits = [5, 3] * 16
     process = sampling.banned_words([[1, 4], [0], [4, 4, 3]]), sampling.forced_end(2, limits)
     options = dict(
-        max_new_tokens=limits, eos_ids=[2], temperature=1.0, key=jax.random.key(0), logits_processors=process
+        max_new_tokens=limits,
+        eos_ids=[2],
+        temperature=1.0,
+        key=jax.random.key(0),
+        logits_processors=process,
     )
     out = jaxspec.generate(TARGET, [[4, 4]] * 32, drafter=DRAFT, gamma=3, **options)
     texts = [[4, 4, *row[:n].tolist()] for row, n in zip(out.tokens, out.lengths, strict=True)]

@@ -2,9 +2,9 @@
 
     XLA_FLAGS= python tests/scripts/compiled_draws.py     # a minute of one core
 
-The tests compile without XLA's optimisation, which may compute a sum twice and round it differently each time;
-and the certificate replaces draws by its own. Prints how many tokens of probability below 1e-8 were drawn; exits with 1
-if there are any.
+The tests compile without XLA's optimisation, which may compute a sum twice and round it differently
+each time; and the certificate replaces draws by its own. Prints how many tokens of probability
+below 1e-8 were drawn; exits with 1 if there are any.
 """
 
 import itertools
@@ -27,8 +27,12 @@ def impossible(vocab: int, temperature: float, draft: bool, new: int) -> int:
     count = 0
     for seed in range(SEEDS):
         options = dict(temperature=temperature, key=jax.random.key(seed), max_new_tokens=new)
-        out = jaxspec.generate(model, [[1, 3]], drafter=other if draft else None, gamma=3, **options)
-        count += sum(log_p[a, b] < LEAST for a, b in itertools.pairwise([3, *out.tokens[0].tolist()]))
+        out = jaxspec.generate(
+            model, [[1, 3]], drafter=other if draft else None, gamma=3, **options
+        )
+        count += sum(
+            log_p[a, b] < LEAST for a, b in itertools.pairwise([3, *out.tokens[0].tolist()])
+        )
     return count
 
 

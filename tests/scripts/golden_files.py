@@ -1,4 +1,5 @@
-"""Writes the golden files of tests/weights/test_families.py again, as transformers computes them (with PyTorch).
+"""Writes the golden files of tests/weights/test_families.py again, as transformers computes them
+(with PyTorch).
 
 python tests/scripts/golden_files.py            # all cases
 python tests/scripts/golden_files.py gemma3     # those that are named

@@ -1,7 +1,8 @@
-"""Generations of few large layers, compiled for GPUs that are not here: what tests/test_gpu.py asserts things of.
+"""Generations of few large layers, compiled for GPUs that are not here: what tests/test_gpu.py
+asserts things of.
 
-As tests/scripts/tpu_programs.py, whose cases these are cut from; jax's CUDA plugin must be installed (a folder on
-PYTHONPATH will do), and jax be kept from looking for a GPU:
+As tests/scripts/tpu_programs.py, whose cases these are cut from; jax's CUDA plugin must be
+installed (a folder on PYTHONPATH will do), and jax be kept from looking for a GPU:
 
     JAX_PLATFORMS=cpu python tests/scripts/gpu_programs.py            # all: some minutes
     JAX_PLATFORMS=cpu python tests/scripts/gpu_programs.py int8       # those whose names have this word
@@ -26,7 +27,14 @@ CASES = [
     Case("Llama, chain, int8", *ONE_LLAMA, "h100", dtype="int8"),
     Case("Llama, chain, int4", *ONE_LLAMA, "h100", dtype="int4"),
     Case("small Llama, chain, mesh", *SMALL_LLAMA, "a100:2", "model=2", compares=True),
-    Case("Llama, policy", *ONE_LLAMA, "h100", batch=16, policy=policies.adaptive(together="slots"), new_tokens=2048),
+    Case(
+        "Llama, policy",
+        *ONE_LLAMA,
+        "h100",
+        batch=16,
+        policy=policies.adaptive(together="slots"),
+        new_tokens=2048,
+    ),
 ]
 
 

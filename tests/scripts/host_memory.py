@@ -1,4 +1,5 @@
-"""Prints the memory of a process that loads a model, as JSON; `tests/weights/test_tensors.py` runs it.
+"""Prints the memory of a process that loads a model, as JSON; `tests/weights/test_tensors.py` runs
+it.
 
 python host_memory.py FOLDER   bytes of the parameters, and how much more than before was resident at most: while
                                loading them, and, as a control, while reading all tensors first and placing them then
@@ -39,7 +40,8 @@ def everything_first(folder):
 
 if __name__ == "__main__":
     folder = Path(sys.argv[1])
-    # What is imported, traced and set up on the way is not counted: some 7 MB, more or less of it from run to run.
+    # What is imported, traced and set up on the way is not counted: some 7 MB, more or less of it
+    # from run to run.
     huggingface.restore(folder)
     loaded, size = peak(lambda: huggingface.restore(folder)[0])
     control, _ = peak(lambda: everything_first(folder))

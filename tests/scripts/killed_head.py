@@ -1,4 +1,5 @@
-"""Trains a toy head twice: as a whole, and in a run that kills itself after a checkpoint, or that goes on with it.
+"""Trains a toy head twice: as a whole, and in a run that kills itself after a checkpoint, or that
+goes on with it.
 
     python tests/scripts/killed_head.py FOLDER        # ends by SIGKILL
     python tests/scripts/killed_head.py FOLDER --go-on
@@ -23,7 +24,9 @@ from jaxspec.training import run as training
 from jaxspec.weights.parameters import flat
 
 WORDS = ["</s>", "<unk>", *"abcdef"]
-SHAPE = decoder.decoder_config(len(WORDS), dim=8, ff_dim=8, layers=1, heads=1, kv_heads=1, head_dim=8, max_positions=16)
+SHAPE = decoder.decoder_config(
+    len(WORDS), dim=8, ff_dim=8, layers=1, heads=1, kv_heads=1, head_dim=8, max_positions=16
+)
 RECIPE = {
     "name": "toy",
     "family": "heads",
@@ -31,7 +34,9 @@ RECIPE = {
     "head": dict(heads=2),
     "learn": dict(stride=2, kl=0.5),
     "data": dict(train="train.jsonl", heldout="train.jsonl", shapes=[[0, 12]]),
-    "train": dict(steps=6, batch_tokens=48, learning_rate=0.1, warmup=1, evaluate_every=5, save_every=4),
+    "train": dict(
+        steps=6, batch_tokens=48, learning_rate=0.1, warmup=1, evaluate_every=5, save_every=4
+    ),
 }
 
 
@@ -48,10 +53,16 @@ def main(folder: Path, go_on: bool) -> None:
     heads.load = lambda name, **options: target
     random = np.random.default_rng(0)
     texts = [" ".join(random.choice(WORDS[2:], 10)) for _ in range(12)]
-    (folder / "train.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    (folder / "train.jsonl").write_text(
+        "".join(json.dumps({"text": text}) + "\n" for text in texts)
+    )
 
     def run(work: str, log) -> dict:
-        return flat(training.train(recipes.parse(RECIPE), folder, folder / work, log, progress=False)[0].params)
+        return flat(
+            training.train(recipes.parse(RECIPE), folder, folder / work, log, progress=False)[
+                0
+            ].params
+        )
 
     if go_on:
         lines: list[str] = []

@@ -3,8 +3,9 @@
     python tests/scripts/lost_signals.py bare 200       # Python's handlers alone
     python tests/scripts/lost_signals.py command 200    # a command of jaxspec
 
-A child traces until a signal ends it, says which, and traces again. Its parent sends it so many SIGTERM and as many
-SIGINT, at random times, and prints how many the child did not answer. Of tests/test_interrupts.py.
+A child traces until a signal ends it, says which, and traces again. Its parent sends it so many
+SIGTERM and as many SIGINT, at random times, and prints how many the child did not answer. Of
+tests/test_interrupts.py.
 """
 
 import gc
@@ -93,7 +94,9 @@ class Child:
 
     def __init__(self, mode: str):
         self.patience = PATIENCE[mode]
-        self.process = subprocess.Popen([sys.executable, __file__, mode], stdout=subprocess.PIPE, bufsize=0)
+        self.process = subprocess.Popen(
+            [sys.executable, __file__, mode], stdout=subprocess.PIPE, bufsize=0
+        )
         self.output = self.process.stdout
         self.wait_until_traced(timeout=100)
 
@@ -112,7 +115,9 @@ class Child:
         line = self.line(self.patience)
         if line is None and self.process.poll() is None:
             return False
-        assert line == number.name, f"{number.name} was answered by {line!r}, exit code {self.process.poll()}"
+        assert line == number.name, (
+            f"{number.name} was answered by {line!r}, exit code {self.process.poll()}"
+        )
         self.wait_until_traced(timeout=100)
         return True
 

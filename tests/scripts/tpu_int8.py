@@ -1,7 +1,8 @@
-"""Compiles a generation with quantised matrices for a TPU that is not here, and prints which large arrays it makes.
+"""Compiles a generation with quantised matrices for a TPU that is not here, and prints which large
+arrays it makes.
 
-A line of JSON for plain decoding and one for speculative: what tests/test_tpu.py asserts things of. One layer of Llama
-3.1 8B, a tiny draft model.
+A line of JSON for plain decoding and one for speculative: what tests/test_tpu.py asserts things of.
+One layer of Llama 3.1 8B, a tiny draft model.
 
     JAX_PLATFORMS=cpu python tests/scripts/tpu_int8.py [v5p:2x2x1] [float32] [int4]
 """
@@ -30,19 +31,32 @@ from jaxspec.decode.request import Prepared, prepare
 from jaxspec.nets import decoder
 from jaxspec.weights import quantisation
 
-TARGET = decoder.decoder_config(4096, 4096, 14336, 1, 32, 8, 128)  # of a vocabulary that hides nothing
+# of a vocabulary that hides nothing
+TARGET = decoder.decoder_config(4096, 4096, 14336, 1, 32, 8, 128)
 DRAFT = decoder.decoder_config(4096, 128, 256, 1, 2, 1, 64)
-NO_ARRAYS = ("parameter", "get-tuple-element", "tuple", "bitcast", "while", "conditional", "copy-start", "copy-done")
+NO_ARRAYS = (
+    "parameter",
+    "get-tuple-element",
+    "tuple",
+    "bitcast",
+    "while",
+    "conditional",
+    "copy-start",
+    "copy-done",
+)
 
 
 def model(config: decoder.DecoderConfig, computed: str, dtype: str) -> Model:
     config = dataclasses.replace(config, dtype=computed)
-    params = jax.eval_shape(lambda: quantisation.quantise(decoder.init(config, jax.random.key(0)), dtype))
+    params = jax.eval_shape(
+        lambda: quantisation.quantise(decoder.init(config, jax.random.key(0)), dtype)
+    )
     return Model(decoder.language_model(config), params, config=config)
 
 
 def large_arrays(text: str, least: int) -> dict[str, int]:
-    """Counts the arrays of at least so many entries that a program writes to memory, by kind: not those in fusions.
+    """Counts the arrays of at least so many entries that a program writes to memory, by kind: not
+    those in fusions.
 
     Prefetches (copy-start), which leave an array as it is, are not among them.
     """
@@ -55,21 +69,32 @@ def large_arrays(text: str, least: int) -> dict[str, int]:
             continue
         for kind, sizes in re.findall(r"\b([a-z]+\d*)\[([\d,]+)\]", operation[1]):
             if math.prod(map(int, sizes.split(","))) >= least:
-                found[f"{operation[2]} {kind}[{sizes}]"] = found.get(f"{operation[2]} {kind}[{sizes}]", 0) + 1
+                found[f"{operation[2]} {kind}[{sizes}]"] = (
+                    found.get(f"{operation[2]} {kind}[{sizes}]", 0) + 1
+                )
     return found
 
 
 def compiled(prepared: Prepared, topology: str) -> jax.stages.Compiled:
-    place = SingleDeviceSharding(topologies.get_topology_desc(topology_name=topology, platform="tpu").devices[0])
+    place = SingleDeviceSharding(
+        topologies.get_topology_desc(topology_name=topology, platform="tpu").devices[0]
+    )
     arguments = prepared.weights, prepared.prompt, prepared.request
-    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), arguments)
+    shapes = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), arguments
+    )
     lowered = loop.generation.lower(prepared.decoder, *shapes, prepared.max_new_tokens)
-    return lowered.compile(compiler_options=programs.COMPILER_OPTIONS.get(next(iter(place.device_set)).device_kind))
+    return lowered.compile(
+        compiler_options=programs.COMPILER_OPTIONS.get(next(iter(place.device_set)).device_kind)
+    )
 
 
 def main() -> None:
     """Compiles both, and prints."""
-    topology, computed, dtype = [*sys.argv[1:], *["v5p:2x2x1", "bfloat16", "int8"][len(sys.argv) - 1 :]]
+    topology, computed, dtype = [
+        *sys.argv[1:],
+        *["v5p:2x2x1", "bfloat16", "int8"][len(sys.argv) - 1 :],
+    ]
     target, draft = model(TARGET, computed, dtype), model(DRAFT, computed, dtype)
     prompt = Prompt(np.zeros((1, 64), np.int32), np.full(1, 64, np.int32))
     speculative = prepare(target, prompt, drafter=draft, gamma=5, max_new_tokens=64)
@@ -77,7 +102,10 @@ def main() -> None:
         executable = compiled(prepared, topology)
         memory = executable.memory_analysis()
         arrays = large_arrays(executable.as_text(), 1024 * 4096)  # the least of the matrices: keys
-        sizes = {"arguments": memory.argument_size_in_bytes, "temporaries": memory.temp_size_in_bytes}
+        sizes = {
+            "arguments": memory.argument_size_in_bytes,
+            "temporaries": memory.temp_size_in_bytes,
+        }
         print("compiled", json.dumps({"name": name, "large arrays": arrays} | sizes), flush=True)
 
 

@@ -1,7 +1,9 @@
-"""Generations of few large layers, compiled for TPUs that are not here: what tests/test_tpu.py asserts things of.
+"""Generations of few large layers, compiled for TPUs that are not here: what tests/test_tpu.py
+asserts things of.
 
-Nothing runs, and no weights are needed; `python -m benchmarks.estimates` prints the same of published shapes. libtpu
-must be installed (a folder on PYTHONPATH will do), and jax be kept from looking for a TPU:
+Nothing runs, and no weights are needed; `python -m benchmarks.estimates` prints the same of
+published shapes. libtpu must be installed (a folder on PYTHONPATH will do), and jax be kept from
+looking for a TPU:
 
     JAX_PLATFORMS=cpu python tests/scripts/tpu_programs.py             # all: a few minutes
     JAX_PLATFORMS=cpu python tests/scripts/tpu_programs.py T5 tree     # those whose names have these words
@@ -30,7 +32,9 @@ SMALL = 1 << 15  # bytes from which copies are reported, and the least matrix ha
 
 
 class Case(NamedTuple):
-    """A pair to compile, for which chips, and the shape of the draft: children by level; none is a chain of 5."""
+    """A pair to compile, for which chips, and the shape of the draft: children by level; none is a
+    chain of 5.
+    """
 
     name: str
     target: Any
@@ -46,9 +50,13 @@ class Case(NamedTuple):
     new_tokens: int = 128
 
 
-# Two layers of T5-XXL with two of T5-small, of Llama 3.1 8B with two of Llama 3.2 1B, and layers that compile sooner.
+# Two layers of T5-XXL with two of T5-small, of Llama 3.1 8B with two of Llama 3.2 1B, and layers
+# that compile sooner.
 T5 = T5Config(VOCAB, 4096, 10240, 64, 64, 2, 2), T5Config(VOCAB, 512, 1024, 6, 64, 2, 2)
-LLAMA = decoder_config(VOCAB, 4096, 14336, 2, 32, 8, 128), decoder_config(VOCAB, 2048, 8192, 2, 32, 8, 64)
+LLAMA = (
+    decoder_config(VOCAB, 4096, 14336, 2, 32, 8, 128),
+    decoder_config(VOCAB, 2048, 8192, 2, 32, 8, 64),
+)
 SMALL_T5 = [T5Config(512, dim, 2 * dim, 4, 32, 2, 2) for dim in (256, 128)]
 SMALL_LLAMA = [decoder_config(512, dim, 2 * dim, 2, 8, 4, 32) for dim in (256, 128)]
 CASES = [
@@ -56,9 +64,24 @@ CASES = [
     Case("Llama, chain", *LLAMA, "v5p:2x2x1", compares=True),
     Case("Llama, chain, mesh", *LLAMA, "v6e:2x2", "model=4", batch=4, temperature=1.0),
     Case("small T5, tree", *SMALL_T5, "v5p:2x2x1", branching=(4, 2, 1, 1)),
-    Case("small Llama, tree, mesh", *SMALL_LLAMA, "v6e:2x2", "model=4", (4, 2, 1, 1), batch=4, temperature=1.0),
+    Case(
+        "small Llama, tree, mesh",
+        *SMALL_LLAMA,
+        "v6e:2x2",
+        "model=4",
+        (4, 2, 1, 1),
+        batch=4,
+        temperature=1.0,
+    ),
     Case("small T5 in float32, chain", *SMALL_T5, "v5p:2x2x1", dtype="float32"),
-    Case("Llama, policy", *LLAMA, "v5p:2x2x1", batch=16, policy=policies.adaptive(together="slots"), new_tokens=2048),
+    Case(
+        "Llama, policy",
+        *LLAMA,
+        "v5p:2x2x1",
+        batch=16,
+        policy=policies.adaptive(together="slots"),
+        new_tokens=2048,
+    ),
 ]
 
 
@@ -72,13 +95,18 @@ def compiled(case: Case) -> dict[str, aot.Compiled]:
     _, devices = chips.devices_of(case.topology)
     programs = {"plain": prepared.plain()} if case.compares else {}
     programs["speculative"] = prepared
-    return {name: aot.compile_generation(request, devices, case.mesh) for name, request in programs.items()}
+    return {
+        name: aot.compile_generation(request, devices, case.mesh)
+        for name, request in programs.items()
+    }
 
 
 def matrices(case: Case) -> list[int]:
     """Lists the bytes of both models' matrices, whole and, on a mesh, as a chip holds them."""
     models = [aot.shape_model(config, case.dtype) for config in (case.target, case.draft)]
-    leaves = [leaf for model in models for leaf in jax.tree.leaves(model.params) if len(leaf.shape) == 2]
+    leaves = [
+        leaf for model in models for leaf in jax.tree.leaves(model.params) if len(leaf.shape) == 2
+    ]
     chips = int(case.mesh.removeprefix("model=")) if case.mesh else 1
     sizes = {leaf.size * leaf.dtype.itemsize // parts for leaf in leaves for parts in (1, chips)}
     return sorted(size for size in sizes if size >= SMALL)  # not tables of relative biases
@@ -86,12 +114,16 @@ def matrices(case: Case) -> list[int]:
 
 def main() -> None:
     """Compiles the cases, and prints a line of JSON of each."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("words", nargs="*")
     parser.add_argument("--dtype", help="another one for all cases: of the matrices")
     parser.add_argument("--topology", help="another one for all cases")
     options = parser.parse_args()
-    others = {name: getattr(options, name) for name in ("dtype", "topology") if getattr(options, name)}
+    others = {
+        name: getattr(options, name) for name in ("dtype", "topology") if getattr(options, name)
+    }
     program_text.LARGE = SMALL
     for case in CASES:
         if all(word in case.name for word in options.words):

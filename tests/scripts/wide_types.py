@@ -1,4 +1,5 @@
-"""Public functions under `jax_enable_x64`, drafted beside plain, as JSON; `tests/test_wide_types.py` runs it.
+"""Public functions under `jax_enable_x64`, drafted beside plain, as JSON;
+`tests/test_wide_types.py` runs it.
 
 python wide_types.py names        the names of all cases
 python wide_types.py NAME ...     runs some of them: a line {"name": ..., "got": ..., "expected": ...} for each
@@ -25,14 +26,23 @@ from tests.small import between, random_params, tiny_llama, tiny_t5
 VOCAB, NEW = 7, 9
 WORDS = word_tokenizer(["<unk>", "</s>", "a", "b", "c", "d", "e"])
 TEMPLATED = word_tokenizer(
-    WORDS.get_vocab(), chat_template="{% for message in messages %}{{ message.content + ' ' }}{% endfor %}"
+    WORDS.get_vocab(),
+    chat_template="{% for message in messages %}{{ message.content + ' ' }}{% endfor %}",
 )
 TABLE = table_model(jax.random.key(1), VOCAB, sharpness=2.0)._replace(tokenizer=WORDS)
 BLEND = between(TABLE, table_model(jax.random.key(2), VOCAB, sharpness=2.0), 0.7)
-PROMPTS = jaxspec.Prompt(jnp.array([[3, 1, 4], [2, 0, 0]]), jnp.array([3, 1]))  # int64, as JAX makes them here
+# int64, as JAX makes them here
+PROMPTS = jaxspec.Prompt(jnp.array([[3, 1, 4], [2, 0, 0]]), jnp.array([3, 1]))
 DRAFTED = dict(drafter=BLEND, gamma=3)
 LIMIT = dict(max_new_tokens=NEW, eos_ids=[])
-PENALTIES = dict(repetition_penalty=1.2, presence_penalty=0.3, frequency_penalty=0.2, top_k=5, top_p=0.95, min_p=0.01)
+PENALTIES = dict(
+    repetition_penalty=1.2,
+    presence_penalty=0.3,
+    frequency_penalty=0.2,
+    top_k=5,
+    top_p=0.95,
+    min_p=0.01,
+)
 CASES = {}
 
 
@@ -47,8 +57,14 @@ def tokens(out):
 
 def beside_plain(target=TABLE, prompts=PROMPTS, **options):
     """Greedy text with a drafter, and without."""
-    plain = {name: value for name, value in options.items() if name not in ("drafter", "gamma", "rule", "policy")}
-    return [tokens(jaxspec.generate(target, prompts, **LIMIT | given)) for given in (options, plain)]
+    plain = {
+        name: value
+        for name, value in options.items()
+        if name not in ("drafter", "gamma", "rule", "policy")
+    }
+    return [
+        tokens(jaxspec.generate(target, prompts, **LIMIT | given)) for given in (options, plain)
+    ]
 
 
 @case
@@ -70,9 +86,14 @@ def sampled_by_coupled_noise():
 
 @case
 def every_rule():
-    options = dict(log_probs=True, key=jax.random.key(5), temperature=[0.0, 0.8], policy=policies.adaptive())
+    options = dict(
+        log_probs=True, key=jax.random.key(5), temperature=[0.0, 0.8], policy=policies.adaptive()
+    )
     judged = (rules.rejection(), rules.block(), rules.exact_match(), rules.coupled())
-    got = [tokens(jaxspec.generate(TABLE, PROMPTS, rule=rule, **DRAFTED, **LIMIT, **options))[0] for rule in judged]
+    got = [
+        tokens(jaxspec.generate(TABLE, PROMPTS, rule=rule, **DRAFTED, **LIMIT, **options))[0]
+        for rule in judged
+    ]
     plain = tokens(jaxspec.generate(TABLE, PROMPTS, **LIMIT))[0]
     return got, [plain] * len(judged)
 
@@ -80,7 +101,11 @@ def every_rule():
 @case
 def trees_that_are_sampled():
     widest = dict(nodes=5, depth=3, width=3)
-    shapes = (drafters.tree(BLEND, (2, 2)), drafters.dynamic_tree(BLEND, **widest), drafters.sequences(BLEND, 2))
+    shapes = (
+        drafters.tree(BLEND, (2, 2)),
+        drafters.dynamic_tree(BLEND, **widest),
+        drafters.sequences(BLEND, 2),
+    )
     judged = (rules.rejection(), rules.traversal(), rules.k_seq())
     options = dict(log_probs=True, key=jax.random.key(5), temperature=[0.0, 0.8])
     got = [
@@ -104,7 +129,10 @@ def lookups():
         drafters.horizontal_cascade(BLEND, drafters.prompt_lookup()),
         drafters.fallback(drafters.prompt_lookup(), BLEND),
     )
-    got = [tokens(jaxspec.generate(TABLE, PROMPTS, drafter=x, gamma=3, log_probs=True, **LIMIT)) for x in searches]
+    got = [
+        tokens(jaxspec.generate(TABLE, PROMPTS, drafter=x, gamma=3, log_probs=True, **LIMIT))
+        for x in searches
+    ]
     return got, [tokens(jaxspec.generate(TABLE, PROMPTS, **LIMIT))] * len(searches)
 
 
@@ -115,7 +143,9 @@ def structured():
 
 @case
 def several_samples():
-    options = dict(temperature=0.8, key=jax.random.key(5), num_samples=3, rule=rules.coupled(), log_probs=True)
+    options = dict(
+        temperature=0.8, key=jax.random.key(5), num_samples=3, rule=rules.coupled(), log_probs=True
+    )
     drafted = jaxspec.generate(TABLE, PROMPTS, **DRAFTED, **LIMIT, **options)
     del options["rule"]
     return tokens(drafted), tokens(jaxspec.generate(TABLE, PROMPTS, **LIMIT, **options))
@@ -150,7 +180,9 @@ def rollout():
     prepared = jaxspec.prepare(TABLE, PROMPTS, **DRAFTED, **LIMIT, log_probs=True)
     out = jax.jit(lambda prompt: jaxspec.rollout(prepared, prompt=prompt))(PROMPTS)
     gradient = jax.grad(
-        lambda params: jaxspec.rollout(prepared, weights=prepared.weights._replace(target=params)).log_probs.raw.sum()
+        lambda params: jaxspec.rollout(
+            prepared, weights=prepared.weights._replace(target=params)
+        ).log_probs.raw.sum()
     )(TABLE.params)
     assert gradient.dtype == TABLE.params.dtype and bool(jnp.any(gradient != 0))
     return tokens(out)[0][:NEW], tokens(jaxspec.generate(TABLE, PROMPTS, **LIMIT))[0]
@@ -169,7 +201,9 @@ def speculate():
         return jnp.array([x, 0.0, -x])
 
     rows = [
-        jaxspec.speculate(f, lambda token: token, 2.0, approximation=f, key=jax.random.key(seed), candidates=count)
+        jaxspec.speculate(
+            f, lambda token: token, 2.0, approximation=f, key=jax.random.key(seed), candidates=count
+        )
         for seed, count in itertools.product(range(3), (1, 2))
     ]
     return [row.value for row in rows], [row.token for row in rows]
@@ -198,7 +232,11 @@ def networks():
     got, expected = [], []
     for net, config in ((decoder, tiny_llama(VOCAB, window=3)), (t5, tiny_t5(VOCAB))):
         model, draft = (
-            jaxspec.Model(net.language_model(config), random_params(net.init, config, seed, 0.6), config=config)
+            jaxspec.Model(
+                net.language_model(config),
+                random_params(net.init, config, seed, 0.6),
+                config=config,
+            )
             for seed in (1, 2)
         )
         pair = beside_plain(model, **DRAFTED | dict(drafter=draft), log_probs=True)
@@ -209,9 +247,15 @@ def networks():
 
 @case
 def speech():
-    config = whisper.WhisperConfig(VOCAB, 16, 24, 2, 1, 1, mels=4, source_positions=6, max_positions=32, start_token=1)
+    config = whisper.WhisperConfig(
+        VOCAB, 16, 24, 2, 1, 1, mels=4, source_positions=6, max_positions=32, start_token=1
+    )
     target, draft = (
-        jaxspec.Model(whisper.language_model(config), random_params(whisper.init, config, seed, 0.6), config=config)
+        jaxspec.Model(
+            whisper.language_model(config),
+            random_params(whisper.init, config, seed, 0.6),
+            config=config,
+        )
         for seed in (1, 2)
     )
     features = np.random.default_rng(0).standard_normal((2, config.mels, 12)).astype(np.float32)
@@ -241,7 +285,9 @@ def models_of_float64():
         return forward._replace(logits=forward.logits.astype(jnp.float64)), cache
 
     by_hand = target._replace(lm=lm._replace(extend=wide, prefill=prefill))
-    pairs = [beside_plain(model, drafter=draft, gamma=3, top_log_probs=2) for model in (target, by_hand)]
+    pairs = [
+        beside_plain(model, drafter=draft, gamma=3, top_log_probs=2) for model in (target, by_hand)
+    ]
     beams = [tokens(jaxspec.score(by_hand, [[3, 1, 4]])[0])]
     return [pair[0] for pair in pairs] + beams, [pair[1] for pair in pairs] + [[1, 4]]
 
@@ -252,7 +298,9 @@ def drafter_of_wide_types(is_tree):
     def propose(weights, caches, context):
         batch, width = context.row.length.shape[0], 3
         last = context.row.tokens[jnp.arange(batch), context.row.length - 1]
-        drafted = jnp.stack([(last.astype(jnp.int64) + step) % VOCAB for step in range(width)], axis=1)
+        drafted = jnp.stack(
+            [(last.astype(jnp.int64) + step) % VOCAB for step in range(width)], axis=1
+        )
         length = jnp.full((batch,), width)
         log_probs = jnp.log(jnp.full((batch, width, VOCAB), 1 / VOCAB))
         if is_tree:

@@ -1,4 +1,6 @@
-"""Imports transformers as jaxspec does, where there is no PyTorch: prints that it did, and logs a line of its own."""
+"""Imports transformers as jaxspec does, where there is no PyTorch: prints that it did, and logs a
+line of its own.
+"""
 
 import importlib.util
 import logging

@@ -21,7 +21,11 @@ from tests.small import slow_tokenizers
 
 SCHEMA = {
     "type": "object",
-    "properties": {"name": {"type": "string", "maxLength": 9}, "é": {"enum": ["a", 1]}, "n": {"type": "integer"}},
+    "properties": {
+        "name": {"type": "string", "maxLength": 9},
+        "é": {"enum": ["a", 1]},
+        "n": {"type": "integer"},
+    },
     "required": ["name"],
 }
 PATTERNS = {
@@ -41,7 +45,9 @@ def after(dfa, state, text):
 @pytest.mark.parametrize("tokenizer", ["debian-t5-small", "debian-gpt-small"])
 @pytest.mark.parametrize("name", PATTERNS)
 def test_tokens_lead_where_their_bytes_lead(name, tokenizer):
-    """SentencePiece, whose first token loses its space, and byte-level BPE, whose tokens may be parts of characters."""
+    """SentencePiece, whose first token loses its space, and byte-level BPE, whose tokens may be
+    parts of characters.
+    """
     pattern, tokenizer, vocab = PATTERNS[name], tokenizer_of(find(tokenizer)), 8192
     tokens, texts = automaton.of(pattern, tokenizer, vocab), spelling.of(tokenizer, vocab)
     dfa = automaton._read_bytes(pattern)
@@ -55,15 +61,22 @@ def test_tokens_lead_where_their_bytes_lead(name, tokenizer):
                 if column[token] is None:
                     assert leads[token] < 0
                 elif column[token]:
-                    assert (leads[token] >= 0) == (after(dfa, before, column[token]) >= 0), (row, token)
+                    assert (leads[token] >= 0) == (after(dfa, before, column[token]) >= 0), (
+                        row,
+                        token,
+                    )
             allowed = np.flatnonzero(leads >= 0)
             if not len(allowed):
                 break
             token = int(draw.choice(allowed))
             row.append(token)
             state, before = leads[token], after(dfa, before, column[token])
-            assert bool(tokens.accepting[state]) == (bool(dfa.accepting[before]) and column[token] != b"")
-        text = b"".join((texts.inside if place else texts.first)[token] for place, token in enumerate(row))
+            assert bool(tokens.accepting[state]) == (
+                bool(dfa.accepting[before]) and column[token] != b""
+            )
+        text = b"".join(
+            (texts.inside if place else texts.first)[token] for place, token in enumerate(row)
+        )
         if row and tokens.accepting[state]:
             assert tokenizer.decode(row) == text.decode()
 
@@ -91,12 +104,16 @@ def test_a_text_that_matches_is_not_cleaned_up():
     tokenizer.clean_up_tokenization_spaces = True
     model = table_model(jax.random.key(1), 5)._replace(tokenizer=tokenizer)
     assert jaxspec.generate(model, [[2]], choices=["a . b"], max_new_tokens=4).texts == ["a . b"]
-    (row,) = jaxspec.generate_many(model, [{"prompt": [2], "choices": ["a . b"]}], max_new_tokens=4, slots=1)
+    (row,) = jaxspec.generate_many(
+        model, [{"prompt": [2], "choices": ["a . b"]}], max_new_tokens=4, slots=1
+    )
     assert row.text == "a . b"
 
 
 def test_slow_tokenizers_spell_what_they_decode_to_within_a_text(tmp_path):
-    """The first piece of Marian's and M2M-100's is a space, which is no text by itself: no word before others."""
+    """The first piece of Marian's and M2M-100's is a space, which is no text by itself: no word
+    before others.
+    """
     for name, tokenizer in slow_tokenizers(tmp_path).items():
         ids = tokenizer.get_vocab()
         spelled = spelling.of(tokenizer, 160)
@@ -105,10 +122,16 @@ def test_slow_tokenizers_spell_what_they_decode_to_within_a_text(tmp_path):
         # A text ends without its space, so a token of a space alone would be shown in two ways.
         assert spelled.inside[ids["▁"]] is None and spelled.first[ids["▁"]] is None
         unusable = {word for word, index in ids.items() if spelled.inside[index] is None}
-        assert {"</s>", "<unk>", "<pad>"} <= unusable <= {*tokenizer.get_added_vocab(), "<s>", "▁"}, name
+        assert (
+            {"</s>", "<unk>", "<pad>"} <= unusable <= {*tokenizer.get_added_vocab(), "<s>", "▁"}
+        ), name
         model = table_model(jax.random.key(1), 160)._replace(tokenizer=tokenizer)
-        options = dict(max_new_tokens=8, eos_ids=(tokenizer.eos_token_id,), num_samples=4, temperature=1.0)
-        out = jaxspec.generate(model, [[ids["e"]]], regex="(a|b)( a|1){2}", key=jax.random.key(2), **options)
+        options = dict(
+            max_new_tokens=8, eos_ids=(tokenizer.eos_token_id,), num_samples=4, temperature=1.0
+        )
+        out = jaxspec.generate(
+            model, [[ids["e"]]], regex="(a|b)( a|1){2}", key=jax.random.key(2), **options
+        )
         assert all(re.fullmatch("(a|b)( a|1){2}", text) for text in out.texts), (name, out.texts)
 
 
@@ -121,7 +144,9 @@ def test_a_tokenizer_whose_text_is_not_put_together_is_refused():
 
 
 def test_a_pattern_that_is_too_large_says_which_part_is():
-    schema = json.dumps({"properties": {"a": {"type": "null"}, "text": {"type": "string", "maxLength": 30_000}}})
+    schema = json.dumps(
+        {"properties": {"a": {"type": "null"}, "text": {"type": "string", "maxLength": 30_000}}}
+    )
     pattern = Pattern(regex=schemas.regex_of(schema), schema=schema)
     with pytest.raises(ValueError, match="its property 'text' alone has more than 32,768 states"):
         automaton.of(pattern, word_tokenizer(["<unk>", "</s>", "a"]), 3)

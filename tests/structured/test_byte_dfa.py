@@ -38,8 +38,15 @@ def accepts(dfa, text):
     return bool(dfa.accepting[state])
 
 
-# Characters of one number of bytes in UTF-8, the first and the one after the last; surrogates are none.
-WIDTHS = [(1, 0, 0x80), (2, 0x80, 0x800), (3, 0x800, 0xD800), (3, 0xE000, 0x10000), (4, 0x10000, 0x110000)]
+# Characters of one number of bytes in UTF-8, the first and the one after the last; surrogates are
+# none.
+WIDTHS = [
+    (1, 0, 0x80),
+    (2, 0x80, 0x800),
+    (3, 0x800, 0xD800),
+    (3, 0xE000, 0x10000),
+    (4, 0x10000, 0x110000),
+]
 EVERY = "".join(chr(code) for _, first, end in WIDTHS for code in range(first, end))
 
 
@@ -66,7 +73,18 @@ def accepted(regex):
 
 
 def test_a_class_holds_the_characters_that_it_holds_in_python():
-    for regex in (r"\d", r"\D", r"\s", r"\w", ".", r"[^\S\d]", r"(?a)\W", r"(?a)[^\s]", "(?s).", "[^.]"):
+    for regex in (
+        r"\d",
+        r"\D",
+        r"\s",
+        r"\w",
+        ".",
+        r"[^\S\d]",
+        r"(?a)\W",
+        r"(?a)[^\s]",
+        "(?s).",
+        "[^.]",
+    ):
         np.testing.assert_array_equal(accepted(regex), held(re.findall(regex, EVERY)), regex)
 
 
@@ -88,7 +106,12 @@ def test_a_dollar_after_an_even_number_of_backslashes_is_an_anchor():
 @pytest.mark.parametrize("regex", REGEXES)
 def test_an_expression_accepts_what_it_matches(regex):
     dfa = byte_dfa.from_regex(regex)
-    texts = ("".join(x) for n in range(6) for x in itertools.product(ALPHABET, repeat=n) if n < 5 or x[0] in "a1")
+    texts = (
+        "".join(x)
+        for n in range(6)
+        for x in itertools.product(ALPHABET, repeat=n)
+        if n < 5 or x[0] in "a1"
+    )
     for text in texts:
         assert accepts(dfa, text) == bool(re.fullmatch(regex, text)), text
 

@@ -15,7 +15,23 @@ ECMA = {
     "d": [*range(ord("0"), ord("9") + 1)],
     "w": [*map(ord, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_")],
     "s": [
-        *(9, 10, 11, 12, 13, 32, 160, 0x1680, *range(0x2000, 0x200B), 0x2028, 0x2029, 0x202F, 0x205F, 0x3000, 0xFEFF),
+        *(
+            9,
+            10,
+            11,
+            12,
+            13,
+            32,
+            160,
+            0x1680,
+            *range(0x2000, 0x200B),
+            0x2028,
+            0x2029,
+            0x202F,
+            0x205F,
+            0x3000,
+            0xFEFF,
+        ),
     ],
 }
 CONTROL = held(map(chr, range(32)))
@@ -39,10 +55,13 @@ def test_classes_hold_the_characters_of_both(letter):
 
 
 def test_a_pattern_of_a_schema_writes_no_space_of_either():
-    dfa = byte_dfa.from_regex(schemas.regex_of(schemas.as_text({"type": "string", "pattern": r'^[^\s"\\\x00-\x1f]+$'})))
+    dfa = byte_dfa.from_regex(
+        schemas.regex_of(schemas.as_text({"type": "string", "pattern": r'^[^\s"\\\x00-\x1f]+$'}))
+    )
     for code in (0x85, 0xA0, 0x1680, 0x2028, 0x2029, 0x3000, 0xFEFF, 0x20):
         assert not accepts(dfa, f'"a{chr(code)}"'), hex(code)
-    for text in ("a", "é", "中", "\u200b", "\u180e"):  # neither of the last two is a space of either's
+    # neither of the last two is a space of either's
+    for text in ("a", "é", "中", "\u200b", "\u180e"):
         assert accepts(dfa, f'"{text}"'), text
 
 
@@ -59,4 +78,6 @@ def test_what_the_two_read_differently_is_named_and_the_rest_is_left_as_it_is():
         assert ecma.as_python(pattern) == pattern
     assert ecma.as_python(r"\\d\d") == r"\\d[0-9]"
     assert ecma.as_python(r"[[\d]\d") == "[[0-9][0-9]"
-    np.testing.assert_array_equal(accepted(ecma.as_python(".")), held(re.sub("[\n\r\u2028\u2029]", "", EVERY)))
+    np.testing.assert_array_equal(
+        accepted(ecma.as_python(".")), held(re.sub("[\n\r\u2028\u2029]", "", EVERY))
+    )

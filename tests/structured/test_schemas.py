@@ -1,4 +1,6 @@
-"""JSON schemas: every text of the expression is valid, and what is not supported is refused by its place."""
+"""JSON schemas: every text of the expression is valid, and what is not supported is refused by its
+place.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +14,32 @@ import pytest
 
 from jaxspec.structured import byte_dfa, schemas
 
-QUOTED = {'a"b.c': {"type": "null"}, "d/e": {"const": 1.5}, "z": {"type": "integer", "minimum": -5, "maximum": 300}}
+QUOTED = {
+    'a"b.c': {"type": "null"},
+    "d/e": {"const": 1.5},
+    "z": {"type": "integer", "minimum": -5, "maximum": 300},
+}
 SCHEMAS = {
     "names that are escaped": {"type": "object", "properties": QUOTED, "required": ['a"b.c']},
-    "optional properties": {"properties": {"a": {"type": "null"}, "b": {"type": "boolean"}, "c": {"enum": ["x", 3]}}},
-    "numbers": {"type": "array", "items": {"type": "number", "minimum": 0}, "minItems": 2, "maxItems": 4},
-    "dictionaries": {"additionalProperties": {"type": ["boolean", "null"]}, "type": "object", "maxProperties": 2},
-    "tuples": {"prefixItems": [{"type": "null"}, {"type": "integer"}], "minItems": 2, "maxItems": 2},
+    "optional properties": {
+        "properties": {"a": {"type": "null"}, "b": {"type": "boolean"}, "c": {"enum": ["x", 3]}}
+    },
+    "numbers": {
+        "type": "array",
+        "items": {"type": "number", "minimum": 0},
+        "minItems": 2,
+        "maxItems": 4,
+    },
+    "dictionaries": {
+        "additionalProperties": {"type": ["boolean", "null"]},
+        "type": "object",
+        "maxProperties": 2,
+    },
+    "tuples": {
+        "prefixItems": [{"type": "null"}, {"type": "integer"}],
+        "minItems": 2,
+        "maxItems": 2,
+    },
     "nothing said": {},
     "any object": {"type": "object"},
     "one of": {"oneOf": [{"type": "integer"}, {"type": "string"}]},
@@ -30,11 +51,17 @@ SCHEMAS = {
     "lengths": {"type": "string", "minLength": 2, "maxLength": 5},
     "references": {
         "anyOf": [{"$ref": "#/$defs/q"}, {"type": "null"}],
-        "$defs": {"q": {"type": "object", "properties": {"k": {"type": "integer"}}, "required": ["k"]}},
+        "$defs": {
+            "q": {"type": "object", "properties": {"k": {"type": "integer"}}, "required": ["k"]}
+        },
     },
     "kinds": {
         "oneOf": [
-            {"type": "object", "properties": {"is": {"const": kind}, "n": {"type": "integer"}}, "required": ["is"]}
+            {
+                "type": "object",
+                "properties": {"is": {"const": kind}, "n": {"type": "integer"}},
+                "required": ["is"],
+            }
             for kind in ("a", "b")
         ]
     },
@@ -51,7 +78,9 @@ def distances(dfa):
 
 
 def texts(dfa, count, size=60):
-    """Texts that the automaton accepts, byte by byte at random; after `size` bytes by the shortest way to an end."""
+    """Texts that the automaton accepts, byte by byte at random; after `size` bytes by the shortest
+    way to an end.
+    """
     draw, distance = random.Random(0), distances(dfa)
     for _ in range(count):
         state, text = 0, b""
@@ -84,19 +113,34 @@ def test_every_text_is_valid(name):
     ("schema", "message"),
     [
         ({"type": "integer", "multipleOf": 3}, "multipleOf at #, which is not supported"),
-        ({"properties": {"a": {"type": "number", "maximum": 3}}}, "maximum at #/properties/a, which is not supported"),
+        (
+            {"properties": {"a": {"type": "number", "maximum": 3}}},
+            "maximum at #/properties/a, which is not supported",
+        ),
         ({"type": "string", "format": "iri"}, "format 'iri' at #: expected one of date"),
         ({"type": "text"}, "type 'text' at #: expected one of null"),
         ({"allOf": [{}, {}]}, "allOf of 2 schemas"),
         ({"oneOf": [{"type": "integer"}, {"type": "number"}]}, "use anyOf"),
-        ({"oneOf": [{"properties": {"a": {"const": x}}, "required": ["a"]} for x in (1, 1.0)]}, "use anyOf"),
-        ({"$ref": "#/$defs/a", "$defs": {"a": {"items": {"$ref": "#/$defs/a"}}}}, "refers to itself"),
+        (
+            {"oneOf": [{"properties": {"a": {"const": x}}, "required": ["a"]} for x in (1, 1.0)]},
+            "use anyOf",
+        ),
+        (
+            {"$ref": "#/$defs/a", "$defs": {"a": {"items": {"$ref": "#/$defs/a"}}}},
+            "refers to itself",
+        ),
         ({"$ref": "#/$defs/b"}, "expected a place in it"),
         ({"type": "string", "pattern": "^.*$"}, "allows a quotation mark"),
         ({"type": "string", "pattern": "^a)(b$"}, "unbalanced parenthesis"),
-        ({"type": "string", "pattern": "^[]a]$"}, r"'\^\[\]a\]\$' at #: \[\] is a whole class in ECMA 262"),
+        (
+            {"type": "string", "pattern": "^[]a]$"},
+            r"'\^\[\]a\]\$' at #: \[\] is a whole class in ECMA 262",
+        ),
         ({"type": "string", "pattern": r"^a\$"}, r"expected \^\.\.\.\$"),
-        ({"properties": {"a": {"type": "string", "pattern": r"^\w\b$"}}}, r"at #/properties/a: .* an anchor within"),
+        (
+            {"properties": {"a": {"type": "string", "pattern": r"^\w\b$"}}},
+            r"at #/properties/a: .* an anchor within",
+        ),
         ({"type": "string", "pattern": "a+"}, r"expected \^\.\.\.\$"),
         ({"type": "object", "required": ["a"]}, "requires 'a' at # and does not describe it"),
         ({"type": "array", "uniqueItems": True}, "uniqueItems at #"),
@@ -148,31 +192,55 @@ BOUNDS = ["minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum"]
 def test_integers_of_any_size_keep_their_bounds():
     """Every keyword alone, and each from below with each from above."""
     draw = random.Random(0)
-    for names in [*((name,) for name in BOUNDS), *itertools.product(BOUNDS[:2], BOUNDS[2:]), ("minimum", BOUNDS[1])]:
+    for names in [
+        *((name,) for name in BOUNDS),
+        *itertools.product(BOUNDS[:2], BOUNDS[2:]),
+        ("minimum", BOUNDS[1]),
+    ]:
         for digits in (3, 18, 19, 20, 25, 60):
-            bounds = sorted(draw.choice([-1, 1]) * draw.randrange(10 ** (digits - 1), 10**digits) for _ in names)
+            bounds = sorted(
+                draw.choice([-1, 1]) * draw.randrange(10 ** (digits - 1), 10**digits) for _ in names
+            )
             bounds = [min(bounds), max(bounds) + 3][: len(names)]  # between them is a number
             schema = {"type": "integer"} | dict(zip(names, bounds, strict=True))
             compiled = re.compile(schemas.regex_of(schemas.as_text(schema)))
             longest = max(19, *(len(str(abs(bound))) for bound in bounds))
             near = [bound + step for bound in bounds for step in (-2, -1, 0, 1, 2)]
-            for value in [*near, *(-bound for bound in bounds), 0, 10**longest - 1, 10**longest, 1 - 10**longest]:
+            for value in [
+                *near,
+                *(-bound for bound in bounds),
+                0,
+                10**longest - 1,
+                10**longest,
+                1 - 10**longest,
+            ]:
                 valid = {
                     "minimum": lambda bound, value=value: value >= bound,
                     "exclusiveMinimum": lambda bound, value=value: value > bound,
                     "maximum": lambda bound, value=value: value <= bound,
                     "exclusiveMaximum": lambda bound, value=value: value < bound,
                 }
-                expected = all(valid[name](schema[name]) for name in names) and len(str(abs(value))) <= longest
+                expected = (
+                    all(valid[name](schema[name]) for name in names)
+                    and len(str(abs(value))) <= longest
+                )
                 assert bool(compiled.fullmatch(str(value))) == expected, (schema, value)
 
 
 def test_names_of_hosts_are_ones_that_parsers_take():
     for name in ("email", "uri"):
         for text in texts(
-            byte_dfa.from_regex(schemas.regex_of(json.dumps({"type": "string", "format": name}))), 100, 300
+            byte_dfa.from_regex(schemas.regex_of(json.dumps({"type": "string", "format": name}))),
+            100,
+            300,
         ):
-            host = re.split("[@/]", json.loads(text).removeprefix("https://").removeprefix("http://"))
+            host = re.split(
+                "[@/]", json.loads(text).removeprefix("https://").removeprefix("http://")
+            )
             labels = host[1 if name == "email" else 0].split(".")
-            assert all(len(label) <= 63 for label in labels) and labels[-1].isalpha() and len(".".join(labels)) <= 253
+            assert (
+                all(len(label) <= 63 for label in labels)
+                and labels[-1].isalpha()
+                and len(".".join(labels)) <= 253
+            )
             assert name == "uri" or len(host[0]) <= 64

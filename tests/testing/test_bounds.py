@@ -16,7 +16,8 @@ def half_as_much_again(log_p):
     ("distribution", "most"),
     [
         (PLAIN, -0.125),  # p is 0.5, and 0.75 allowed, after tokens of 0.5
-        ({(0, 0): 0.375, (0, 1): 0.375, (1, 0): 0.125, (1, 1): 0.125}, 0.0),  # the first token, just so
+        # the first token, just so
+        ({(0, 0): 0.375, (0, 1): 0.375, (1, 0): 0.125, (1, 1): 0.125}, 0.0),
         ({(0, 0): 0.25, (0, 1): 0.25, (1, 0): 0.45, (1, 1): 0.05}, 0.075),  # the second: 0.9 of 0.5
         ({(0, 0): 1.0}, 0.25),
     ],

@@ -1,5 +1,6 @@
-"""Draws wherever they are made: in scans, loops, conds, switches and jitted functions, without replacement, in any
-number."""
+"""Draws wherever they are made: in scans, loops, conds, switches and jitted functions, without
+replacement, in any number.
+"""
 
 from __future__ import annotations
 
@@ -27,9 +28,14 @@ def at_row(rows, index):
 
 
 def walk(loop, keys, position, draft, target, bias):
-    """Speculative sampling token by token, every draw in a loop of the given kind; `bias` multiplies q's claim."""
+    """Speculative sampling token by token, every draw in a loop of the given kind; `bias`
+    multiplies q's claim.
+    """
     count, nodes = jnp.zeros_like(position), draft.tokens.shape[1]
-    coins, residual = (noise.at(keys, position, purpose) for purpose in (noise.Purpose.ACCEPT, noise.Purpose.RESIDUAL))
+    coins, residual = (
+        noise.at(keys, position, purpose)
+        for purpose in (noise.Purpose.ACCEPT, noise.Purpose.RESIDUAL)
+    )
 
     def going(state):
         i, _, live = state
@@ -52,13 +58,18 @@ def walk(loop, keys, position, draft, target, bias):
     elif loop == "fori_loop":
         _, count, _ = jax.lax.fori_loop(0, nodes, lambda _, state: trial(state), start)
     else:
-        (_, count, _), _ = jax.lax.scan(lambda state, _: (trial(state), None), start, None, length=nodes)
+        (_, count, _), _ = jax.lax.scan(
+            lambda state, _: (trial(state), None), start, None, length=nodes
+        )
 
     def bonus(count):
         return noise.categorical(residual, target.log_probs[:, nodes])
 
     def replacement(count):
-        p, q = (jnp.exp(at_row(x, jnp.minimum(count, nodes - 1))) for x in (target.log_probs, draft.log_probs))
+        p, q = (
+            jnp.exp(at_row(x, jnp.minimum(count, nodes - 1)))
+            for x in (target.log_probs, draft.log_probs)
+        )
         left = jnp.maximum(p - q, 0.0)
         left = jnp.where(jnp.sum(left, axis=1, keepdims=True) > 1e-6, left, p)
         # Rows that have the bonus token draw here, too, where others do not: nobody reads it.
@@ -66,9 +77,13 @@ def walk(loop, keys, position, draft, target, bias):
 
     is_complete = count == nodes
     if loop == "scan":
-        token = jax.lax.cond(jnp.any(is_complete), bonus, lambda count: jnp.zeros_like(count), count)
+        token = jax.lax.cond(
+            jnp.any(is_complete), bonus, lambda count: jnp.zeros_like(count), count
+        )
     else:
-        token = jax.lax.switch(jnp.any(is_complete).astype(jnp.int32), [jnp.zeros_like, bonus], count)
+        token = jax.lax.switch(
+            jnp.any(is_complete).astype(jnp.int32), [jnp.zeros_like, bonus], count
+        )
     return Verdict(count, jnp.where(is_complete, token, replacement(count)), count)
 
 
@@ -77,7 +92,9 @@ def walk(loop, keys, position, draft, target, bias):
 def test_draws_in_loops_and_branches(loop):
     """A biased rule is caught there as anywhere."""
     for bias, right in [(1.0, True), (0.7, False)]:
-        rule = Rule(lambda *judged, bias=bias: walk(loop, *judged, bias), f"in a {loop}", exact=True)
+        rule = Rule(
+            lambda *judged, bias=bias: walk(loop, *judged, bias), f"in a {loop}", exact=True
+        )
         off = certify(TARGET, drafter=DRAFT, rule=rule, gamma=2, prompt=PROMPT, steps=3)
         assert off < 1e-6 if right else off > 1e-2
 
@@ -90,7 +107,9 @@ def jitted_draw(keys, log_probs):
 def scanned_draw(carry, index):
     """A function that jax may keep a trace of."""
     keys, log_probs = carry
-    return carry, noise.categorical(jax.vmap(lambda key: jax.random.fold_in(key, index))(keys), log_probs)
+    return carry, noise.categorical(
+        jax.vmap(lambda key: jax.random.fold_in(key, index))(keys), log_probs
+    )
 
 
 def by_scan(keys, log_probs):
@@ -106,18 +125,24 @@ def test_traces_of_real_and_of_scripted_draws_are_never_mixed_up(draw):
 
     def propose(weights, caches, context):
         shape = context.max_draft.shape[0], context.gamma
-        return Draft(jnp.zeros(shape, jnp.int32), jnp.full(shape[:1], context.gamma, jnp.int32)), caches
+        return Draft(
+            jnp.zeros(shape, jnp.int32), jnp.full(shape[:1], context.gamma, jnp.int32)
+        ), caches
 
     drafter = Drafter(lambda *_: (), propose, lambda end: end.caches)
 
     def real(draw):
-        keys = noise.row_keys(jax.random.key(3), outcomes.CHUNK)  # the shapes that the certificate has
+        # the shapes that the certificate has
+        keys = noise.row_keys(jax.random.key(3), outcomes.CHUNK)
         return draw(keys, jnp.broadcast_to(TOY.params, (outcomes.CHUNK, 3))).tolist()
 
     before = real(draw)
     assert set(before) == {0, 1, 2}
     for name in ("draws elsewhere", "again"):
-        assert certify(TOY, drafter=drafter, rule=Rule(verify, name, exact=True), gamma=1, steps=3) < 1e-6
+        assert (
+            certify(TOY, drafter=drafter, rule=Rule(verify, name, exact=True), gamma=1, steps=3)
+            < 1e-6
+        )
         assert real(jax.jit(lambda *args: draw(*args))) == before and real(draw) == before
 
 
@@ -135,15 +160,21 @@ def second_token(draw, target=TOY, steps=2):
 
     drafter = Drafter(lambda *_: (), propose, lambda end: end.caches)
     options = dict(temperature=1.0, key=jax.random.key(0), gamma=1)
-    prepared = prepare(target, PROMPT, drafter=drafter, rule=Rule(verify, "drawn", exact=True), **options)
+    prepared = prepare(
+        target, PROMPT, drafter=drafter, rule=Rule(verify, "drawn", exact=True), **options
+    )
     distribution = decoder_distribution(prepared, steps=steps)
-    return np.array([sum(p for tokens, p in distribution.items() if tokens[1:] == (last,)) for last in range(3)])
+    return np.array(
+        [sum(p for tokens, p in distribution.items() if tokens[1:] == (last,)) for last in range(3)]
+    )
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("place", [pytest.param(0, marks=pytest.mark.exhaustive), 1, 2])
 def test_without_replacement_is_one_draw_after_the_other(place):
-    got = second_token(lambda keys, log_probs: noise.without_replacement(keys, log_probs, 3)[:, place])
+    got = second_token(
+        lambda keys, log_probs: noise.without_replacement(keys, log_probs, 3)[:, place]
+    )
     first, second = P, sum(P[x] * np.where(np.arange(3) == x, 0, P) / (1 - P[x]) for x in range(3))
     np.testing.assert_allclose(got, [first, second, 1 - first - second][place], atol=1e-6)
 
@@ -156,7 +187,9 @@ def test_without_replacement_has_the_distribution_of_the_real_noise():
     real = noise.without_replacement(keys, jnp.broadcast_to(TOY.params, (count, 3)), 2)
     for place in range(2):
         scripted = second_token(
-            lambda keys, log_probs, place=place: noise.without_replacement(keys, log_probs, 2)[:, place]
+            lambda keys, log_probs, place=place: noise.without_replacement(keys, log_probs, 2)[
+                :, place
+            ]
         )
         often = np.bincount(np.asarray(real[:, place]), minlength=3) / count
         assert (np.abs(often - scripted) < 4.5 * np.sqrt(scripted * (1 - scripted) / count)).all()
@@ -173,7 +206,9 @@ def test_without_replacement_where_nothing_is_left():
     real = draw(noise.row_keys(jax.random.key(0), 1), None)[0].tolist()
     assert real == [2, 0, 1]
     for place in range(3):
-        np.testing.assert_allclose(second_token(lambda *x, place=place: draw(*x)[:, place]), np.eye(3)[real[place]])
+        np.testing.assert_allclose(
+            second_token(lambda *x, place=place: draw(*x)[:, place]), np.eye(3)[real[place]]
+        )
 
 
 @pytest.mark.slow
@@ -237,7 +272,11 @@ def test_rows_whose_mates_make_a_loop_run_longer():
             token = jnp.where(live > 0, drawn, token)
             return i + 1, jnp.where(jnp.logical_and(drawn > 0, i < 1), live, 0), token
 
-        start = jnp.zeros((), jnp.int32), jnp.ones_like(log_probs[:, 0], jnp.int32), jnp.zeros(keys.shape, jnp.int32)
+        start = (
+            jnp.zeros((), jnp.int32),
+            jnp.ones_like(log_probs[:, 0], jnp.int32),
+            jnp.zeros(keys.shape, jnp.int32),
+        )
         _, _, token = jax.lax.while_loop(going, body, start)
         return (token + noise.categorical(folded(keys, 5), log_probs)) % 3
 

@@ -1,4 +1,6 @@
-"""A model that is not what decoding expects is named, with what is wrong, and does not decode as if it were."""
+"""A model that is not what decoding expects is named, with what is wrong, and does not decode as if
+it were.
+"""
 
 import functools
 import re
@@ -21,7 +23,10 @@ PROMPT = [[3, 1, 4], [1, 5]]
 def params(seed=0):
     keys = jax.random.split(jax.random.key(seed), 3)
     shapes = {"embed": (VOCAB, DIM), "query": (DIM, DIM), "head": (DIM, VOCAB)}
-    drawn = {name: jax.random.normal(key, shape) for key, (name, shape) in zip(keys, shapes.items(), strict=True)}
+    drawn = {
+        name: jax.random.normal(key, shape)
+        for key, (name, shape) in zip(keys, shapes.items(), strict=True)
+    }
     return drawn | {"query": 0.1 * drawn["query"]}  # so that attention is spread out
 
 
@@ -42,7 +47,9 @@ def over_the_batch(params, tokens):
 
 
 def cached(params, cache, tokens, positions, *, at=lambda x: x, last=lambda x: x, spread=1):
-    """Attention with a cache: `at` says where entries are written, `last` which one a token sees last."""
+    """Attention with a cache: `at` says where entries are written, `last` which one a token sees
+    last.
+    """
     x = params["embed"][tokens] * spread
     cache = cache.at[jnp.arange(tokens.shape[0])[:, None], at(positions)].set(x)
     visible = jnp.arange(cache.shape[1])[None, None] <= last(positions)[:, :, None]
@@ -50,7 +57,9 @@ def cached(params, cache, tokens, positions, *, at=lambda x: x, last=lambda x: x
 
 
 def by_width(params, cache, tokens, positions):
-    return cached(params, cache, tokens, positions, spread=jnp.sqrt(tokens.shape[1]).astype(jnp.float32))
+    return cached(
+        params, cache, tokens, positions, spread=jnp.sqrt(tokens.shape[1]).astype(jnp.float32)
+    )
 
 
 def running_sum(params, cache, tokens, positions):
@@ -87,7 +96,9 @@ WINDOW = 9
 
 
 def windowed(params, cache, tokens, positions, *, in_the_pass):
-    """Attention to the last WINDOW entries, which a pass of several tokens counts from its own beginning, or not."""
+    """Attention to the last WINDOW entries, which a pass of several tokens counts from its own
+    beginning, or not.
+    """
     x = params["embed"][tokens]
     cache = cache.at[jnp.arange(tokens.shape[0])[:, None], positions].set(x)
     entry = jnp.arange(cache.shape[1])[None, None]
@@ -101,19 +112,32 @@ OWN = {
     "shifted": dict(apply=shifted),
     "read ahead": dict(apply=read_ahead),
     "a window": dict(apply=functools.partial(windowed, in_the_pass=False), empty_cache=empty),
-    "a window of the pass": dict(apply=functools.partial(windowed, in_the_pass=True), empty_cache=empty),
+    "a window of the pass": dict(
+        apply=functools.partial(windowed, in_the_pass=True), empty_cache=empty
+    ),
     "attention": dict(apply=without_cache),
     "cached attention": dict(apply=cached, empty_cache=empty),
-    "both ways": dict(apply=functools.partial(without_cache, mask=lambda step: jnp.ones((step, step), bool))),
-    "one ahead": dict(apply=functools.partial(without_cache, mask=lambda step: jnp.tri(step, k=1, dtype=bool))),
-    "over the batch": dict(apply=over_the_batch),
-    "the pass's last entry": dict(apply=functools.partial(cached, last=last_of_the_pass), empty_cache=empty),
-    "the first row's entry": dict(
-        apply=functools.partial(cached, at=of_the_first_row, last=of_the_first_row), empty_cache=empty
+    "both ways": dict(
+        apply=functools.partial(without_cache, mask=lambda step: jnp.ones((step, step), bool))
     ),
-    "all entries": dict(apply=functools.partial(cached, last=everything_written), empty_cache=empty),
+    "one ahead": dict(
+        apply=functools.partial(without_cache, mask=lambda step: jnp.tri(step, k=1, dtype=bool))
+    ),
+    "over the batch": dict(apply=over_the_batch),
+    "the pass's last entry": dict(
+        apply=functools.partial(cached, last=last_of_the_pass), empty_cache=empty
+    ),
+    "the first row's entry": dict(
+        apply=functools.partial(cached, at=of_the_first_row, last=of_the_first_row),
+        empty_cache=empty,
+    ),
+    "all entries": dict(
+        apply=functools.partial(cached, last=everything_written), empty_cache=empty
+    ),
     "by the width of a pass": dict(apply=by_width, empty_cache=empty),
-    "a running sum": dict(apply=running_sum, empty_cache=lambda batch, capacity: jnp.zeros((batch, DIM))),
+    "a running sum": dict(
+        apply=running_sum, empty_cache=lambda batch, capacity: jnp.zeros((batch, DIM))
+    ),
 }
 
 
@@ -134,8 +158,14 @@ def own(name):
         ("over the batch", ["batch"]),
         ("the first row's entry", ["ragged rows"]),
         ("a running sum", ["cache", "rewinds"]),
-        pytest.param("one ahead", ["causality", "padding", "cache", "one pass"], marks=pytest.mark.slow),
-        pytest.param("the pass's last entry", ["causality", "padding", "cache", "one pass"], marks=pytest.mark.slow),
+        pytest.param(
+            "one ahead", ["causality", "padding", "cache", "one pass"], marks=pytest.mark.slow
+        ),
+        pytest.param(
+            "the pass's last entry",
+            ["causality", "padding", "cache", "one pass"],
+            marks=pytest.mark.slow,
+        ),
         pytest.param("all entries", ["causality", "padding", "rewinds"], marks=pytest.mark.slow),
         pytest.param("by the width of a pass", ["cache", "one pass"], marks=pytest.mark.slow),
     ],
@@ -155,7 +185,8 @@ def test_what_is_wrong_with_a_model_is_named(name, ways):
 @pytest.mark.parametrize("encoder", [False, True], ids=["decoder", "encoder-decoder"])
 def test_a_table_model_is_what_decoding_expects(encoder):
     ways = check_model(table_model(jax.random.key(0), vocab=5, encoder=encoder))
-    refused_before = {"own token"}  # no difference is measured: a network that shifts its input is refused
+    # no difference is measured: a network that shifts its input is refused
+    refused_before = {"own token"}
     without = {"padding", "cache"} if encoder else set()
     assert max(ways.values()) == 0
     assert set(ways) == set(WAYS) - refused_before - without
@@ -166,7 +197,11 @@ def test_a_tree_whose_nodes_see_their_siblings_is_named():
     model = table_model(jax.random.key(0), vocab=5, order=2)
 
     def extend(params, cache, tokens, parent=None, real=None):
-        chain = None if parent is None else jnp.broadcast_to(jnp.arange(parent.shape[1]) - 1, parent.shape)
+        chain = (
+            None
+            if parent is None
+            else jnp.broadcast_to(jnp.arange(parent.shape[1]) - 1, parent.shape)
+        )
         return model.lm.extend(params, cache, tokens, chain)
 
     with pytest.raises(ValueError, match="expects:\n- trees"):
@@ -174,7 +209,9 @@ def test_a_tree_whose_nodes_see_their_siblings_is_named():
 
 
 @pytest.mark.parametrize("drafts", [True, False])
-@pytest.mark.parametrize("name", ["both ways", "the pass's last entry", "all entries", "a running sum"])
+@pytest.mark.parametrize(
+    "name", ["both ways", "the pass's last entry", "all entries", "a running sum"]
+)
 def test_a_model_that_is_not_causal_does_not_decode(name, drafts):
     model = own(name)
     with pytest.raises(causality.NotCausal, match="is not causal: its logits after"):
@@ -185,7 +222,9 @@ def test_a_model_that_is_not_causal_does_not_decode(name, drafts):
 def test_a_causal_model_is_tried_once(name, monkeypatch):
     tries = []
     look_ahead = causality.look_ahead
-    monkeypatch.setattr(causality, "look_ahead", lambda *given: tries.append(1) or look_ahead(*given))
+    monkeypatch.setattr(
+        causality, "look_ahead", lambda *given: tries.append(1) or look_ahead(*given)
+    )
     causality._passed.cache_clear()
     prepared = jaxspec.prepare(own(name), PROMPT, drafter=own(name), max_new_tokens=4)
     prepared.replace(gamma=2)
@@ -197,7 +236,9 @@ def test_networks_of_jaxspec_are_not_tried(monkeypatch):
     monkeypatch.setattr(causality, "look_ahead", None)
     shape = dict(vocab_size=VOCAB, dim=DIM, ff_dim=DIM, heads=2)
     assert decoder.language_model(decoder.gpt_config(layers=1, **shape)).is_causal
-    assert decoder.language_model(decoder.decoder_config(layers=1, kv_heads=1, head_dim=4, **shape)).is_causal
+    assert decoder.language_model(
+        decoder.decoder_config(layers=1, kv_heads=1, head_dim=4, **shape)
+    ).is_causal
     t5_shape = t5.T5Config(encoder_layers=1, decoder_layers=1, head_dim=4, **shape)
     assert t5.language_model(t5_shape).is_causal
     jaxspec.prepare(table_model(jax.random.key(0), vocab=VOCAB), PROMPT, max_new_tokens=4)
@@ -224,14 +265,26 @@ def functions(prefill, extend):
             r"prefill returned NoneType: expected \(core.Forward",
         ),
         (
-            functions(lambda p, prompt, n: (jaxspec.core.Forward(jnp.zeros((8, VOCAB)), None), prompt.length), None),
+            functions(
+                lambda p, prompt, n: (
+                    jaxspec.core.Forward(jnp.zeros((8, VOCAB)), None),
+                    prompt.length,
+                ),
+                None,
+            ),
             ValueError,
             r"prefill returned logits of shape \(8, 11\) for 8 rows: expected \[batch, step, vocab\] = \(8, 1, 11\)",
         ),
         (
             functions(
-                lambda p, prompt, n: (jaxspec.core.Forward(jnp.zeros((8, 1, VOCAB)), None), prompt.length),
-                lambda p, cache, tokens, real: (jaxspec.core.Forward(jnp.zeros((8, 3, VOCAB)), None), cache[:, None]),
+                lambda p, prompt, n: (
+                    jaxspec.core.Forward(jnp.zeros((8, 1, VOCAB)), None),
+                    prompt.length,
+                ),
+                lambda p, cache, tokens, real: (
+                    jaxspec.core.Forward(jnp.zeros((8, 3, VOCAB)), None),
+                    cache[:, None],
+                ),
             ),
             ValueError,
             r"extend of the model returned a cache of shape \(8, 1\) and dtype int32: expected \(8,\)",
@@ -246,17 +299,21 @@ def test_wrong_shapes_of_own_functions_are_named(model, error, message):
 
 def test_a_module_that_shifts_its_input_does_not_decode():
     with pytest.raises(
-        causality.ShiftsInput, match=r"do not depend on it: the module shifts .*\)\[:, 1:\], vocab_size"
+        causality.ShiftsInput,
+        match=r"do not depend on it: the module shifts .*\)\[:, 1:\], vocab_size",
     ):
         jaxspec.prepare(own("shifted"), PROMPT, max_new_tokens=4)
     jaxspec.prepare(own("read ahead"), PROMPT, max_new_tokens=4)
 
 
-@pytest.mark.parametrize("apply", [lambda params, tokens: jnp.zeros((*tokens.shape, VOCAB), jnp.float32) + params])
+@pytest.mark.parametrize(
+    "apply", [lambda params, tokens: jnp.zeros((*tokens.shape, VOCAB), jnp.float32) + params]
+)
 def test_a_model_that_ignores_everything_decodes(apply):
     """A unigram, or a head that is still zero: it shifts nothing."""
     model = jaxspec.Model(
-        adapters.from_function(apply, vocab_size=VOCAB), jnp.arange(VOCAB, dtype=jnp.float32)[None, None]
+        adapters.from_function(apply, vocab_size=VOCAB),
+        jnp.arange(VOCAB, dtype=jnp.float32)[None, None],
     )
     jaxspec.prepare(model, PROMPT, max_new_tokens=4)
     check_model(model, longest=8)
@@ -265,7 +322,9 @@ def test_a_model_that_ignores_everything_decodes(apply):
 def test_what_was_not_tried_is_said():
     assert check_model(own("a window")).not_tried == ["token trees: the model takes none"]
     windows, trees = check_model(own("cached attention"), longest=32).not_tried
-    assert windows.startswith("windows of 32 tokens and more: the first token of such a row still counts (longest=128")
+    assert windows.startswith(
+        "windows of 32 tokens and more: the first token of such a row still counts (longest=128"
+    )
     limited = adapters.from_function(without_cache, vocab_size=VOCAB, max_positions=40)
     assert check_model(jaxspec.Model(limited, params())).not_tried == [trees]
 
@@ -274,7 +333,10 @@ def test_what_was_not_tried_is_said():
 
     undeclared = adapters.from_function(of_sixteen, vocab_size=VOCAB)
     failed, _ = check_model(jaxspec.Model(undeclared, params())).not_tried
-    assert failed.startswith("rows of more than 8 tokens: reading 32 raised") and "Give max_positions" in failed
+    assert (
+        failed.startswith("rows of more than 8 tokens: reading 32 raised")
+        and "Give max_positions" in failed
+    )
 
 
 def test_a_sequence_that_does_not_fit_is_refused():

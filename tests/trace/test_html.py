@@ -18,7 +18,8 @@ def test_accepted_rejected_and_own_tokens_look_different(read, spelling):
 
 
 @pytest.mark.parametrize(
-    "text", ["<script>alert(1)</script>", "a & b &amp; c", "\"quoted\" 'too'", "</span></div>", "<!--"]
+    "text",
+    ["<script>alert(1)</script>", "a & b &amp; c", "\"quoted\" 'too'", "</span></div>", "<!--"],
 )
 def test_text_is_no_markup(text, read, spelling):
     markup = trace.page([TracedRound([], [*text.encode()], [], 0)], spelling, title=text)
@@ -37,14 +38,24 @@ def test_a_tree_unfolds(read, spelling):
     reader = read(markup)
     assert reader.tags.count("details") == 1
     drawn = dict(reader.spans[-5:])
-    assert "line-through" in drawn["a"] and "line-through" in drawn["c"] and "line-through" not in drawn["b"]
+    assert (
+        "line-through" in drawn["a"]
+        and "line-through" in drawn["c"]
+        and "line-through" not in drawn["b"]
+    )
     assert drawn["X"] == read(trace.html([TracedRound([], [*b"X"], [], 0)], spelling)).spans[-1][1]
 
 
 def test_long_context_is_cut_on_the_left(read, spelling):
     steps = [TracedRound([*b"0123456789"], [*b"x"], [], 0)]
-    assert [text for text, _ in read(trace.html(steps, spelling, context=4)).spans[4:]] == ["…6789", "x"]
-    assert [text for text, _ in read(trace.html(steps, spelling, context=0)).spans[4:]] == ["…", "x"]
+    assert [text for text, _ in read(trace.html(steps, spelling, context=4)).spans[4:]] == [
+        "…6789",
+        "x",
+    ]
+    assert [text for text, _ in read(trace.html(steps, spelling, context=0)).spans[4:]] == [
+        "…",
+        "x",
+    ]
 
 
 def test_nothing_comes_from_elsewhere():

@@ -28,16 +28,22 @@ def test_accepted_draft_tokens_stand_in_the_text_at_their_positions():
         assert (columns["accepted"] <= columns["tested"]).all()
         for row in (0, 1):
             rounds = jaxspec.trace.of_row(out.tokens[row, : out.lengths[row]], out.trace, row)
-            by_round = [[fate for fate in jaxspec.trace.fates(step) if fate != "none"] for step in rounds]
+            by_round = [
+                [fate for fate in jaxspec.trace.fates(step) if fate != "none"] for step in rounds
+            ]
             fates = [fate for of_round in by_round for fate in of_round]
             of_row = {name: column[columns["row"] == row] for name, column in columns.items()}
             assert [fate == "accepted" for fate in fates] == of_row["accepted"].tolist()
             assert [fate != "untried" for fate in fates] == of_row["tested"].tolist()
-            assert [number for number, step in enumerate(by_round) for _ in step] == of_row["round"].tolist()
+            assert [number for number, step in enumerate(by_round) for _ in step] == of_row[
+                "round"
+            ].tolist()
 
 
 def test_a_tree_with_a_branch_that_was_cut_off():
-    """Of 4 5 8 2 3 the third is cut off, and so what follows it: 5 was accepted, then nothing after it."""
+    """Of 4 5 8 2 3 the third is cut off, and so what follows it: 5 was accepted, then nothing after
+    it.
+    """
     counts = {"draft_length": 3, "num_accepted": 1, "num_committed": 2, "num_tested": 2}
     trace = SimpleNamespace(
         draft=np.array([[[4, 5, 8, 2, 3]]]),

@@ -14,7 +14,12 @@ def test_a_trace_line_has_the_colours_of_the_papers_figure():
     line = terminal.trace_line(4, "Das ist", " ein", " Haus", " Hund", width=60, colour=True)
     assert line.plain == "  4  Das ist ein Haus Hund"
     spans = [(line.plain[s.start : s.end], str(s.style)) for s in line.spans]
-    assert spans[1:] == [("Das ist", "dim"), ("ein", "green"), ("Haus", "red strike"), ("Hund", "blue")]
+    assert spans[1:] == [
+        ("Das ist", "dim"),
+        ("ein", "green"),
+        ("Haus", "red strike"),
+        ("Hund", "blue"),
+    ]
 
 
 def test_a_trace_line_without_colour_marks_the_same_things():
@@ -33,7 +38,9 @@ def test_a_trace_line_fits_its_width_and_keeps_the_end(text):
 
 def test_a_trace_spells_the_rejected_token_after_the_accepted_ones(spelling):
     step = TracedRound([*b"x"], [*b"ab", spelling.end], [*b"abc"], 2)
-    assert terminal.trace(spelling, 1, step, width=80, colour=False).plain == "  1  x|ab[-c-]{+<end>+}"
+    assert (
+        terminal.trace(spelling, 1, step, width=80, colour=False).plain == "  1  x|ab[-c-]{+<end>+}"
+    )
 
 
 @pytest.mark.slow

@@ -1,4 +1,6 @@
-"""Training with layer dropout and a loss at every exit: early exits agree with the target; exact resume."""
+"""Training with layer dropout and a loss at every exit: early exits agree with the target; exact
+resume.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -34,7 +36,9 @@ def batches_of(config, count=40):
 
 @jax.jit
 def alpha(params):
-    """The acceptance rate of the exit after two of three layers, at temperature 1, after the texts' tokens."""
+    """The acceptance rate of the exit after two of three layers, at temperature 1, after the texts'
+    tokens.
+    """
     rows, net = (
         losses.rows_of(CONFIG, next(batches_of(CONFIG).once())),
         decoder.DecoderNet(CONFIG).bind({"params": params}),
@@ -45,7 +49,9 @@ def alpha(params):
 
 @pytest.fixture
 def promotion():
-    """Optax's own bias correction multiplies a float by an int32 count, which strict promotion refuses."""
+    """Optax's own bias correction multiplies a float by an int32 count, which strict promotion
+    refuses.
+    """
     with jax.numpy_dtype_promotion("standard"):
         yield
 
@@ -55,14 +61,21 @@ class Killed(Exception):
 
 
 @pytest.mark.slow
-def test_more_of_an_early_exit_is_accepted_and_a_killed_run_resumes_exactly(tmp_path, promotion, monkeypatch):
+def test_more_of_an_early_exit_is_accepted_and_a_killed_run_resumes_exactly(
+    tmp_path, promotion, monkeypatch
+):
     loss = early_exit.loss(CONFIG, EarlyExit(scale=1.0, dropout=0.2, curriculum="gradual"), TRAIN)
-    step, start = loop.make_step(loss, loop.optimizer.make(TRAIN), TRAIN), decoder.init(CONFIG, jax.random.key(0))
+    step, start = (
+        loop.make_step(loss, loop.optimizer.make(TRAIN), TRAIN),
+        decoder.init(CONFIG, jax.random.key(0)),
+    )
     monkeypatch.setattr(loop, "make_step", lambda *_: step)  # one program for all runs
 
     def fit(name, inputs=early_exit.numbered, log=lambda line: None):
         batches = batches_of(CONFIG)
-        objective = loop.Objective(loss, batches, lambda params, batches: 0.0, batches, inputs=inputs)
+        objective = loop.Objective(
+            loss, batches, lambda params, batches: 0.0, batches, inputs=inputs
+        )
         return loop.fit(start, objective, TRAIN, tmp_path / name, log=log, progress=False)[0]
 
     def kill(line):
@@ -82,7 +95,9 @@ def test_more_of_an_early_exit_is_accepted_and_a_killed_run_resumes_exactly(tmp_
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["t5", *(pytest.param(x, marks=pytest.mark.exhaustive) for x in ("gpt", "decoder"))])
+@pytest.mark.parametrize(
+    "name", ["t5", *(pytest.param(x, marks=pytest.mark.exhaustive) for x in ("gpt", "decoder"))]
+)
 def test_the_loss_is_the_weighted_mean_of_the_exits(name):
     """Without dropout; and a row that skips a layer has the output of the one before it."""
     config, options = CONFIGS[name], EarlyExit(dropout=0.0, scale=0.5, every=2)
@@ -94,17 +109,32 @@ def test_the_loss_is_the_weighted_mean_of_the_exits(name):
     def measured(params, step):
         net = module.bind({"params": params})
         streams = net.streams(*rows.inputs)
-        by_exit = [losses.negative_log_likelihood(net.logits(net.features(x)), rows.labels) for x in streams]
+        by_exit = [
+            losses.negative_log_likelihood(net.logits(net.features(x)), rows.labels)
+            for x in streams
+        ]
         exits = jnp.stack([losses.over_real(x, rows.real)[0] for x in by_exit])
-        actual, count = early_exit.loss(config, options, TRAIN)(params, early_exit.Numbered(batch, step))
+        actual, count = early_exit.loss(config, options, TRAIN)(
+            params, early_exit.Numbered(batch, step)
+        )
         expected = jnp.sum(exits * early_exit.weights(options, TRAIN, layers, step))
         runs = jnp.ones((layers, len(batch.target)), bool).at[-1, 0].set(False)
         last, skipped = streams[-1], net.streams(*rows.inputs, runs)[-1]
         right = jnp.concatenate([streams[-2][:1], last[1:]])
-        return actual, expected, count, exits[-1], losses.cross_entropy(config)(params, batch), skipped, right
+        return (
+            actual,
+            expected,
+            count,
+            exits[-1],
+            losses.cross_entropy(config)(params, batch),
+            skipped,
+            right,
+        )
 
     for step in (0, 1):
-        actual, expected, count, last, (total, of_all), skipped, right = measured(params, jnp.array(step))
+        actual, expected, count, last, (total, of_all), skipped, right = measured(
+            params, jnp.array(step)
+        )
         np.testing.assert_allclose(actual, expected, rtol=1e-5)
         np.testing.assert_allclose(last, total, rtol=1e-5)
         assert int(count) == int(of_all)
@@ -114,8 +144,14 @@ def test_the_loss_is_the_weighted_mean_of_the_exits(name):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"early_exit": {"curriculum": "random"}}, "curriculum is 'random': expected one of rotating, grad"),
-        ({"early_exit": {"dropout": 1.0}}, r"\[early_exit\] dropout is 1.0: expected a number from 0 to below 1"),
+        (
+            {"early_exit": {"curriculum": "random"}},
+            "curriculum is 'random': expected one of rotating, grad",
+        ),
+        (
+            {"early_exit": {"dropout": 1.0}},
+            r"\[early_exit\] dropout is 1.0: expected a number from 0 to below 1",
+        ),
         ({"early_exit": {}, "distil": {"teacher": "x"}}, "distil.weight is 1.0: expected 0"),
         (
             {"early_exit": {}, "model": dict(vocab_size=9, dim=8, ff_dim=8, layers=2, heads=2)},

@@ -1,4 +1,6 @@
-"""Training drafters that read hidden states: they learn, resume exactly, and are read by `load_drafter`."""
+"""Training drafters that read hidden states: they learn, resume exactly, and are read by
+`load_drafter`.
+"""
 
 import dataclasses
 import functools
@@ -30,13 +32,17 @@ from tests.marks import marked
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
 V = 12
-SHAPE = decoder.decoder_config(V, dim=16, ff_dim=24, layers=4, heads=2, kv_heads=1, head_dim=8, max_positions=64)
+SHAPE = decoder.decoder_config(
+    V, dim=16, ff_dim=24, layers=4, heads=2, kv_heads=1, head_dim=8, max_positions=64
+)
 WORDS = ["</s>", "<unk>", *"abcdefghij"]
 TABLE = {
     "name": "toy",
     "target": "toy",
     "data": dict(train="train.jsonl", heldout="heldout.jsonl", shapes=[[0, 20]]),
-    "train": dict(steps=40, batch_tokens=160, learning_rate=0.1, warmup=5, evaluate_every=20, save_every=8),
+    "train": dict(
+        steps=40, batch_tokens=160, learning_rate=0.1, warmup=5, evaluate_every=20, save_every=8
+    ),
 }
 LAYER = dict(ff_dim=24, heads=2)
 KINDS = {  # family, sizes, what is learnt
@@ -73,27 +79,35 @@ SELDOM = ("eagle 1", "mtp")  # as EAGLE-3
 
 @pytest.fixture
 def promotion():
-    """Optax's own bias correction multiplies a float by an int32 count, which strict promotion refuses."""
+    """Optax's own bias correction multiplies a float by an int32 count, which strict promotion
+    refuses.
+    """
     with jax.numpy_dtype_promotion("standard"):
         yield
 
 
 @pytest.fixture(scope="module")
 def target():
-    """A random network with sharp distributions: a language that its hidden states know more of than its tokens do."""
+    """A random network with sharp distributions: a language that its hidden states know more of
+    than its tokens do.
+    """
     params = decoder.init(SHAPE, jax.random.key(0))
     leaves, structure = jax.tree.flatten(params)
     noise = jax.random.split(jax.random.key(1), len(leaves))
     leaves = [x + 0.4 * jax.random.normal(k, x.shape) for x, k in zip(leaves, noise, strict=True)]
     lm = decoder.language_model(SHAPE)
-    return jaxspec.Model(lm, jax.tree.unflatten(structure, leaves), word_tokenizer(WORDS), SHAPE, "toy")
+    return jaxspec.Model(
+        lm, jax.tree.unflatten(structure, leaves), word_tokenizer(WORDS), SHAPE, "toy"
+    )
 
 
 def write_texts(folder):
     random = np.random.default_rng(0)
     for name, count in (("train", 60), ("heldout", 20)):
         texts = [" ".join(random.choice(WORDS[2:], 18)) for _ in range(count)]
-        (folder / f"{name}.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+        (folder / f"{name}.jsonl").write_text(
+            "".join(json.dumps({"text": text}) + "\n" for text in texts)
+        )
     return folder
 
 
@@ -115,23 +129,32 @@ def load_target(target, monkeypatch):
 
 @pytest.fixture(scope="module")
 def uncut(tmp_path_factory):
-    """Whole runs of kinds, each trained once for all tests: the run, its held-out acceptance, and what was printed."""
+    """Whole runs of kinds, each trained once for all tests: the run, its held-out acceptance, and
+    what was printed.
+    """
     folder = write_texts(tmp_path_factory.mktemp("runs"))
 
     @functools.cache
     def run_of(kind):
         lines = []
-        return *run.train(recipe_of(kind), folder, folder / kind, lines.append, progress=False), lines
+        return *run.train(
+            recipe_of(kind), folder, folder / kind, lines.append, progress=False
+        ), lines
 
     return run_of
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "kind", [pytest.param(kind, marks=pytest.mark.exhaustive if kind in SELDOM else ()) for kind in KINDS]
+    "kind",
+    [pytest.param(kind, marks=pytest.mark.exhaustive if kind in SELDOM else ()) for kind in KINDS],
 )
-def test_a_head_learns_and_is_loaded(kind, target, folder, uncut, load_target, monkeypatch, promotion):
-    """It promises more tokens a round than at the beginning, and what is written is what was trained."""
+def test_a_head_learns_and_is_loaded(
+    kind, target, folder, uncut, load_target, monkeypatch, promotion
+):
+    """It promises more tokens a round than at the beginning, and what is written is what was
+    trained.
+    """
     recipe = recipe_of(kind)
     trained, held_out, lines = uncut(kind)
     assert lines[1].startswith("untrained: T=0") and lines[-1].endswith(str(held_out))
@@ -143,37 +166,57 @@ def test_a_head_learns_and_is_loaded(kind, target, folder, uncut, load_target, m
     drafter = jaxspec.load_drafter(folder / "out", target=target)
     params = drafter.params.adapter if kind == "kangaroo" else drafter.params
     jax.tree.map(np.testing.assert_array_equal, params, {**trained.params, **trained.fixed})
-    again = dataclasses.replace(recipe, train=dataclasses.replace(recipe.train, start=str(folder / "out")))
+    again = dataclasses.replace(
+        recipe, train=dataclasses.replace(recipe.train, start=str(folder / "out"))
+    )
     going_on = heads.start(again, target, np.ones(V, int))
     jax.tree.map(np.testing.assert_array_equal, going_on.params, trained.params)
 
 
 @pytest.mark.slow
-def test_the_lesson_of_confidence_and_of_the_walk_is_learnt(target, folder, uncut, load_target, promotion):
-    """A step's own lesson, measured on held-out texts, falls in training; with a weight of 0 it is not learnt."""
+def test_the_lesson_of_confidence_and_of_the_walk_is_learnt(
+    target, folder, uncut, load_target, promotion
+):
+    """A step's own lesson, measured on held-out texts, falls in training; with a weight of 0 it is
+    not learnt.
+    """
     for kind in ("dspark", "dflash 2"):
         recipe = recipe_of(kind)
         trained, *_ = uncut(kind)
         start = heads.start(recipe, target, np.ones(V, int))
-        batch = next(iter(data.batches(recipe, heads.texts(recipe, target, folder, "heldout", folder, False)).once()))
+        batch = next(
+            iter(
+                data.batches(
+                    recipe, heads.texts(recipe, target, folder, "heldout", folder, False)
+                ).once()
+            )
+        )
         lesson = head_loss.Lesson(batch, target.params)
 
         @jax.jit
         def own(params, task=start.task, lesson=lesson):
             drafted = head_loss.draft(task, params, lesson)
             part = jax.tree.map(lambda x: x[0], drafted.parts)
-            every = head_loss.compare(task, lesson.target, params, drafted.hidden[0], part, learns=True)
-            return sum(jnp.sum(x.lesson_kl * part.real[:, :, i]) for i, x in enumerate(every)) / jnp.sum(part.real)
+            every = head_loss.compare(
+                task, lesson.target, params, drafted.hidden[0], part, learns=True
+            )
+            return sum(
+                jnp.sum(x.lesson_kl * part.real[:, :, i]) for i, x in enumerate(every)
+            ) / jnp.sum(part.real)
 
         assert own(trained.params) < 0.7 * own(start.params), kind
 
 
 def test_logits_and_their_gradients_are_made_in_parts(promotion):
-    """With a vocabulary of 4,096 a longer batch takes less memory for each further token than one row of logits."""
+    """With a vocabulary of 4,096 a longer batch takes less memory for each further token than one
+    row of logits.
+    """
     vocab, shape = 4096, dataclasses.replace(SHAPE, vocab_size=4096)
     params = decoder.init(shape, jax.random.key(0))
     head = heads.start(
-        recipe_of("medusa"), jaxspec.Model(decoder.language_model(shape), params, None, shape), np.ones(vocab)
+        recipe_of("medusa"),
+        jaxspec.Model(decoder.language_model(shape), params, None, shape),
+        np.ones(vocab),
     )
     loss = head_loss.head_loss(head.task, divergences.DIVERGENCES["kl"])
 
@@ -187,7 +230,9 @@ def test_logits_and_their_gradients_are_made_in_parts(promotion):
 
 
 def test_a_batch_teaches_one_head_that_it_draws(target, folder, promotion):
-    """The loss and the gradient of the drawn head are those that it has in the loss of all heads; others have none."""
+    """The loss and the gradient of the drawn head are those that it has in the loss of all heads;
+    others have none.
+    """
     recipe = recipe_of("medusa")
     head = heads.start(recipe, target, np.ones(V, int))
     rows = data.examples(recipe.data, False, folder, target.tokenizer)["text"]
@@ -201,7 +246,11 @@ def test_a_batch_teaches_one_head_that_it_draws(target, folder, promotion):
             loss = head_loss.head_loss(task, divergences.DIVERGENCES["kl"])
             return jax.grad(lambda params: loss(params, lesson)[0])(head.params)
 
-        return gradient_of(one_head=True), gradient_of(decay=1.0), head_loss.drawn_head(lesson.batch, 3)
+        return (
+            gradient_of(one_head=True),
+            gradient_of(decay=1.0),
+            head_loss.drawn_head(lesson.batch, 3),
+        )
 
     alone, together, drawn = learnt(lesson)
     for index in range(3):
@@ -209,19 +258,25 @@ def test_a_batch_teaches_one_head_that_it_draws(target, folder, promotion):
         if index != drawn:
             expected = jax.tree.map(jnp.zeros_like, expected)
         jax.tree.map(
-            lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-5), alone[f"heads_{index}"], expected
+            lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-5),
+            alone[f"heads_{index}"],
+            expected,
         )
     assert np.abs(alone[f"heads_{drawn}"]["head"]["weight"]).max() > 0.1
     batches = (batch._replace(target=batch.target + number) for number in range(60))
     drawn_heads = [int(head_loss.drawn_head(other, 3)) for other in batches]
     assert min(np.bincount(drawn_heads, minlength=3)) > 8
-    with pytest.raises(recipes.RecipeError, match=r"family is .eagle. and learn\.one_head is True: expected"):
+    with pytest.raises(
+        recipes.RecipeError, match=r"family is .eagle. and learn\.one_head is True: expected"
+    ):
         recipes.parse(TABLE | {"family": "eagle", "head": LAYER, "learn": {"one_head": True}})
 
 
 @pytest.mark.slow
 def test_a_target_that_learns_has_its_own_loss_and_that_of_its_heads(target, folder, promotion):
-    """Without weight of the heads its gradient is that of ordinary training; with it, heads' errors reach it."""
+    """Without weight of the heads its gradient is that of ordinary training; with it, heads' errors
+    reach it.
+    """
     recipe = recipe_of("medusa")
     learn = dataclasses.replace(recipe.learn, target_rate=0.5)
     head = heads.start(dataclasses.replace(recipe, learn=learn), target, np.ones(V, int))
@@ -243,20 +298,36 @@ def test_a_target_that_learns_has_its_own_loss_and_that_of_its_heads(target, fol
         return gradient_of(0.0), gradient_of(0.5), jax.grad(ordinary)(params[head_loss.TARGET])
 
     alone, together, expected = gradients(head.params)
-    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-3, atol=1e-5), alone[head_loss.TARGET], expected)
+    jax.tree.map(
+        lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-3, atol=1e-5),
+        alone[head_loss.TARGET],
+        expected,
+    )
     assert not np.abs(alone["heads_0"]["head"]["weight"]).any()
     assert np.abs(together["heads_0"]["head"]["weight"]).max() > 1e-3
-    reached = jax.tree.map(lambda x, y: np.abs(x - y).max(), together[head_loss.TARGET], alone[head_loss.TARGET])
+    reached = jax.tree.map(
+        lambda x, y: np.abs(x - y).max(), together[head_loss.TARGET], alone[head_loss.TARGET]
+    )
     assert max(jax.tree.leaves(reached)) > 1e-3
-    with pytest.raises(recipes.RecipeError, match=r"heads_first is 0\.5 and target_rate is 0: set both"):
-        recipes.parse(TABLE | {"family": "heads", "head": KINDS["medusa"][1], "learn": {"heads_first": 0.5}})
-    with pytest.raises(recipes.RecipeError, match=r"heads_weight is 0\.5 and target_rate is 0: leave it out"):
-        recipes.parse(TABLE | {"family": "heads", "head": KINDS["medusa"][1], "learn": {"heads_weight": 0.5}})
+    with pytest.raises(
+        recipes.RecipeError, match=r"heads_first is 0\.5 and target_rate is 0: set both"
+    ):
+        recipes.parse(
+            TABLE | {"family": "heads", "head": KINDS["medusa"][1], "learn": {"heads_first": 0.5}}
+        )
+    with pytest.raises(
+        recipes.RecipeError, match=r"heads_weight is 0\.5 and target_rate is 0: leave it out"
+    ):
+        recipes.parse(
+            TABLE | {"family": "heads", "head": KINDS["medusa"][1], "learn": {"heads_weight": 0.5}}
+        )
 
 
 @pytest.mark.slow
 def test_a_target_that_has_learnt_is_written_with_its_heads(target, folder, load_target, promotion):
-    """It is as it was while the heads learn alone. What is loaded drafts for the new target, exactly."""
+    """It is as it was while the heads learn alone. What is loaded drafts for the new target,
+    exactly.
+    """
     table = TABLE | {"family": "heads", "head": KINDS["medusa"][1]}
     table["train"] = TABLE["train"] | dict(steps=4, warmup=1, decay=0.0)
     table["learn"] = dict(target_rate=0.25, heads_first=0.5, one_head=True, kl=1.0)
@@ -266,13 +337,17 @@ def test_a_target_that_has_learnt_is_written_with_its_heads(target, folder, load
     before, _ = run.train(short, folder, folder / "short", lambda line: None, progress=False)
     jax.tree.map(np.testing.assert_array_equal, before.params[head_loss.TARGET], target.params)
     line = run.checkpoint(recipe, folder, folder / "out", folder / "run")
-    assert re.search(r"The target's own loss there: \d\.\d+ nats per token before, \d\.\d+ now$", line)
+    assert re.search(
+        r"The target's own loss there: \d\.\d+ nats per token before, \d\.\d+ now$", line
+    )
     trained = jaxspec.load(folder / "out" / "target")
     changed = jax.tree.map(lambda x, y: np.abs(x - y).max(), trained.params, target.params)
     assert min(jax.tree.leaves(changed)) > 0
     drafter = jaxspec.load_drafter(folder / "out" / "heads", target=trained)
     fast = jaxspec.generate(trained, [[2, 5, 3], [7, 4]], drafter=drafter, max_new_tokens=12)
-    assert (fast.tokens == jaxspec.generate(trained, [[2, 5, 3], [7, 4]], max_new_tokens=12).tokens).all()
+    assert (
+        fast.tokens == jaxspec.generate(trained, [[2, 5, 3], [7, 4]], max_new_tokens=12).tokens
+    ).all()
 
 
 def test_an_adapter_of_its_authors_does_not_say_where_it_belongs(target, tmp_path):
@@ -325,10 +400,14 @@ def test_a_process_that_was_killed_goes_on_bit_for_bit(devices, tmp_path):
     killed = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     assert not (tmp_path / "resumed.npz").exists()
-    done = subprocess.run([*command, "--go-on"], env=environment, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        [*command, "--go-on"], env=environment, capture_output=True, text=True, timeout=300
+    )
     assert done.returncode == 0, done.stderr
     said = json.loads(done.stdout)
-    assert said["devices"] == devices and any(line.startswith("resumed at step 4") for line in said["lines"])
+    assert said["devices"] == devices and any(
+        line.startswith("resumed at step 4") for line in said["lines"]
+    )
     with np.load(tmp_path / "whole.npz") as uncut, np.load(tmp_path / "resumed.npz") as resumed:
         assert set(uncut) == set(resumed) and len(uncut) > 2
         for name in uncut:
@@ -353,14 +432,18 @@ def test_the_gradient_in_parts_is_that_of_the_sum():
     def in_parts(params, hidden):
         return 0.5 * head_loss.in_parts(function, fixed, params, hidden, parts)
 
-    for a, b in zip(*(jax.value_and_grad(f, (0, 1))(params, hidden) for f in (plain, in_parts)), strict=True):
+    for a, b in zip(
+        *(jax.value_and_grad(f, (0, 1))(params, hidden) for f in (plain, in_parts)), strict=True
+    ):
         jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5), a, b)
     assert float(in_parts(params, hidden)) == pytest.approx(float(plain(params, hidden)))
 
 
 @pytest.mark.slow
 def test_a_head_of_another_target_is_noticed(target, folder, uncut, load_target, promotion):
-    """Measured on texts of the target's; a random head is warned of, one that drafts what the target draws is not."""
+    """Measured on texts of the target's; a random head is warned of, one that drafts what the
+    target draws is not.
+    """
     recipe = recipe_of("medusa")
     head = heads.start(recipe, target, np.ones(V, int))
     config = head.task.config
@@ -395,16 +478,24 @@ def test_mistakes_in_recipes_are_named(change, message):
 
 
 def record(work, change, *without):
-    """Writes what a run's record would be, had it begun with other values or without some fields."""
+    """Writes what a run's record would be, had it begun with other values or without some
+    fields.
+    """
     path = work / run.RECORD
-    fields = {name: text for name, text in json.loads(path.read_text()).items() if name not in without}
+    fields = {
+        name: text for name, text in json.loads(path.read_text()).items() if name not in without
+    }
     path.write_text(json.dumps(fields | change))
 
 
 @pytest.mark.parametrize("family", ["eagle", "heads", "block"])
 def test_a_draft_vocabulary_of_0_is_the_targets_as_none_is(family, target, tmp_path):
     """In recipes, and in the records of runs, whichever of both they hold."""
-    sizes = {"eagle": LAYER | dict(taps=[0, 1, 2]), "heads": KINDS["medusa"][1], "block": KINDS["dspark"][1]}[family]
+    sizes = {
+        "eagle": LAYER | dict(taps=[0, 1, 2]),
+        "heads": KINDS["medusa"][1],
+        "block": KINDS["dspark"][1],
+    }[family]
 
     def recipe(**change):
         return recipes.parse(TABLE | {"family": family, "head": sizes | change})
@@ -416,7 +507,9 @@ def test_a_draft_vocabulary_of_0_is_the_targets_as_none_is(family, target, tmp_p
         record(tmp_path, {"head.draft_vocab": text})
         for same in alike:
             run.check_run(same, tmp_path)
-        with pytest.raises(ValueError, match=f"draft_vocab is {text} there and 9 here.* --work, or remove it"):
+        with pytest.raises(
+            ValueError, match=f"draft_vocab is {text} there and 9 here.* --work, or remove it"
+        ):
             run.check_run(other, tmp_path)
 
 
@@ -424,9 +517,21 @@ def test_a_draft_vocabulary_of_0_is_the_targets_as_none_is(family, target, tmp_p
     ("kind", "sizes", "complaint"),
     [
         ("dspark", dict(reads_source=True, window=4), "got reads_source and layers with windows"),
-        ("dspark", dict(windows_from_anchor=False), "windows_from_anchor is False, and no layer has a window"),
-        ("dspark", dict(head_norms=False), "the drafter cannot be written: .* block drafters .* head_norms = true"),
-        ("dflash 2", dict(head_norms=False), "the drafter cannot be written: .* block drafters .* head_norms = true"),
+        (
+            "dspark",
+            dict(windows_from_anchor=False),
+            "windows_from_anchor is False, and no layer has a window",
+        ),
+        (
+            "dspark",
+            dict(head_norms=False),
+            "the drafter cannot be written: .* block drafters .* head_norms = true",
+        ),
+        (
+            "dflash 2",
+            dict(head_norms=False),
+            "the drafter cannot be written: .* block drafters .* head_norms = true",
+        ),
         ("eagle 3", dict(fc_bias=True), r"the drafter cannot be written: .*cannot store fc_bias"),
     ],
 )
@@ -474,19 +579,30 @@ def test_a_recipe_names_the_languages_of_its_target(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_what_cannot_be_trained(target, folder, load_target):
-    with pytest.raises(ValueError, match="dtype is 'int8': drafters that read hidden states are stored as float32 or"):
+    with pytest.raises(
+        ValueError,
+        match="dtype is 'int8': drafters that read hidden states are stored as float32 or",
+    ):
         run.checkpoint(recipe_of("medusa"), folder, folder / "out", folder / "run", dtype="int8")
     hard = TABLE | {"family": "eagle", "head": LAYER, "learn": {"hard": True}}
     with pytest.raises(ValueError, match=r"learn\.hard: only DFlash 2 chooses"):
         heads.start(recipes.parse(hard), target, None)
     with pytest.raises(ValueError, match="expected own_embedding"):
-        heads.start(recipes.parse(TABLE | {"family": "eagle", "head": LAYER | {"dim": 8, "taps": [0]}}), target, None)
+        heads.start(
+            recipes.parse(TABLE | {"family": "eagle", "head": LAYER | {"dim": 8, "taps": [0]}}),
+            target,
+            None,
+        )
 
 
 @pytest.mark.slow
 def test_shipped_recipes_fit_their_targets():
     """Sizes, taps and mask tokens; no parameters are made."""
-    shipped = [recipe for recipe in map(recipes.load, recipes.shipped()) if isinstance(recipe, recipes.HeadRecipe)]
+    shipped = [
+        recipe
+        for recipe in map(recipes.load, recipes.shipped())
+        if isinstance(recipe, recipes.HeadRecipe)
+    ]
     families = {"eagle", "heads", "block", "dflash2", "exit_adapter", "lookahead_embeddings"}
     assert {recipe.family for recipe in shipped} == families
     for recipe in shipped:
@@ -495,8 +611,12 @@ def test_shipped_recipes_fit_their_targets():
         lm = nets.net_of(config).language_model(config)
         head = recipe.head.config(jaxspec.Model(lm, {}, None, config))
         requirements = kind_of(head).head(head).requirements
-        config_json(head, jaxspec.Model(lm, {}, None, config, name))  # what is trained can be written
-        assert (requirements.vocab_size, requirements.hidden_size) == (lm.vocab_size, lm.inside.width)
+        # what is trained can be written
+        config_json(head, jaxspec.Model(lm, {}, None, config, name))
+        assert (requirements.vocab_size, requirements.hidden_size) == (
+            lm.vocab_size,
+            lm.inside.width,
+        )
         layers = nets.decoder_layers(config)
         # The output of the last layer is not what others publish.
         assert all(0 <= tap < layers - 1 for tap in requirements.taps)

@@ -36,9 +36,13 @@ def test_a_large_vocabulary_takes_no_more_memory():
     """No array of the program has it for an axis; logits of 2,048 positions would have 2 GB."""
     vocab = 262_139
     config, tables = count([[vocab - 1, 5, vocab - 1, 5]], vocab_size=vocab, order=2)
-    tokens = jnp.full((ngrams.ROWS, ngrams.WIDTH), -1, jnp.int32).at[0, :2].set(jnp.array([vocab - 1, 5]))
-    program = jax.make_jaxpr(lambda tables, tokens: ngrams._right(config, tables, tokens, tokens[0, :1]))(
-        tables, tokens
+    tokens = (
+        jnp.full((ngrams.ROWS, ngrams.WIDTH), -1, jnp.int32)
+        .at[0, :2]
+        .set(jnp.array([vocab - 1, 5]))
     )
+    program = jax.make_jaxpr(
+        lambda tables, tokens: ngrams._right(config, tables, tokens, tokens[0, :1])
+    )(tables, tokens)
     assert str(vocab) not in str(program)
     assert ngrams.hits(config, tables, [np.array([5, vocab - 1, 5])]) == pytest.approx(1.0)

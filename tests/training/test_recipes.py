@@ -16,7 +16,9 @@ TABLE = {
 
 PAIRS = TABLE | {
     "family": "t5",
-    "model": dict(vocab_size=32, dim=8, ff_dim=8, head_dim=4, encoder_layers=1, decoder_layers=1, heads=2),
+    "model": dict(
+        vocab_size=32, dim=8, ff_dim=8, head_dim=4, encoder_layers=1, decoder_layers=1, heads=2
+    ),
     "data": TABLE["data"] | {"shapes": [[8, 8]], "tasks": ["translation"]},
 }
 
@@ -63,18 +65,36 @@ def test_a_whole_number_will_do_for_a_float():
         (changed("train", steps=True), "steps must be of type int, got True"),
         (changed("train", steps=0), r"recipe: \[train\] steps is 0: expected at least 1"),
         (changed("data", shapes=[[1, 2, 3]]), "must have 2 entries"),
-        (TABLE | {"distil": dict(teacher="x", weight=2.0)}, r"\[distil\] weight is 2.0: expected a number from 0 to 1"),
-        (TABLE | {"distil": dict(teacher="x", divergence="kld")}, "divergence is 'kld': expected one of kl, "),
+        (
+            TABLE | {"distil": dict(teacher="x", weight=2.0)},
+            r"\[distil\] weight is 2.0: expected a number from 0 to 1",
+        ),
+        (
+            TABLE | {"distil": dict(teacher="x", divergence="kld")},
+            "divergence is 'kld': expected one of kl, ",
+        ),
         (
             TABLE | {"distil": dict(teacher="x", own=0.5, weight=0.9)},
             "own is 0.5: expected a weight of 1, not 0.9",
         ),
-        (changed("train", dtype="float16"), "dtype is 'float16': expected one of float32, bfloat16"),
+        (
+            changed("train", dtype="float16"),
+            "dtype is 'float16': expected one of float32, bfloat16",
+        ),
         (changed("train", average=1.0), "average is 1.0: expected a number from 0 to below 1"),
-        (changed("data", tasks=["translation"]), r"data.tasks is \['translation'\]: a decoder-only model learns texts"),
+        (
+            changed("data", tasks=["translation"]),
+            r"data.tasks is \['translation'\]: a decoder-only model learns texts",
+        ),
         (changed("data", repeat=[2, 1]), r"data.repeat is \[2, 1\]: expected a number for each"),
-        (changed("data", shapes=[[0, 8], [4, 8]]), r"data.shapes has \[4, 8\]: expected \[0, target\]"),
-        (PAIRS | {"data": PAIRS["data"] | {"tasks": []}}, "data.tasks is empty: an encoder-decoder learns tasks"),
+        (
+            changed("data", shapes=[[0, 8], [4, 8]]),
+            r"data.shapes has \[4, 8\]: expected \[0, target\]",
+        ),
+        (
+            PAIRS | {"data": PAIRS["data"] | {"tasks": []}},
+            "data.tasks is empty: an encoder-decoder learns tasks",
+        ),
         (
             PAIRS | {"data": PAIRS["data"] | {"shapes": [[0, 8]]}},
             r"data.shapes has \[0, 8\]: expected \[source, target",
@@ -84,21 +104,39 @@ def test_a_whole_number_will_do_for_a_float():
             TABLE | {"distil": dict(teacher="x", temperatures=[1.0])},
             r"temperatures is \(1.0,\) and answers is missing",
         ),
-        (TABLE | {"distil": dict(teacher="x", beams=4)}, r"beams is 4, answers \[\] .*: expected answers, and a temp"),
+        (
+            TABLE | {"distil": dict(teacher="x", beams=4)},
+            r"beams is 4, answers \[\] .*: expected answers, and a temp",
+        ),
         (TABLE | {"masks": dict(token=32)}, r"masks.token is 32: expected"),
         (TABLE | {"masks": dict(token=1, draft=1)}, r"\[masks\] draft is 1: expected at least 2"),
-        (HEAD | {"train": HEAD["train"] | {"dropout": 0.1}}, "train.dropout is 0.1, which would change"),
-        (HEAD | {"train": HEAD["train"] | {"stored": "int4"}}, "train.stored is 'int4', which would change"),
+        (
+            HEAD | {"train": HEAD["train"] | {"dropout": 0.1}},
+            "train.dropout is 0.1, which would change",
+        ),
+        (
+            HEAD | {"train": HEAD["train"] | {"stored": "int4"}},
+            "train.stored is 'int4', which would change",
+        ),
         (
             HEAD | {"head": HEAD["head"] | {"full_layers": [0]}},
             "full_layers has 0: expected a window, and layers from 0",
         ),
-        (HEAD | {"head": HEAD["head"] | {"window": 4, "full_layers": [1]}}, "full_layers has 1: .* from 0 to 0"),
+        (
+            HEAD | {"head": HEAD["head"] | {"window": 4, "full_layers": [1]}},
+            "full_layers has 1: .* from 0 to 0",
+        ),
         (HEAD | {"head": HEAD["head"] | {"window": -4}}, "window is -4: expected at least 0"),
         (TABLE | {"model": 3}, "must be a table"),
         (COUNTED | {"train": TABLE["train"]}, "unknown key 'train'"),
-        (COUNTED | {"tables": dict(target="a", order=2, leest=1)}, r"\[tables\] .* 'leest': did you mean 'least'"),
-        (COUNTED | {"tables": dict(target="a", order=0)}, r"\[tables\] order is 0: expected at least 1"),
+        (
+            COUNTED | {"tables": dict(target="a", order=2, leest=1)},
+            r"\[tables\] .* 'leest': did you mean 'least'",
+        ),
+        (
+            COUNTED | {"tables": dict(target="a", order=0)},
+            r"\[tables\] order is 0: expected at least 1",
+        ),
         ({k: v for k, v in COUNTED.items() if k != "tables"}, "lacks the key 'tables'"),
     ],
 )
@@ -121,6 +159,8 @@ def test_a_recipe_that_is_missing_or_no_toml_is_named(tmp_path):
         recipes.load(tmp_path / "bad.toml")
 
 
-@pytest.mark.parametrize("path", sorted(Path(__file__).parents[2].glob("models/*.toml")), ids=lambda p: p.stem)
+@pytest.mark.parametrize(
+    "path", sorted(Path(__file__).parents[2].glob("models/*.toml")), ids=lambda p: p.stem
+)
 def test_shipped_recipes_are_valid(path):
     assert recipes.load(path).name == path.stem

@@ -1,4 +1,6 @@
-"""Training: batches that resume exactly, losses against direct computation, a run that survives a kill."""
+"""Training: batches that resume exactly, losses against direct computation, a run that survives a
+kill.
+"""
 
 import dataclasses
 import json
@@ -25,7 +27,10 @@ ENCDEC = tiny_t5(17)
 def texts(count=23, seed=0):
     random = np.random.default_rng(seed)
     empty = np.zeros((0,), np.int32)
-    return [data.Example(empty, random.integers(1, 17, random.integers(3, 9)).astype(np.int32)) for _ in range(count)]
+    return [
+        data.Example(empty, random.integers(1, 17, random.integers(3, 9)).astype(np.int32))
+        for _ in range(count)
+    ]
 
 
 def pairs(count=19, seed=1):
@@ -77,9 +82,13 @@ def test_cross_entropy_counts_real_tokens_only():
 def test_cross_entropy_against_a_direct_computation():
     params = decoder.init(CONFIG, jax.random.key(0))
     row = jnp.array([[3, 5, 2, 9]])
-    log_probs = jax.nn.log_softmax(jax.jit(decoder.DecoderNet(CONFIG).apply)({"params": params}, row[:, :-1]))
+    log_probs = jax.nn.log_softmax(
+        jax.jit(decoder.DecoderNet(CONFIG).apply)({"params": params}, row[:, :-1])
+    )
     expected = -sum(log_probs[0, i, row[0, i + 1]] for i in range(3))
-    batch = data.collate([data.Example(np.zeros((0,), np.int32), np.array(row[0]))], data.Bucket(0, 6, 1))
+    batch = data.collate(
+        [data.Example(np.zeros((0,), np.int32), np.array(row[0]))], data.Bucket(0, 6, 1)
+    )
     total, count = jax.jit(losses.cross_entropy(CONFIG))(params, batch)
     np.testing.assert_allclose(total, expected, rtol=1e-5)
     assert int(count) == 3
@@ -93,10 +102,14 @@ def test_distillation_from_itself_is_zero():
     total, _ = jax.jit(distil.distillation(CONFIG, teacher, 1.0))(params, batch)
     np.testing.assert_allclose(total, 0.0, atol=1e-4)
     other = decoder.init(CONFIG, jax.random.key(1))
-    both, plain, kl = (jax.jit(distil.distillation(CONFIG, teacher, w))(other, batch)[0] for w in (0.25, 0.0, 1.0))
+    both, plain, kl = (
+        jax.jit(distil.distillation(CONFIG, teacher, w))(other, batch)[0] for w in (0.25, 0.0, 1.0)
+    )
     np.testing.assert_allclose(both, 0.75 * plain + 0.25 * kl, rtol=1e-5)
     assert float(kl) > 0
-    np.testing.assert_allclose(plain, jax.jit(losses.cross_entropy(CONFIG))(other, batch)[0], rtol=1e-5)
+    np.testing.assert_allclose(
+        plain, jax.jit(losses.cross_entropy(CONFIG))(other, batch)[0], rtol=1e-5
+    )
 
 
 @pytest.mark.slow
@@ -128,7 +141,8 @@ def test_answers_are_the_teachers_own_and_made_once(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match=r"holds answers of .*, expected .*: move it away"):
         distil.answers(other, examples, path, 6, progress=False)
     german = teacher._replace(lm=teacher.lm._replace(limits=teacher.lm.limits._replace(begin=(3,))))
-    with pytest.raises(ValueError, match="'begins'"):  # of the same weights, which write another language
+    # of the same weights, which write another language
+    with pytest.raises(ValueError, match="'begins'"):
         distil.answers(german, examples, path, 6, progress=False)
 
 
@@ -136,7 +150,10 @@ def test_answers_are_the_teachers_own_and_made_once(tmp_path, monkeypatch):
 def test_sampled_answers_are_the_same_in_every_run(tmp_path):
     teacher = Model(t5.language_model(ENCDEC), t5.init(ENCDEC, jax.random.key(0)), config=ENCDEC)
     greedy, *sampled = (
-        [e.target.tolist() for e in distil.answers(teacher, pairs(5), tmp_path / name, 6, False, temperature)]
+        [
+            e.target.tolist()
+            for e in distil.answers(teacher, pairs(5), tmp_path / name, 6, False, temperature)
+        ]
         for name, temperature in (("0", 0.0), ("1", 1.0), ("2", 1.0))
     )
     assert sampled[0] == sampled[1] != greedy
@@ -145,10 +162,15 @@ def test_sampled_answers_are_the_same_in_every_run(tmp_path):
 @pytest.mark.slow
 def test_answers_of_a_beam_search_are_its_best_hypotheses(tmp_path):
     teacher = table_model(jax.random.key(1), vocab=5)
-    sources = [data.Example(np.array(row, np.int32), np.zeros(0, np.int32)) for row in ([1, 2], [3, 1], [2, 2])]
+    sources = [
+        data.Example(np.array(row, np.int32), np.zeros(0, np.int32))
+        for row in ([1, 2], [3, 1], [2, 2])
+    ]
     path = tmp_path / "a.jsonl"
     searched = distil.answers(teacher, sources, path, 6, progress=False, beams=3)
-    best = jaxspec.beam_search(teacher, [e.source.tolist() for e in sources], beams=3, max_new_tokens=6).tokens[:, 0]
+    best = jaxspec.beam_search(
+        teacher, [e.source.tolist() for e in sources], beams=3, max_new_tokens=6
+    ).tokens[:, 0]
     assert [e.target.tolist() for e in searched] == best.tolist()
     greedy = distil.answers(teacher, sources, tmp_path / "b.jsonl", 6, progress=False)
     assert [e.target.tolist() for e in greedy] != best.tolist()
@@ -159,7 +181,8 @@ def test_answers_of_a_beam_search_are_its_best_hypotheses(tmp_path):
 def test_divergences_are_those_by_hand():
     """Two outcomes, by hand; and none from a distribution to itself."""
     log_p, log_q, real = (
-        jnp.array([[x]]) for x in (jnp.log(jnp.array([0.8, 0.2])), jnp.log(jnp.array([0.5, 0.5])), 1.0)
+        jnp.array([[x]])
+        for x in (jnp.log(jnp.array([0.8, 0.2])), jnp.log(jnp.array([0.5, 0.5])), 1.0)
     )
     kl = 0.8 * np.log(0.8 / 0.5) + 0.2 * np.log(0.2 / 0.5)
     m = 0.65, 0.35
@@ -185,15 +208,28 @@ def test_a_drafter_learns_from_its_teachers_answers_alone(tmp_path, monkeypatch)
     texts = recipes.Data("", "", ((8, 6),), "tokenizer", ("a",))
     recipe = recipes.Recipe("small", "t5", ENCDEC, texts, Train(1, 1, 1.0))
     tasks = {"one": pairs(6), "two": pairs(4, seed=2)}
-    learnt = networks.answered(recipe, recipes.Distil("teacher", answers=(3, 0)), tasks, tmp_path, progress=False)
+    learnt = networks.answered(
+        recipe, recipes.Distil("teacher", answers=(3, 0)), tasks, tmp_path, progress=False
+    )
     assert {task: len(examples) for task, examples in learnt.items()} == {"one": 3, "two": 0}
-    assert all(len(e.target) == 6 for e in learnt["one"])  # never ends: its answers are as long as they may be
+    # never ends: its answers are as long as they may be
+    assert all(len(e.target) == 6 for e in learnt["one"])
     examples = recipes.Distil("teacher", 1.0, answers=(3, 0), temperatures=(0.0, 1.0), texts=2)
     learnt = networks.answered(recipe, examples, tasks, tmp_path, progress=False)
-    assert {task: len(examples) for task, examples in learnt.items()} == {"one": 2 * 6 + 2 * 3, "two": 2 * 4}
-    assert networks.answered(recipe, recipes.Distil("teacher"), tasks, tmp_path, progress=False) is tasks
-    with pytest.raises(ValueError, match=r"answers is \[3\]: expected a number for each of \['one', 'two'\]"):
-        networks.answered(recipe, recipes.Distil("teacher", answers=(3,)), tasks, tmp_path, progress=False)
+    assert {task: len(examples) for task, examples in learnt.items()} == {
+        "one": 2 * 6 + 2 * 3,
+        "two": 2 * 4,
+    }
+    assert (
+        networks.answered(recipe, recipes.Distil("teacher"), tasks, tmp_path, progress=False)
+        is tasks
+    )
+    with pytest.raises(
+        ValueError, match=r"answers is \[3\]: expected a number for each of \['one', 'two'\]"
+    ):
+        networks.answered(
+            recipe, recipes.Distil("teacher", answers=(3,)), tasks, tmp_path, progress=False
+        )
 
 
 def test_a_drafter_with_its_teachers_encoder_learns_the_rest(monkeypatch):
@@ -203,7 +239,12 @@ def test_a_drafter_with_its_teachers_encoder_learns_the_rest(monkeypatch):
     shape = dataclasses.replace(shape, decoder_layers=1, tied_head=False, scaled_head=False)
     share = recipes.Distil("teacher", share_encoder=True)
     recipe = recipes.Recipe(
-        "small", "t5", shape, recipes.Data("", "", ((8, 6),), "tokenizer", ("a",)), Train(1, 1, 1.0), share
+        "small",
+        "t5",
+        shape,
+        recipes.Data("", "", ((8, 6),), "tokenizer", ("a",)),
+        Train(1, 1, 1.0),
+        share,
     )
     fixed = networks.fixed_parameters(recipe)
     assert sorted(fixed) == ["embedding", "encoder_0", "encoder_1", "encoder_bias", "encoder_norm"]
@@ -214,24 +255,40 @@ def test_a_drafter_with_its_teachers_encoder_learns_the_rest(monkeypatch):
     expected = jax.jit(loss)(params | teacher.params | params, batch)[0]
     np.testing.assert_array_equal(jax.jit(held)(params, batch)[0], expected)
     assert sorted(jax.jit(jax.grad(lambda p: held(p, batch)[0]))(params)) == sorted(params)
-    assert networks.fixed_parameters(dataclasses.replace(recipe, distil=recipes.Distil("teacher"))) == {}
-    with pytest.raises(recipes.RecipeError, match=r"small: distil.share_encoder, and the teacher teacher is T5Config"):
-        networks.fixed_parameters(dataclasses.replace(recipe, model=dataclasses.replace(shape, encoder_layers=1)))
+    assert (
+        networks.fixed_parameters(dataclasses.replace(recipe, distil=recipes.Distil("teacher")))
+        == {}
+    )
+    with pytest.raises(
+        recipes.RecipeError,
+        match=r"small: distil.share_encoder, and the teacher teacher is T5Config",
+    ):
+        networks.fixed_parameters(
+            dataclasses.replace(recipe, model=dataclasses.replace(shape, encoder_layers=1))
+        )
 
 
 def test_a_language_model_learns_from_its_teachers_continuations(tmp_path, monkeypatch):
-    teacher = Model(decoder.language_model(CONFIG), decoder.init(CONFIG, jax.random.key(0)), config=CONFIG)
+    teacher = Model(
+        decoder.language_model(CONFIG), decoder.init(CONFIG, jax.random.key(0)), config=CONFIG
+    )
     monkeypatch.setattr(networks, "load", lambda name, dtype: teacher)
-    recipe = recipes.Recipe("small", "gpt", CONFIG, recipes.Data("", "", ((0, 9),), "tokenizer"), Train(1, 1, 1.0))
+    recipe = recipes.Recipe(
+        "small", "gpt", CONFIG, recipes.Data("", "", ((0, 9),), "tokenizer"), Train(1, 1, 1.0)
+    )
     rows = [e for e in texts(6) if len(e.target) > 3]
-    learnt = networks.answered(recipe, recipes.Distil("t", answers=(6,), prompt=3), {"text": rows}, tmp_path, False)
+    learnt = networks.answered(
+        recipe, recipes.Distil("t", answers=(6,), prompt=3), {"text": rows}, tmp_path, False
+    )
     assert [e.target[:3].tolist() for e in learnt["text"]] == [e.target[:3].tolist() for e in rows]
     assert [(len(e.source), len(e.target)) for e in learnt["text"]] == [(0, 10)] * len(rows)
 
 
 @pytest.mark.slow
 def test_a_drafter_learns_on_texts_of_its_own():
-    """Some rows are what `generate` samples, the others the data; the loss sees these, and no gradient the sampling."""
+    """Some rows are what `generate` samples, the others the data; the loss sees these, and no
+    gradient the sampling.
+    """
     for config, net, examples in ((CONFIG, decoder, texts(8)), (ENCDEC, t5, pairs(8))):
         batch = data.collate(examples, data.Bucket(0 if net is decoder else 8, 9, 9))
         lm, params = net.language_model(config), net.init(config, jax.random.key(1))
@@ -241,24 +298,38 @@ def test_a_drafter_learns_on_texts_of_its_own():
         changed, learnt = gradient(params, batch)
         if net is decoder:
             expected = jax.jit(jax.grad(lambda p: likelihood(p, learnt)[0]))(params)  # noqa: B023
-            jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), changed, expected)
+            jax.tree.map(
+                lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5),
+                changed,
+                expected,
+            )
 
         key = jax.random.fold_in(jax.random.fold_in(jax.random.key(0), int(batch.target.sum())), 0)
         tokens = batch.target[:, :3] if net is decoder else batch.source
-        length = np.maximum(np.minimum(batch.target_length, 3) if net is decoder else batch.source_length, 1)
+        length = np.maximum(
+            np.minimum(batch.target_length, 3) if net is decoder else batch.source_length, 1
+        )
         options = dict(max_new_tokens=batch.target.shape[1] - 3 * (net is decoder), eos_ids=[1])
         prompts, student = jaxspec.Prompt(tokens, length), Model(lm, params, config=config)
         out = jaxspec.generate(student, prompts, temperature=1.0, key=key, **options)
         is_own = []
         for row in range(9):
-            text, new = learnt.target[row, : learnt.target_length[row]].tolist(), out.tokens[row, : out.lengths[row]]
+            text, new = (
+                learnt.target[row, : learnt.target_length[row]].tolist(),
+                out.tokens[row, : out.lengths[row]],
+            )
             of_data = batch.target[row, : batch.target_length[row]].tolist()
             is_own.append(text == [*tokens[row, : length[row]][: 3 * (net is decoder)], *new])
             assert is_own[-1] or text == of_data
         assert 0 < sum(is_own) < 8 and not is_own[8]  # the last row is padding
     with pytest.raises(ValueError, match="texts have 10 tokens, and the model is given 16 of them"):
         distil.samples(
-            decoder.language_model(CONFIG), None, data.collate(texts(2), data.Bucket(0, 9, 2)), None, 16, (1,)
+            decoder.language_model(CONFIG),
+            None,
+            data.collate(texts(2), data.Bucket(0, 9, 2)),
+            None,
+            16,
+            (1,),
         )
 
 
@@ -273,13 +344,17 @@ def test_a_language_models_rows_are_one_token_wider(tmp_path):
 
 
 def test_the_learning_rate_warms_up_stays_and_decays():
-    rate = optimizer.schedule(Train(steps=100, batch_tokens=1, learning_rate=2.0, warmup=10, decay=0.5))
+    rate = optimizer.schedule(
+        Train(steps=100, batch_tokens=1, learning_rate=2.0, warmup=10, decay=0.5)
+    )
     assert [float(rate(s)) for s in (0, 5, 10, 49, 75, 100)] == pytest.approx([0, 1, 2, 2, 1, 0])
 
 
 @pytest.fixture
 def promotion():
-    """Optax's own bias correction multiplies a float by an int32 count, which strict promotion refuses."""
+    """Optax's own bias correction multiplies a float by an int32 count, which strict promotion
+    refuses.
+    """
     with jax.numpy_dtype_promotion("standard"):
         yield
 
@@ -289,7 +364,9 @@ class Killed(Exception):
 
 
 def run(folder, steps=9, log=lambda line: None, **options):
-    train = Train(steps, batch_tokens=40, learning_rate=1e-2, warmup=2, evaluate_every=3, save_every=2)
+    train = Train(
+        steps, batch_tokens=40, learning_rate=1e-2, warmup=2, evaluate_every=3, save_every=2
+    )
     batches = data.Batches(texts(), data.buckets([(0, 9)], 40), seed=0)
     params = decoder.init(CONFIG, jax.random.key(0))
     loss = losses.cross_entropy(CONFIG)
@@ -321,19 +398,28 @@ def test_a_killed_run_resumes_exactly(tmp_path, promotion):
 
 @pytest.mark.slow
 def test_the_average_is_what_is_evaluated_and_returned(tmp_path, promotion):
-    params, recipe = decoder.init(CONFIG, jax.random.key(0)), Train(3, 40, 0.1, 1, 0.0, average=0.15)
+    params, recipe = (
+        decoder.init(CONFIG, jax.random.key(0)),
+        Train(3, 40, 0.1, 1, 0.0, average=0.15),
+    )
     batches = data.Batches(texts(), data.buckets([(0, 10)], 40), seed=0)
     loss, rule = losses.cross_entropy(CONFIG), optimizer.make(recipe)
     objective = loop.Objective(loss, batches, loop.mean_loss(loss), batches)
-    averaged, held = loop.fit(params, objective, recipe, tmp_path, log=lambda _: None, progress=False)
+    averaged, held = loop.fit(
+        params, objective, recipe, tmp_path, log=lambda _: None, progress=False
+    )
     state, expected = (
-        loop.TrainState(jnp.zeros((), jnp.int32), jax.tree.map(jnp.copy, params), rule.init(params)),
+        loop.TrainState(
+            jnp.zeros((), jnp.int32), jax.tree.map(jnp.copy, params), rule.init(params)
+        ),
         params,
     )
     for step, decay in enumerate((0.1, 0.15, 0.15)):  # the first step's is limited
         state, _ = loop.make_step(loss, rule, recipe)(state, batches.at(step))
         expected = jax.tree.map(lambda a, b, d=decay: d * a + (1 - d) * b, expected, state.params)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6), averaged, expected)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6), averaged, expected
+    )
     assert held == pytest.approx(loop.evaluate(jax.jit(loss), expected, batches.once()), rel=1e-4)
 
 
@@ -347,14 +433,18 @@ def test_a_run_drops_entries_and_learns_what_will_be_stored(tmp_path, promotion)
         recipe = Train(4, 40, 1e-2, 1, 0.5, evaluate_every=1, **options)
         lines = []
         name = "-".join(options) or "plain"
-        best, _ = loop.fit(params, objective, recipe, tmp_path / name, log=lines.append, progress=False)
+        best, _ = loop.fit(
+            params, objective, recipe, tmp_path / name, log=lines.append, progress=False
+        )
         return best, [float(line.split("loss ")[1].split(",")[0]) for line in lines]
 
     plain, losses_plain = trained()
     dropped, losses_dropped = trained(dropout=0.5)
     _, losses_rounded = trained(stored="int4")
-    assert losses_dropped[0] != losses_plain[0]  # the same parameters, with half of what each block adds
-    assert losses_rounded[:2] == losses_plain[:2]  # the rate decays, and parameters are rounded, from step 2 on
+    # the same parameters, with half of what each block adds
+    assert losses_dropped[0] != losses_plain[0]
+    # the rate decays, and parameters are rounded, from step 2 on
+    assert losses_rounded[:2] == losses_plain[:2]
     assert losses_rounded[2] != losses_plain[2]
     with pytest.raises(AssertionError):
         jax.tree.map(np.testing.assert_array_equal, dropped, plain)
@@ -368,13 +458,21 @@ def test_a_diverging_run_says_so(tmp_path, promotion):
     with pytest.raises(FloatingPointError, match="loss is nan at step 0: lower the learning rate"):
         batches = data.Batches(texts(), data.buckets([(0, 9)], 40), 0)
         objective = loop.Objective(broken, batches, loop.mean_loss(broken), batches)
-        loop.fit(decoder.init(CONFIG, jax.random.key(0)), objective, Train(2, 1, 1e-3), tmp_path, progress=False)
+        loop.fit(
+            decoder.init(CONFIG, jax.random.key(0)),
+            objective,
+            Train(2, 1, 1e-3),
+            tmp_path,
+            progress=False,
+        )
 
 
 def test_missing_and_empty_data(tmp_path):
     with pytest.raises(FileNotFoundError, match="no training data"):
         data.read_pairs(tmp_path / "none.jsonl", None, ["a"], 8, 8)
-    (tmp_path / "pairs.jsonl").write_text(json.dumps({"task": "a", "input": "x", "output": "y"}) + "\n")
+    (tmp_path / "pairs.jsonl").write_text(
+        json.dumps({"task": "a", "input": "x", "output": "y"}) + "\n"
+    )
     with pytest.raises(ValueError, match="no example of the tasks"):
         data.read_pairs(tmp_path / "pairs.jsonl", None, ["b"], 8, 8)
 
@@ -382,19 +480,31 @@ def test_missing_and_empty_data(tmp_path):
 def test_a_source_is_cut_as_transformers_truncates(tmp_path):
     words = word_tokenizer(["<s>", "</s>", "<unk>", "a", "b", "c"])
     special = [("<s>", 0), ("</s>", 1)]
-    words.backend_tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A </s>", special_tokens=special)
-    (tmp_path / "pairs.jsonl").write_text(json.dumps({"task": "a", "input": "a b c a b", "output": "c"}) + "\n")
+    words.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A </s>", special_tokens=special
+    )
+    (tmp_path / "pairs.jsonl").write_text(
+        json.dumps({"task": "a", "input": "a b c a b", "output": "c"}) + "\n"
+    )
     for most in (3, 5, 7):
         (example,) = data.read_pairs(tmp_path / "pairs.jsonl", words, ["a"], most, 8)
-        assert example.source.tolist() == words("a b c a b", truncation=True, max_length=most)["input_ids"]
+        assert (
+            example.source.tolist()
+            == words("a b c a b", truncation=True, max_length=most)["input_ids"]
+        )
 
 
 def test_a_recipe_may_train_on_several_files(tmp_path):
     def words(texts=None, text_target=None, **options):
-        return {"input_ids": [[int(word) for word in text.split()] for text in texts or text_target]}
+        return {
+            "input_ids": [[int(word) for word in text.split()] for text in texts or text_target]
+        }
 
     def written(name, *outputs):
-        rows = [json.dumps({"task": "a", "input": "2 1", "output": f"{output} 1"}) + "\n" for output in outputs]
+        rows = [
+            json.dumps({"task": "a", "input": "2 1", "output": f"{output} 1"}) + "\n"
+            for output in outputs
+        ]
         (tmp_path / name).write_text("".join(rows))
 
     words.eos_token_id = 1
@@ -404,7 +514,9 @@ def test_a_recipe_may_train_on_several_files(tmp_path):
     options = Data("first", "held", ((4, 4),), tasks=("a",), also=("second", "second"))
     outputs = [int(e.target[0]) for e in data.examples(options, True, tmp_path, words)["a"]]
     assert outputs == [3, 4, 5, 5]
-    assert [int(e.target[0]) for e in data.examples(options, True, tmp_path, words, heldout=True)["a"]] == [6]
+    assert [
+        int(e.target[0]) for e in data.examples(options, True, tmp_path, words, heldout=True)["a"]
+    ] == [6]
 
 
 def test_a_decoder_only_model_learns_from_all_files_and_has_no_tasks(tmp_path):
@@ -419,5 +531,6 @@ def test_a_decoder_only_model_learns_from_all_files_and_has_no_tasks(tmp_path):
     options = Data("first", "held", ((0, 16),), also=("second", "second"))
     firsts = [int(e.target[1]) for e in data.examples(options, False, tmp_path, Words())["text"]]
     assert firsts == [3, 5, 5]
-    with pytest.raises(RecipeError, match=r"data.tasks is \['a'\]: a decoder-only model"):  # as a head's recipe may ask
+    # as a head's recipe may ask
+    with pytest.raises(RecipeError, match=r"data.tasks is \['a'\]: a decoder-only model"):
         data.examples(dataclasses.replace(options, tasks=("a",)), False, tmp_path, Words())

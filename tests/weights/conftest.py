@@ -13,7 +13,9 @@ from tests.weights.t5x_files import V11, arrays_of, write_legacy
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
     """A folder with a Llama and its tokenizer."""
-    return huggingface.save(model_of(LLAMA, words=tokenizer()), tmp_path_factory.mktemp("saved") / "llama")
+    return huggingface.save(
+        model_of(LLAMA, words=tokenizer()), tmp_path_factory.mktemp("saved") / "llama"
+    )
 
 
 @pytest.fixture

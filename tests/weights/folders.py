@@ -16,7 +16,9 @@ from tests.small import tiny_gpt, tiny_llama, tiny_t5
 LLAMA = tiny_llama(24, layers=2, epsilon=1e-5, max_positions=32)
 T5 = tiny_t5(24, layers=2)
 GPT = tiny_gpt(24, layers=2)
-TEMPLATE = "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}</s>{% endfor %}"
+TEMPLATE = (
+    "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}</s>{% endfor %}"
+)
 
 
 def tokenizer():
@@ -24,7 +26,9 @@ def tokenizer():
     raw = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>"))
     raw.pre_tokenizer = pre_tokenizers.Whitespace()
     special = {"pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
-    return transformers.PreTrainedTokenizerFast(tokenizer_object=raw, chat_template=TEMPLATE, **special)
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=raw, chat_template=TEMPLATE, **special
+    )
 
 
 def model_of(config, seed=0, words=None) -> Model:

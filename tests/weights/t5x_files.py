@@ -1,4 +1,6 @@
-"""T5X checkpoints, written by T5X's description of its layouts and the names of its networks, not by ours."""
+"""T5X checkpoints, written by T5X's description of its layouts and the names of its networks, not
+by ours.
+"""
 
 import contextlib
 import json
@@ -51,7 +53,9 @@ def shapes_of(network: Network) -> dict[str, tuple[int, ...]]:
     def mlp(name):
         gated = len(n.mlp_activations) > 1
         for i in range(len(n.mlp_activations)):
-            param(n.emb_dim, n.mlp_dim, name=f"{name}/wi_{i}/kernel" if gated else f"{name}/wi/kernel")
+            param(
+                n.emb_dim, n.mlp_dim, name=f"{name}/wi_{i}/kernel" if gated else f"{name}/wi/kernel"
+            )
         param(n.mlp_dim, n.emb_dim, name=f"{name}/wo/kernel")
 
     def norm(name):
@@ -82,13 +86,23 @@ def shapes_of(network: Network) -> dict[str, tuple[int, ...]]:
 def arrays_of(network: Network, seed: int = 0) -> dict[str, np.ndarray]:
     """Random numbers of these shapes, small enough for float32 to be within 2e-5 of float64."""
     rng = np.random.default_rng(seed)
-    return {name: rng.standard_normal(shape, np.float32) / 2 for name, shape in shapes_of(network).items()}
+    return {
+        name: rng.standard_normal(shape, np.float32) / 2
+        for name, shape in shapes_of(network).items()
+    }
 
 
-def scalable(arrays: dict[str, np.ndarray], network: Network, stacked: bool = True) -> dict[str, np.ndarray]:
-    """The same model as examples/scalable_t5 has it: biases in each layer, heads apart, layers along axis 1."""
+def scalable(
+    arrays: dict[str, np.ndarray], network: Network, stacked: bool = True
+) -> dict[str, np.ndarray]:
+    """The same model as examples/scalable_t5 has it: biases in each layer, heads apart, layers
+    along axis 1.
+    """
     heads, renamed = (network.num_heads, network.head_dim), {}
-    for side, layers in (("encoder", network.num_encoder_layers), ("decoder", network.num_decoder_layers)):
+    for side, layers in (
+        ("encoder", network.num_encoder_layers),
+        ("decoder", network.num_decoder_layers),
+    ):
         layer_arrays = [{} for _ in range(layers)]
         for name, x in arrays.items():
             if name.startswith(f"{side}/layers_"):
@@ -105,9 +119,16 @@ def scalable(arrays: dict[str, np.ndarray], network: Network, stacked: bool = Tr
             }
         else:
             renamed |= {
-                f"{side}/layers_{i}/{rest}": x for i, layer in enumerate(layer_arrays) for rest, x in layer.items()
+                f"{side}/layers_{i}/{rest}": x
+                for i, layer in enumerate(layer_arrays)
+                for rest, x in layer.items()
             }
-    rest = ("token_embedder/", "encoder/encoder_norm", "decoder/decoder_norm", "decoder/logits_dense")
+    rest = (
+        "token_embedder/",
+        "encoder/encoder_norm",
+        "decoder/decoder_norm",
+        "decoder/logits_dense",
+    )
     return renamed | {name: x for name, x in arrays.items() if name.startswith(rest)}
 
 
@@ -122,25 +143,43 @@ def write_zarr(folder: Path, x: np.ndarray) -> dict:
     spec = {"driver": "zarr", "dtype": x.dtype.name, "metadata": metadata}
     where = {"kvstore": {"driver": "file", "path": f"{folder}/"}}
     ts.open(spec | where, create=True, open=True, context=QUICKLY).result().write(x).result()
-    return spec | {"kvstore": {"driver": "gfile", "path": f"{folder.name}/"}, "metadata": json_like(metadata)}
+    return spec | {
+        "kvstore": {"driver": "gfile", "path": f"{folder.name}/"},
+        "metadata": json_like(metadata),
+    }
 
 
 def json_like(table):
     return json.loads(json.dumps(table))
 
 
-def write_legacy(run: Path, step: int, arrays: dict, inside=("encoder_norm", "relpos"), version=3) -> Path:
-    """T5X's Checkpointer: arrays that are partitioned lie apart, the rest in msgpack, the folder gets its name last."""
+def write_legacy(
+    run: Path, step: int, arrays: dict, inside=("encoder_norm", "relpos"), version=3
+) -> Path:
+    """T5X's Checkpointer: arrays that are partitioned lie apart, the rest in msgpack, the folder
+    gets its name last.
+    """
     beside = run / f"checkpoint_{step}.tmp-1700000000"
     beside.mkdir(parents=True)
 
     def leaf(name, x):
-        return x if any(part in name for part in inside) else write_zarr(beside / f"target.{name.replace('/', '.')}", x)
+        return (
+            x
+            if any(part in name for part in inside)
+            else write_zarr(beside / f"target.{name.replace('/', '.')}", x)
+        )
 
     target = {name: leaf(name, x) for name, x in arrays.items()}
     # Adafactor's state, which nothing here has a use for: its arrays are not even there.
-    gone = {"driver": "zarr", "dtype": "float32", "kvstore": {"driver": "gfile", "path": "state.v/"}}
-    state = {"step": np.int32(step), "param_states": {"token_embedder": {"v": gone | {"metadata": {"shape": [1]}}}}}
+    gone = {
+        "driver": "zarr",
+        "dtype": "float32",
+        "kvstore": {"driver": "gfile", "path": "state.v/"},
+    }
+    state = {
+        "step": np.int32(step),
+        "param_states": {"token_embedder": {"v": gone | {"metadata": {"shape": [1]}}}},
+    }
     content = {"version": version, "optimizer": {"target": tree(target), "state": state}}
     (beside / "checkpoint").write_bytes(flax.serialization.msgpack_serialize(content))
     return beside.rename(run / f"checkpoint_{step}")
@@ -148,23 +187,36 @@ def write_legacy(run: Path, step: int, arrays: dict, inside=("encoder_norm", "re
 
 def write_orbax(run: Path, step: int, arrays: dict) -> Path:
     """T5X's OrbaxCheckpointManagerInterface: an item "state", in a key-value store."""
-    state = {"target": tree(arrays), "state": {"step": np.int32(step), "param_states": {"none": None, "empty": {}}}}
+    state = {
+        "target": tree(arrays),
+        "state": {"step": np.int32(step), "param_states": {"none": None, "empty": {}}},
+    }
     handler = ocp.PyTreeCheckpointHandler(use_ocdbt=True)
-    options = ocp.CheckpointManagerOptions(step_prefix="checkpoint", enable_async_checkpointing=False)
-    with contextlib.closing(ocp.CheckpointManager(run, options=options, item_handlers={"state": handler})) as manager:
+    options = ocp.CheckpointManagerOptions(
+        step_prefix="checkpoint", enable_async_checkpointing=False
+    )
+    with contextlib.closing(
+        ocp.CheckpointManager(run, options=options, item_handlers={"state": handler})
+    ) as manager:
         manager.save(step, args=ocp.args.Composite(state=ocp.args.PyTreeSave(state)))
     return run / f"checkpoint_{step}"
 
 
 def write_early_orbax(run: Path, step: int, arrays: dict) -> Path:
-    """Write the layout that Orbax had before: an index in msgpack with placeholders, and zarr beside it."""
+    """Write the layout that Orbax had before: an index in msgpack with placeholders, and zarr
+    beside it.
+    """
     folder = run / f"checkpoint_{step}"
     folder.mkdir(parents=True)
     names = {name: f"target.{name.replace('/', '.')}" for name in arrays}
     for name, x in arrays.items():
         write_zarr(folder / names[name], x)
     target = {name: f"PLACEHOLDER://{stored}" for name, stored in names.items()}
-    content = {"target": tree(target), "state": {"step": "PLACEHOLDER://state.step"}, "flax_mutables": None}
+    content = {
+        "target": tree(target),
+        "state": {"step": "PLACEHOLDER://state.step"},
+        "flax_mutables": None,
+    }
     (folder / "checkpoint").write_bytes(flax.serialization.msgpack_serialize(content))
     return folder
 
@@ -173,12 +225,16 @@ def assert_holds(params, arrays: dict[str, np.ndarray]):
     """Some of ours against T5X's, by hand: a kernel, a bias, what is stored as it is."""
     f = arrays
     np.testing.assert_array_equal(
-        params["decoder_2"]["cross"]["out"]["weight"], f["decoder/layers_2/encoder_decoder_attention/out/kernel"].T
+        params["decoder_2"]["cross"]["out"]["weight"],
+        f["decoder/layers_2/encoder_decoder_attention/out/kernel"].T,
     )
-    np.testing.assert_array_equal(params["encoder_bias"]["table"], f["encoder/relpos_bias/rel_embedding"].T)
+    np.testing.assert_array_equal(
+        params["encoder_bias"]["table"], f["encoder/relpos_bias/rel_embedding"].T
+    )
     np.testing.assert_array_equal(params["embedding"]["embedding"], f["token_embedder/embedding"])
     np.testing.assert_array_equal(
-        params["decoder_0"]["cross_norm"]["scale"], f["decoder/layers_0/pre_cross_attention_layer_norm/scale"]
+        params["decoder_0"]["cross_norm"]["scale"],
+        f["decoder/layers_0/pre_cross_attention_layer_norm/scale"],
     )
 
 

@@ -1,4 +1,6 @@
-"""GGUF files, written here as llama.cpp's converter writes them, and read by jaxspec and by transformers."""
+"""GGUF files, written here as llama.cpp's converter writes them, and read by jaxspec and by
+transformers.
+"""
 
 import re
 import struct
@@ -22,33 +24,69 @@ WORDS = [f"w{i}" for i in range(53)]
 TOKENS = ["<pad>", "</s>", "<s>", "<unk>", "▁", "a", "b", "ab", "▁ab", "<tool>", "<mark>", *WORDS]
 TYPES = [3, 3, 3, 2, 1, 1, 1, 1, 1, 3, 4, *[1] * 53]
 SHAPE = {"embedding_length": 64, "feed_forward_length": 96, "block_count": 2, "context_length": 128}
-HEADS = {"attention.head_count": 4, "attention.head_count_kv": 2, "attention.layer_norm_rms_epsilon": 1e-5}
+HEADS = {
+    "attention.head_count": 4,
+    "attention.head_count_kv": 2,
+    "attention.layer_norm_rms_epsilon": 1e-5,
+}
 WIDTH = {"attention.key_length": 16, "attention.value_length": 16}
 DECODER = SHAPE | HEADS | {"rope.freq_base": 5e5}
 GEMMA = DECODER | WIDTH | {"attention.sliding_window": 4}
 LAYER_NORM = {"attention.head_count": 4, "attention.layer_norm_epsilon": 1e-5}
-T5 = SHAPE | {"attention.head_count": 4, "attention.head_count_kv": 4, "attention.layer_norm_epsilon": 1e-6}
-CASES = {  # name: architecture, metadata, and whether it has biases on queries, keys and values, and a head
-    "gpt2": ("gpt2", SHAPE | LAYER_NORM | {"context_length": 1024, "feed_forward_length": 256}, False, False),
+T5 = SHAPE | {
+    "attention.head_count": 4,
+    "attention.head_count_kv": 4,
+    "attention.layer_norm_epsilon": 1e-6,
+}
+# name: architecture, metadata, and whether it has biases on queries, keys and values, and a head
+CASES = {
+    "gpt2": (
+        "gpt2",
+        SHAPE | LAYER_NORM | {"context_length": 1024, "feed_forward_length": 256},
+        False,
+        False,
+    ),
     "llama": ("llama", DECODER | {"rope.dimension_count": 16}, False, True),
     "qwen2": ("qwen2", DECODER, True, False),
-    "qwen3": ("qwen3", DECODER | {"attention.key_length": 128, "attention.value_length": 128}, False, False),
-    "gemma2": ("gemma2", GEMMA | {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}, False, False),
+    "qwen3": (
+        "qwen3",
+        DECODER | {"attention.key_length": 128, "attention.value_length": 128},
+        False,
+        False,
+    ),
+    "gemma2": (
+        "gemma2",
+        GEMMA | {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
+        False,
+        False,
+    ),
     "gemma3": ("gemma3", GEMMA, False, False),
-    "t5": ("t5", T5 | WIDTH | {"attention.relative_buckets_count": 32, "decoder_start_token_id": 0}, False, True),
+    "t5": (
+        "t5",
+        T5 | WIDTH | {"attention.relative_buckets_count": 32, "decoder_start_token_id": 0},
+        False,
+        True,
+    ),
 }
 KINDS = ("F16", "Q8_0", "Q5_0", "BF16", "Q4_1", "F32")  # of matrices, in turn
 
 
 def write(
-    path: Path, case: str, changes: dict | None = None, tokenizer: dict | None = None, copied: str = "no"
+    path: Path,
+    case: str,
+    changes: dict | None = None,
+    tokenizer: dict | None = None,
+    copied: str = "no",
 ) -> dict[str, np.ndarray]:
-    """A file of random weights; returns its tensors as transformers has them, after their quantisation.
+    """A file of random weights; returns its tensors as transformers has them, after their
+    quantisation.
 
     Where the head is copied, it is the embedding: "exactly", or "requantised" in another way.
     """
     architecture, keys, biases, head = CASES[case]
-    metadata = {"general.architecture": architecture} | {f"{architecture}.{key}": x for key, x in keys.items()}
+    metadata = {"general.architecture": architecture} | {
+        f"{architecture}.{key}": x for key, x in keys.items()
+    }
     shapes = {"token_embd.weight": (len(TOKENS), 64)} | ({"output.weight": ()} if head else {})
     shapes |= {"blk.0.attn_q.bias": ()} if biases else {}
     shapes |= {"enc.blk.0.ffn_gate.weight": ()} if case == "t5" else {}
@@ -89,9 +127,16 @@ def write(
         "unknown_token_id": 3,
         "padding_token_id": 0,
     }
-    metadata |= {f"tokenizer.ggml.{key}": x for key, x in (tokenizer or vocabulary).items()} | (changes or {})
+    metadata |= {f"tokenizer.ggml.{key}": x for key, x in (tokenizer or vocabulary).items()} | (
+        changes or {}
+    )
     for key, value in metadata.items():
-        add = {str: writer.add_string, float: writer.add_float32, bool: writer.add_bool, list: writer.add_array}
+        add = {
+            str: writer.add_string,
+            float: writer.add_float32,
+            bool: writer.add_bool,
+            list: writer.add_array,
+        }
         if key != "general.architecture" or changes:
             add.get(type(value), writer.add_uint32)(key, value)
     writer.write_header_to_file()
@@ -126,16 +171,21 @@ def test_the_weights_are_those_that_transformers_reads(case, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("copied", "tied", "scaled"), [("exactly", True, True), ("requantised", False, True), ("no", False, False)]
+    ("copied", "tied", "scaled"),
+    [("exactly", True, True), ("requantised", False, True), ("no", False, False)],
 )
 def test_a_t5_whose_head_repeats_its_embedding_is_scaled(copied, tied, scaled, tmp_path):
-    """llama.cpp's files do not say it; a T5 1.0 that is not scaled would have logits 8 times too large here.
+    """llama.cpp's files do not say it; a T5 1.0 that is not scaled would have logits 8 times too
+    large here.
 
     A copy is left out if it is exact: else it is what the file has as its head.
     """
     tensors = write(tmp_path / "model.gguf", "t5", copied=copied)
     head, embedding = tensors["lm_head.weight"], tensors["shared.weight"]
-    assert (np.array_equal(head, embedding), np.allclose(head, embedding, atol=0.2)) == (tied, scaled)
+    assert (np.array_equal(head, embedding), np.allclose(head, embedding, atol=0.2)) == (
+        tied,
+        scaled,
+    )
     model = jaxspec.load(tmp_path / "model.gguf")
     assert (model.config.tied_head, model.config.scaled_head) == (tied, scaled)
     if tied:
@@ -153,13 +203,19 @@ def test_the_tokenizer_is_the_one_that_transformers_makes(tmp_path):
     letters = ["a", "b", "c", "Ġ", "1", "ab", "Ġab", "<end>"]
     bytewise = {"model": "gpt2", "pre": "llama-bpe", "tokens": letters, "merges": ["a b", "Ġ ab"]}
     bytewise |= {"token_type": [1] * 7 + [3], "eos_token_id": 7, "bos_token_id": 7}
-    spelled = {"model": "llama", "tokens": TOKENS, "scores": [-float(i) for i in range(len(TOKENS))]}
+    spelled = {
+        "model": "llama",
+        "tokens": TOKENS,
+        "scores": [-float(i) for i in range(len(TOKENS))],
+    }
     spelled |= {"token_type": TYPES, "eos_token_id": 1, "bos_token_id": 2, "unknown_token_id": 3}
-    # Elsewhere transformers differs from llama.cpp: BOS where no key asks for it, a space after a special token.
+    # Elsewhere transformers differs from llama.cpp: BOS where no key asks for it, a space after a
+    # special token.
     bytewise |= {"add_bos_token": False}
     expected = {
         ("llama", ("ab a b", "ab <tool>", "<mark>", "")): spelled,
-        ("gemma3", ("ab a<tool>b <mark>", " ab")): spelled | {"padding_token_id": 0, "add_space_prefix": False},
+        ("gemma3", ("ab a<tool>b <mark>", " ab")): spelled
+        | {"padding_token_id": 0, "add_space_prefix": False},
         ("llama", ("ab abc111<end>a", "1 ab")): bytewise,
     }
     for number, ((case, texts), tokenizer) in enumerate(expected.items()):
@@ -170,8 +226,13 @@ def test_the_tokenizer_is_the_one_that_transformers_makes(tmp_path):
         theirs = AutoTokenizer.from_pretrained(folder, gguf_file="model.gguf")
         for text in texts:
             assert read_back(text)["input_ids"] == theirs(text)["input_ids"], (case, text)
-            assert read_back.decode(read_back(text)["input_ids"]) == theirs.decode(theirs(text)["input_ids"])
-        assert (read_back.eos_token_id, read_back.bos_token_id) == (theirs.eos_token_id, theirs.bos_token_id)
+            assert read_back.decode(read_back(text)["input_ids"]) == theirs.decode(
+                theirs(text)["input_ids"]
+            )
+        assert (read_back.eos_token_id, read_back.bos_token_id) == (
+            theirs.eos_token_id,
+            theirs.bos_token_id,
+        )
 
 
 def test_scaled_positions_of_llama_3_are_read_from_their_tensor(tmp_path):
@@ -209,9 +270,13 @@ def test_positions_that_are_scaled_twice_are_refused(tmp_path):
     ],
 )
 def test_rows_of_a_t5_begin_as_in_llama_cpp(keys, start):
-    """With the token that is named for it, else with BOS, else, where llama.cpp has none, as T5's do."""
+    """With the token that is named for it, else with BOS, else, where llama.cpp has none, as T5's
+    do.
+    """
     architecture, shape, *_ = CASES["t5"]
-    metadata = {f"t5.{key}": value for key, value in shape.items() if key != "decoder_start_token_id"}
+    metadata = {
+        f"t5.{key}": value for key, value in shape.items() if key != "decoder_start_token_id"
+    }
     table = llama_cpp.config_json(
         {"general.architecture": architecture, **metadata, **keys}, {"token_embd.weight": (64, 64)}
     )
@@ -223,7 +288,9 @@ FULL, LOCAL = "full_attention", "sliding_attention"
 
 
 def described(case: str, changes: dict) -> dict:
-    """The config.json of a case with other keys, of a model with four layers; None leaves a key out."""
+    """The config.json of a case with other keys, of a model with four layers; None leaves a key
+    out.
+    """
     architecture, keys, *_ = CASES[case]
     keys = {**keys, "block_count": 4, **changes}
     metadata = {f"{architecture}.{key}": value for key, value in keys.items() if value is not None}
@@ -234,18 +301,34 @@ def described(case: str, changes: dict) -> dict:
 @pytest.mark.parametrize(
     ("case", "changes", "expected"),
     [
-        ("llama", YARN | {"rope.scaling.attn_factor": 0.878}, {"rope_scaling": "yarn", "rope_magnitude": 0.99971}),
+        (
+            "llama",
+            YARN | {"rope.scaling.attn_factor": 0.878},
+            {"rope_scaling": "yarn", "rope_magnitude": 0.99971},
+        ),
         ("qwen2", YARN, {"rope_magnitude": 1.13863, "rope_original": 128}),
         ("qwen3", YARN | {"rope.scaling.original_context_length": 32}, {"rope_original": 32}),
         ("llama", {"rope.scaling.factor": 4.0}, {"rope_scaling": "linear", "rope_factor": 4.0}),
         ("llama", {"rope.scale_linear": 2.0}, {"rope_scaling": "linear", "rope_factor": 2.0}),
         ("llama", {"rope.scaling.factor": 4.0, "rope.scale_linear": 2.0}, {"rope_factor": 4.0}),
-        ("llama", {"rope.scaling.type": "none", "rope.scaling.factor": 4.0}, {"rope_scaling": "default"}),
-        ("llama", {"rope.scaling.type": "linear"}, {"rope_scaling": "default"}),
-        ("llama", {"attention.head_count_kv": [2] * 4, "feed_forward_length": [96] * 4}, {"kv_heads": 2, "ff_dim": 96}),
         (
             "llama",
-            {"attention.key_length": 32, "attention.value_length": 32, "rope.dimension_count": None},
+            {"rope.scaling.type": "none", "rope.scaling.factor": 4.0},
+            {"rope_scaling": "default"},
+        ),
+        ("llama", {"rope.scaling.type": "linear"}, {"rope_scaling": "default"}),
+        (
+            "llama",
+            {"attention.head_count_kv": [2] * 4, "feed_forward_length": [96] * 4},
+            {"kv_heads": 2, "ff_dim": 96},
+        ),
+        (
+            "llama",
+            {
+                "attention.key_length": 32,
+                "attention.value_length": 32,
+                "rope.dimension_count": None,
+            },
             {"head_dim": 32},
         ),
         (
@@ -276,11 +359,17 @@ def described(case: str, changes: dict) -> dict:
         ),
         ("gemma3", {"final_logit_softcapping": 5.0}, {"logits_cap": 5.0}),
         ("gemma3", {"final_logit_softcapping": 0.0}, {"logits_cap": None}),
-        ("gemma3", {"block_count": 62, "attention.key_length": 32, "attention.value_length": 32}, {"query_scalar": 16}),
+        (
+            "gemma3",
+            {"block_count": 62, "attention.key_length": 32, "attention.value_length": 32},
+            {"query_scalar": 16},
+        ),
     ],
 )
 def test_keys_are_obeyed_as_by_llama_cpp(case, changes, expected):
-    """The logits of such files were compared with llama.cpp's: equal to 2e-6, of Gemma to 2e-4 of the largest."""
+    """The logits of such files were compared with llama.cpp's: equal to 2e-6, of Gemma to 2e-4 of
+    the largest.
+    """
     table = described(case, changes)
     _, form = nets.form_of(hf_families.of(table).read(table))
     assert {key: pytest.approx(getattr(form, key), abs=1e-4) for key in expected} == expected
@@ -289,15 +378,27 @@ def test_keys_are_obeyed_as_by_llama_cpp(case, changes, expected):
 def test_architectures_that_are_not_read_are_refused_by_name():
     """All that the gguf package knows: the families of 2024 to 2026 among them."""
     names = set(gguf.MODEL_ARCH_NAMES.values()) - set(llama_cpp.ARCHITECTURES)
-    assert names >= {"gemma4", "qwen35", "apertus", "mistral3", "chatglm", "deepseek2", "granitehybrid", "gemma3n"}
+    assert names >= {
+        "gemma4",
+        "qwen35",
+        "apertus",
+        "mistral3",
+        "chatglm",
+        "deepseek2",
+        "granitehybrid",
+        "gemma3n",
+    }
     for name in names:
         with pytest.raises(
-            hf_families.FamilyError, match=f"^the architecture is '{re.escape(name)}': expected one of gpt2, "
+            hf_families.FamilyError,
+            match=f"^the architecture is '{re.escape(name)}': expected one of gpt2, ",
         ):
             llama_cpp.config_json({"general.architecture": name}, {})
 
 
-ODD = {  # a key that llama.cpp obeys, in these architectures or others, and a value that the networks do not have
+# a key that llama.cpp obeys, in these architectures or others, and a value that the networks do not
+# have
+ODD = {
     "attention.causal": False,
     "attention.scale": 0.1,
     "attention.clamp_kqv": 8.0,
@@ -334,8 +435,16 @@ def test_keys_that_would_change_the_result_are_refused_by_name(key):
 @pytest.mark.parametrize("dims", [0, 3, 18, -2, 4.0])
 def test_rotated_dimensions_are_an_even_number_of_a_heads(architecture, dims):
     norm = "layer_norm_rms_epsilon" if architecture in ("phi3", "glm4") else "layer_norm_epsilon"
-    sizes = {"embedding_length": 64, "attention.head_count": 4, "block_count": 1, "feed_forward_length": 96}
-    keys = {f"{architecture}.{key}": value for key, value in (sizes | {f"attention.{norm}": 1e-5}).items()}
+    sizes = {
+        "embedding_length": 64,
+        "attention.head_count": 4,
+        "block_count": 1,
+        "feed_forward_length": 96,
+    }
+    keys = {
+        f"{architecture}.{key}": value
+        for key, value in (sizes | {f"attention.{norm}": 1e-5}).items()
+    }
     keys |= {"general.architecture": architecture, f"{architecture}.rope.dimension_count": dims}
     expected = rf"^rope.dimension_count is {dims}: expected an even number from 2 to 16, a head's dimensions$"
     with pytest.raises(hf_families.FamilyError, match=expected):
@@ -344,7 +453,12 @@ def test_rotated_dimensions_are_an_even_number_of_a_heads(architecture, dims):
 
 def test_a_granites_factor_of_zero_is_none_and_of_logits_is_refused():
     """llama.cpp divides logits by theirs, and leaves the other factors out where they are 0."""
-    sizes = {"embedding_length": 64, "attention.head_count": 4, "block_count": 1, "feed_forward_length": 96}
+    sizes = {
+        "embedding_length": 64,
+        "attention.head_count": 4,
+        "block_count": 1,
+        "feed_forward_length": 96,
+    }
     sizes |= {"attention.layer_norm_rms_epsilon": 1e-5, "logit_scale": 8.0}
     shapes = {"token_embd.weight": (64, 64)}
 
@@ -354,19 +468,31 @@ def test_a_granites_factor_of_zero_is_none_and_of_logits_is_refused():
         return hf_families.of(table).read(table)
 
     assert read(embedding_scale=0.0, residual_scale=0.0) == read()
-    with pytest.raises(hf_families.FamilyError, match="logit_scale is 0, and logits are divided by it: expected a pos"):
+    with pytest.raises(
+        hf_families.FamilyError,
+        match="logit_scale is 0, and logits are divided by it: expected a pos",
+    ):
         read(logit_scale=0.0)
 
 
 def test_every_key_of_the_format_is_obeyed_or_refused():
-    """Each key that the gguf package knows of an architecture, with a value that none of ours has."""
+    """Each key that the gguf package knows of an architecture, with a value that none of ours
+    has.
+    """
     without_effect = {  # a limit or default that another key goes before, or that only YaRN reads
         "t5": {"context_length", "attention.layer_norm_epsilon"},
-        **{case: {"rope.scaling.original_context_length"} for case in CASES if case not in ("gpt2", "t5")},
+        **{
+            case: {"rope.scaling.original_context_length"}
+            for case in CASES
+            if case not in ("gpt2", "t5")
+        },
     }
-    sizes = ("embedding_length", "attention.head_count", "attention.key_length")  # what does not fit them is named
+    # what does not fit them is named
+    sizes = ("embedding_length", "attention.head_count", "attention.key_length")
     tables = [table for table in vars(gguf.Keys).values() if isinstance(table, type)]
-    handled = {value for table in tables for value in vars(table).values() if isinstance(value, str)}
+    handled = {
+        value for table in tables for value in vars(table).values() if isinstance(value, str)
+    }
     keys = sorted(key.removeprefix("{arch}.") for key in handled if key.startswith("{arch}."))
     assert len(keys) > 100
     for case in CASES:
@@ -380,7 +506,8 @@ def test_every_key_of_the_format_is_obeyed_or_refused():
 
 @pytest.mark.parametrize(
     ("key", "values"),
-    [(key, values) for key, values in llama_cpp.NEUTRAL.items()] + [(key, (3,)) for key in sorted(llama_cpp.UNREAD)],
+    [(key, values) for key, values in llama_cpp.NEUTRAL.items()]
+    + [(key, (3,)) for key in sorted(llama_cpp.UNREAD)],
 )
 def test_values_that_change_nothing_are_read(key, values):
     for value in values:
@@ -398,17 +525,22 @@ def test_files_that_cannot_be_read_are_refused_in_words(tmp_path):
     write(path, "llama")
     complete = path.read_bytes()
     name = complete.index(b"blk.0.attn_norm.weight")
-    kind = name + len(b"blk.0.attn_norm.weight") + 4 + 8  # after the number of axes and the only one
+    # after the number of axes and the only one
+    kind = name + len(b"blk.0.attn_norm.weight") + 4 + 8
     cut = {
         "no GGUF file": b"x" * 99,
         "version is 9": b"GGUF" + struct.pack("<I", 9) + complete[8:],
         "is no file of weights, or damaged": complete[:90],
         "ends within": complete[:16] + struct.pack("<Q", 1) + struct.pack("<Q", 2**60) + b"x" * 99,
         "ends before": complete[:-99],
-        "the architecture is 'xlama'": complete.replace(b"llama", b"xlama", 1).replace(b"llama.", b"xlama."),
+        "the architecture is 'xlama'": complete.replace(b"llama", b"xlama", 1).replace(
+            b"llama.", b"xlama."
+        ),
         "quantised as type 77": complete[:kind] + struct.pack("<I", 77) + complete[kind + 4 :],
         "quantised as I8": complete[:kind] + struct.pack("<I", 24) + complete[kind + 4 :],
-        "missing \\(1\\): model.layers.0.input_layernorm": complete.replace(b"0.attn_norm", b"0.attn_nxrm"),
+        "missing \\(1\\): model.layers.0.input_layernorm": complete.replace(
+            b"0.attn_norm", b"0.attn_nxrm"
+        ),
         "expected at most 10,000": with_number(complete, b"llama.block_count", 10**6),
         "it lacks 'embedding_length'": complete.replace(b"embedding_length", b"embedding_longth"),
     }
@@ -428,7 +560,9 @@ def split(path: Path, parts: int = 3) -> list[Path]:
     for field in reading.fields.values():
         if not field.name.startswith("GGUF.") and field.name != "general.architecture":
             kind, *inner = field.types
-            writer.add_key_value(field.name, field.contents(), kind, sub_type=inner[0] if inner else None)
+            writer.add_key_value(
+                field.name, field.contents(), kind, sub_type=inner[0] if inner else None
+            )
     for tensor in reading.tensors:
         writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
     del reading
@@ -457,7 +591,8 @@ def test_missing_and_foreign_parts_of_a_split_file_are_named(tmp_path):
     first, second, third = split(tmp_path / "model.gguf")
     aside = third.rename(tmp_path / "aside")
     with pytest.raises(
-        CheckpointError, match=r"is part 1 of 3 of a model.*no model-00003-of-00003\.gguf: put all parts"
+        CheckpointError,
+        match=r"is part 1 of 3 of a model.*no model-00003-of-00003\.gguf: put all parts",
     ):
         jaxspec.load(first)
     third.write_bytes(second.read_bytes())
@@ -485,7 +620,9 @@ def test_files_of_other_kinds_and_lists_of_banned_tokens_are_refused(tmp_path):
 
 
 def test_a_text_ends_where_llama_cpp_ends_it(tmp_path):
-    """At the token of a chat's end that no key names, and whose type does not tell it from others."""
+    """At the token of a chat's end that no key names, and whose type does not tell it from
+    others.
+    """
     write(tmp_path / "model.gguf", "llama")
     plain = jaxspec.load(tmp_path / "model.gguf")
     assert plain.config.end_tokens == (1,)
@@ -512,5 +649,7 @@ def test_dtypes_that_are_slower_on_a_cpu_are_told_from_a_size_on(tmp_path, monke
 
 def test_without_the_package_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "gguf", None)
-    with pytest.raises(CheckpointError, match=r'gguf, .*is not installed: pip install "\.\[gguf\]"'):
+    with pytest.raises(
+        CheckpointError, match=r'gguf, .*is not installed: pip install "\.\[gguf\]"'
+    ):
         reader.package()

@@ -1,4 +1,6 @@
-"""Tokenizers of GGUF files; ids and ends that are written out are those of llama.cpp for the same vocabularies."""
+"""Tokenizers of GGUF files; ids and ends that are written out are those of llama.cpp for the same
+vocabularies.
+"""
 
 import io
 from pathlib import Path
@@ -31,7 +33,11 @@ SPELLED = {
 
 def metadata(table: dict, **changes) -> dict:
     """A file's metadata; a change to None leaves the key out."""
-    return {f"tokenizer.ggml.{key}": value for key, value in {**table, **changes}.items() if value is not None}
+    return {
+        f"tokenizer.ggml.{key}": value
+        for key, value in {**table, **changes}.items()
+        if value is not None
+    }
 
 
 def ids(text: str, table: dict, **changes) -> list[int]:
@@ -46,12 +52,17 @@ def ends(table: dict, **changes) -> set[int]:
     ("pre", "expected"),
     [
         *((pre, [18, 15, 16]) for pre in ("llama-bpe", "llama3", "pixtral", "tekken")),
-        *((pre, [4, 5, 6, 6, 7, 1, 8, 7, 9, 6, 10]) for pre in ("dbrx", "qwen2", "gpt-2", "smollm", "default")),
+        *(
+            (pre, [4, 5, 6, 6, 7, 1, 8, 7, 9, 6, 10])
+            for pre in ("dbrx", "qwen2", "gpt-2", "smollm", "default")
+        ),
     ],
 )
 def test_words_go_before_merges_and_bos_is_where_llama_cpp_has_it(pre, expected):
     assert ids("hello world", BYTEWISE, pre=pre) == expected
-    assert ids("hello world", BYTEWISE, pre=pre, add_bos_token=False) == expected[expected[0] == 18 :]
+    assert (
+        ids("hello world", BYTEWISE, pre=pre, add_bos_token=False) == expected[expected[0] == 18 :]
+    )
     assert ids("ab", BYTEWISE, pre=pre, add_bos_token=True) == [18, 14]
 
 
@@ -66,7 +77,8 @@ def test_texts_are_cut_as_the_file_names_it():
         assert ids("1121a", BYTEWISE, pre=pre) == expected, pre
     assert ids("ab!\nab", BYTEWISE, pre="qwen2") == [14, 0, 13, 14]
     with pytest.raises(
-        CheckpointError, match=r"x\.gguf: its tokenizer cuts text as 'new': expected one of default, gpt-2"
+        CheckpointError,
+        match=r"x\.gguf: its tokenizer cuts text as 'new': expected one of default, gpt-2",
     ):
         ids("a", BYTEWISE, pre="new")
 
@@ -85,7 +97,9 @@ def test_texts_are_cut_as_the_file_names_it():
 )
 def test_words_of_newer_models(pre, words):
     """By hand, from the expressions that llama.cpp has for each name."""
-    backend = gguf_tokenizer.tokenizer(Path("x.gguf"), metadata(BYTEWISE, pre=pre)).backend_tokenizer
+    backend = gguf_tokenizer.tokenizer(
+        Path("x.gguf"), metadata(BYTEWISE, pre=pre)
+    ).backend_tokenizer
     cut = backend.pre_tokenizer.pre_tokenize_str("It's htmlText 12345!/\nx")
     assert [piece.replace("Ġ", " ").replace("Ċ", "\n") for piece, _ in cut] == words
 
@@ -104,7 +118,8 @@ def test_ids_that_no_key_names_are_those_that_llama_cpp_assumes():
     assert ids("ab", BYTEWISE, bos_token_id=None) == [11, 14]
     assert ids("ab", BYTEWISE, bos_token_id=99) == [11, 14]  # past the vocabulary
     assert ends(BYTEWISE) == {11, 19}
-    assert ids("1 ab", BYTEWISE, bos_token_id=None) == [11, 11, 1, 14]  # an assumed token is text like any other
+    # an assumed token is text like any other
+    assert ids("1 ab", BYTEWISE, bos_token_id=None) == [11, 11, 1, 14]
 
 
 @pytest.mark.parametrize(
@@ -127,7 +142,8 @@ def test_a_space_is_added_at_the_start_unless_the_file_says_not_to(text, expecte
 def test_merges_go_by_the_scores_of_what_they_make():
     assert ids("abc", SPELLED, add_space_prefix=False) == [1, 4, 9]
     better = [
-        0.0 if token == "ab" else score for token, score in zip(SPELLED["tokens"], SPELLED["scores"], strict=True)
+        0.0 if token == "ab" else score
+        for token, score in zip(SPELLED["tokens"], SPELLED["scores"], strict=True)
     ]
     assert ids("abc", SPELLED, add_space_prefix=False, scores=better) == [1, 7, 6]
     assert ids("abc", SPELLED, add_space_prefix=False, merges=["a b"]) == [1, 4, 9]
@@ -137,7 +153,11 @@ def test_merges_go_by_the_scores_of_what_they_make():
 def pieces() -> tuple[sentencepiece.SentencePieceProcessor, dict]:
     """A T5's sentencepiece model, and what a GGUF file of it says."""
     model = io.BytesIO()
-    texts = ["the fine print of 1 2 3 in a half hour", "fine and plain A B C words", "what words are left"] * 9
+    texts = [
+        "the fine print of 1 2 3 in a half hour",
+        "fine and plain A B C words",
+        "what words are left",
+    ] * 9
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(texts),
         model_writer=model,
@@ -164,7 +184,8 @@ def pieces() -> tuple[sentencepiece.SentencePieceProcessor, dict]:
 
 def test_characters_of_unigram_tokenizers_are_mapped_as_the_file_says(pieces):
     processor, table = pieces
-    signed = [x - 256 if x > 127 else x for x in table["precompiled_charsmap"]]  # as some files have them
+    # as some files have them
+    signed = [x - 256 if x > 127 else x for x in table["precompiled_charsmap"]]
     for text in ("ﬁne", "Ａ", "½", "  plain\twords\n", "", " ", "the　ﬁne print of ¹²³"):
         assert ids(text, table) == [*processor.encode(text), 1], text
         assert ids(text, table, precompiled_charsmap=signed) == [*processor.encode(text), 1], text
@@ -183,23 +204,40 @@ def test_characters_of_unigram_tokenizers_are_mapped_as_the_file_says(pieces):
 )
 def test_spaces_of_unigram_tokenizers(keys, text, pieces):
     table = {
-        key: value for key, value in pieces[1].items() if key not in ("add_space_prefix", "remove_extra_whitespaces")
+        key: value
+        for key, value in pieces[1].items()
+        if key not in ("add_space_prefix", "remove_extra_whitespaces")
     }
     tokenizer = gguf_tokenizer.tokenizer(Path("x.gguf"), metadata(table, **keys))
-    assert "".join(tokenizer.convert_ids_to_tokens(tokenizer("words  are ")["input_ids"])) == f"{text}</s>"
-    assert tokenizer("words", add_special_tokens=False)["input_ids"] + [1] == tokenizer("words")["input_ids"]
+    assert (
+        "".join(tokenizer.convert_ids_to_tokens(tokenizer("words  are ")["input_ids"]))
+        == f"{text}</s>"
+    )
+    assert (
+        tokenizer("words", add_special_tokens=False)["input_ids"] + [1]
+        == tokenizer("words")["input_ids"]
+    )
 
 
-@pytest.mark.parametrize(("key", "value"), [("treat_whitespace_as_suffix", True), ("escape_whitespaces", False)])
+@pytest.mark.parametrize(
+    ("key", "value"), [("treat_whitespace_as_suffix", True), ("escape_whitespaces", False)]
+)
 def test_ways_with_spaces_that_unigram_tokenizers_here_lack_are_refused(key, value, pieces):
-    assert gguf_tokenizer.tokenizer(Path("x.gguf"), metadata(pieces[1], **{key: not value})) is not None
+    assert (
+        gguf_tokenizer.tokenizer(Path("x.gguf"), metadata(pieces[1], **{key: not value}))
+        is not None
+    )
     with pytest.raises(CheckpointError, match=f"tokenizer.ggml.{key} is {value}"):
         gguf_tokenizer.tokenizer(Path("x.gguf"), metadata(pieces[1], **{key: value}))
 
 
 @pytest.mark.parametrize("kind", [1, CONTROL, USER_DEFINED])
 @pytest.mark.parametrize(
-    "token", [*sorted(gguf_tokenizer.END_TEXTS), *(x for texts in gguf_tokenizer.END_ROLES.values() for x in texts)]
+    "token",
+    [
+        *sorted(gguf_tokenizer.END_TEXTS),
+        *(x for texts in gguf_tokenizer.END_ROLES.values() for x in texts),
+    ],
 )
 def test_tokens_whose_text_ends_a_chat_end_here_whatever_their_type(token, kind):
     table = {"tokens": ["<unk>", "<s>", "</end>", "a", token, "<|im_start|>"], "scores": [0.0] * 6}
@@ -209,7 +247,10 @@ def test_tokens_whose_text_ends_a_chat_end_here_whatever_their_type(token, kind)
 
 def test_tokens_that_keys_name_end_here():
     table = {"model": "llama", "tokens": [f"x{i}" for i in range(9)], "scores": [0.0] * 9}
-    keys = {f"{role}_token_id": i for i, role in enumerate(("eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep"))}
+    keys = {
+        f"{role}_token_id": i
+        for i, role in enumerate(("eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep"))
+    }
     assert ends(table, **keys) == {0, 1, 2, 3, 4, 5}
     assert gguf_tokenizer.end_ids(metadata(table, eot_token_id=1, eos_token_id=7))[0] == 7
     assert ends(table, eos_token_id=99) == {2}
@@ -228,7 +269,10 @@ def test_tokens_that_keys_name_end_here():
     ],
 )
 def test_tokens_that_end_no_text_beside_certain_others(texts, expected):
-    assert ends({"model": "llama", "tokens": [*texts, "x9"], "scores": [0.0] * 4}, eos_token_id=0) == expected
+    assert (
+        ends({"model": "llama", "tokens": [*texts, "x9"], "scores": [0.0] * 4}, eos_token_id=0)
+        == expected
+    )
 
 
 def test_ends_are_not_shown_and_a_file_without_a_tokenizer_has_none():
@@ -241,7 +285,13 @@ def test_ends_are_not_shown_and_a_file_without_a_tokenizer_has_none():
 
 
 def test_a_saved_tokenizer_reads_as_before(pieces, tmp_path):
-    tables = [BYTEWISE, BYTEWISE | {"pre": "default"}, SPELLED, SPELLED | {"add_space_prefix": False}, pieces[1]]
+    tables = [
+        BYTEWISE,
+        BYTEWISE | {"pre": "default"},
+        SPELLED,
+        SPELLED | {"add_space_prefix": False},
+        pieces[1],
+    ]
     for number, table in enumerate(tables):
         tokenizer = gguf_tokenizer.tokenizer(Path("x.gguf"), metadata(table, add_eos_token=True))
         tokenizer.save_pretrained(tmp_path / str(number))

@@ -1,4 +1,6 @@
-"""Heads that are tied, scaled, both or neither: what the weights hold decides, and none that differs is dropped."""
+"""Heads that are tied, scaled, both or neither: what the weights hold decides, and none that
+differs is dropped.
+"""
 
 import dataclasses
 import functools
@@ -27,8 +29,21 @@ T5 = tiny_t5(24, layers=2)
 PLAIN = dataclasses.replace(T5, activation="relu", gated=False, tied_head=True, scaled_head=True)
 LLAMA = tiny_llama(24, layers=2, max_positions=32, tied_head=True)
 GPT = tiny_gpt(24, layers=2)
-SMALL = {"dim": 16, "ff_dim": 24, "layers": 6, "heads": 2, "kv_heads": 1, "head_dim": 4, "vocab_size": 24}
-TIED = {"T5": PLAIN, "Llama": LLAMA, "GPT-2": GPT, "Gemma 3": nets.replace(gemma.SIZES_3["gemma-3-1b"], **SMALL)}
+SMALL = {
+    "dim": 16,
+    "ff_dim": 24,
+    "layers": 6,
+    "heads": 2,
+    "kv_heads": 1,
+    "head_dim": 4,
+    "vocab_size": 24,
+}
+TIED = {
+    "T5": PLAIN,
+    "Llama": LLAMA,
+    "GPT-2": GPT,
+    "Gemma 3": nets.replace(gemma.SIZES_3["gemma-3-1b"], **SMALL),
+}
 PROMPT = Prompt(jnp.array([[3, 4, 5, 1], [7, 1, 0, 0]]), jnp.array([4, 2]))
 FED = jnp.array([[0, 3, 9], [0, 5, 2]])
 
@@ -75,7 +90,9 @@ def test_scaled_is_what_tied_is_unless_it_is_said():
 @ALL_FOUR
 @SCALED
 def test_what_the_facts_mean(tied, scaled):
-    """Logits are the decoder's output, perhaps times dim ** -0.5, by the embedding or by the head."""
+    """Logits are the decoder's output, perhaps times dim ** -0.5, by the embedding or by the
+    head.
+    """
     config = with_facts(tied, scaled)
     model = model_of(with_facts(False, False))
     plain = logits_of(model)
@@ -90,7 +107,9 @@ def test_what_the_facts_mean(tied, scaled):
 
 @ALL_FOUR
 @SCALED
-@pytest.mark.parametrize("said", [{}, {"tie_word_embeddings": True}], ids=["ours", "as transformers 5"])
+@pytest.mark.parametrize(
+    "said", [{}, {"tie_word_embeddings": True}], ids=["ours", "as transformers 5"]
+)
 def test_all_four_are_loaded_as_they_were_saved(tied, scaled, said, tmp_path):
     """transformers 5 says of every T5 that it is tied."""
     model = model_of(with_facts(tied, scaled))
@@ -111,7 +130,9 @@ def test_a_head_that_config_json_calls_tied_is_compared(name, dtype, tmp_path):
     tied = model_of(TIED[name])
     folder = huggingface.save(tied, tmp_path / "it")
     weights = load_file(folder / "model.safetensors")
-    embedding = next(x for x in weights if x.endswith(("shared.weight", "wte.weight", "embed_tokens.weight")))
+    embedding = next(
+        x for x in weights if x.endswith(("shared.weight", "wte.weight", "embed_tokens.weight"))
+    )
     expected = jaxspec.load(folder, dtype=dtype)
     copy, head = weights[embedding].copy(), weights[embedding].copy()
     head[5, 3] += 0.5
@@ -132,11 +153,15 @@ def test_a_head_of_another_shape_or_type_is_no_copy(tmp_path):
     weights = load_file(folder / "model.safetensors")
     embedding = weights["model.embed_tokens.weight"]
     save_file(weights | {HEAD: embedding[:20].copy()}, folder / "model.safetensors")
-    with pytest.raises(CheckpointError, match=r"wrong \(1\): lm_head.weight is \[20, 16\], expected \[24, 16\]"):
+    with pytest.raises(
+        CheckpointError, match=r"wrong \(1\): lm_head.weight is \[20, 16\], expected \[24, 16\]"
+    ):
         jaxspec.load(folder)
     rounded = embedding.astype(ml_dtypes.bfloat16)
     save_file(weights | {HEAD: rounded}, folder / "model.safetensors")
-    np.testing.assert_array_equal(jaxspec.load(folder).params["head"]["weight"], rounded.astype(np.float32))
+    np.testing.assert_array_equal(
+        jaxspec.load(folder).params["head"]["weight"], rounded.astype(np.float32)
+    )
 
 
 def test_an_untied_model_without_a_head_is_incomplete(tmp_path):
@@ -156,15 +181,21 @@ def test_a_second_embedding_is_not_dropped(copy, tmp_path):
     save_file(weights | {copy: weights["shared.weight"].copy()}, folder / "model.safetensors")
     jax.tree.map(np.testing.assert_array_equal, jaxspec.load(folder).params, model.params)
     save_file(weights | {copy: 2 * weights["shared.weight"]}, folder / "model.safetensors")
-    with pytest.raises(CheckpointError, match=rf"{copy} differs from shared\.weight, which it should repeat"):
+    with pytest.raises(
+        CheckpointError, match=rf"{copy} differs from shared\.weight, which it should repeat"
+    ):
         jaxspec.load(folder)
 
 
 def test_a_parameter_under_two_names_is_refused(tmp_path):
     folder = huggingface.save(model_of(GPT), tmp_path / "it")
     weights = load_file(folder / "model.safetensors")
-    save_file(weights | {"ln_f.bias": weights["transformer.ln_f.bias"] + 1}, folder / "model.safetensors")
-    with pytest.raises(CheckpointError, match=r"transformer\.ln_f\.bias twice, as .*ln_f\.bias and as .*ln_f\.bias"):
+    save_file(
+        weights | {"ln_f.bias": weights["transformer.ln_f.bias"] + 1}, folder / "model.safetensors"
+    )
+    with pytest.raises(
+        CheckpointError, match=r"transformer\.ln_f\.bias twice, as .*ln_f\.bias and as .*ln_f\.bias"
+    ):
         jaxspec.load(folder)
 
 
@@ -175,7 +206,9 @@ def test_an_mt5_that_is_tied(tmp_path):
     path = folder / "config.json"
     table = json.loads(path.read_text())
     del table["scale_decoder_outputs"]
-    path.write_text(json.dumps(table | {"model_type": "mt5", "architectures": ["MT5ForConditionalGeneration"]}))
+    path.write_text(
+        json.dumps(table | {"model_type": "mt5", "architectures": ["MT5ForConditionalGeneration"]})
+    )
     assert jaxspec.load(folder).config == model.config
 
 
@@ -227,7 +260,8 @@ def logits_of_peer(peer):
     ("gated", "form"),
     [
         pytest.param(True, "safetensors", id="gated-safetensors"),
-        pytest.param(False, "bin", id="relu-bin"),  # the form of the file has nothing to do with what is in it
+        # the form of the file has nothing to do with what is in it
+        pytest.param(False, "bin", id="relu-bin"),
         pytest.param(False, "safetensors", id="relu-safetensors", marks=pytest.mark.exhaustive),
         pytest.param(True, "bin", id="gated-bin", marks=pytest.mark.exhaustive),
     ],
@@ -260,8 +294,18 @@ def test_an_mt5_of_transformers_from_scratch(tmp_path):
     import torch
     import transformers
 
-    shape = dict(vocab_size=24, d_model=16, d_kv=4, d_ff=24, num_layers=2, num_heads=2, decoder_start_token_id=0)
-    peer = transformers.MT5ForConditionalGeneration(transformers.MT5Config(**shape, dropout_rate=0.0)).eval()
+    shape = dict(
+        vocab_size=24,
+        d_model=16,
+        d_kv=4,
+        d_ff=24,
+        num_layers=2,
+        num_heads=2,
+        decoder_start_token_id=0,
+    )
+    peer = transformers.MT5ForConditionalGeneration(
+        transformers.MT5Config(**shape, dropout_rate=0.0)
+    ).eval()
     with torch.no_grad():
         for parameter in peer.parameters():
             parameter.normal_(0.0, 0.3)

@@ -1,4 +1,6 @@
-"""Hugging Face folders and the hub: what is saved is loaded, in every dtype, and nothing is lost on the way."""
+"""Hugging Face folders and the hub: what is saved is loaded, in every dtype, and nothing is lost on
+the way.
+"""
 
 import dataclasses
 import subprocess
@@ -43,7 +45,10 @@ def test_what_is_saved_in_several_files_is_read_as_one(tmp_path, monkeypatch, fo
     files = sorted(file.name for file in (tmp_path / "several").glob("*.safetensors"))
     assert files[0] == f"model-00001-of-{len(files):05}.safetensors" and len(files) > 3
     largest = max(x.nbytes for x in load_file(folder / "model.safetensors").values())
-    assert max(file.stat().st_size for file in (tmp_path / "several").glob("*.safetensors")) < max(4000, largest) + 2000
+    assert (
+        max(file.stat().st_size for file in (tmp_path / "several").glob("*.safetensors"))
+        < max(4000, largest) + 2000
+    )
     assert_same(jaxspec.load(tmp_path / "several").params, model.params)
 
 
@@ -65,7 +70,9 @@ def test_bfloat16_comes_back_bit_for_bit(tmp_path, saved):
 
 def test_float16_files_are_read_as_float32_and_bfloat16(folder):
     """Llama 2's files are of float16."""
-    weights = {name: x.astype(np.float16) for name, x in load_file(folder / "model.safetensors").items()}
+    weights = {
+        name: x.astype(np.float16) for name, x in load_file(folder / "model.safetensors").items()
+    }
     before = jaxspec.load(folder).params
     save_file(weights, folder / "model.safetensors")
     expected = jax.tree.map(lambda x: x.astype(jnp.float16).astype(jnp.float32), before)
@@ -82,14 +89,18 @@ def test_int8_of_a_folder_is_quantised_and_saved_as_its_values(config, tmp_path)
     narrow = jaxspec.load(tmp_path / "it", dtype="int8")
     assert narrow.config == config
     assert_same(narrow.params, quantisation.quantise(model.params))
-    huggingface.save(narrow._replace(config=dataclasses.replace(config, dtype="bfloat16")), tmp_path / "again")
+    huggingface.save(
+        narrow._replace(config=dataclasses.replace(config, dtype="bfloat16")), tmp_path / "again"
+    )
     assert_same(jaxspec.load(tmp_path / "again").params, quantisation.dequantise(narrow.params))
     assert_same(jaxspec.load(tmp_path / "again", dtype="int8").params, narrow.params)
 
 
 def test_int8_on_a_mesh(saved):
     """Entries and scales lie where the table has them."""
-    placed, alone = (jaxspec.load(saved, dtype="int8", mesh=mesh).params for mesh in ("data=1,model=1", None))
+    placed, alone = (
+        jaxspec.load(saved, dtype="int8", mesh=mesh).params for mesh in ("data=1,model=1", None)
+    )
     expected = sharding.parameters(alone, axes_of(LLAMA), sharding.mesh("data=1,model=1"))
     assert [x.sharding for x in jax.tree.leaves(placed)] == jax.tree.leaves(expected)
     assert_same(placed, alone)
@@ -111,7 +122,9 @@ def test_hub_ids_go_through_huggingface_hub(saved, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     assert jaxspec.load("someone/llama").name == "someone/llama"
     assert jaxspec.load("someone/llama", revision="v2").name == "someone/llama"
-    assert downloads == [("someone/llama", revision, "model*.safetensors", "*/*") for revision in (None, "v2")]
+    assert downloads == [
+        ("someone/llama", revision, "model*.safetensors", "*/*") for revision in (None, "v2")
+    ]
 
 
 def test_older_formats_are_asked_for_where_there_is_no_other(monkeypatch, tmp_path):
@@ -125,7 +138,9 @@ def test_older_formats_are_asked_for_where_there_is_no_other(monkeypatch, tmp_pa
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
     available = ""
-    with pytest.raises(CheckpointError, match="google/t5-v1_1-small has no weights on the Hugging Face hub"):
+    with pytest.raises(
+        CheckpointError, match="google/t5-v1_1-small has no weights on the Hugging Face hub"
+    ):
         hub.download("google/t5-v1_1-small")
     assert patterns == ["model*.safetensors", "flax_model*.msgpack", "pytorch_model*.bin"]
     patterns, available = [], "flax_model*.msgpack"
@@ -135,7 +150,9 @@ def test_older_formats_are_asked_for_where_there_is_no_other(monkeypatch, tmp_pa
 
 @pytest.fixture
 def cached(saved, tmp_path, monkeypatch):
-    """The cache of huggingface_hub: a Llama in several files as main, another one as v2; links to blobs."""
+    """The cache of huggingface_hub: a Llama in several files as main, another one as v2; links to
+    blobs.
+    """
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setattr(huggingface, "SHARD_BYTES", 4000)
     root = tmp_path / "hub" / "models--someone--llama"
@@ -156,7 +173,11 @@ def cached(saved, tmp_path, monkeypatch):
 def test_the_cache_of_the_hub_offline(cached):
     """conftest.py sets HF_HUB_OFFLINE."""
     root, models = cached
-    for revision, expected in ((None, models["main"]), ("v2", models["v2"]), ("1" * 40, models["v2"])):
+    for revision, expected in (
+        (None, models["main"]),
+        ("v2", models["v2"]),
+        ("1" * 40, models["v2"]),
+    ):
         loaded = jaxspec.load("someone/llama", revision=revision)
         assert loaded.name == "someone/llama"
         assert_same(loaded.params, expected.params)
@@ -165,7 +186,9 @@ def test_the_cache_of_the_hub_offline(cached):
         jaxspec.load("someone/llama", revision="v3")
     gone, *_ = sorted((root / "snapshots" / ("0" * 40)).glob("model-*.safetensors"))
     gone.unlink()
-    with pytest.raises(CheckpointError, match=rf"is incomplete: of .* 1 are not there \({gone.name}\)\. Finish the"):
+    with pytest.raises(
+        CheckpointError, match=rf"is incomplete: of .* 1 are not there \({gone.name}\)\. Finish the"
+    ):
         jaxspec.load("someone/llama")
 
 
@@ -173,7 +196,8 @@ def test_a_hub_that_cannot_be_reached(monkeypatch, tmp_path):
     """conftest.py sets HF_HUB_OFFLINE."""
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
     with pytest.raises(
-        CheckpointError, match=r"no checkpoint at nobody/nothing.*cannot be had from the .* hub: .*HF_TOKEN"
+        CheckpointError,
+        match=r"no checkpoint at nobody/nothing.*cannot be had from the .* hub: .*HF_TOKEN",
     ):
         jaxspec.load("nobody/nothing")
 
@@ -183,7 +207,9 @@ def test_nothing_is_overwritten_unasked(saved, tmp_path):
     with pytest.raises(CheckpointError, match="exists: give overwrite"):
         huggingface.save(model, saved)
     (tmp_path / "notes").mkdir()
-    with pytest.raises(CheckpointError, match=r"is no Hugging Face model \(it has no config\.json\)"):
+    with pytest.raises(
+        CheckpointError, match=r"is no Hugging Face model \(it has no config\.json\)"
+    ):
         huggingface.save(model, tmp_path / "notes", overwrite=True)
     huggingface.save(model_of(LLAMA), tmp_path / "it")
     huggingface.save(model, tmp_path / "it", overwrite=True)
@@ -202,16 +228,23 @@ def test_interrupted_saving_leaves_nothing(tmp_path, monkeypatch):
 
 def test_what_transformers_lacks_is_not_saved(tmp_path):
     model = model_of(nets.replace(LLAMA, positions="relative"))
-    with pytest.raises(CheckpointError, match="it cannot be saved for transformers: transformers has no model of this"):
+    with pytest.raises(
+        CheckpointError,
+        match="it cannot be saved for transformers: transformers has no model of this",
+    ):
         huggingface.save(model, tmp_path / "relative")
 
 
 def test_a_trimmed_vocabulary_is_not_saved(tmp_path):
     """As debian-t5-draft has it."""
     model = jaxspec.trim_vocabulary(model_of(LLAMA), ids=[3, 5])
-    with pytest.raises(CheckpointError, match="its parameters lack 'embedding/embedding', as those of a"):
+    with pytest.raises(
+        CheckpointError, match="its parameters lack 'embedding/embedding', as those of a"
+    ):
         huggingface.save(model, tmp_path / "trimmed")
-    with pytest.raises(CheckpointError, match="cannot be saved for transformers: its parameters lack"):
+    with pytest.raises(
+        CheckpointError, match="cannot be saved for transformers: its parameters lack"
+    ):
         save_parallel(model, 7, tmp_path / "trimmed")
     assert list(tmp_path.iterdir()) == []
 
@@ -229,11 +262,15 @@ def test_the_shipped_models_can_be_exported(name, tmp_path):
     if isinstance(ours.config, T5Config):
         peer = transformers.AutoModelForSeq2SeqLM.from_pretrained(folder).eval()
         prompt = jaxspec.Prompt(jnp.array(tokens), jnp.array([5]))
-        logits = jax.jit(t5.T5(ours.config).apply)({"params": ours.params}, prompt, jnp.array([[0, 7, 9]]))
+        logits = jax.jit(t5.T5(ours.config).apply)(
+            {"params": ours.params}, prompt, jnp.array([[0, 7, 9]])
+        )
         inputs = {"decoder_input_ids": torch.tensor([[0, 7, 9]])}
     else:
         peer = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
-        logits = jax.jit(decoder.DecoderNet(ours.config).apply)({"params": ours.params}, jnp.array(tokens))
+        logits = jax.jit(decoder.DecoderNet(ours.config).apply)(
+            {"params": ours.params}, jnp.array(tokens)
+        )
         inputs = {}
     with torch.no_grad():
         theirs = peer(torch.tensor(tokens), **inputs).logits.numpy()
@@ -243,17 +280,35 @@ def test_the_shipped_models_can_be_exported(name, tmp_path):
     assert words(text)["input_ids"] == ours.tokenizer(text)["input_ids"]
 
 
-SIZES = {"hidden_size": 512, "vocab_size": 8000, "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 64}
-SIZES |= {"num_hidden_layers": 1, "intermediate_size": 2048, "max_position_embeddings": 64, "hidden_act": "silu"}
-MIXTURE = SIZES | {"num_experts_per_tok": 2, "num_experts": 8, "num_local_experts": 8, "moe_intermediate_size": 2048}
+SIZES = {
+    "hidden_size": 512,
+    "vocab_size": 8000,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+}
+SIZES |= {
+    "num_hidden_layers": 1,
+    "intermediate_size": 2048,
+    "max_position_embeddings": 64,
+    "hidden_act": "silu",
+}
+MIXTURE = SIZES | {
+    "num_experts_per_tok": 2,
+    "num_experts": 8,
+    "num_local_experts": 8,
+    "moe_intermediate_size": 2048,
+}
 GEMMA4 = SIZES | {"model_type": "gemma4_text", "head_dim": 32, "global_head_dim": 64}
 GEMMA4 |= {"vocab_size_per_layer_input": 8000}
 NO_SIDE = {"hidden_size_per_layer_input": 0, "enable_moe_block": True, "top_k_experts": 2}
 LARGE = {
     "llama": SIZES | {"num_hidden_layers": 6},
-    "gemma4": GEMMA4 | {"num_hidden_layers": 12, "num_kv_shared_layers": 6, "intermediate_size": 1024},
+    "gemma4": GEMMA4
+    | {"num_hidden_layers": 12, "num_kv_shared_layers": 6, "intermediate_size": 1024},
     "gemma4, experts": MIXTURE | GEMMA4 | NO_SIDE,
-    "qwen3_5": SIZES | {"model_type": "qwen3_5_text", "num_hidden_layers": 6, "linear_num_value_heads": 16},
+    "qwen3_5": SIZES
+    | {"model_type": "qwen3_5_text", "num_hidden_layers": 6, "linear_num_value_heads": 16},
     "qwen3_moe": MIXTURE,
     "mixtral": MIXTURE,
     "gpt_oss": MIXTURE,

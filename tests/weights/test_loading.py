@@ -38,7 +38,16 @@ def save_model(folder: Path, net, config, family: str, tokenizer: Path) -> None:
     rng = np.random.default_rng(0)
     shapes = jax.eval_shape(lambda: net.init(config, jax.random.key(0)))
     params = jax.tree.map(lambda x: rng.standard_normal(x.shape, np.float32), shapes)
-    orbax.save(folder, params, config, tokenizer, name=folder.name, family=family, dtype="float32", description={})
+    orbax.save(
+        folder,
+        params,
+        config,
+        tokenizer,
+        name=folder.name,
+        family=family,
+        dtype="float32",
+        description={},
+    )
 
 
 @pytest.fixture(scope="module")
@@ -54,13 +63,17 @@ def folder(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def shipping(folder, monkeypatch, tmp_path):
-    """Patches the shipped checkpoints: those of a folder that is not below the working directory."""
+    """Patches the shipped checkpoints: those of a folder that is not below the working
+    directory.
+    """
     monkeypatch.setattr(loading, "SHIPPED", (tmp_path / "none", folder))
     monkeypatch.chdir(tmp_path)
     return folder
 
 
-@pytest.mark.parametrize(("name", "config"), marked([("tiny-t5", T5), ("tiny-gpt", GPT)], slow={("tiny-t5", T5)}))
+@pytest.mark.parametrize(
+    ("name", "config"), marked([("tiny-t5", T5), ("tiny-gpt", GPT)], slow={("tiny-t5", T5)})
+)
 def test_load_gives_a_model_that_runs(folder, name, config):
     loaded = load(str(folder / name))
     assert isinstance(loaded, Model)
@@ -69,20 +82,27 @@ def test_load_gives_a_model_that_runs(folder, name, config):
     assert loaded.tokenizer("the old dog")["input_ids"] == [3, 4, 5]
     assert loaded.tokenizer.decode([7, 9]) == "a cat"
     assert loaded.tokenizer.eos_token_id == 1
-    forward, _ = jax.eval_shape(functools.partial(loaded.lm.prefill, room=Room(8)), loaded.params, PROMPT)
+    forward, _ = jax.eval_shape(
+        functools.partial(loaded.lm.prefill, room=Room(8)), loaded.params, PROMPT
+    )
     assert forward.logits.shape == (1, 1, config.vocab_size)
 
 
 @pytest.mark.parametrize("name", marked(["tiny-t5", "tiny-gpt"], slow={"tiny-t5"}))
 def test_bfloat16_is_the_computation_of_the_float32_parameters(folder, name):
-    """Casting matrices beforehand saves memory and changes no bit; what is not a matrix stays float32."""
+    """Casting matrices beforehand saves memory and changes no bit; what is not a matrix stays
+    float32.
+    """
     wide, narrow = load(folder / name), load(folder / name, dtype="bfloat16")
     assert (wide.config.dtype, narrow.config.dtype) == ("float32", "bfloat16")
-    types = {path.rsplit("/", 1)[-1]: x.dtype.name for path, x in parameters.flat(narrow.params).items()}
+    types = {
+        path.rsplit("/", 1)[-1]: x.dtype.name for path, x in parameters.flat(narrow.params).items()
+    }
     assert types["weight"] == types["embedding"] == "bfloat16"
     assert types["scale"] == "float32"
     read = jax.jit(functools.partial(narrow.lm.prefill, room=Room(8)))
-    with jax.numpy_dtype_promotion("standard"):  # Linen's LayerNorm promotes bfloat16 to float32 by itself
+    # Linen's LayerNorm promotes bfloat16 to float32 by itself
+    with jax.numpy_dtype_promotion("standard"):
         (forward, cache), (expected, _) = read(narrow.params, PROMPT), read(wide.params, PROMPT)
     assert forward.logits.dtype == jnp.float32
     assert (forward.logits == expected.logits).all()
@@ -96,7 +116,11 @@ def test_int8_is_the_rounding_of_the_float32_parameters(folder, name):
     assert narrow.config == wide.config and narrow.config.dtype == "float32"
     expected = quantisation.quantise(wide.params)
     assert jax.tree.structure(narrow.params) == jax.tree.structure(expected)
-    assert jax.tree.all(jax.tree.map(lambda a, b: a.dtype == b.dtype and bool((a == b).all()), narrow.params, expected))
+    assert jax.tree.all(
+        jax.tree.map(
+            lambda a, b: a.dtype == b.dtype and bool((a == b).all()), narrow.params, expected
+        )
+    )
     assert {x.dtype.name for x in jax.tree.leaves(narrow.params)} == {"int8", "float32"}
     assert quantisation.count(narrow.params) == quantisation.count(wide.params)
     read = functools.partial(narrow.lm.prefill, room=Room(8))
@@ -105,11 +129,17 @@ def test_int8_is_the_rounding_of_the_float32_parameters(folder, name):
 
 
 def test_int8_is_computed_in_bfloat16_where_asked_for_and_by_default_off_a_cpu(folder, monkeypatch):
-    """The same parameters; caches of half the size, and logits that are those of float32 but for the rounding."""
-    exact, narrow = (load(folder / "tiny-gpt", dtype="int8", compute=compute) for compute in ("float32", jnp.bfloat16))
+    """The same parameters; caches of half the size, and logits that are those of float32 but for
+    the rounding.
+    """
+    exact, narrow = (
+        load(folder / "tiny-gpt", dtype="int8", compute=compute)
+        for compute in ("float32", jnp.bfloat16)
+    )
     assert (exact.config.dtype, narrow.config.dtype) == ("float32", "bfloat16")
     jax.tree.map(np.testing.assert_array_equal, narrow.params, exact.params)
-    with jax.numpy_dtype_promotion("standard"):  # Linen's LayerNorm promotes bfloat16 to float32 by itself
+    # Linen's LayerNorm promotes bfloat16 to float32 by itself
+    with jax.numpy_dtype_promotion("standard"):
         (ours, cache), (theirs, _) = (prefill(m, PROMPT, Room(8)) for m in (narrow, exact))
     assert jax.tree.leaves(cache)[0].dtype == jnp.bfloat16 and ours.logits.dtype == jnp.float32
     assert 0 < jnp.abs(ours.logits - theirs.logits).max() < 0.05 * jnp.abs(theirs.logits).max()
@@ -132,7 +162,9 @@ def test_what_computes_with_no_int8_matrices_is_refused(folder, dtype, compute, 
 
 @pytest.mark.slow
 def test_what_is_stored_as_int8_is_the_same_function_in_memory():
-    """A shipped checkpoint, which was rounded when it was saved: float32 undoes nothing of it, int8 adds nothing."""
+    """A shipped checkpoint, which was rounded when it was saved: float32 undoes nothing of it, int8
+    adds nothing.
+    """
     if "debian-t5-small" not in shipped():
         pytest.skip("the shipped pairs are not there")
     wide, narrow = load("debian-t5-small"), load("debian-t5-small", dtype="int8")
@@ -140,8 +172,11 @@ def test_what_is_stored_as_int8_is_the_same_function_in_memory():
     read = quantisation.dequantise(narrow.params)
     assert jax.tree.all(jax.tree.map(lambda a, b: bool((a == b).all()), read, wide.params))
     half = load("debian-t5-small", dtype="bfloat16").params
-    matrices, ours = ([x for x in jax.tree.leaves(params) if x.ndim == 2] for params in (half, narrow.params))
-    assert sum(x.nbytes for x in ours) < 0.53 * sum(x.nbytes for x in matrices)  # half, and a scale per channel
+    matrices, ours = (
+        [x for x in jax.tree.leaves(params) if x.ndim == 2] for params in (half, narrow.params)
+    )
+    # half, and a scale per channel
+    assert sum(x.nbytes for x in ours) < 0.53 * sum(x.nbytes for x in matrices)
     read = jax.jit(functools.partial(wide.lm.prefill, room=Room(8)))
     (ours, _), (theirs, _) = (read(m.params, PROMPT) for m in (narrow, wide))
     np.testing.assert_allclose(ours.logits, theirs.logits, rtol=1e-4, atol=1e-4)
@@ -160,9 +195,14 @@ FEW = [1, 3, 5]
 @pytest.fixture(scope="module")
 def trimmed(folder, tmp_path_factory) -> Path:
     """tiny-t5 as a drafter of three tokens."""
-    to, manifest = tmp_path_factory.mktemp("trimmed") / "few", dict(family="t5", dtype="float32", description={})
+    to, manifest = (
+        tmp_path_factory.mktemp("trimmed") / "few",
+        dict(family="t5", dtype="float32", description={}),
+    )
     params = load(folder / "tiny-t5").params
-    orbax.save(to, params, T5, folder.parent / "tokenizer", name="few", draft_tokens=FEW, **manifest)
+    orbax.save(
+        to, params, T5, folder.parent / "tokenizer", name="few", draft_tokens=FEW, **manifest
+    )
     return to
 
 
@@ -171,10 +211,16 @@ def test_a_drafters_head_is_trimmed_to_the_tokens_of_its_checkpoint(folder, trim
     (ours, _), (theirs, _) = (prefill(m, PROMPT, Room(8)) for m in (few, untrimmed))
     np.testing.assert_allclose(ours.logits[..., FEW], theirs.logits[..., FEW], rtol=1e-5)
     assert (jnp.isfinite(ours.logits[0, 0]).nonzero()[0] == jnp.array(FEW)).all()
-    assert few.name == "few" and trim.draft_tokens(few).tolist() == FEW and trim.draft_tokens(untrimmed) is None
+    assert (
+        few.name == "few"
+        and trim.draft_tokens(few).tolist() == FEW
+        and trim.draft_tokens(untrimmed) is None
+    )
     again = trim.untrimmed(few)
     assert again.lm is untrimmed.lm and trim.untrimmed(untrimmed) is untrimmed
-    assert jax.tree.all(jax.tree.map(lambda a, b: bool((a == b).all()), again.params, untrimmed.params))
+    assert jax.tree.all(
+        jax.tree.map(lambda a, b: bool((a == b).all()), again.params, untrimmed.params)
+    )
 
 
 def test_a_trimmed_drafter_on_a_mesh_in_int8(trimmed):
@@ -186,7 +232,9 @@ def test_a_trimmed_drafter_on_a_mesh_in_int8(trimmed):
 
 def test_a_trimmed_drafter_is_converted_with_its_tokens(trimmed, tmp_path):
     assert (
-        CliRunner().invoke(app, ["convert", str(trimmed), str(tmp_path / "again"), "--format", "jaxspec"]).exit_code
+        CliRunner()
+        .invoke(app, ["convert", str(trimmed), str(tmp_path / "again"), "--format", "jaxspec"])
+        .exit_code
         == 0
     )
     assert trim.draft_tokens(load(tmp_path / "again")).tolist() == FEW
@@ -202,19 +250,33 @@ def test_tokens_of_a_head_that_are_none_are_refused(trimmed, tmp_path, content):
         load(bad)
     said = orbax.read_manifest(bad)
     (bad / orbax.MANIFEST).unlink()
-    orbax._write_manifest(bad / orbax.MANIFEST, dataclasses.replace(said, files=folders.fingerprints(bad)))
-    with pytest.raises(CheckpointError, match=r"draft_tokens\.json (is .*: expected a list of ids|cannot be read)"):
+    orbax._write_manifest(
+        bad / orbax.MANIFEST, dataclasses.replace(said, files=folders.fingerprints(bad))
+    )
+    with pytest.raises(
+        CheckpointError, match=r"draft_tokens\.json (is .*: expected a list of ids|cannot be read)"
+    ):
         load(bad)
 
 
 def test_tokens_of_a_head_that_are_none_are_not_saved(folder, tmp_path):
     manifest = dict(name="few", family="t5", dtype="float32", description={}, draft_tokens=[10])
-    with pytest.raises(CheckpointError, match=r"draft_tokens is \[10\]: expected a list of ids from 0 to 9"):
-        orbax.save(tmp_path / "few", load(folder / "tiny-t5").params, T5, folder.parent / "tokenizer", **manifest)
+    with pytest.raises(
+        CheckpointError, match=r"draft_tokens is \[10\]: expected a list of ids from 0 to 9"
+    ):
+        orbax.save(
+            tmp_path / "few",
+            load(folder / "tiny-t5").params,
+            T5,
+            folder.parent / "tokenizer",
+            **manifest,
+        )
 
 
 def test_an_unknown_dtype_is_refused(folder):
-    with pytest.raises(ValueError, match="dtype is 'float16': expected one of float32, bfloat16, int8, int4"):
+    with pytest.raises(
+        ValueError, match="dtype is 'float16': expected one of float32, bfloat16, int8, int4"
+    ):
         load(folder / "tiny-t5", dtype="float16")
     with pytest.raises(ValueError, match="dtype is 'float16'"):
         load(folder / "tiny-t5", dtype=np.float16)
@@ -224,14 +286,21 @@ def test_an_unknown_dtype_is_refused(folder):
 def test_a_drafter_is_no_model_and_a_model_no_drafter(shipping):
     (shipping / "tiny-eagle").mkdir()
     (shipping / "tiny-eagle" / "config.json").write_text("{}")
-    with pytest.raises(CheckpointError, match=r"tiny-eagle is a drafter, .* load it by jaxspec.load_drafter"):
+    with pytest.raises(
+        CheckpointError, match=r"tiny-eagle is a drafter, .* load it by jaxspec.load_drafter"
+    ):
         load("tiny-eagle")
     target = load("tiny-gpt")
-    with pytest.raises(CheckpointError, match=r"tiny-t5 is a model: load it by jaxspec.load, and pass it as the draf"):
+    with pytest.raises(
+        CheckpointError,
+        match=r"tiny-t5 is a model: load it by jaxspec.load, and pass it as the draf",
+    ):
         load_drafter("tiny-t5", target=target)
     with pytest.raises(TypeError, match=r"target is .tiny-gpt.: expected a jaxspec.Model"):
         load_drafter("tiny-eagle", target="tiny-gpt")
-    with pytest.raises(TypeError, match=r"source is of type int: expected a folder, a file, or the name of a model"):
+    with pytest.raises(
+        TypeError, match=r"source is of type int: expected a folder, a file, or the name of a model"
+    ):
         load(5)
     with pytest.raises(TypeError, match=r"draft is None: expected a jaxspec.Model"):
         drafters.tree(None)
@@ -239,12 +308,19 @@ def test_a_drafter_is_no_model_and_a_model_no_drafter(shipping):
 
 def test_shipped_by_name_and_by_a_path_that_is_not_there(shipping):
     assert shipped() == {"tiny-gpt": shipping / "tiny-gpt", "tiny-t5": shipping / "tiny-t5"}
-    for source in ("tiny-gpt", "checkpoints/tiny-gpt", "./checkpoints/tiny-gpt/", "../checkpoints/tiny-gpt"):
+    for source in (
+        "tiny-gpt",
+        "checkpoints/tiny-gpt",
+        "./checkpoints/tiny-gpt/",
+        "../checkpoints/tiny-gpt",
+    ):
         assert loading.find(source) == loading.find(Path(source)) == shipping / "tiny-gpt"
     assert load("tiny-gpt").name == "tiny-gpt"
 
 
-def test_working_directory_goes_before_package_and_package_before_checkout(shipping, tmp_path, monkeypatch):
+def test_working_directory_goes_before_package_and_package_before_checkout(
+    shipping, tmp_path, monkeypatch
+):
     packaged = tmp_path / "package"
     shutil.copytree(shipping / "tiny-t5", packaged / "tiny-t5")
     monkeypatch.setattr(loading, "SHIPPED", (packaged, shipping))
@@ -253,17 +329,25 @@ def test_working_directory_goes_before_package_and_package_before_checkout(shipp
     assert loading.find("tiny-t5").resolve() == tmp_path / "tiny-t5"
 
 
-@pytest.mark.parametrize("source", ["runs/tiny-t5", "/nowhere/checkpoints/tiny-t5", "google/tiny-t5"])
+@pytest.mark.parametrize(
+    "source", ["runs/tiny-t5", "/nowhere/checkpoints/tiny-t5", "google/tiny-t5"]
+)
 def test_any_other_path_that_is_not_there_is_an_error(shipping, source):
     """A mistyped path must not load other weights that happen to have the same name."""
-    with pytest.raises(CheckpointError, match=rf"no checkpoint at {source}: did you mean 'tiny-t5'\?"):
+    with pytest.raises(
+        CheckpointError, match=rf"no checkpoint at {source}: did you mean 'tiny-t5'\?"
+    ):
         load(source)
 
 
 def test_unknown_name_lists_the_shipped_ones(shipping):
-    with pytest.raises(CheckpointError, match=r"at tiny-t6: did you mean 'tiny-t5'\?.*\(tiny-gpt, tiny-t5\)"):
+    with pytest.raises(
+        CheckpointError, match=r"at tiny-t6: did you mean 'tiny-t5'\?.*\(tiny-gpt, tiny-t5\)"
+    ):
         load("tiny-t6")
-    with pytest.raises(CheckpointError, match=r"at some where\. Expected a folder with a manifest\.toml"):
+    with pytest.raises(
+        CheckpointError, match=r"at some where\. Expected a folder with a manifest\.toml"
+    ):
         load("some where")
 
 
@@ -283,7 +367,10 @@ def test_a_manifest_goes_before_a_hugging_face_config(folder, tmp_path):
 def test_names_that_can_be_no_hub_id_are_not_asked_for(shipping, monkeypatch):
     monkeypatch.setattr("huggingface_hub.snapshot_download", None)
     for source in ("tiny-t6", "checkpoints/tiny-t6", "/google/t5", "some where/else"):
-        with pytest.raises(CheckpointError, match=r"no checkpoint at .*or the id of a model of the Hugging Face hub"):
+        with pytest.raises(
+            CheckpointError,
+            match=r"no checkpoint at .*or the id of a model of the Hugging Face hub",
+        ):
             load(source)
 
 
@@ -296,7 +383,10 @@ def test_models_whose_owner_the_hub_knows_are_named_in_full(shipping, monkeypatc
 
 def test_only_models_of_the_hub_have_revisions(shipping):
     for source in ("tiny-t5", shipping / "tiny-t5"):
-        with pytest.raises(ValueError, match=r"revision is 'v1', but .*tiny-t5: only models of the hub have revisions"):
+        with pytest.raises(
+            ValueError,
+            match=r"revision is 'v1', but .*tiny-t5: only models of the hub have revisions",
+        ):
             load(source, revision="v1")
 
 
@@ -308,7 +398,9 @@ def test_a_folder_without_a_manifest(tmp_path):
 def test_a_tokenizer_with_more_ids_than_the_model(folder, tmp_path):
     small = tiny_gpt(8)
     save_model(tmp_path / "small", decoder, small, "gpt", folder / "tiny-gpt")
-    with pytest.raises(CheckpointError, match="the tokenizer has ids up to 9, but the model only up to 7"):
+    with pytest.raises(
+        CheckpointError, match="the tokenizer has ids up to 9, but the model only up to 7"
+    ):
         load(tmp_path / "small")
 
 
@@ -316,8 +408,14 @@ def test_a_tokenizer_with_more_ids_than_the_model(folder, tmp_path):
     ("options", "message"),
     [
         (dict(torch_dtype="auto"), "no option 'torch_dtype': it is called dtype"),
-        (dict(device_map="auto"), "no option 'device_map': it is called mesh, such as mesh=\"model=8\""),
-        (dict(trust_remote_code=True), "no option 'trust_remote_code': code that a model brings is never run"),
+        (
+            dict(device_map="auto"),
+            "no option 'device_map': it is called mesh, such as mesh=\"model=8\"",
+        ),
+        (
+            dict(trust_remote_code=True),
+            "no option 'trust_remote_code': code that a model brings is never run",
+        ),
         (dict(revison="v2"), r"no option 'revison': did you mean revision\?"),
         (dict(dtype=None), "dtype is 'None': expected one of"),
         (dict(mesh=2), "the mesh is 2: expected sizes such as 'data=2,model=4'"),
@@ -333,22 +431,30 @@ def test_a_dtype_may_be_another_librarys(folder):
         def __str__(self):
             return "torch.bfloat16"
 
-    assert load(folder / "tiny-gpt", dtype=Dtype()).params["embedding"]["embedding"].dtype == jnp.bfloat16
+    assert (
+        load(folder / "tiny-gpt", dtype=Dtype()).params["embedding"]["embedding"].dtype
+        == jnp.bfloat16
+    )
 
 
 @pytest.mark.parametrize("config", [None, "{}"], ids=["alone", "beside a config.json"])
 def test_an_adapter_is_no_model(tmp_path, config):
-    (tmp_path / "adapter_config.json").write_text('{"peft_type": "LORA", "base_model_name_or_path": "some/llama"}')
+    (tmp_path / "adapter_config.json").write_text(
+        '{"peft_type": "LORA", "base_model_name_or_path": "some/llama"}'
+    )
     if config is not None:
         (tmp_path / "config.json").write_text(config)
     with pytest.raises(
-        CheckpointError, match=r"is an adapter \(LORA, .*\) of some/llama, not a model: load that with adapter="
+        CheckpointError,
+        match=r"is an adapter \(LORA, .*\) of some/llama, not a model: load that with adapter=",
     ):
         load(tmp_path)
 
 
 def test_models_pickle(folder):
-    """Multiprocessing sends them so: functions are made anew, and are those that this process has."""
+    """Multiprocessing sends them so: functions are made anew, and are those that this process
+    has.
+    """
     model = load(folder / "tiny-t5")
     tapped = with_taps(load(folder / "tiny-gpt", dtype="int8"), [0])
     counted = drafters.ngram([[1, 2, 1]], model, order=2)
@@ -358,7 +464,10 @@ def test_models_pickle(folder):
         assert again.lm == loaded.lm
         assert jax.tree.structure(again.params) == jax.tree.structure(loaded.params)
         jax.tree.map(np.testing.assert_array_equal, again.params, loaded.params)
-        assert again.tokenizer("the old dog")["input_ids"] == loaded.tokenizer("the old dog")["input_ids"]
+        assert (
+            again.tokenizer("the old dog")["input_ids"]
+            == loaded.tokenizer("the old dog")["input_ids"]
+        )
 
 
 def test_a_model_of_other_functions_says_what_to_send():
@@ -381,7 +490,10 @@ def test_a_model_of_other_functions_says_what_to_send():
             dict(dim=8),
             r"embedding/embedding is \[16, 8\], expected \[16, 16\], layers_0/attention/key/bias is \[8\], ex",
         ),
-        (dict(vocab_size=24), r"embedding/embedding is \[24, 16\], expected \[16, 16\]\. A model's lm, params and"),
+        (
+            dict(vocab_size=24),
+            r"embedding/embedding is \[24, 16\], expected \[16, 16\]\. A model's lm, params and",
+        ),
     ],
 )
 def test_parameters_of_another_network_are_named(change, message):
@@ -393,15 +505,23 @@ def test_parameters_of_another_network_are_named(change, message):
 
 def test_parameters_that_are_none_are_named():
     for net, config in ((t5, T5), (decoder, GPT)):
-        with pytest.raises(ValueError, match=r"the parameters are not those of the model's network: .* is missing"):
-            generate(Model(net.language_model(config), None, config=config), PROMPT, max_new_tokens=2)
+        with pytest.raises(
+            ValueError, match=r"the parameters are not those of the model's network: .* is missing"
+        ):
+            generate(
+                Model(net.language_model(config), None, config=config), PROMPT, max_new_tokens=2
+            )
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         ("", "tokenizer.json is damaged, Expecting value"),
-        ("[]", "tokenizer.json is damaged, it is of type list, expected an object; copy or download it again"),
+        (
+            "[]",
+            "tokenizer.json is damaged, it is of type list, expected an object; copy or download "
+            "it again",
+        ),
         ("{}", "tokenizer.json lacks its model or its added_tokens"),
     ],
 )
@@ -413,15 +533,25 @@ def test_a_broken_tokenizer_is_named(tmp_path, text, message):
 
 
 def test_transformers_without_torch_gives_no_advice():
-    """In a process of its own, whose transformers finds no PyTorch; other lines are logged as ever."""
+    """In a process of its own, whose transformers finds no PyTorch; other lines are logged as
+    ever.
+    """
     script = Path(__file__).parents[1] / "scripts" / "without_torch.py"
     env = {
         name: value for name, value in os.environ.items() if not name.startswith("TRANSFORMERS_")
     }  # as a user has it
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True, env=env)
-    assert done.stdout == "imported\n" and "PyTorch" not in done.stderr and "another line" in done.stderr
+    done = subprocess.run(
+        [sys.executable, script], capture_output=True, text=True, check=True, env=env
+    )
+    assert (
+        done.stdout == "imported\n"
+        and "PyTorch" not in done.stderr
+        and "another line" in done.stderr
+    )
 
 
 def test_an_empty_name_is_not_this_folder():
-    with pytest.raises(CheckpointError, match="the name of the model is empty: expected a folder, a file, or"):
+    with pytest.raises(
+        CheckpointError, match="the name of the model is empty: expected a folder, a file, or"
+    ):
         loading.load("")

@@ -1,4 +1,6 @@
-"""Mixtures of experts in transformers' folders: both spellings, what is refused, what is written, texts and memory."""
+"""Mixtures of experts in transformers' folders: both spellings, what is refused, what is written,
+texts and memory.
+"""
 
 import json
 
@@ -12,20 +14,43 @@ import jaxspec
 from jaxspec.core import Room
 from jaxspec.nets import net_of, quantised
 from jaxspec.sharding import WHOLE
-from jaxspec.weights import huggingface, orbax, parameters, quantisation, quantised_files, stacks, tensors
+from jaxspec.weights import (
+    huggingface,
+    orbax,
+    parameters,
+    quantisation,
+    quantised_files,
+    stacks,
+    tensors,
+)
 from jaxspec.weights.hf_families import mixtures
 from jaxspec.weights.loading import find
 from jaxspec.weights.tensors import CheckpointError
 from tests.weights.folders import assert_same, model_of
 
 STEPS, PROMPTS = 10, [[3, 1, 4, 1, 5, 9, 2], [6, 5, 3]]
-ATTENTION = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
-SMALL = ATTENTION | {"vocab_size": 61, "hidden_size": 32, "intermediate_size": 24, "max_position_embeddings": 64}
+ATTENTION = {
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+}
+SMALL = ATTENTION | {
+    "vocab_size": 61,
+    "hidden_size": 32,
+    "intermediate_size": 24,
+    "max_position_embeddings": 64,
+}
 TABLES = {
     "Qwen3MoeForCausalLM": {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 12}
     | {"mlp_only_layers": [0], "norm_topk_prob": True},
     "MixtralForCausalLM": {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 6},
-    "GptOssForCausalLM": {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 6, "swiglu_limit": 1.0},
+    "GptOssForCausalLM": {
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "sliding_window": 6,
+        "swiglu_limit": 1.0,
+    },
 }
 FAMILY = {"Qwen3MoeForCausalLM": mixtures.QWEN3_MOE, "MixtralForCausalLM": mixtures.MIXTRAL}
 FAMILY["GptOssForCausalLM"] = mixtures.GPT_OSS
@@ -55,7 +80,10 @@ def test_what_is_written_is_read_again(saved):
         np.testing.assert_array_equal(fused[3, :, 0::2], inwards[6].T)
         np.testing.assert_array_equal(fused[3, :, 1::2], inwards[7].T)
         return
-    ends = {"Qwen3MoeForCausalLM": "mlp.experts.3.up_proj", "MixtralForCausalLM": "block_sparse_moe.experts.3.w3"}
+    ends = {
+        "Qwen3MoeForCausalLM": "mlp.experts.3.up_proj",
+        "MixtralForCausalLM": "block_sparse_moe.experts.3.w3",
+    }
     np.testing.assert_array_equal(written[f"model.layers.1.{ends[name]}.weight"], inwards[7])
 
 
@@ -66,7 +94,9 @@ def test_transformers_in_memory_names_are_read_and_experts_may_lie_in_two_files(
     for shard in stacks.stacked(tensors.shards(folder), FAMILY[saved[0]].apart):
         for tensor, x in shard.read():
             x = np.asarray(x)
-            fused = x.reshape(len(x) // 2, -1, *x.shape[2:]) if tensor.endswith("gate_up_proj") else x
+            fused = (
+                x.reshape(len(x) // 2, -1, *x.shape[2:]) if tensor.endswith("gate_up_proj") else x
+            )
             in_memory[tensor.replace("block_sparse_moe", "mlp")] = fused
     for tensor, x in load_file(folder / "model.safetensors").items():
         apart[tensor] = x
@@ -75,9 +105,14 @@ def test_transformers_in_memory_names_are_read_and_experts_may_lie_in_two_files(
     assert any(tensor.endswith("mlp.experts.gate_up_proj") for tensor in in_memory)
     assert_same(huggingface.restore(folder)[0], model.params)
     (folder / "model.safetensors").unlink()
-    where = {tensor: f"model-0000{1 + number % 2}-of-00002.safetensors" for number, tensor in enumerate(apart)}
+    where = {
+        tensor: f"model-0000{1 + number % 2}-of-00002.safetensors"
+        for number, tensor in enumerate(apart)
+    }
     for file in set(where.values()):
-        save_file({tensor: x for tensor, x in apart.items() if where[tensor] == file}, folder / file)
+        save_file(
+            {tensor: x for tensor, x in apart.items() if where[tensor] == file}, folder / file
+        )
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": where}))
     assert_same(huggingface.restore(folder)[0], model.params)
 
@@ -98,18 +133,32 @@ def test_experts_are_quantised_one_by_one(saved, dtype):
         np.testing.assert_array_equal(values[2], quantised.widen(alone))
     # They are multiplied as they are: what they stand for gives the same logits.
     tokens = np.array([[3, 1, 4, 1, 5]])
-    logits = [jaxspec.Model(model.lm, x, config=model.config) for x in (params, quantisation.dequantise(params))]
+    logits = [
+        jaxspec.Model(model.lm, x, config=model.config)
+        for x in (params, quantisation.dequantise(params))
+    ]
     prompt = jaxspec.Prompt(jnp.asarray(tokens), jnp.array([5]))
-    short, wide = (jax.jit(x.lm.prefill, static_argnums=2)(x.params, prompt, Room(8))[0].logits for x in logits)
+    short, wide = (
+        jax.jit(x.lm.prefill, static_argnums=2)(x.params, prompt, Room(8))[0].logits for x in logits
+    )
     np.testing.assert_allclose(short, wide, rtol=1e-4, atol=1e-4 * np.abs(wide).max())
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda x: {k: v for k, v in x.items() if "experts.2.w3" not in k}, "has 7 matrices of 4 experts.*expected 8"),
-        (lambda x: {k: v[:5].copy() if "experts.1.w1" in k else v for k, v in x.items()}, "expected one shape"),
-        (lambda x: {k: v for k, v in x.items() if "experts.3." not in k}, r"is \[6, 24, 32\], expected \[8, 24, 32\]"),
+        (
+            lambda x: {k: v for k, v in x.items() if "experts.2.w3" not in k},
+            "has 7 matrices of 4 experts.*expected 8",
+        ),
+        (
+            lambda x: {k: v[:5].copy() if "experts.1.w1" in k else v for k, v in x.items()},
+            "expected one shape",
+        ),
+        (
+            lambda x: {k: v for k, v in x.items() if "experts.3." not in k},
+            r"is \[6, 24, 32\], expected \[8, 24, 32\]",
+        ),
     ],
 )
 def test_experts_that_do_not_fit_are_refused(tmp_path, change, message):
@@ -124,10 +173,26 @@ def test_experts_that_do_not_fit_are_refused(tmp_path, change, message):
 @pytest.mark.parametrize(
     ("name", "changes", "message"),
     [
-        ("MixtralForCausalLM", {"num_experts_per_tok": 5}, "num_experts_per_tok is 5, and there are 4 experts"),
-        ("MixtralForCausalLM", {"num_local_experts": 0}, "num_experts_per_tok is 2, and there are 0 experts"),
-        ("Qwen3MoeForCausalLM", {"mlp_only_layers": ["0"]}, "mlp_only_layers is .*expected a list of numbers"),
-        ("Qwen3MoeForCausalLM", {"decoder_sparse_step": 1.5}, "decoder_sparse_step is 1.5: expected a positive"),
+        (
+            "MixtralForCausalLM",
+            {"num_experts_per_tok": 5},
+            "num_experts_per_tok is 5, and there are 4 experts",
+        ),
+        (
+            "MixtralForCausalLM",
+            {"num_local_experts": 0},
+            "num_experts_per_tok is 2, and there are 0 experts",
+        ),
+        (
+            "Qwen3MoeForCausalLM",
+            {"mlp_only_layers": ["0"]},
+            "mlp_only_layers is .*expected a list of numbers",
+        ),
+        (
+            "Qwen3MoeForCausalLM",
+            {"decoder_sparse_step": 1.5},
+            "decoder_sparse_step is 1.5: expected a positive",
+        ),
     ],
 )
 def test_configurations_that_cannot_be_are_refused(tmp_path, name, changes, message):
@@ -150,9 +215,14 @@ def test_configurations_that_cannot_be_are_refused(tmp_path, name, changes, mess
 )
 def test_published_sizes_have_the_published_numbers_of_parameters(family, size, total, active):
     config, net = family.sizes[size], net_of(family.sizes[size])
-    assert net.total(config, lambda x: sum(int(np.prod(s)) for s in parameters.shapes(x).values())) == total
+    assert (
+        net.total(config, lambda x: sum(int(np.prod(s)) for s in parameters.shapes(x).values()))
+        == total
+    )
     # An embedding that is only looked up is not multiplied with; all cards but gpt-oss' count it.
-    assert net.load(config).per_token + config.vocab_size * config.dim == pytest.approx(active, rel=0.02)
+    assert net.load(config).per_token + config.vocab_size * config.dim == pytest.approx(
+        active, rel=0.02
+    )
 
 
 @pytest.mark.needs_torch
@@ -179,7 +249,10 @@ def test_texts_are_those_of_transformers_with_and_without_a_drafter(tmp_path, na
         expected.append(ids[0, len(prompt) :].tolist())
     assert jaxspec.generate(target, PROMPTS, **options).tokens.tolist() == expected
     draft = model_of(config_of(name), seed=3)
-    assert jaxspec.generate(target, PROMPTS, drafter=draft, gamma=3, **options).tokens.tolist() == expected
+    assert (
+        jaxspec.generate(target, PROMPTS, drafter=draft, gamma=3, **options).tokens.tolist()
+        == expected
+    )
     # What we write, transformers reads.
     huggingface.save(target, tmp_path / "ours")
     again = kind.from_pretrained(tmp_path / "ours", **plain)
@@ -191,12 +264,20 @@ def test_texts_are_those_of_transformers_with_and_without_a_drafter(tmp_path, na
     rounded = jaxspec.load(tmp_path / "theirs", dtype="bfloat16")
     prompt = jaxspec.Prompt(jnp.array([PROMPTS[0]]), jnp.array([len(PROMPTS[0])]))
     read, _ = jax.jit(rounded.lm.prefill, static_argnums=2)(rounded.params, prompt, Room(16))
-    np.testing.assert_allclose(np.asarray(read.logits[0, 0]), logits, atol=0.05 * np.abs(logits).max())
+    np.testing.assert_allclose(
+        np.asarray(read.logits[0, 0]), logits, atol=0.05 * np.abs(logits).max()
+    )
 
 
 def quantised_folder(folder):
     """A gpt-oss whose experts are mxfp4, as published; the blocks and scales of its tensors."""
-    table = {**SMALL, **TABLES["GptOssForCausalLM"], "hidden_size": 64, "intermediate_size": 96, "hidden_act": "silu"}
+    table = {
+        **SMALL,
+        **TABLES["GptOssForCausalLM"],
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "hidden_act": "silu",
+    }
     huggingface.save(model_of(mixtures.GPT_OSS.read(table)), folder)
     weights, random, packed = load_file(folder / "model.safetensors"), np.random.default_rng(0), {}
     for name in [name for name in weights if name.endswith(("gate_up_proj", "down_proj"))]:
@@ -208,9 +289,16 @@ def quantised_folder(folder):
         weights |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
     save_file(weights, folder / "model.safetensors")
     config = json.loads((folder / "config.json").read_text())
-    config |= {"quantization_config": {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn"]}}
+    config |= {
+        "quantization_config": {
+            "quant_method": "mxfp4",
+            "modules_to_not_convert": ["model.layers.*.self_attn"],
+        }
+    }
     (folder / "config.json").write_text(json.dumps(config))
-    (folder / "generation_config.json").write_text('{"eos_token_id": [20, 19, 12], "pad_token_id": 19}')
+    (folder / "generation_config.json").write_text(
+        '{"eos_token_id": [20, 19, 12], "pad_token_id": 19}'
+    )
     return packed
 
 
@@ -221,20 +309,37 @@ def test_mxfp4_is_read_bit_for_bit_as_transformers_reads_it(tmp_path):
 
     packed = quantised_folder(tmp_path / "folder")
     assert huggingface.stored_dtype(tmp_path / "folder") == "bfloat16"
-    by_dtype = {x: huggingface.restore(tmp_path / "folder", x)[0] for x in ("float32", "bfloat16", "int8", "int4")}
+    by_dtype = {
+        x: huggingface.restore(tmp_path / "folder", x)[0]
+        for x in ("float32", "bfloat16", "int8", "int4")
+    }
     for name, parts in packed.items():
-        theirs = mxfp4.convert_moe_packed_tensors(*map(torch.tensor, parts)).float().numpy().swapaxes(1, 2)
+        theirs = (
+            mxfp4.convert_moe_packed_tensors(*map(torch.tensor, parts))
+            .float()
+            .numpy()
+            .swapaxes(1, 2)
+        )
         if "gate_up" in name:  # rows of the gate and of the other projection alternate
             theirs = np.stack([theirs[:, 0::2], theirs[:, 1::2]], axis=1)
             theirs = theirs.reshape(-1, *theirs.shape[2:])
         layer, end = f"layers_{name.split('.')[2]}", "inwards" if "gate_up" in name else "outwards"
-        stacks = {x: params[layer]["ff"]["experts"][end]["weight"] for x, params in by_dtype.items()}
+        stacks = {
+            x: params[layer]["ff"]["experts"][end]["weight"] for x, params in by_dtype.items()
+        }
         narrow = [stacks[dtype] for dtype in ("int8", "int4")]
-        wider = quantisation.as_dtype(parameters.keys("ff/experts/inwards/weight"), stacks["int4"], "int8")
-        exact = [stacks["float32"], stacks["bfloat16"], *map(quantisation.dequantise_matrix, (*narrow, wider))]
+        wider = quantisation.as_dtype(
+            parameters.keys("ff/experts/inwards/weight"), stacks["int4"], "int8"
+        )
+        exact = [
+            stacks["float32"],
+            stacks["bfloat16"],
+            *map(quantisation.dequantise_matrix, (*narrow, wider)),
+        ]
         for stack in exact:
             np.testing.assert_array_equal(np.asarray(stack, np.float32), theirs)
-        # In 8 bits each number of 4 bits is twice itself, an integer, with half of the file's scales.
+        # In 8 bits each number of 4 bits is twice itself, an integer, with half of the file's
+        # scales.
         for stack, bits in zip(narrow, (8 + 32 / 32, 4 + 16 / 32), strict=True):
             assert stack["scale"].shape == (*theirs.shape[:2], theirs.shape[2] // 32)
             assert quantisation.nbytes(stack) == theirs.size * bits / 8
@@ -242,7 +347,10 @@ def test_mxfp4_is_read_bit_for_bit_as_transformers_reads_it(tmp_path):
     # The scales of groups are multiplied with in the network.
     config = huggingface.read_config(tmp_path / "folder")[1]
     assert config.end_tokens == (20, 19, 12)
-    lm, prompt = net_of(config).language_model(config), jaxspec.Prompt(jnp.array([[3, 1, 4, 1]]), jnp.array([4]))
+    lm, prompt = (
+        net_of(config).language_model(config),
+        jaxspec.Prompt(jnp.array([[3, 1, 4, 1]]), jnp.array([4])),
+    )
     exact = by_dtype["float32"]
     wide = jax.jit(lm.prefill, static_argnums=2)(exact, prompt, Room(8))[0].logits
     for dtype in ("int8", "int4"):
@@ -261,7 +369,9 @@ def test_mxfp4_is_kept_in_checkpoints_of_ours(tmp_path):
     manifest = {"name": "x", "family": "decoder", "description": {}}
     orbax.save(tmp_path / "ours", params, config, find("debian-t5-base"), dtype="int4", **manifest)
     for dtype in ("int4", "int8", "float32"):
-        again = orbax.restore(tmp_path / "ours", dtype)[0]["layers_0"]["ff"]["experts"]["inwards"]["weight"]
+        again = orbax.restore(tmp_path / "ours", dtype)[0]["layers_0"]["ff"]["experts"]["inwards"][
+            "weight"
+        ]
         before = quantisation.as_dtype(
             parameters.keys("ff/experts/inwards/weight"),
             params["layers_0"]["ff"]["experts"]["inwards"]["weight"],
@@ -271,7 +381,9 @@ def test_mxfp4_is_kept_in_checkpoints_of_ours(tmp_path):
 
 
 def test_integers_of_experts_stay_as_they_are_in_the_file():
-    """GPTQ, AWQ and compressed-tensors: entries, scales and zero points of each expert, and no second rounding."""
+    """GPTQ, AWQ and compressed-tensors: entries, scales and zero points of each expert, and no
+    second rounding.
+    """
     random, members = np.random.default_rng(0), []
     for _ in range(6):  # of three experts, each with a gate and another projection
         q, z = (random.integers(-8, 8, shape).astype(np.int8) for shape in ((4, 32), (4, 2)))
@@ -279,7 +391,14 @@ def test_integers_of_experts_stay_as_they_are_in_the_file():
         values = (q - np.repeat(z, 16, axis=1)) * np.repeat(scale, 16, axis=1)
         rows = lambda a, b, x=values: x[a:b]  # noqa: E731
         entries = tensors.Stored((4, 32), np.dtype(np.int8), lambda a, b, q=q: q[a:b])
-        members.append((quantised_files.Quantised((4, 32), np.dtype(np.float32), rows, entries, scale, z, 4), values))
+        members.append(
+            (
+                quantised_files.Quantised(
+                    (4, 32), np.dtype(np.float32), rows, entries, scale, z, 4
+                ),
+                values,
+            )
+        )
     stack = stacks._joined((6, 4, 32), np.dtype(np.float32), [x for x, _ in members])
     expected = np.stack([values for _, values in members])
     np.testing.assert_allclose(np.asarray(stack), expected, rtol=1e-6)
@@ -292,9 +411,12 @@ def test_damaged_mxfp4_is_refused(tmp_path):
     quantised_folder(tmp_path / "folder")
     weights = load_file(tmp_path / "folder" / "model.safetensors")
     name = "model.layers.0.mlp.experts.down_proj_scales"
-    save_file(weights | {name: weights[name][:, :5].copy()}, tmp_path / "folder" / "model.safetensors")
+    save_file(
+        weights | {name: weights[name][:, :5].copy()}, tmp_path / "folder" / "model.safetensors"
+    )
     with pytest.raises(
-        CheckpointError, match=r"down_proj cannot be read: scales \[4, 5, 3\] of blocks \[4, 64, 3, 16\]"
+        CheckpointError,
+        match=r"down_proj cannot be read: scales \[4, 5, 3\] of blocks \[4, 64, 3, 16\]",
     ):
         huggingface.restore(tmp_path / "folder")
     del weights[name]

@@ -19,7 +19,13 @@ from jaxspec.drafters.lookups import ngram_model
 from jaxspec.drafters.lookups.ngram import count
 from jaxspec.files import folders
 from jaxspec.nets import decoder, net_of, t5
-from jaxspec.nets.shapes import AttentionShape, DecoderConfig, FeedForwardShape, LayerShape, NormShape
+from jaxspec.nets.shapes import (
+    AttentionShape,
+    DecoderConfig,
+    FeedForwardShape,
+    LayerShape,
+    NormShape,
+)
 from jaxspec.nets.t5 import T5Config
 from jaxspec.weights import orbax, orbax_arrays, quantisation
 from jaxspec.weights.orbax import CheckpointError, read_manifest, restore, save
@@ -49,7 +55,9 @@ def params_of(family: str) -> dict:
 
 
 def equal(a, b) -> bool:
-    return jax.tree.all(jax.tree.map(lambda x, y: x.dtype == y.dtype and np.array_equal(x, y), a, b))
+    return jax.tree.all(
+        jax.tree.map(lambda x, y: x.dtype == y.dtype and np.array_equal(x, y), a, b)
+    )
 
 
 def edit(path: Path, old: str, new: str) -> None:
@@ -69,7 +77,16 @@ def tokenizer(tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory, tokenizer) -> Path:
     folder = tmp_path_factory.mktemp("saved") / "tiny-t5"
-    save(folder, params_of("t5"), T5, tokenizer, name="tiny-t5", family="t5", dtype="float32", description=ABOUT)
+    save(
+        folder,
+        params_of("t5"),
+        T5,
+        tokenizer,
+        name="tiny-t5",
+        family="t5",
+        dtype="float32",
+        description=ABOUT,
+    )
     return folder
 
 
@@ -87,12 +104,23 @@ def copy(saved, tmp_path) -> Path:
 def test_what_is_saved_is_restored(family, dtype, tokenizer, tmp_path):
     params, config = params_of(family), NET[family][1]
     folder = tmp_path / "tiny"
-    written = save(folder, params, config, tokenizer, name="tiny", family=family, dtype=dtype, description=ABOUT)
+    written = save(
+        folder,
+        params,
+        config,
+        tokenizer,
+        name="tiny",
+        family=family,
+        dtype=dtype,
+        description=ABOUT,
+    )
     got, got_config, manifest = restore(folder)
 
     expected = {
         "float32": params,
-        "bfloat16": jax.tree.map(lambda x: x.astype(jnp.float32), quantisation.quantise(params, jnp.bfloat16)),
+        "bfloat16": jax.tree.map(
+            lambda x: x.astype(jnp.float32), quantisation.quantise(params, jnp.bfloat16)
+        ),
         "int8": quantisation.dequantise(quantisation.quantise(params)),
         "int4": quantisation.dequantise(quantisation.quantise(params, "int4")),
     }[dtype]
@@ -107,19 +135,33 @@ def test_what_is_saved_is_restored(family, dtype, tokenizer, tmp_path):
 
 
 def test_a_tokenizers_files_are_stored_without_white_space(tmp_path):
-    folder, written = tmp_path / "words", {"model": {"vocab": [["▁ü b", -1.5], ["\n", 2]]}, "x": None}
+    folder, written = (
+        tmp_path / "words",
+        {"model": {"vocab": [["▁ü b", -1.5], ["\n", 2]]}, "x": None},
+    )
     folder.mkdir()
     (folder / "tokenizer.json").write_text(json.dumps(written, indent=2))
     (folder / "tokenizer_config.json").write_text("no JSON\n")
     out, shape = tmp_path / "tiny", dict(name="tiny", family="t5", dtype="float32")
     save(out, params_of("t5"), T5, folder, description={}, **shape)
-    assert (out / "tokenizer.json").read_text() == '{"model":{"vocab":[["▁ü b",-1.5],["\\n",2]]},"x":null}'
+    assert (
+        out / "tokenizer.json"
+    ).read_text() == '{"model":{"vocab":[["▁ü b",-1.5],["\\n",2]]},"x":null}'
     assert (out / "tokenizer_config.json").read_text() == "no JSON\n"
 
 
 def test_tables_stay_integers_in_their_own_tuples(tokenizer, tmp_path):
     config, counted = count([[1, 2, 3, 1, 2, 4], [2, 2]], vocab_size=5, order=3, followers=2)
-    save(tmp_path / "tri", counted, config, tokenizer, name="tri", family="ngram", dtype="float32", description={})
+    save(
+        tmp_path / "tri",
+        counted,
+        config,
+        tokenizer,
+        name="tri",
+        family="ngram",
+        dtype="float32",
+        description={},
+    )
     got, got_config, manifest = restore(tmp_path / "tri")
     assert jax.tree.structure(got) == jax.tree.structure(counted) and equal(got, counted)
     assert all(x.dtype == jnp.int32 for x in jax.tree.leaves(got))
@@ -128,7 +170,9 @@ def test_tables_stay_integers_in_their_own_tuples(tokenizer, tmp_path):
 
 
 def test_what_was_restored_is_saved_as_itself(tokenizer, tmp_path):
-    """Rounding happens once: an int8 checkpoint that is read and written again is the same model."""
+    """Rounding happens once: an int8 checkpoint that is read and written again is the same
+    model.
+    """
     options = {"name": "tiny", "family": "gpt", "dtype": "int8", "description": {}}
     save(tmp_path / "once", params_of("gpt"), GPT, tokenizer, **options)
     once, _, _ = restore(tmp_path / "once")
@@ -146,15 +190,25 @@ def test_restored_as_int8(stored, tokenizer, tmp_path):
     wide = restore(tmp_path / "once")[0]
     assert jax.tree.structure(once) == jax.tree.structure(quantisation.quantise(wide))
     # Entries of four bits are not rounded anew, but kept as they are.
-    assert equal(quantisation.dequantise(once), wide) if stored == "int4" else equal(once, quantisation.quantise(wide))
+    assert (
+        equal(quantisation.dequantise(once), wide)
+        if stored == "int4"
+        else equal(once, quantisation.quantise(wide))
+    )
     manifest = save(tmp_path / "twice", once, T5, tokenizer, dtype="int8", **options)
     assert equal(restore(tmp_path / "twice", dtype="int8")[0], once)
-    assert manifest.parameters == quantisation.count(once) == sum(x.size for x in jax.tree.leaves(wide))
+    assert (
+        manifest.parameters
+        == quantisation.count(once)
+        == sum(x.size for x in jax.tree.leaves(wide))
+    )
 
 
 @pytest.mark.parametrize("dtype", orbax.DTYPES)
 def test_a_few_arrays_at_a_time(dtype, tokenizer, tmp_path, monkeypatch):
-    """Arrays are made for writing, and let go of, a few at a time; in parts or not, the same bits are read."""
+    """Arrays are made for writing, and let go of, a few at a time; in parts or not, the same bits
+    are read.
+    """
     alive, most, total = {}, 0, 0
     intact = orbax_arrays._global
 
@@ -180,24 +234,44 @@ def test_a_few_arrays_at_a_time(dtype, tokenizer, tmp_path, monkeypatch):
 
 def test_a_none_in_the_configuration_survives(tokenizer, tmp_path):
     config = dataclasses.replace(T5, max_positions=None)
-    save(tmp_path / "a", params_of("t5"), config, tokenizer, name="a", family="t5", dtype="int8", description={})
+    save(
+        tmp_path / "a",
+        params_of("t5"),
+        config,
+        tokenizer,
+        name="a",
+        family="t5",
+        dtype="int8",
+        description={},
+    )
     assert read_manifest(tmp_path / "a").model == config
 
 
-SHIPPED = sorted(path.parent for path in Path(__file__).parents[2].glob("checkpoints/*/manifest.toml"))
+SHIPPED = sorted(
+    path.parent for path in Path(__file__).parents[2].glob("checkpoints/*/manifest.toml")
+)
 
 
 @pytest.mark.parametrize("folder", SHIPPED, ids=lambda folder: folder.name)
 def test_shipped_manifests_have_one_number_for_all_layers(folder, tmp_path):
-    """They are read layer by layer, with as many parameters as the folder has, and written as they were."""
+    """They are read layer by layer, with as many parameters as the folder has, and written as they
+    were.
+    """
     written = tomllib.loads((folder / "manifest.toml").read_text())
     table, manifest = written["model"], read_manifest(folder)
     if written["family"] == "gpt":
-        attention = AttentionShape(heads := table["heads"], heads, table["dim"] // heads, qkv_bias=True, out_bias=True)
-        layer = LayerShape(attention, FeedForwardShape(table["ff_dim"], "gelu", gated=False, bias=True))
+        attention = AttentionShape(
+            heads := table["heads"], heads, table["dim"] // heads, qkv_bias=True, out_bias=True
+        )
+        layer = LayerShape(
+            attention, FeedForwardShape(table["ff_dim"], "gelu", gated=False, bias=True)
+        )
         layers, norm = (layer,) * table["layers"], NormShape("layer", 1e-5)
         expected = DecoderConfig(
-            *(8192, table["dim"], layers, norm), tied_head=True, positions="learned", max_positions=512
+            *(8192, table["dim"], layers, norm),
+            tied_head=True,
+            positions="learned",
+            max_positions=512,
         )
     else:
         expected = T5Config(**table | {"end_tokens": tuple(table.get("end_tokens", ()))})
@@ -206,7 +280,8 @@ def test_shipped_manifests_have_one_number_for_all_layers(folder, tmp_path):
     assert sum(math.prod(leaf.shape) for leaf in shapes) == manifest.parameters
     orbax._write_manifest(tmp_path / "manifest.toml", manifest)
     again = tomllib.loads((tmp_path / "manifest.toml").read_text())
-    assert {**again["model"], **table} == again["model"]  # with options that are younger than the manifest
+    # with options that are younger than the manifest
+    assert {**again["model"], **table} == again["model"]
     assert {**again, "model": table} == written
 
 
@@ -221,7 +296,9 @@ def test_the_folder_holds_little_else_and_no_paths(saved):
 
 def test_plain_orbax_reads_the_parameters(saved):
     with ocp.PyTreeCheckpointer() as checkpointer:
-        assert equal(jax.tree.map(jnp.asarray, checkpointer.restore(saved / "params")), params_of("t5"))
+        assert equal(
+            jax.tree.map(jnp.asarray, checkpointer.restore(saved / "params")), params_of("t5")
+        )
 
 
 def test_restores_on_the_default_device(saved):
@@ -235,7 +312,9 @@ def test_restores_on_the_default_device(saved):
 
 
 def test_no_folder_offers_the_nearest(saved):
-    with pytest.raises(CheckpointError, match=r"no checkpoint at .*tiny-t6: nothing there: did you mean 'tiny-t5'"):
+    with pytest.raises(
+        CheckpointError, match=r"no checkpoint at .*tiny-t6: nothing there: did you mean 'tiny-t5'"
+    ):
         restore(saved.with_name("tiny-t6"))
     with pytest.raises(CheckpointError, match=r"elsewhere: nothing there$"):
         restore(saved.with_name("elsewhere"))
@@ -258,15 +337,31 @@ def test_a_folder_without_a_manifest_is_named(copy):
         ("[model]", "[model", "cannot be used: .*line"),
         ("format = 1", "format = 2", "format is 2, this version of jaxspec reads format 1"),
         ("format = 1\n", "", "format is None"),
-        ('family = "t5"', 'family = "rnn"', r"family is 'rnn': expected one of \['bart', 'decoder', "),
-        ('dtype = "float32"\nparameters', 'dtype = "int3"\nparameters', "dtype is 'int3': expected one of"),
+        (
+            'family = "t5"',
+            'family = "rnn"',
+            r"family is 'rnn': expected one of \['bart', 'decoder', ",
+        ),
+        (
+            'dtype = "float32"\nparameters',
+            'dtype = "int3"\nparameters',
+            "dtype is 'int3': expected one of",
+        ),
         ("dim = 16\nff", 'dim = "16"\nff', r"\[model\] dim must be of type int, got '16'"),
         ("heads = 2", "headz = 2", r"\[model\] has an unknown key 'headz': did you mean 'heads'"),
-        ("heads = 2\n", "heads = 2\ninterleaved = true\n", "'interleaved'.* older jaxspec: convert the model again"),
+        (
+            "heads = 2\n",
+            "heads = 2\ninterleaved = true\n",
+            "'interleaved'.* older jaxspec: convert the model again",
+        ),
         ("heads = 2\n", "", r"\[model\] lacks the key 'heads'"),
         ('name = "tiny-t5"\n', "", "lacks the key 'name'"),
         ("[about]", "[abouts]", "unknown key 'abouts': did you mean 'about'"),
-        ('"tokenizer.json" = [\n    2,', '"tokenizer.json" = ["2",', r"tokenizer\.json must be \[size, sha256\]"),
+        (
+            '"tokenizer.json" = [\n    2,',
+            '"tokenizer.json" = ["2",',
+            r"tokenizer\.json must be \[size, sha256\]",
+        ),
         ('"tokenizer.json" = ', '"token.json" = ', r"does not list tokenizer\.json"),
         ("steps = 4000", "steps = \udc80", "cannot be used"),
     ],
@@ -288,7 +383,9 @@ def largest(folder: Path) -> Path:
 def test_a_missing_file_is_named(copy):
     file = largest(copy)
     file.unlink()
-    with pytest.raises(CheckpointError, match=rf"is damaged: params/.*{file.name} is missing\. Copy"):
+    with pytest.raises(
+        CheckpointError, match=rf"is damaged: params/.*{file.name} is missing\. Copy"
+    ):
         restore(copy)
 
 
@@ -296,7 +393,9 @@ def test_a_truncated_file_is_named(copy):
     file = largest(copy)
     size = file.stat().st_size
     file.write_bytes(file.read_bytes()[:-7])
-    with pytest.raises(CheckpointError, match=rf"{file.name} has {size - 7} bytes, expected {size}\."):
+    with pytest.raises(
+        CheckpointError, match=rf"{file.name} has {size - 7} bytes, expected {size}\."
+    ):
         restore(copy)
 
 
@@ -305,7 +404,9 @@ def test_an_altered_file_is_named(copy):
     data = bytearray(file.read_bytes())
     data[len(data) // 2] ^= 1
     file.write_bytes(data)
-    with pytest.raises(CheckpointError, match=rf"{file.name} is altered \(SHA-256 [0-9a-f]{{12}}\.\.\., exp"):
+    with pytest.raises(
+        CheckpointError, match=rf"{file.name} is altered \(SHA-256 [0-9a-f]{{12}}\.\.\., exp"
+    ):
         restore(copy)
 
 
@@ -323,14 +424,18 @@ def test_tree_mismatch_lists_all_differences(copy):
         restore(copy)
     intro, missing, unexpected, wrong = str(caught.value).splitlines()
     assert "not those that manifest.toml describes" in intro
-    assert missing.startswith("  missing (13): decoder_1/attention/key/weight, ") and missing.endswith("more")
+    assert missing.startswith(
+        "  missing (13): decoder_1/attention/key/weight, "
+    ) and missing.endswith("more")
     assert unexpected == "  unexpected (2): decoder_0/ff/gate/weight, encoder_0/ff/gate/weight"
     assert "embedding/embedding is float32[48, 16], expected float32[50, 16]" in wrong
 
 
 def test_stored_type_mismatch(copy):
     edit(copy / "manifest.toml", 'dtype = "float32"\nparameters', 'dtype = "bfloat16"\nparameters')
-    with pytest.raises(CheckpointError, match=r"weight is float32\[16, 16\], expected bfloat16\[16, 16\]"):
+    with pytest.raises(
+        CheckpointError, match=r"weight is float32\[16, 16\], expected bfloat16\[16, 16\]"
+    ):
         restore(copy)
 
 
@@ -342,7 +447,10 @@ def test_stored_type_mismatch(copy):
     [
         ({"dtype": "int3"}, "dtype is 'int3': expected one of"),
         ({"family": "rnn"}, "family is 'rnn': expected one of"),
-        ({"family": "gpt"}, "config is a T5Config of family 't5', and family is 'gpt': expected the same"),
+        (
+            {"family": "gpt"},
+            "config is a T5Config of family 't5', and family is 'gpt': expected the same",
+        ),
         ({"description": {"loss": np.float32(1.0)}}, r"a manifest holds strings.*float32"),
     ],
 )
@@ -357,12 +465,16 @@ def test_save_refuses_bad_parameters(tokenizer, tmp_path):
     options = {"name": "a", "family": "t5", "dtype": "int8", "description": {}}
     params = params_of("t5")
     headless = {name: tree for name, tree in params.items() if name != "head"}
-    with pytest.raises(CheckpointError, match=r"a: the parameters are not .*:\n  missing \(1\): head/weight"):
+    with pytest.raises(
+        CheckpointError, match=r"a: the parameters are not .*:\n  missing \(1\): head/weight"
+    ):
         save(tmp_path / "a", headless, T5, tokenizer, **options)
     bad = params | {"head": {"weight": params["head"]["weight"].at[0, 0].set(jnp.nan)}}
     with pytest.raises(CheckpointError, match="NaN or infinity in head/weight: nothing was saved"):
         save(tmp_path / "a", bad, T5, tokenizer, **options)
-    with pytest.raises(CheckpointError, match=r"folder .* lacks tokenizer\.json and tokenizer_config\.json"):
+    with pytest.raises(
+        CheckpointError, match=r"folder .* lacks tokenizer\.json and tokenizer_config\.json"
+    ):
         save(tmp_path / "a", params, T5, tmp_path, **options)
     assert list(tmp_path.iterdir()) == []
 
@@ -372,7 +484,9 @@ def test_save_refuses_bad_parameters(tokenizer, tmp_path):
 
 def drafter_of(target: dict) -> dict:
     """A drafter that has the target's encoder and embedding."""
-    shared = {name: x for name, x in target.items() if name.startswith("encoder") or name == "embedding"}
+    shared = {
+        name: x for name, x in target.items() if name.startswith("encoder") or name == "embedding"
+    }
     return jax.tree.map(lambda x: 2 * x, params_of("t5")) | shared
 
 
@@ -387,7 +501,9 @@ def test_modules_of_the_checkpoint_beside_are_stored_once(dtype, tokenizer, tmp_
     save(tmp_path / "target", params_of("t5"), T5, tokenizer, name="target", **options)
     params = drafter_of(params_of("t5"))
     save(tmp_path / "whole", params, T5, tokenizer, name="whole", **options)
-    manifest = save(tmp_path / "part", params, T5, tokenizer, name="part", shares="target", **options)
+    manifest = save(
+        tmp_path / "part", params, T5, tokenizer, name="part", shares="target", **options
+    )
     assert manifest.shares["modules"] == ["embedding", "encoder_0", "encoder_bias", "encoder_norm"]
     assert manifest.parameters == read_manifest(tmp_path / "whole").parameters
     for wanted in ("float32", dtype):
@@ -407,7 +523,15 @@ def test_a_checkpoint_beside_that_is_missing_or_another_is_named(tokenizer, tmp_
     with pytest.raises(CheckpointError, match="0 modules with the same values"):
         save(tmp_path / "part", other, T5, tokenizer, name="part", shares="target", **options)
     assert not (tmp_path / "part").exists()
-    save(tmp_path / "part", drafter_of(params), T5, tokenizer, name="part", shares="target", **options)
+    save(
+        tmp_path / "part",
+        drafter_of(params),
+        T5,
+        tokenizer,
+        name="part",
+        shares="target",
+        **options,
+    )
     save(tmp_path / "target", other, T5, tokenizer, name="target", overwrite=True, **options)
     with pytest.raises(CheckpointError, match=r"has parameters of another target .* copy both"):
         restore(tmp_path / "part")

@@ -9,7 +9,9 @@ from jaxspec.weights import orbax_layouts
 from jaxspec.weights.tensors import CheckpointError
 
 PARAMS = {"embedding": jnp.ones((8, 4)), "layers_0": {"kernel": jnp.ones((4, 4))}}
-TREE = r"a tree of 2 arrays, in one key-value store \(OCDBT\), that begins with embedding, layers_0\."
+TREE = (
+    r"a tree of 2 arrays, in one key-value store \(OCDBT\), that begins with embedding, layers_0\."
+)
 
 
 def test_orbax_folders_of_other_programs_are_described(tmp_path):
@@ -27,12 +29,15 @@ def test_orbax_folders_of_other_programs_are_described(tmp_path):
         "run/checkpoint_3": TREE,
         "state": "a tree of 3 arrays, .* that begins with params, step",
         "zarr": "a tree of 2 arrays, each a folder of zarr, that begins with embedding, layers_0",
-        "manager": f"the folder of a CheckpointManager, with 10, 9; 10 is a step with state, of which state is {TREE}",
+        "manager": "the folder of a CheckpointManager, with 10, 9; 10 is a step with state, of "
+        f"which state is {TREE}",
         "manager/9": f"a step with state, of which state is {TREE}",
         "manager/9/state": TREE,
     }
     for name, words in said.items():
-        with pytest.raises(CheckpointError, match=f"is an Orbax checkpoint of another program: {words}") as error:
+        with pytest.raises(
+            CheckpointError, match=f"is an Orbax checkpoint of another program: {words}"
+        ) as error:
             jaxspec.load(tmp_path / name)
         assert "jaxspec.nets.adapters.from_linen or from_nnx" in str(error.value)
 
@@ -45,5 +50,7 @@ def test_damaged_and_other_folders(tmp_path):
     assert "whose _METADATA cannot be read" in (orbax_layouts.complaint(tmp_path) or "")
     (tmp_path / "flax").mkdir()
     (tmp_path / "flax" / "checkpoint_3").write_bytes(b"...")
-    with pytest.raises(CheckpointError, match=r"has checkpoint_3, a file as flax\.training\.checkpoints writes it"):
+    with pytest.raises(
+        CheckpointError, match=r"has checkpoint_3, a file as flax\.training\.checkpoints writes it"
+    ):
         jaxspec.load(tmp_path / "flax")

@@ -1,4 +1,6 @@
-"""int8 and int4 storage: how far it may move a weight, and that what was read back is stored as itself."""
+"""int8 and int4 storage: how far it may move a weight, and that what was read back is stored as
+itself.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -9,12 +11,15 @@ from jaxspec.weights import quantisation
 
 
 def _tree(seed: int = 0) -> dict:
-    """Matrices whose channels differ in size by many orders of magnitude, and leaves that are no matrices."""
+    """Matrices whose channels differ in size by many orders of magnitude, and leaves that are no
+    matrices.
+    """
     rng = np.random.default_rng(seed)
     weight = rng.standard_normal((40, 24)) * 10.0 ** rng.uniform(-30, 30, (40, 1))
     embedding = rng.standard_normal((40, 24)) * 10.0 ** rng.uniform(-30, 30, (40, 1))
     weight[3], embedding[5] = 0.0, 0.0
-    weight[4], embedding[6] = weight[4] * 0 + 1e-41, 3e38  # a subnormal channel, a nearly infinite one
+    # a subnormal channel, a nearly infinite one
+    weight[4], embedding[6] = weight[4] * 0 + 1e-41, 3e38
     weight, embedding = jnp.asarray(weight, jnp.float32), jnp.asarray(embedding, jnp.float32)
     return {
         "embedding": {"embedding": embedding},
@@ -26,8 +31,14 @@ def _tree(seed: int = 0) -> dict:
 def test_only_matrices_change_and_scales_lie_along_their_channels():
     tree = _tree()
     stored = quantisation.quantise(tree)
-    assert jax.tree.map(jnp.shape, stored["layer"]["weight"]) == {"int8": (40, 24), "scale": (40, 1)}
-    assert jax.tree.map(jnp.shape, stored["embedding"]["embedding"]) == {"int8": (40, 24), "scale": (40, 1)}
+    assert jax.tree.map(jnp.shape, stored["layer"]["weight"]) == {
+        "int8": (40, 24),
+        "scale": (40, 1),
+    }
+    assert jax.tree.map(jnp.shape, stored["embedding"]["embedding"]) == {
+        "int8": (40, 24),
+        "scale": (40, 1),
+    }
     assert stored["layer"]["weight"]["int8"].dtype == jnp.int8
     assert stored["layer"]["weight"]["scale"].dtype == jnp.float32
     assert stored["bias"]["table"] is tree["bias"]["table"]
@@ -44,7 +55,8 @@ def test_no_weight_moves_by_more_than_half_a_scale(seed):
     for *path, last in (("layer", "weight"), ("embedding", "embedding")):
         before, after = (np.asarray(t[path[0]][last], np.float64) for t in (tree, read))
         scale = np.asarray(stored[path[0]][last]["scale"], np.float64)
-        assert (np.abs(before - after) <= scale * (0.5 + 1e-5)).all()  # the division is rounded, too
+        # the division is rounded, too
+        assert (np.abs(before - after) <= scale * (0.5 + 1e-5)).all()
         assert np.abs(np.asarray(stored[path[0]][last]["int8"], int)).max() == 127
 
 
@@ -52,7 +64,9 @@ def test_no_weight_moves_by_more_than_half_a_scale(seed):
 def test_what_was_read_back_is_stored_as_itself(seed):
     stored = quantisation.quantise(_tree(seed))
     again = quantisation.quantise(quantisation.dequantise(stored))
-    assert jax.tree.all(jax.tree.map(lambda a, b: bool((a == b).all()) and a.dtype == b.dtype, stored, again))
+    assert jax.tree.all(
+        jax.tree.map(lambda a, b: bool((a == b).all()) and a.dtype == b.dtype, stored, again)
+    )
 
 
 def test_every_significand_of_a_scale_survives():
@@ -78,7 +92,9 @@ def test_zero_and_subnormal_channels_become_zero():
 
 
 def test_abstract_trees_work():
-    shapes = jax.eval_shape(quantisation.quantise, {"weight": jax.ShapeDtypeStruct((4, 8), jnp.float32)})
+    shapes = jax.eval_shape(
+        quantisation.quantise, {"weight": jax.ShapeDtypeStruct((4, 8), jnp.float32)}
+    )
     assert shapes["weight"]["scale"].shape == (4, 1)
 
 
@@ -86,7 +102,9 @@ def test_abstract_trees_work():
 def test_int4_groups_are_as_large_as_divide_a_row_and_stored_again_as_themselves(columns, width):
     """A group of zeros, and groups that differ by orders of magnitude; scales of either sign."""
     rng = np.random.default_rng(columns)
-    weight = rng.standard_normal((6, columns // width, width)) * 10.0 ** rng.uniform(-6, 6, (6, columns // width, 1))
+    weight = rng.standard_normal((6, columns // width, width)) * 10.0 ** rng.uniform(
+        -6, 6, (6, columns // width, 1)
+    )
     weight[2, 0] = 0
     weight = jnp.asarray(weight.reshape(6, columns), jnp.float32)
     stored = quantisation.quantise({"weight": weight}, "int4")
@@ -99,22 +117,33 @@ def test_int4_groups_are_as_large_as_divide_a_row_and_stored_again_as_themselves
     assert jax.tree.all(jax.tree.map(lambda a, b: bool((a == b).all()), stored, again))
     groups = np.asarray(weight, np.float64).reshape(6, -1, width)
     most = np.take_along_axis(groups, np.abs(groups).argmax(axis=2, keepdims=True), axis=2)
-    uncut = np.where(most == 0, 1, most) / -8  # the scales by which no entry of this sign is cut off
+    # the scales by which no entry of this sign is cut off
+    uncut = np.where(most == 0, 1, most) / -8
     plain = np.square(np.clip(np.round(groups / uncut), -8, 7) * uncut - groups).sum(axis=2)
-    ours = np.square(np.asarray(read["weight"], np.float64).reshape(groups.shape) - groups).sum(axis=2)
+    ours = np.square(np.asarray(read["weight"], np.float64).reshape(groups.shape) - groups).sum(
+        axis=2
+    )
     assert (ours <= 1.001 * plain).all() and (ours < 0.99 * plain).any()
 
 
 def test_int4_leaves_embeddings_and_heads_int8():
     tree = _tree() | {"head": {"weight": jnp.ones((4, 64))}}
     stored = quantisation.quantise(tree, "int4")
-    assert set(stored["head"]["weight"]) == set(stored["embedding"]["embedding"]) == {"int8", "scale"}
-    assert set(stored["layer"]["weight"]) == {"int4", "scale"}
-    assert quantisation.dtype_of(stored, "float32") == "int4" and quantisation.count(stored) == quantisation.count(tree)
-    widened = quantisation.as_dtype(
-        (jax.tree_util.DictKey("layer"), jax.tree_util.DictKey("weight")), stored["layer"]["weight"], "int8"
+    assert (
+        set(stored["head"]["weight"]) == set(stored["embedding"]["embedding"]) == {"int8", "scale"}
     )
-    np.testing.assert_array_equal(widened["int8"], stored["layer"]["weight"]["int4"].astype(jnp.int8))
+    assert set(stored["layer"]["weight"]) == {"int4", "scale"}
+    assert quantisation.dtype_of(stored, "float32") == "int4" and quantisation.count(
+        stored
+    ) == quantisation.count(tree)
+    widened = quantisation.as_dtype(
+        (jax.tree_util.DictKey("layer"), jax.tree_util.DictKey("weight")),
+        stored["layer"]["weight"],
+        "int8",
+    )
+    np.testing.assert_array_equal(
+        widened["int8"], stored["layer"]["weight"]["int4"].astype(jnp.int8)
+    )
 
 
 def test_int8_becomes_int4():

@@ -1,4 +1,5 @@
-"""Random configurations of every family, saved by transformers with random weights: the same logits, or a refusal.
+"""Random configurations of every family, saved by transformers with random weights: the same
+logits, or a refusal.
 
 All have one set of shapes and nothing is jitted, so operations are compiled once for all of them.
 """
@@ -27,20 +28,29 @@ from jaxspec.weights import hf_families, huggingface
 from jaxspec.weights.hf_families import phi
 from tests.weights.folders import model_of
 
-SEED, STEPS, FED = 21, 24, 12  # FED of the STEPS tokens are read from a cache: half, so that both passes have one shape
+# FED of the STEPS tokens are read from a cache: half, so that both passes have one shape
+SEED, STEPS, FED = 21, 24, 12
 ROWS = np.array([FED, 7])  # tokens of the two prompts, in one batch
-WINDOWS = (3, 15, 28, 6)  # shorter than the prompts, longer than these but shorter than their rows, longer than all
+# shorter than the prompts, longer than these but shorter than their rows, longer than all
+WINDOWS = (3, 15, 28, 6)
 WORDS = 61  # of the tokenizers; a vocabulary may have more ids
 FRAMES = 10  # of Whisper's sound; its encoder has half as many positions
 LENGTHS = {"vocab_size": WORDS, "bos_token_id": None, "eos_token_id": None, "pad_token_id": 0}
-SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+SIZES = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+}
 DECODER = LENGTHS | SIZES | {"num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 32}
 BUFFERS = ("layer_scalar", "act_fn.beta", "act_fn.eps", "final_logits_bias")
 ACTIVATIONS = ("silu", "gelu", "gelu_pytorch_tanh", "gelu_new", "relu", "gelu_fast")
 
 
 class Draw(random.Random):
-    """Draws the options of a configuration. The first two have between them what those of any ten have."""
+    """Draws the options of a configuration. The first two have between them what those of any ten
+    have.
+    """
 
     def __init__(self, architecture: str, number: int):
         super().__init__(f"{SEED} {architecture} {number}")
@@ -65,7 +75,11 @@ def rope(draw: Draw) -> dict:
         return scaling
     scaling["factor"] = draw.choice([2.0, 4.0, 8.0])
     if kind == "llama3":
-        scaling |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8}
+        scaling |= {
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 8,
+        }
     if kind == "yarn":
         scaling["original_max_position_embeddings"] = draw.choice([4, 8, 16])
         choices = {"attention_factor": 0.7, "beta_fast": 4.0, "beta_slow": 0.5, "truncate": False}
@@ -76,7 +90,9 @@ def rope(draw: Draw) -> dict:
 
 
 def of_layers(scaling: dict) -> dict:
-    """Of tables by kinds of layers transformers 5.24 looks for `truncate` one level too high, and ignores it."""
+    """Of tables by kinds of layers transformers 5.24 looks for `truncate` one level too high, and
+    ignores it.
+    """
     return {key: value for key, value in scaling.items() if key != "truncate"}
 
 
@@ -106,7 +122,11 @@ def ministral3(draw):
 
 
 def qwen(draw):
-    windowed = {"use_sliding_window": True, "sliding_window": draw.window, "max_window_layers": draw.choice([0, 1])}
+    windowed = {
+        "use_sliding_window": True,
+        "sliding_window": draw.window,
+        "max_window_layers": draw.choice([0, 1]),
+    }
     return decoder(draw) | (windowed if draw.has_window() else {})
 
 
@@ -119,15 +139,23 @@ def qwen3_5(draw):
 
 
 def gemma2(draw):
-    table = decoder(draw) | {"sliding_window": draw.window, "query_pre_attn_scalar": draw.choice([8, 12])}
+    table = decoder(draw) | {
+        "sliding_window": draw.window,
+        "query_pre_attn_scalar": draw.choice([8, 12]),
+    }
     table |= {"hidden_activation": table.pop("hidden_act"), "attention_bias": draw.random() < 0.5}
-    return table | {key: draw.choice([None, 3.0]) for key in ("attn_logit_softcapping", "final_logit_softcapping")}
+    return table | {
+        key: draw.choice([None, 3.0])
+        for key in ("attn_logit_softcapping", "final_logit_softcapping")
+    }
 
 
 def gemma3(draw):
     table = gemma2(draw) | {"attn_logit_softcapping": None, "sliding_window_pattern": 2}
     local = {"rope_type": "default", "rope_theta": 1e3}
-    return table | {"rope_parameters": {"full_attention": of_layers(rope(draw)), "sliding_attention": local}}
+    return table | {
+        "rope_parameters": {"full_attention": of_layers(rope(draw)), "sliding_attention": local}
+    }
 
 
 def gemma(draw):
@@ -135,7 +163,10 @@ def gemma(draw):
 
 
 def ministral(draw):
-    return decoder(draw) | {"sliding_window": draw.window, "layer_types": ["sliding_attention", "full_attention"]}
+    return decoder(draw) | {
+        "sliding_window": draw.window,
+        "layer_types": ["sliding_attention", "full_attention"],
+    }
 
 
 def phi3(draw):  # no head_dim of its own
@@ -144,7 +175,9 @@ def phi3(draw):  # no head_dim of its own
     scaled = {"rope_type": "longrope", "short_factor": [1.0 + 0.3 * i for i in range(count)]}
     scaled |= {"long_factor": [2.0] * count}
     table = decoder(draw) | {"original_max_position_embeddings": STEPS}
-    table |= {"rope_parameters": draw.choice([{"rope_type": "default"}, scaled]) | {"rope_theta": 1e4}}
+    table |= {
+        "rope_parameters": draw.choice([{"rope_type": "default"}, scaled]) | {"rope_theta": 1e4}
+    }
     table["rope_parameters"]["partial_rotary_factor"] = share
     return table | {"sliding_window": draw.window_or_none()}
 
@@ -154,15 +187,25 @@ def olmo2(draw):
 
 
 def olmo3(draw):
-    table = decoder(draw) | {"sliding_window": draw.window, "layer_types": ["sliding_attention", "full_attention"]}
+    table = decoder(draw) | {
+        "sliding_window": draw.window,
+        "layer_types": ["sliding_attention", "full_attention"],
+    }
     local = {"rope_type": "default", "rope_theta": draw.choice([1e3, 1e4])}
-    return table | {"rope_parameters": {"full_attention": of_layers(rope(draw)), "sliding_attention": local}}
+    return table | {
+        "rope_parameters": {"full_attention": of_layers(rope(draw)), "sliding_attention": local}
+    }
 
 
 def exaone4(draw):
     full = ["full_attention"] * 2
-    windowed = {"sliding_window": draw.window, "layer_types": ["sliding_attention", "full_attention"]}
-    return decoder(draw) | (windowed if draw.has_window() else {"sliding_window": None, "layer_types": full})
+    windowed = {
+        "sliding_window": draw.window,
+        "layer_types": ["sliding_attention", "full_attention"],
+    }
+    return decoder(draw) | (
+        windowed if draw.has_window() else {"sliding_window": None, "layer_types": full}
+    )
 
 
 def granite(draw):
@@ -172,7 +215,11 @@ def granite(draw):
 
 def granite4(draw):
     table = {key: value for key, value in granite(draw).items() if key != "mlp_bias"}
-    table |= {"num_local_experts": 0, "layer_types": ["full_attention"] * 2, "shared_intermediate_size": 40}
+    table |= {
+        "num_local_experts": 0,
+        "layer_types": ["full_attention"] * 2,
+        "shared_intermediate_size": 40,
+    }
     return table | {"position_embedding_type": draw.choice(["rope", None]), "mamba_n_heads": 8}
 
 
@@ -182,8 +229,15 @@ def cohere(draw):
 
 
 def without_head_norms(draw):
-    table = {key: value for key, value in decoder(draw).items() if key not in ("rms_norm_eps", "head_dim")}
-    return table | {"layer_norm_eps": draw.choice([1e-5, 1e-2]), "logit_scale": draw.choice([0.25, 1.5])}
+    table = {
+        key: value
+        for key, value in decoder(draw).items()
+        if key not in ("rms_norm_eps", "head_dim")
+    }
+    return table | {
+        "layer_norm_eps": draw.choice([1e-5, 1e-2]),
+        "logit_scale": draw.choice([0.25, 1.5]),
+    }
 
 
 def cohere2(draw):
@@ -194,13 +248,19 @@ def cohere2(draw):
 
 
 def glm(draw):
-    turns = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": draw.choice([0.5, 1.0])}
+    turns = {
+        "rope_type": "default",
+        "rope_theta": 1e4,
+        "partial_rotary_factor": draw.choice([0.5, 1.0]),
+    }
     return decoder(draw) | {"attention_bias": draw.random() < 0.5, "rope_parameters": turns}
 
 
 def smollm3(draw):
     table = llama(draw) | {"no_rope_layers": draw.choice([[1, 0], [0, 1], [1, 1]])}
-    return table | ({"use_sliding_window": True, "sliding_window": draw.window} if draw.has_window() else {})
+    return table | (
+        {"use_sliding_window": True, "sliding_window": draw.window} if draw.has_window() else {}
+    )
 
 
 def seed_oss(draw):
@@ -208,24 +268,44 @@ def seed_oss(draw):
 
 
 def hunyuan(draw):
-    turns = {"rope_type": "dynamic", "rope_theta": 1e4, "alpha": 50.0, "factor": 1.0, "beta_fast": 32, "beta_slow": 1}
+    turns = {
+        "rope_type": "dynamic",
+        "rope_theta": 1e4,
+        "alpha": 50.0,
+        "factor": 1.0,
+        "beta_fast": 32,
+        "beta_slow": 1,
+    }
     return decoder(draw) | {
         "rope_parameters": draw.choice([turns | {"mscale": 1.0, "mscale_all_dim": 1.0}, rope(draw)])
     }
 
 
 def stablelm(draw):
-    table = glm(draw) | {"layer_norm_eps": draw.choice([1e-5, 1e-2]), "use_qkv_bias": draw.random() < 0.5}
-    return table | {"use_parallel_residual": draw.random() < 0.5, "qk_layernorm": draw.random() < 0.5}
+    table = glm(draw) | {
+        "layer_norm_eps": draw.choice([1e-5, 1e-2]),
+        "use_qkv_bias": draw.random() < 0.5,
+    }
+    return table | {
+        "use_parallel_residual": draw.random() < 0.5,
+        "qk_layernorm": draw.random() < 0.5,
+    }
 
 
 def starcoder2(draw):
-    table = decoder(draw) | {"norm_epsilon": draw.choice([1e-5, 1e-2]), "use_bias": draw.random() < 0.5}
+    table = decoder(draw) | {
+        "norm_epsilon": draw.choice([1e-5, 1e-2]),
+        "use_bias": draw.random() < 0.5,
+    }
     return table | {"sliding_window": draw.window_or_none()}
 
 
 def nemotron(draw):
-    return glm(draw) | {"norm_eps": draw.choice([1e-5, 1e-2]), "mlp_bias": draw.random() < 0.5, "hidden_act": "relu2"}
+    return glm(draw) | {
+        "norm_eps": draw.choice([1e-5, 1e-2]),
+        "mlp_bias": draw.random() < 0.5,
+        "hidden_act": "relu2",
+    }
 
 
 def arcee(draw):
@@ -244,39 +324,81 @@ def ernie(draw):
 
 
 def gemma4(draw):
-    """Of both widths of head, with and without shared layers, embeddings per layer, and values that are keys."""
-    kinds = [["sliding_attention", "full_attention"] * 2, ["sliding_attention"] * 3 + ["full_attention"]]
-    table = decoder(draw) | {"num_hidden_layers": 4, "layer_types": draw.choice(kinds), "sliding_window": draw.window}
+    """Of both widths of head, with and without shared layers, embeddings per layer, and values that
+    are keys.
+    """
+    kinds = [
+        ["sliding_attention", "full_attention"] * 2,
+        ["sliding_attention"] * 3 + ["full_attention"],
+    ]
+    table = decoder(draw) | {
+        "num_hidden_layers": 4,
+        "layer_types": draw.choice(kinds),
+        "sliding_window": draw.window,
+    }
     table |= {"hidden_activation": table.pop("hidden_act"), "attention_bias": draw.random() < 0.3}
     local = {"rope_type": "default", "rope_theta": draw.choice([1e3, 1e4])}
-    turns = {"rope_type": "proportional", "rope_theta": 1e4, "partial_rotary_factor": draw.choice([0.25, 0.5])}
+    turns = {
+        "rope_type": "proportional",
+        "rope_theta": 1e4,
+        "partial_rotary_factor": draw.choice([0.25, 0.5]),
+    }
     table |= {"rope_parameters": {"full_attention": turns, "sliding_attention": local}}
-    table |= {"global_head_dim": draw.choice([8, 16]), "final_logit_softcapping": draw.choice([None, 3.0])}
-    table |= {"hidden_size_per_layer_input": draw.choice([0, 4]), "vocab_size_per_layer_input": draw.vocab}
+    table |= {
+        "global_head_dim": draw.choice([8, 16]),
+        "final_logit_softcapping": draw.choice([None, 3.0]),
+    }
+    table |= {
+        "hidden_size_per_layer_input": draw.choice([0, 4]),
+        "vocab_size_per_layer_input": draw.vocab,
+    }
     if draw.random() < 0.5:
         table |= {"attention_k_eq_v": True, "num_global_key_value_heads": draw.choice([1, 2, 4])}
     if draw.random() < 0.5:
-        table |= {"enable_moe_block": True, "num_experts": 6, "top_k_experts": 2, "moe_intermediate_size": 12}
+        table |= {
+            "enable_moe_block": True,
+            "num_experts": 6,
+            "top_k_experts": 2,
+            "moe_intermediate_size": 12,
+        }
     # transformers shares keys only where there are embeddings per layer.
     if table["layer_types"] == kinds[0] and table["hidden_size_per_layer_input"]:
-        table |= {"num_kv_shared_layers": draw.choice([1, 2]), "use_double_wide_mlp": draw.random() < 0.5}
+        table |= {
+            "num_kv_shared_layers": draw.choice([1, 2]),
+            "use_double_wide_mlp": draw.random() < 0.5,
+        }
     return table
 
 
 def qwen3_moe(draw):
-    table = decoder(draw) | {"num_experts": draw.choice([4, 6]), "num_experts_per_tok": draw.choice([1, 2, 3])}
-    table |= {"moe_intermediate_size": 20, "norm_topk_prob": draw.random() < 0.5, "attention_bias": draw.random() < 0.5}
+    table = decoder(draw) | {
+        "num_experts": draw.choice([4, 6]),
+        "num_experts_per_tok": draw.choice([1, 2, 3]),
+    }
+    table |= {
+        "moe_intermediate_size": 20,
+        "norm_topk_prob": draw.random() < 0.5,
+        "attention_bias": draw.random() < 0.5,
+    }
     table |= draw.choice([{}, {"mlp_only_layers": [1]}, {"decoder_sparse_step": 2}])
-    return table | ({"use_sliding_window": True, "sliding_window": draw.window} if draw.has_window() else {})
+    return table | (
+        {"use_sliding_window": True, "sliding_window": draw.window} if draw.has_window() else {}
+    )
 
 
 def mixtral(draw):
-    table = decoder(draw) | {"num_local_experts": draw.choice([4, 8]), "num_experts_per_tok": draw.choice([1, 2])}
+    table = decoder(draw) | {
+        "num_local_experts": draw.choice([4, 8]),
+        "num_experts_per_tok": draw.choice([1, 2]),
+    }
     return table | {"sliding_window": draw.window_or_none()}
 
 
 def gpt_oss(draw):
-    table = decoder(draw) | {"num_local_experts": draw.choice([4, 8]), "num_experts_per_tok": draw.choice([1, 2, 3])}
+    table = decoder(draw) | {
+        "num_local_experts": draw.choice([4, 8]),
+        "num_experts_per_tok": draw.choice([1, 2, 3]),
+    }
     kinds = draw.choice([["sliding_attention", "full_attention"], ["full_attention"] * 2])
     table |= {"hidden_act": "silu", "sliding_window": draw.window, "layer_types": kinds}
     table |= {"swiglu_limit": draw.choice([0.5, 7.0]), "swiglu_alpha": draw.choice([1.0, 1.702])}
@@ -299,8 +421,17 @@ def t5(draw):
     return LENGTHS | {
         "vocab_size": draw.vocab,
         "tie_word_embeddings": draw.is_tied,
-        **{"d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4, "decoder_start_token_id": 0},
-        "feed_forward_proj": draw.choice(["relu", "gelu", "silu", "gated-gelu", "gated-silu", "gated-relu"]),
+        **{
+            "d_model": 32,
+            "d_kv": 8,
+            "d_ff": 48,
+            "num_layers": 2,
+            "num_heads": 4,
+            "decoder_start_token_id": 0,
+        },
+        "feed_forward_proj": draw.choice(
+            ["relu", "gelu", "silu", "gated-gelu", "gated-silu", "gated-relu"]
+        ),
         "layer_norm_epsilon": draw.choice([1e-6, 1e-3]),
         "relative_attention_num_buckets": draw.choice([8, 32]),
     }
@@ -314,7 +445,10 @@ def t5gemma(draw):
         }
         del sizes["hidden_act"]
         options = {"sliding_window": draw.window, "query_pre_attn_scalar": draw.choice([8, 12])}
-        options |= {"hidden_activation": draw.choice(ACTIVATIONS), "attention_bias": draw.random() < 0.5}
+        options |= {
+            "hidden_activation": draw.choice(ACTIVATIONS),
+            "attention_bias": draw.random() < 0.5,
+        }
         caps = {"attn_logit_softcapping": 5.0, "final_logit_softcapping": draw.choice([None, 3.0])}
         return sizes | options | caps | {"bos_token_id": 2}
 
@@ -326,8 +460,17 @@ def bart(draw):
     sides = {"ffn_dim": 48, "layers": 2, "attention_heads": draw.choice([2, 4])}
     return LENGTHS | {
         "vocab_size": draw.vocab,
-        **{f"{side}_{key}": value for side in ("encoder", "decoder") for key, value in sides.items()},
-        **{"d_model": 32, "max_position_embeddings": 32, "decoder_start_token_id": 2, "pad_token_id": 1},
+        **{
+            f"{side}_{key}": value
+            for side in ("encoder", "decoder")
+            for key, value in sides.items()
+        },
+        **{
+            "d_model": 32,
+            "max_position_embeddings": 32,
+            "decoder_start_token_id": 2,
+            "pad_token_id": 1,
+        },
         "activation_function": draw.choice(ACTIVATIONS),
         "scale_embedding": draw.random() < 0.5,
     }
@@ -342,11 +485,19 @@ def whisper(draw):
     sizes = {"d_model": 32, "encoder_layers": 2, "decoder_layers": draw.choice([1, 3])}
     sizes |= {f"{part}_attention_heads": 4 for part in ("encoder", "decoder")}
     sizes |= {f"{part}_ffn_dim": 48 for part in ("encoder", "decoder")}
-    ids = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": 0, "decoder_start_token_id": 1}
+    ids = {
+        "bos_token_id": None,
+        "eos_token_id": None,
+        "pad_token_id": 0,
+        "decoder_start_token_id": 1,
+    }
     mels = {"num_mel_bins": draw.choice([4, 6]), "max_source_positions": FRAMES // 2}
     activation = draw.choice(["gelu", "relu", "gelu_new"])
     return (
-        sizes | ids | mels | {"vocab_size": draw.vocab, "max_target_positions": 32, "activation_function": activation}
+        sizes
+        | ids
+        | mels
+        | {"vocab_size": draw.vocab, "max_target_positions": 32, "activation_function": activation}
     )
 
 
@@ -397,7 +548,8 @@ FAMILIES = {
 }
 # With more options than two configurations have.
 OFTEN = ("Qwen3MoeForCausalLM", "MixtralForCausalLM", "GptOssForCausalLM")
-# Of log-probabilities. With the flags that let tests compile sooner a Gemma 4 is off by 1.4e-4, without them by 9e-6.
+# Of log-probabilities. With the flags that let tests compile sooner a Gemma 4 is off by 1.4e-4,
+# without them by 9e-6.
 MOST_OFF = 2e-4 if os.environ.get("XLA_FLAGS") else 1e-4
 EAGER = {"attn_implementation": "eager", "experts_implementation": "eager"}
 
@@ -408,12 +560,20 @@ def options_of(architecture: str, number: int) -> dict:
 
 @functools.cache
 def config_class(architecture: str) -> Any:
-    """Returns transformers' class of configurations for a class of models; PyTorch need not be installed."""
+    """Returns transformers' class of configurations for a class of models; PyTorch need not be
+    installed.
+    """
     names = vars(modeling_auto)
-    tables = [table for name, table in names.items() if name.startswith("MODEL_") and name.endswith("_MAPPING_NAMES")]
-    model_types = {model_type for table in tables for model_type, name in table.items() if name == architecture}
-    # Others' configurations may be of the same class of models: Llama's has that of EXAONE 3 as well. A model for text
-    # and images has the text's configuration inside of its own.
+    tables = [
+        table
+        for name, table in names.items()
+        if name.startswith("MODEL_") and name.endswith("_MAPPING_NAMES")
+    ]
+    model_types = {
+        model_type for table in tables for model_type, name in table.items() if name == architecture
+    }
+    # Others' configurations may be of the same class of models: Llama's has that of EXAONE 3 as
+    # well. A model for text and images has the text's configuration inside of its own.
     name = architecture.lower().replace("_", "")
     named_so = {x for x in model_types if name.startswith(x.removesuffix("_text").replace("_", ""))}
     of_text = {x for x in named_so if x.endswith("_text")}
@@ -455,20 +615,32 @@ def test_what_is_written_of_random_configurations_is_read_as_it_was(architecture
 @pytest.mark.needs_torch
 @pytest.mark.slow
 @pytest.mark.parametrize("architecture", FAMILIES)
-def test_log_probabilities_of_random_configurations_are_those_of_transformers(architecture, request, tmp_path):
-    """Of ragged batches; two of them, and with `--exhaustive` ten. `-s` shows the worst difference of each family."""
+def test_log_probabilities_of_random_configurations_are_those_of_transformers(
+    architecture, request, tmp_path
+):
+    """Of ragged batches; two of them, and with `--exhaustive` ten. `-s` shows the worst difference
+    of each family.
+    """
     import torch
 
     tokens, worst = np.random.RandomState(SEED).randint(2, WORDS, (2, STEPS)), 0.0
-    for number in range(10 if architecture in OFTEN or request.config.getoption("exhaustive") else 2):
+    for number in range(
+        10 if architecture in OFTEN or request.config.getoption("exhaustive") else 2
+    ):
         options = options_of(architecture, number)
         folder = tmp_path / str(number)
         peer = saved_peer(architecture, options, folder, number)
         inputs, given = torch.tensor(tokens), {}
         if peer.config.is_encoder_decoder:
-            given = {"decoder_input_ids": inputs, "attention_mask": torch.tensor(np.arange(STEPS) < 2 * ROWS[:, None])}
+            given = {
+                "decoder_input_ids": inputs,
+                "attention_mask": torch.tensor(np.arange(STEPS) < 2 * ROWS[:, None]),
+            }
         if "Whisper" in architecture:
-            inputs, given = torch.tensor(sound(peer.config.num_mel_bins)), {"decoder_input_ids": inputs}
+            inputs, given = (
+                torch.tensor(sound(peer.config.num_mel_bins)),
+                {"decoder_input_ids": inputs},
+            )
         if "T5Gemma" not in architecture:  # it is NaN there
             # In float64: in float32 they are up to 6e-5 from that themselves.
             peer, inputs = peer.double(), inputs.double() if inputs.is_floating_point() else inputs
@@ -476,7 +648,9 @@ def test_log_probabilities_of_random_configurations_are_those_of_transformers(ar
             theirs = peer(inputs, use_cache=False, **given).logits.numpy()
         ours = logits(jaxspec.load(folder), tokens, ROWS)
         if not peer.config.is_encoder_decoder:
-            theirs = np.stack([row[first - 1 : first + FED] for row, first in zip(theirs, ROWS, strict=True)])
+            theirs = np.stack(
+                [row[first - 1 : first + FED] for row, first in zip(theirs, ROWS, strict=True)]
+            )
         difference = np.abs(log_probs(ours) - log_probs(theirs)).max()
         assert difference < MOST_OFF, (number, options)
         worst = max(worst, difference)
@@ -486,11 +660,14 @@ def test_log_probabilities_of_random_configurations_are_those_of_transformers(ar
 def log_probs(logits: np.ndarray) -> np.ndarray:
     wide = logits.astype(np.float64)
     return (
-        wide - np.log(np.exp(wide - wide.max(-1, keepdims=True)).sum(-1, keepdims=True)) - wide.max(-1, keepdims=True)
+        wide
+        - np.log(np.exp(wide - wide.max(-1, keepdims=True)).sum(-1, keepdims=True))
+        - wide.max(-1, keepdims=True)
     )
 
 
-MOST = {"bfloat16": 0.04, "int8": 0.06, "int4": 0.5}  # of the mean logit; measured: 0.024, 0.039, 0.39
+# of the mean logit; measured: 0.024, 0.039, 0.39
+MOST = {"bfloat16": 0.04, "int8": 0.06, "int4": 0.5}
 
 
 @pytest.mark.slow
@@ -514,13 +691,37 @@ def test_every_family_is_read_in_every_dtype_within_its_rounding(tmp_path):
 
 # Families whose texts no other test compares with those of transformers.
 TEXTS = (
-    *("GemmaForCausalLM", "MinistralForCausalLM", "Ministral3ForCausalLM", "Phi3ForCausalLM", "Olmo2ForCausalLM"),
-    *("Olmo3ForCausalLM", "Exaone4ForCausalLM", "GraniteForCausalLM", "GraniteMoeHybridForCausalLM"),
-    *("CohereForCausalLM", "Cohere2ForCausalLM", "GlmForCausalLM", "Glm4ForCausalLM", "Ernie4_5ForCausalLM"),
+    *(
+        "GemmaForCausalLM",
+        "MinistralForCausalLM",
+        "Ministral3ForCausalLM",
+        "Phi3ForCausalLM",
+        "Olmo2ForCausalLM",
+    ),
+    *(
+        "Olmo3ForCausalLM",
+        "Exaone4ForCausalLM",
+        "GraniteForCausalLM",
+        "GraniteMoeHybridForCausalLM",
+    ),
+    *(
+        "CohereForCausalLM",
+        "Cohere2ForCausalLM",
+        "GlmForCausalLM",
+        "Glm4ForCausalLM",
+        "Ernie4_5ForCausalLM",
+    ),
     *("HeliumForCausalLM", "SmolLM3ForCausalLM", "SeedOssForCausalLM", "HunYuanDenseV1ForCausalLM"),
-    *("StableLmForCausalLM", "Starcoder2ForCausalLM", "NemotronForCausalLM", "ArceeForCausalLM", "ApertusForCausalLM"),
+    *(
+        "StableLmForCausalLM",
+        "Starcoder2ForCausalLM",
+        "NemotronForCausalLM",
+        "ArceeForCausalLM",
+        "ApertusForCausalLM",
+    ),
 )
-DRAFTED = {  # by another checkpoint of the family, of one layer; or by itself, which is always right
+# by another checkpoint of the family, of one layer; or by itself, which is always right
+DRAFTED = {
     "tree": lambda target, draft: drafters.tree(draft, (2, 1)),
     "lookup": lambda target, draft: drafters.prompt_lookup(),
     "chain": lambda target, draft: draft,
@@ -533,33 +734,52 @@ NEW, PADDING = 16, [*range(WORDS, WORDS + 3)]
 @pytest.mark.slow
 @pytest.mark.parametrize("number", range(len(TEXTS)), ids=TEXTS)
 def test_texts_of_random_configurations_are_those_of_transformers(number, request, tmp_path):
-    """Plain and drafted, of a ragged batch; with `--exhaustive` by each drafter, and from a folder written here."""
+    """Plain and drafted, of a ragged batch; with `--exhaustive` by each drafter, and from a folder
+    written here.
+    """
     import torch
 
     architecture, prompts = TEXTS[number], [[3, 1, 4, 1, 5, 9, 2], [6, 5]]
-    changes = {"use_qk_norm": True, "qk_layernorm": True, "hidden_act": "silu", "eos_token_id": None}
+    changes = {
+        "use_qk_norm": True,
+        "qk_layernorm": True,
+        "hidden_act": "silu",
+        "eos_token_id": None,
+    }
     changes |= {"hidden_act": "xielu"} if "Apertus" in architecture else {}
     options = options_of(architecture, 0) | changes
     peers = [saved_peer(architecture, options, tmp_path / "target")]
-    shorter = {key: options[key][-1:] for key in ("layer_types", "no_rope_layers") if key in options}
-    saved_peer(architecture, options | shorter | {"num_hidden_layers": 1}, tmp_path / "draft", SEED + 1)
+    shorter = {
+        key: options[key][-1:] for key in ("layer_types", "no_rope_layers") if key in options
+    }
+    saved_peer(
+        architecture, options | shorter | {"num_hidden_layers": 1}, tmp_path / "draft", SEED + 1
+    )
     target, draft = (jaxspec.load(tmp_path / name) for name in ("target", "draft"))
     if everything := request.config.getoption("exhaustive"):
         huggingface.save(target, tmp_path / "ours")
-        # By the name in its file: a dense Granite 4 whose layers are those of a Granite 3 is written as one.
-        peers.append(transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "ours", **EAGER).eval())
+        # By the name in its file: a dense Granite 4 whose layers are those of a Granite 3 is
+        # written as one.
+        peers.append(
+            transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "ours", **EAGER).eval()
+        )
     greedy = dict(max_new_tokens=NEW, eos_ids=())
     texts = jaxspec.generate(target, prompts, **greedy).tokens
     for peer in peers:
         peer.generation_config.eos_token_id = None
         for prompt, text in zip(prompts, texts, strict=True):
             # No id that only pads the vocabulary is ever generated here.
-            ids = peer.generate(torch.tensor([prompt]), do_sample=False, max_new_tokens=NEW, suppress_tokens=PADDING)
+            ids = peer.generate(
+                torch.tensor([prompt]), do_sample=False, max_new_tokens=NEW, suppress_tokens=PADDING
+            )
             np.testing.assert_array_equal(ids[0, len(prompt) :].numpy(), text)
-    # By default each family has one of the first two: half of them a tree, half of them copies of the prompt.
+    # By default each family has one of the first two: half of them a tree, half of them copies of
+    # the prompt.
     for name in DRAFTED if everything else [("tree", "lookup")[number % 2]]:
         drafter = DRAFTED[name](target, draft)
-        out = jaxspec.generate(target, prompts, drafter=drafter, **({} if name == "tree" else {"gamma": 3}), **greedy)
+        out = jaxspec.generate(
+            target, prompts, drafter=drafter, **({} if name == "tree" else {"gamma": 3}), **greedy
+        )
         np.testing.assert_array_equal(out.tokens, texts, err_msg=name)
 
 
@@ -568,17 +788,25 @@ def test_texts_of_random_configurations_are_those_of_transformers(number, reques
 def test_longrope_has_short_factors_up_to_the_first_context_and_a_config_json_may_choose_the_long_ones(
     tmp_path, caplog
 ):
-    """transformers takes the long ones as soon as a row is longer, and then for its first tokens, too."""
+    """transformers takes the long ones as soon as a row is longer, and then for its first tokens,
+    too.
+    """
     import torch
 
-    turns = {"rope_type": "longrope", "short_factor": [1.0, 1.3, 1.6, 2.0], "long_factor": [2.0, 3.0, 1.0, 4.0]}
+    turns = {
+        "rope_type": "longrope",
+        "short_factor": [1.0, 1.3, 1.6, 2.0],
+        "long_factor": [2.0, 3.0, 1.0, 4.0],
+    }
     turns |= {"rope_theta": 1e4, "original_max_position_embeddings": 16}
     options = options_of("Phi3ForCausalLM", 1) | {"rope_parameters": turns, "sliding_window": None}
     options["original_max_position_embeddings"] = 16
     peer = saved_peer("Phi3ForCausalLM", options, tmp_path / "folder")
     tokens = np.random.RandomState(SEED).randint(2, WORDS, (2, STEPS))
     with torch.no_grad():
-        short, long = (peer(torch.tensor(x), use_cache=False).logits.numpy() for x in (tokens[:, :16], tokens))
+        short, long = (
+            peer(torch.tensor(x), use_cache=False).logits.numpy() for x in (tokens[:, :16], tokens)
+        )
     assert np.abs(log_probs(short) - log_probs(long)[:, :16]).max() > 0.01
     phi._tell.cache_clear()
     model = jaxspec.load(tmp_path / "folder")
@@ -607,9 +835,13 @@ def drawn(peer) -> list:
     return [*learned, *(x for name, x in peer.named_buffers() if name.endswith(BUFFERS))]
 
 
-@jax.debug_key_reuse(False)  # there are no keys, and looking for them costs an eager operation most of its time
-def logits(model: jaxspec.Model, tokens: np.ndarray, lengths: np.ndarray | None = None) -> np.ndarray:
-    """Returns the logits after the prompts and after each token that is fed then, by default half of the tokens.
+# there are no keys, and looking for them costs an eager operation most of its time
+@jax.debug_key_reuse(False)
+def logits(
+    model: jaxspec.Model, tokens: np.ndarray, lengths: np.ndarray | None = None
+) -> np.ndarray:
+    """Returns the logits after the prompts and after each token that is fed then, by default half
+    of the tokens.
 
     Of an encoder-decoder prompts have twice the lengths, and all tokens are fed.
     """
@@ -619,11 +851,21 @@ def logits(model: jaxspec.Model, tokens: np.ndarray, lengths: np.ndarray | None 
         prompt = jaxspec.Prompt(row, jnp.asarray(2 * lengths))
         if lm.prompt_vocab == 0:  # Whisper
             begin = jnp.ones(len(tokens), jnp.int32)
-            prompt = jaxspec.Prompt(row[:, :1], begin, jnp.asarray(sound(model.config.mels)[: len(tokens)]))
+            prompt = jaxspec.Prompt(
+                row[:, :1], begin, jnp.asarray(sound(model.config.mels)[: len(tokens)])
+            )
         _, cache = lm.prefill(params, prompt, Room(tokens.shape[1] + 1))
-        return np.asarray(lm.extend(params, lm.rewind(cache, jnp.zeros(len(tokens), jnp.int32)), row)[0].logits)
-    read, cache = lm.prefill(params, jaxspec.Prompt(row[:, :fed], jnp.asarray(lengths)), Room(tokens.shape[1]))
-    after = lm.extend(params, cache, jnp.stack([x[first : first + fed] for x, first in zip(row, lengths, strict=True)]))
+        return np.asarray(
+            lm.extend(params, lm.rewind(cache, jnp.zeros(len(tokens), jnp.int32)), row)[0].logits
+        )
+    read, cache = lm.prefill(
+        params, jaxspec.Prompt(row[:, :fed], jnp.asarray(lengths)), Room(tokens.shape[1])
+    )
+    after = lm.extend(
+        params,
+        cache,
+        jnp.stack([x[first : first + fed] for x, first in zip(row, lengths, strict=True)]),
+    )
     return np.concatenate([np.asarray(read.logits), np.asarray(after[0].logits)], axis=1)
 
 

@@ -1,4 +1,6 @@
-"""T5X checkpoints are the models that T5X would run, written again as others, with their tokenizers."""
+"""T5X checkpoints are the models that T5X would run, written again as others, with their
+tokenizers.
+"""
 
 import functools
 import json
@@ -34,19 +36,34 @@ from tests.weights.t5x_files import (
 )
 
 
-def t5x_logits(arrays: dict[str, np.ndarray], network: Network, inputs: np.ndarray, outputs: np.ndarray) -> np.ndarray:
-    """Compute examples/t5/network.py in NumPy, from [batch, length] inputs (0 is padding) and decoder inputs."""
+def t5x_logits(
+    arrays: dict[str, np.ndarray], network: Network, inputs: np.ndarray, outputs: np.ndarray
+) -> np.ndarray:
+    """Compute examples/t5/network.py in NumPy, from [batch, length] inputs (0 is padding) and
+    decoder inputs.
+    """
 
     def norm(x, name):
-        return x / np.sqrt(np.mean(np.square(x), axis=-1, keepdims=True) + 1e-6) * arrays[f"{name}/scale"]
+        return (
+            x
+            / np.sqrt(np.mean(np.square(x), axis=-1, keepdims=True) + 1e-6)
+            * arrays[f"{name}/scale"]
+        )
 
     def bias(side, queries, keys):
-        table, distance = arrays[f"{side}/relpos_bias/rel_embedding"], np.arange(keys) - np.arange(queries)[:, None]
+        table, distance = (
+            arrays[f"{side}/relpos_bias/rel_embedding"],
+            np.arange(keys) - np.arange(queries)[:, None],
+        )
         buckets, start = (16, np.where(distance > 0, 16, 0)) if side == "encoder" else (32, 0)
         distance = np.abs(distance) if side == "encoder" else np.maximum(-distance, 0)
         exact = buckets // 2
-        far = exact + np.log(np.maximum(distance, 1) / exact) / np.log(128 / exact) * (buckets - exact)
-        bucket = start + np.where(distance < exact, distance, np.minimum(far.astype(int), buckets - 1))
+        far = exact + np.log(np.maximum(distance, 1) / exact) / np.log(128 / exact) * (
+            buckets - exact
+        )
+        bucket = start + np.where(
+            distance < exact, distance, np.minimum(far.astype(int), buckets - 1)
+        )
         return table[:, bucket]
 
     def attention(x, memory, name, mask, added=0.0):
@@ -66,7 +83,11 @@ def t5x_logits(arrays: dict[str, np.ndarray], network: Network, inputs: np.ndarr
             hidden = np.maximum(x @ arrays[f"{name}/wi/kernel"], 0)
         else:
             gate, linear = (x @ arrays[f"{name}/wi_{i}/kernel"] for i in (0, 1))
-            acts = {"gelu": lambda y: 0.5 * y * (1 + np.tanh(np.sqrt(2 / np.pi) * (y + 0.044715 * y**3)))}
+            acts = {
+                "gelu": lambda y: (
+                    0.5 * y * (1 + np.tanh(np.sqrt(2 / np.pi) * (y + 0.044715 * y**3)))
+                )
+            }
             acts["silu"] = lambda y: y / (1 + np.exp(-y))
             hidden = acts[network.mlp_activations[0]](gate) * linear
         return hidden @ arrays[f"{name}/wo/kernel"]
@@ -113,7 +134,9 @@ OUTPUTS = np.array([[0, 4, 4, 17, 2, 6], [0, 9, 1, 23, 11, 3]], np.int32)
 @pytest.mark.slow
 @NETWORKS
 def test_the_model_that_was_saved(network, tmp_path):
-    """Both layouts of folders, and T5X's other network: one and the same model, and it is what T5X computes."""
+    """Both layouts of folders, and T5X's other network: one and the same model, and it is what T5X
+    computes.
+    """
     arrays = arrays_of(network)
     legacy = jaxspec.load(write_legacy(tmp_path / "t5", 1000, arrays))
     assert legacy.name == "t5/checkpoint_1000" and legacy.tokenizer is None
@@ -149,17 +172,25 @@ def test_a_run_is_its_newest_complete_checkpoint(run):
         jaxspec.load(run)
 
 
-@pytest.mark.parametrize("suffix", [".tmp-1700000000", ".orbax-checkpoint-tmp-1700000000", ".orbax-checkpoint-tmp"])
+@pytest.mark.parametrize(
+    "suffix", [".tmp-1700000000", ".orbax-checkpoint-tmp-1700000000", ".orbax-checkpoint-tmp"]
+)
 def test_what_was_never_finished_is_refused(checkpoint, suffix):
     left = checkpoint.rename(f"{checkpoint}{suffix}")
-    with pytest.raises(CheckpointError, match=r"checkpoint_1000\..*tmp.* was never finished.* Load an earlier one"):
+    with pytest.raises(
+        CheckpointError, match=r"checkpoint_1000\..*tmp.* was never finished.* Load an earlier one"
+    ):
         jaxspec.load(left)
-    with pytest.raises(CheckpointError, match=r"has no complete T5X checkpoint: .* there is checkpoint_1000\..*tmp"):
+    with pytest.raises(
+        CheckpointError, match=r"has no complete T5X checkpoint: .* there is checkpoint_1000\..*tmp"
+    ):
         jaxspec.load(left.parent)
 
 
 def test_a_folder_that_is_missing_is_named(tmp_path):
-    with pytest.raises(CheckpointError, match=r"no checkpoint at .*nowhere: expected a folder that T5X wrote"):
+    with pytest.raises(
+        CheckpointError, match=r"no checkpoint at .*nowhere: expected a folder that T5X wrote"
+    ):
         t5x.open_model(tmp_path / "nowhere")
 
 
@@ -174,14 +205,27 @@ def test_a_config_json_goes_before_what_shapes_say(run):
     expected = t5x_logits(arrays_of(network), network, INPUTS, OUTPUTS)
     got = logits(model, INPUTS, OUTPUTS)
     np.testing.assert_allclose(got, expected, rtol=0, atol=2e-5 * np.abs(expected).max())
-    (run / "config.json").write_text(json.dumps(table | {"tie_word_embeddings": True}))  # as transformers 5 has it
+    # as transformers 5 has it
+    (run / "config.json").write_text(json.dumps(table | {"tie_word_embeddings": True}))
     assert jaxspec.load(run).config == model.config
     (run / "config.json").write_text(json.dumps(table | {"num_decoder_layers": 2}))
-    with pytest.raises(CheckpointError, match=r"of the T5 of .*config\.json:\n  unexpected \(\d+\): decoder/layers_2/"):
+    with pytest.raises(
+        CheckpointError,
+        match=r"of the T5 of .*config\.json:\n  unexpected \(\d+\): decoder/layers_2/",
+    ):
         jaxspec.load(run)
-    other = {"model_type": "gpt2", "n_positions": 4, "n_embd": 4, "n_layer": 1, "n_head": 1, "vocab_size": 4}
+    other = {
+        "model_type": "gpt2",
+        "n_positions": 4,
+        "n_embd": 4,
+        "n_layer": 1,
+        "n_head": 1,
+        "vocab_size": 4,
+    }
     (run / "config.json").write_text(json.dumps(other))
-    with pytest.raises(CheckpointError, match=r"config\.json is not a T5's, but beside a T5X checkpoint"):
+    with pytest.raises(
+        CheckpointError, match=r"config\.json is not a T5's, but beside a T5X checkpoint"
+    ):
         jaxspec.load(run)
 
 
@@ -209,7 +253,10 @@ def test_a_tokenizer_beside(run, where):
 
 
 def test_a_vocabulary_needs_a_tokenizer(run):
-    with pytest.raises(CheckpointError, match=r"checkpoint_1000 has no tokenizer: expected one of tokenizer\.json, "):
+    with pytest.raises(
+        CheckpointError,
+        match=r"checkpoint_1000 has no tokenizer: expected one of tokenizer\.json, ",
+    ):
         vocabulary.load(run)
 
 
@@ -218,7 +265,9 @@ def test_what_was_read_decodes(run):
     """Prompted with ids, it says what T5X's network would say."""
     row = [0]
     for _ in range(6):
-        row.append(int(t5x_logits(arrays_of(V11), V11, INPUTS[:1], np.array([row]))[0, -1].argmax()))
+        row.append(
+            int(t5x_logits(arrays_of(V11), V11, INPUTS[:1], np.array([row]))[0, -1].argmax())
+        )
     prompt = jaxspec.Prompt(jnp.array(INPUTS[:1]), jnp.array([5]))
     out = jaxspec.generate(jaxspec.load(run), prompt, eos_ids=(), max_new_tokens=6)
     assert out.tokens[0].tolist() == row[1:]
@@ -238,13 +287,19 @@ def converted(*arguments: object):
 
 @pytest.mark.slow
 def test_a_checkpoint_is_converted_to_either_format(run, tmp_path):
-    """To a Hugging Face folder unless it is said otherwise; back from there it is the same model."""
+    """To a Hugging Face folder unless it is said otherwise; back from there it is the same
+    model.
+    """
     result = converted(run, tmp_path / "theirs", "--json")
     assert result.exit_code == 0, result.output
-    assert {"format": "huggingface", "dtype": "float32"}.items() <= json.loads(result.stdout).items()
+    assert {"format": "huggingface", "dtype": "float32"}.items() <= json.loads(
+        result.stdout
+    ).items()
     kernel = arrays_of(V11)["decoder/layers_1/mlp/wi_0/kernel"]
     theirs = load_file(tmp_path / "theirs" / "model.safetensors")
-    np.testing.assert_array_equal(theirs["decoder.block.1.layer.2.DenseReluDense.wi_0.weight"], kernel.T)
+    np.testing.assert_array_equal(
+        theirs["decoder.block.1.layer.2.DenseReluDense.wi_0.weight"], kernel.T
+    )
     result = converted(run, tmp_path / "ours", "--format", "jaxspec")
     assert result.exit_code == 2 and "t5/checkpoint_1000 has no tokenizer" in result.stderr
     assert "give --format huggingface" in result.stderr
@@ -253,7 +308,9 @@ def test_a_checkpoint_is_converted_to_either_format(run, tmp_path):
     assert orbax.read_manifest(tmp_path / "ours").about == {"converted_from": "t5/checkpoint_1000"}
     plain = jaxspec.load(run)
     for name in ("theirs", "ours"):
-        jax.tree.map(np.testing.assert_array_equal, jaxspec.load(tmp_path / name).params, plain.params)
+        jax.tree.map(
+            np.testing.assert_array_equal, jaxspec.load(tmp_path / name).params, plain.params
+        )
 
 
 def test_convert_keeps_bfloat16(tmp_path):

@@ -26,7 +26,9 @@ from tests.weights.t5x_files import (
 @NETWORKS
 def test_the_network_is_read_off_the_arrays(network, tmp_path):
     n, gated = network, network == V11
-    expected = T5Config(24, 8, 12, 2, 3, 2, 3, "gelu" if gated else "relu", gated, tied_head=not gated)
+    expected = T5Config(
+        24, 8, 12, 2, 3, 2, 3, "gelu" if gated else "relu", gated, tied_head=not gated
+    )
     assert jaxspec.load(write_early_orbax(tmp_path, 0, arrays_of(n))).config == expected
 
 
@@ -37,7 +39,11 @@ def test_published_sizes_are_told_by_their_shapes():
     vocabulary = {"mt5-base": 250_112, "byt5-small": 384}
     for name, numbers in sizes.items():
         small = Network(vocabulary.get(name, 32128), *numbers)
-        network = small._replace(mlp_activations=("relu",), logits_via_embedding=True) if name == "t5-small" else small
+        network = (
+            small._replace(mlp_activations=("relu",), logits_via_embedding=True)
+            if name == "t5-small"
+            else small
+        )
         shapes = shapes_of(network)
         config = t5x_names.infer(Path(name), shapes)
         assert config == (family.SIZES | family.MT5_SIZES)[name]
@@ -59,21 +65,31 @@ def test_arrays_of_another_model_are_listed(checkpoint):
 
 
 def test_an_array_of_another_shape_is_named(checkpoint):
-    rewrite(checkpoint, lambda target: target["encoder"]["encoder_norm"].update(scale=np.ones(9, np.float32)))
-    with pytest.raises(CheckpointError, match=r"wrong \(1\): encoder/encoder_norm/scale is \[9\], expected \[8\]"):
+    rewrite(
+        checkpoint,
+        lambda target: target["encoder"]["encoder_norm"].update(scale=np.ones(9, np.float32)),
+    )
+    with pytest.raises(
+        CheckpointError, match=r"wrong \(1\): encoder/encoder_norm/scale is \[9\], expected \[8\]"
+    ):
         jaxspec.load(checkpoint)
 
 
 def test_no_t5_at_all(checkpoint):
     rewrite(checkpoint, lambda target: target.pop("token_embedder"))
-    with pytest.raises(CheckpointError, match=r"holds no T5 of T5X's examples: token_embedder/embedding is absent. Th"):
+    with pytest.raises(
+        CheckpointError,
+        match=r"holds no T5 of T5X's examples: token_embedder/embedding is absent. Th",
+    ):
         jaxspec.load(checkpoint)
 
 
 def test_heads_that_do_not_fit(checkpoint):
     bias = {"rel_embedding": np.ones((5, 32), np.float32)}
     rewrite(checkpoint, lambda target: target["encoder"].update(relpos_bias=bias))
-    with pytest.raises(CheckpointError, match=r"query/kernel is \[8, 6\], which is not made for the 5 heads"):
+    with pytest.raises(
+        CheckpointError, match=r"query/kernel is \[8, 6\], which is not made for the 5 heads"
+    ):
         jaxspec.load(checkpoint)
 
 
@@ -83,14 +99,20 @@ def test_heads_of_another_count_are_not_cut_anew(stacked, tmp_path):
     arrays = scalable(arrays_of(V11), V11, stacked)
     for name in [name for name in arrays if name.endswith("attention/query/kernel")]:
         arrays[name] = arrays[name].reshape(*arrays[name].shape[:-2], 3, 2)
-    with pytest.raises(CheckpointError, match=r"query/kernel is \[8, .*3, 2\], which is not made for the 2 heads"):
+    with pytest.raises(
+        CheckpointError, match=r"query/kernel is \[8, .*3, 2\], which is not made for the 2 heads"
+    ):
         jaxspec.load(write_legacy(tmp_path, 1, arrays, inside=("",)))
 
 
 def test_integers_are_refused(checkpoint):
-    rewrite(checkpoint, lambda target: target["encoder"]["encoder_norm"].update(scale=np.ones(8, np.int8)))
+    rewrite(
+        checkpoint,
+        lambda target: target["encoder"]["encoder_norm"].update(scale=np.ones(8, np.int8)),
+    )
     with pytest.raises(
-        CheckpointError, match=r"encoder/encoder_norm/scale is int8, so it is quantised.* expected one of float32, bf"
+        CheckpointError,
+        match=r"encoder/encoder_norm/scale is int8, so it is quantised.* expected one of float32, bf",
     ):
         jaxspec.load(checkpoint)
 
@@ -103,5 +125,7 @@ def test_biases_of_each_layer_are_refused_where_they_differ(stacked, tmp_path):
     arrays[name] = arrays[name].copy()
     arrays[name][(0, 1, 0) if stacked else (0, 0)] += 1
     first, second = (f"decoder/layers_{i}/relpos_bias/rel_embedding" for i in (0, 1))
-    with pytest.raises(CheckpointError, match=f"{second} differs from {first}, which it should repeat.*umT5"):
+    with pytest.raises(
+        CheckpointError, match=f"{second} differs from {first}, which it should repeat.*umT5"
+    ):
         jaxspec.load(write_legacy(tmp_path, 1, arrays, inside=("",)))

@@ -49,7 +49,9 @@ def test_the_host_holds_a_tensor_at_a_time(saved, monkeypatch, dtype):
     monkeypatch.setattr(
         tensors,
         "shards",
-        lambda folder: [s._replace(load=lambda names, s=s: watched(s, names)) for s in shards(folder)],
+        lambda folder: [
+            s._replace(load=lambda names, s=s: watched(s, names)) for s in shards(folder)
+        ],
     )
     huggingface.restore(saved, dtype)
     assert most[0] == 2
@@ -64,18 +66,25 @@ def large(tmp_path_factory):
     folder = tmp_path_factory.mktemp("large") / "llama"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(huggingface, "SHARD_BYTES", RESIDENT_SHARD)
-        return huggingface.save(Model(net_of(config).language_model(config), params, None, config, "large"), folder)
+        return huggingface.save(
+            Model(net_of(config).language_model(config), params, None, config, "large"), folder
+        )
 
 
 @pytest.mark.needs_torch
 @pytest.mark.slow
-@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="only Linux says how much was resident")
+@pytest.mark.skipif(
+    not Path("/proc/self/clear_refs").exists(), reason="only Linux says how much was resident"
+)
 @pytest.mark.parametrize(
     ("form", "most"),
-    [("safetensors", 1.0), ("bin", 1.5)],  # a few tensors, no whole file; a file, all of it mapped, and a few tensors
+    # a few tensors, no whole file; a file, all of it mapped, and a few tensors
+    [("safetensors", 1.0), ("bin", 1.5)],
 )
 def test_how_much_the_host_holds_besides_the_parameters(large, form, most, tmp_path):
-    """By what the system says was resident; reading everything first, as a control, takes as much again."""
+    """By what the system says was resident; reading everything first, as a control, takes as much
+    again.
+    """
     folder = large
     if form == "bin":
         import torch
@@ -86,7 +95,9 @@ def test_how_much_the_host_holds_besides_the_parameters(large, form, most, tmp_p
         index = json.loads((large / "model.safetensors.index.json").read_text())
         names = {file: file.replace("safetensors", "bin") for file in index["weight_map"].values()}
         for file, name in names.items():
-            torch.save({key: torch.tensor(x) for key, x in load_file(large / file).items()}, folder / name)
+            torch.save(
+                {key: torch.tensor(x) for key, x in load_file(large / file).items()}, folder / name
+            )
         index["weight_map"] = {key: names[file] for key, file in index["weight_map"].items()}
         (folder / "pytorch_model.bin.index.json").write_text(json.dumps(index))
     said = subprocess.run(
@@ -106,9 +117,13 @@ def test_how_much_the_host_holds_besides_the_parameters(large, form, most, tmp_p
 def flax_tree(weights: dict) -> dict:
     """Tensors as transformers' Flax models named and stored them.
 
-    The kernels of GPT-2's FlaxConv1D are [out, in], so that, as elsewhere, PyTorch's tensor is the transpose.
+    The kernels of GPT-2's FlaxConv1D are [out, in], so that, as elsewhere, PyTorch's tensor is the
+    transpose.
     """
-    embeddings, norms = ("shared", "relative_attention_bias", "wte", "wpe"), ("ln_1", "ln_2", "ln_f")
+    embeddings, norms = (
+        ("shared", "relative_attention_bias", "wte", "wpe"),
+        ("ln_1", "ln_2", "ln_f"),
+    )
     flat = {}
     for name, x in weights.items():
         stem, _, last = name.rpartition(".")
@@ -141,12 +156,16 @@ def test_a_flax_msgpack_folder_is_read(tmp_path, config, style):
         expected = jax.tree.map(lambda x: x.astype(jnp.bfloat16).astype(jnp.float32), expected)
     if style == "several":
         flat = flax.traverse_util.flatten_dict(tree, sep="/")
-        weight_map = {name: f"flax_model-0000{1 + i % 2}-of-00002.msgpack" for i, name in enumerate(flat)}
+        weight_map = {
+            name: f"flax_model-0000{1 + i % 2}-of-00002.msgpack" for i, name in enumerate(flat)
+        }
         for file in set(weight_map.values()):
             part = {name: x for name, x in flat.items() if weight_map[name] == file}
             content = flax.serialization.to_bytes(flax.traverse_util.unflatten_dict(part, sep="/"))
             (folder / file).write_bytes(content)
-        (folder / "flax_model.msgpack.index.json").write_text(json.dumps({"weight_map": weight_map}))
+        (folder / "flax_model.msgpack.index.json").write_text(
+            json.dumps({"weight_map": weight_map})
+        )
     else:
         (folder / "flax_model.msgpack").write_bytes(flax.serialization.to_bytes(tree))
     assert_same(jaxspec.load(folder).params, expected)
@@ -161,18 +180,24 @@ def test_a_pytorch_bin_folder_is_read(t5_folder, style):
 
     folder, params = t5_folder
     state = {name: torch.tensor(x) for name, x in replace_weights(folder).items()}
-    state["encoder.embed_tokens.weight"] = state["decoder.embed_tokens.weight"] = state["shared.weight"]
+    state["encoder.embed_tokens.weight"] = state["decoder.embed_tokens.weight"] = state[
+        "shared.weight"
+    ]
     if style == "several":
         names = ["pytorch_model-00001-of-00002.bin", "pytorch_model-00002-of-00002.bin"]
         for i, name in enumerate(names):
-            torch.save({key: x for j, (key, x) in enumerate(state.items()) if j % 2 == i}, folder / name)
+            torch.save(
+                {key: x for j, (key, x) in enumerate(state.items()) if j % 2 == i}, folder / name
+            )
         weight_map = {key: names[j % 2] for j, key in enumerate(state)}
         (folder / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": weight_map}))
     else:
         if style == "bfloat16":
             state = {name: x.bfloat16() for name, x in state.items()}
             params = jax.tree.map(lambda x: x.astype(jnp.bfloat16).astype(jnp.float32), params)
-        torch.save(state, folder / "pytorch_model.bin", _use_new_zipfile_serialization=style != "legacy")
+        torch.save(
+            state, folder / "pytorch_model.bin", _use_new_zipfile_serialization=style != "legacy"
+        )
     assert_same(jaxspec.load(folder).params, params)
 
 
@@ -181,7 +206,10 @@ def test_pytorch_bin_without_pytorch(t5_folder, monkeypatch):
     replace_weights(folder)
     (folder / "pytorch_model.bin").write_bytes(b"anything")
     monkeypatch.setitem(sys.modules, "torch", None)
-    with pytest.raises(CheckpointError, match=r"pytorch_model\.bin can only be read with PyTorch.*pip install torch"):
+    with pytest.raises(
+        CheckpointError,
+        match=r"pytorch_model\.bin can only be read with PyTorch.*pip install torch",
+    ):
         jaxspec.load(folder)
 
 
@@ -196,7 +224,9 @@ def test_a_pytorch_that_may_run_a_pickle_is_not_used(t5_folder, monkeypatch, ver
     (folder / "pytorch_model.bin").write_bytes(b"anything")
     monkeypatch.setattr(torch, "__version__", type(torch.__version__)(version))
     refused = r"not read with PyTorch [12]\..* \(CVE-2025-32434\): expected 2\.6 or newer\. pip install -U torch"
-    message = refused if version in ("1.13.1", "2.5.1+cu124") else "is no file of weights, or damaged"
+    message = (
+        refused if version in ("1.13.1", "2.5.1+cu124") else "is no file of weights, or damaged"
+    )
     with pytest.raises(CheckpointError, match=message):
         jaxspec.load(folder)
 
@@ -226,8 +256,12 @@ def test_a_malicious_file_runs_nothing(t5_folder, tmp_path, kind):
         with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
             archive.writestr("archive/data.pkl", bytes(200_000_000))
     else:
-        path.write_bytes(pickle.dumps(evil if kind == "a call" else {"shared.weight": os.mkdir}, protocol=2))
-    with pytest.raises(CheckpointError, match=r"pytorch_model\.bin .* is no file of weights, or damaged") as caught:
+        path.write_bytes(
+            pickle.dumps(evil if kind == "a call" else {"shared.weight": os.mkdir}, protocol=2)
+        )
+    with pytest.raises(
+        CheckpointError, match=r"pytorch_model\.bin .* is no file of weights, or damaged"
+    ) as caught:
         jaxspec.load(folder)
     assert not (tmp_path / "was here").exists()
     shown = "".join(traceback.format_exception(caught.value))
@@ -238,7 +272,10 @@ def test_a_malicious_file_runs_nothing(t5_folder, tmp_path, kind):
 def test_a_truncated_file(folder, end):
     path = folder / "model.safetensors"
     path.write_bytes(path.read_bytes()[:end])
-    with pytest.raises(CheckpointError, match=r"model\.safetensors \(\d+ bytes\) is no file of weights, or damaged: "):
+    with pytest.raises(
+        CheckpointError,
+        match=r"model\.safetensors \(\d+ bytes\) is no file of weights, or damaged: ",
+    ):
         jaxspec.load(folder)
 
 
@@ -254,17 +291,23 @@ def test_a_truncated_pytorch_bin(t5_folder, end, zipped):
     path = folder / "pytorch_model.bin"
     torch.save(state, path, _use_new_zipfile_serialization=zipped)
     path.write_bytes(path.read_bytes()[:end])
-    with pytest.raises(CheckpointError, match=r"pytorch_model\.bin \(\d+ bytes\) is no file of weights, or damaged: "):
+    with pytest.raises(
+        CheckpointError,
+        match=r"pytorch_model\.bin \(\d+ bytes\) is no file of weights, or damaged: ",
+    ):
         jaxspec.load(folder)
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"no msgpack at all", flax.serialization.msgpack_serialize({"a": np.ones(3)})[:-2]]
+    "content",
+    [b"", b"no msgpack at all", flax.serialization.msgpack_serialize({"a": np.ones(3)})[:-2]],
 )
 def test_a_damaged_msgpack(folder, content):
     replace_weights(folder)
     (folder / "flax_model.msgpack").write_bytes(content)
-    with pytest.raises(CheckpointError, match=r"flax_model\.msgpack .* is no file of weights, or damaged"):
+    with pytest.raises(
+        CheckpointError, match=r"flax_model\.msgpack .* is no file of weights, or damaged"
+    ):
         jaxspec.load(folder)
 
 
@@ -274,25 +317,35 @@ def test_an_unfinished_download(folder):
     index = folder / "model.safetensors.index.json"
     index.write_text(json.dumps({"weight_map": weight_map}))
     with pytest.raises(
-        CheckpointError, match=r"of the 3 files .* 2 are not there \(model-00002-of.*Finish the download"
+        CheckpointError,
+        match=r"of the 3 files .* 2 are not there \(model-00002-of.*Finish the download",
     ):
         jaxspec.load(folder)
     index.write_text(json.dumps({"weight_map": {"a": "../elsewhere.safetensors"}}))
     with pytest.raises(
-        CheckpointError, match=r"names '\.\./elsewhere\.safetensors': expected files of the same folder"
+        CheckpointError,
+        match=r"names '\.\./elsewhere\.safetensors': expected files of the same folder",
     ):
         jaxspec.load(folder)
     index.write_text("{")
     with pytest.raises(CheckpointError, match="is no index of weights"):
         jaxspec.load(folder)
     index.unlink()
-    with pytest.raises(CheckpointError, match=r"has no weights: expected model\.safetensors, flax_model\.msgpack"):
+    with pytest.raises(
+        CheckpointError, match=r"has no weights: expected model\.safetensors, flax_model\.msgpack"
+    ):
         jaxspec.load(folder)
 
 
 def write_parts(folder, form, parts, weight_map):
-    """Writes files of tensors in one of the formats, and their index; the tensors are named as PyTorch names them."""
-    base = {"safetensors": "model.safetensors", "bin": "pytorch_model.bin", "msgpack": "flax_model.msgpack"}[form]
+    """Writes files of tensors in one of the formats, and their index; the tensors are named as
+    PyTorch names them.
+    """
+    base = {
+        "safetensors": "model.safetensors",
+        "bin": "pytorch_model.bin",
+        "msgpack": "flax_model.msgpack",
+    }[form]
     for file, part in parts.items():
         if form == "safetensors":
             save_file(part, folder / file)
@@ -304,7 +357,9 @@ def write_parts(folder, form, parts, weight_map):
             (folder / file).write_bytes(flax.serialization.to_bytes(flax_tree(part)))
     if form == "msgpack":
         names = {
-            name: next(iter(flax.traverse_util.flatten_dict(flax_tree({name: np.zeros((1, 1))}), sep="/")))
+            name: next(
+                iter(flax.traverse_util.flatten_dict(flax_tree({name: np.zeros((1, 1))}), sep="/"))
+            )
             for name in weight_map
         }
         weight_map = {names[name]: file for name, file in weight_map.items()}
@@ -312,10 +367,14 @@ def write_parts(folder, form, parts, weight_map):
 
 
 @pytest.mark.needs_torch
-@pytest.mark.parametrize("form", ["safetensors", "msgpack", pytest.param("bin", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "form", ["safetensors", "msgpack", pytest.param("bin", marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize("stale", ["first", "second"])
 def test_the_index_decides_where_two_files_hold_one_tensor(t5_folder, form, stale):
-    """As in a folder whose overlay file replaces a tensor of an older one, whichever name comes first."""
+    """As in a folder whose overlay file replaces a tensor of an older one, whichever name comes
+    first.
+    """
     folder, params = t5_folder
     weights = replace_weights(folder)
     name = "decoder.block.1.layer.0.SelfAttention.q.weight"
@@ -324,14 +383,22 @@ def test_the_index_decides_where_two_files_hold_one_tensor(t5_folder, form, stal
     weight_map = dict.fromkeys(weights, old) | {name: new}
     write_parts(folder, form, parts, weight_map)
     assert_same(jaxspec.load(folder).params, params)
-    write_parts(folder, form, parts, {key: file for key, file in weight_map.items() if key != name} | {"other": new})
+    write_parts(
+        folder,
+        form,
+        parts,
+        {key: file for key, file in weight_map.items() if key != name} | {"other": new},
+    )
     with pytest.raises(
-        CheckpointError, match=rf"a.{form} and b.{form} both hold {name}, and .*index.json does not list"
+        CheckpointError,
+        match=rf"a.{form} and b.{form} both hold {name}, and .*index.json does not list",
     ):
         jaxspec.load(folder)
     parts[new] = {"shared.weight": weights["shared.weight"]}
     write_parts(folder, form, parts, weight_map)
-    with pytest.raises(CheckpointError, match=rf"lists {name} as a tensor of {new}, and only {old} holds it"):
+    with pytest.raises(
+        CheckpointError, match=rf"lists {name} as a tensor of {new}, and only {old} holds it"
+    ):
         jaxspec.load(folder)
 
 
@@ -352,7 +419,9 @@ def test_weights_of_another_shape_are_listed(folder):
     weights = load_file(folder / "model.safetensors")
     weights["model.norm.weight"] = np.ones(17, np.float32)
     save_file(weights, folder / "model.safetensors")
-    with pytest.raises(CheckpointError, match=r"wrong \(1\): model.norm.weight is \[17\], expected \[16\]"):
+    with pytest.raises(
+        CheckpointError, match=r"wrong \(1\): model.norm.weight is \[17\], expected \[16\]"
+    ):
         jaxspec.load(folder)
 
 
@@ -361,7 +430,8 @@ def test_quantised_tensors_are_refused(folder):
     weights["model.norm.weight"] = weights["model.norm.weight"].astype(np.int8)
     save_file(weights, folder / "model.safetensors")
     with pytest.raises(
-        CheckpointError, match=r"model\.norm\.weight is int8, so it is quantised.*: expected one of float32, bf"
+        CheckpointError,
+        match=r"model\.norm\.weight is int8, so it is quantised.*: expected one of float32, bf",
     ):
         jaxspec.load(folder)
 
@@ -369,19 +439,34 @@ def test_quantised_tensors_are_refused(folder):
 def test_first_gpt2_files_have_other_names_and_more_tensors(tmp_path):
     model = model_of(GPT)
     folder = huggingface.save(model, tmp_path / "gpt2")
-    weights = {name.removeprefix("transformer."): x for name, x in load_file(folder / "model.safetensors").items()}
+    weights = {
+        name.removeprefix("transformer."): x
+        for name, x in load_file(folder / "model.safetensors").items()
+    }
     weights["h.0.attn.bias"] = np.ones((1, 1, 16, 16), np.float32)
     save_file(weights, folder / "model.safetensors")
     assert_same(jaxspec.load(folder).params, model.params)
 
 
 def test_the_text_half_of_a_model_that_also_sees(tmp_path):
-    shape = {"dim": 16, "ff_dim": 24, "layers": 6, "heads": 2, "kv_heads": 1, "head_dim": 4, "vocab_size": 24}
+    shape = {
+        "dim": 16,
+        "ff_dim": 24,
+        "layers": 6,
+        "heads": 2,
+        "kv_heads": 1,
+        "head_dim": 4,
+        "vocab_size": 24,
+    }
     model = model_of(nets.replace(gemma.SIZES_3["gemma-3-4b"], **shape))
     folder = huggingface.save(model, tmp_path / "gemma")
     text = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({"model_type": "gemma3", "text_config": text, "vision_config": {}}))
-    weights = {f"language_model.{name}": x for name, x in load_file(folder / "model.safetensors").items()}
+    (folder / "config.json").write_text(
+        json.dumps({"model_type": "gemma3", "text_config": text, "vision_config": {}})
+    )
+    weights = {
+        f"language_model.{name}": x for name, x in load_file(folder / "model.safetensors").items()
+    }
     weights["vision_tower.vision_model.post_layernorm.bias"] = np.ones(3, np.float32)
     save_file(weights, folder / "model.safetensors")
     loaded = jaxspec.load(folder)

@@ -1,4 +1,6 @@
-"""Tensors of several names: files that hold them under any of these, as `safetensors.torch.save_model` writes them."""
+"""Tensors of several names: files that hold them under any of these, as
+`safetensors.torch.save_model` writes them.
+"""
 
 import dataclasses
 import json
@@ -16,12 +18,20 @@ from tests.weights.folders import T5, assert_same, model_of
 from tests.weights.test_random_configurations import FAMILIES, options_of, saved_peer
 
 DECODER = ("model.embed_tokens.weight", "lm_head.weight")
-OF_T5 = ("shared.weight", "encoder.embed_tokens.weight", "decoder.embed_tokens.weight", "lm_head.weight")
+OF_T5 = (
+    "shared.weight",
+    "encoder.embed_tokens.weight",
+    "decoder.embed_tokens.weight",
+    "lm_head.weight",
+)
 OF_BART = (*(f"model.{name}" for name in OF_T5[:3]), "lm_head.weight")
 OTHERS = {  # by architecture; the first name is that under which transformers saves the tensor
     "GPT2LMHeadModel": ("transformer.wte.weight", "lm_head.weight"),
     **dict.fromkeys(("T5ForConditionalGeneration", "UMT5ForConditionalGeneration"), OF_T5),
-    "T5GemmaForConditionalGeneration": ("model.decoder.embed_tokens.weight", "lm_head.out_proj.weight"),
+    "T5GemmaForConditionalGeneration": (
+        "model.decoder.embed_tokens.weight",
+        "lm_head.out_proj.weight",
+    ),
     **{f"{name}ForConditionalGeneration": OF_BART for name in ("Bart", "MBart", "M2M100")},
     "MarianMTModel": OF_BART,
     "WhisperForConditionalGeneration": ("model.decoder.embed_tokens.weight", "proj_out.weight"),
@@ -30,18 +40,28 @@ OTHERS = {  # by architecture; the first name is that under which transformers s
 
 def table_of(architecture: str) -> dict:
     """Return the config.json of a small model whose head is tied."""
-    name = architecture.removesuffix("ForCausalLM").removesuffix("LMHeadModel").removesuffix("ForConditionalGeneration")
+    name = (
+        architecture.removesuffix("ForCausalLM")
+        .removesuffix("LMHeadModel")
+        .removesuffix("ForConditionalGeneration")
+    )
     name = name.removesuffix("MTModel")
-    kind = getattr(transformers, f"{name}TextConfig", None) or getattr(transformers, f"{name}Config")
+    kind = getattr(transformers, f"{name}TextConfig", None) or getattr(
+        transformers, f"{name}Config"
+    )
     return kind(**options_of(architecture, 0)).to_dict()
 
 
 def renamed(folder, kept, names, noted):
-    """Write the tensor of several names under one of them only, perhaps with a note of the others."""
+    """Write the tensor of several names under one of them only, perhaps with a note of the
+    others.
+    """
     weights = load_file(folder / "model.safetensors")
     weights[kept] = weights.pop(next(name for name in names if name in weights))
     others = {name: kept for name in names if name != kept}
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"} | (others if noted else {}))
+    save_file(
+        weights, folder / "model.safetensors", metadata={"format": "pt"} | (others if noted else {})
+    )
 
 
 @pytest.mark.parametrize("architecture", FAMILIES)
@@ -54,7 +74,9 @@ def test_a_tied_tensor_may_have_any_of_its_names_in_every_family(architecture, t
     if architecture == "MarianMTModel" and model.config.source_vocab is not None:
         names = ("model.decoder.embed_tokens.weight", "lm_head.weight")
     named = dict(huggingface._theirs(model, family))
-    folder = huggingface.write_folder(tmp_path / "folder", {huggingface.CONFIG: table}, named.items())
+    folder = huggingface.write_folder(
+        tmp_path / "folder", {huggingface.CONFIG: table}, named.items()
+    )
     expected, config = huggingface.restore(folder)
     for kept in names[1:]:
         for noted in (True, False):
@@ -91,7 +113,10 @@ def test_an_embedding_beside_a_head_of_its_own(tmp_path):
     model, names = madlad(tmp_path / "folder")
     for says_tied in (False, True):  # transformers 5 calls every T5's head tied
         file = tmp_path / "folder" / "config.json"
-        table = json.loads(file.read_text()) | {"tie_word_embeddings": says_tied, "scale_decoder_outputs": False}
+        table = json.loads(file.read_text()) | {
+            "tie_word_embeddings": says_tied,
+            "scale_decoder_outputs": False,
+        }
         file.write_text(json.dumps(table))
         for kept in names[1:]:
             renamed(tmp_path / "folder", kept, names, noted=False)
@@ -101,7 +126,9 @@ def test_an_embedding_beside_a_head_of_its_own(tmp_path):
 
 
 def test_a_head_that_only_the_file_calls_tied(tmp_path):
-    """config.json says that the head is a matrix of its own, and the file that this repeats the embedding."""
+    """config.json says that the head is a matrix of its own, and the file that this repeats the
+    embedding.
+    """
     folder = tmp_path / "folder"
     model, _ = madlad(folder)
     for kept in OF_T5:
@@ -111,8 +138,12 @@ def test_a_head_that_only_the_file_calls_tied(tmp_path):
         others = {name: kept for name in OF_T5 if name != kept}
         save_file(weights, folder / "model.safetensors", metadata=others)
         params = jaxspec.load(folder).params
-        np.testing.assert_array_equal(params["head"]["weight"], model.params["embedding"]["embedding"])
-        np.testing.assert_array_equal(params["embedding"]["embedding"], model.params["embedding"]["embedding"])
+        np.testing.assert_array_equal(
+            params["head"]["weight"], model.params["embedding"]["embedding"]
+        )
+        np.testing.assert_array_equal(
+            params["embedding"]["embedding"], model.params["embedding"]["embedding"]
+        )
 
 
 def test_the_index_of_several_files_notes_the_names(tmp_path):
@@ -125,17 +156,22 @@ def test_the_index_of_several_files_notes_the_names(tmp_path):
     files = {"lm_head.weight": "model-00001-of-00002.safetensors"}
     weight_map = {name: files.get(name, "model-00002-of-00002.safetensors") for name in weights}
     for file in set(weight_map.values()):
-        save_file({name: weights[name] for name in weights if weight_map[name] == file}, folder / file)
+        save_file(
+            {name: weights[name] for name in weights if weight_map[name] == file}, folder / file
+        )
     table = {"metadata": {"total_size": 1}, "weight_map": weight_map}
     index = folder / "model.safetensors.index.json"
     index.write_text(json.dumps(table))
-    with pytest.raises(CheckpointError, match=r"missing \(1\): shared.weight"):  # config.json: two matrices
+    # config.json: two matrices
+    with pytest.raises(CheckpointError, match=r"missing \(1\): shared.weight"):
         jaxspec.load(folder)
     table["metadata"] |= {name: "lm_head.weight" for name in OF_T5[:3]}
     index.write_text(json.dumps(table))
     params = jaxspec.load(folder).params
     np.testing.assert_array_equal(params["head"]["weight"], model.params["embedding"]["embedding"])
-    np.testing.assert_array_equal(params["embedding"]["embedding"], model.params["embedding"]["embedding"])
+    np.testing.assert_array_equal(
+        params["embedding"]["embedding"], model.params["embedding"]["embedding"]
+    )
 
 
 def test_a_note_of_another_tensor_is_of_no_use(tmp_path):
@@ -143,12 +179,18 @@ def test_a_note_of_another_tensor_is_of_no_use(tmp_path):
     file = tmp_path / "folder" / "model.safetensors"
     weights = load_file(file)
     embedding = weights.pop("shared.weight")
-    save_file(weights | {"other.weight": embedding}, file, metadata={"shared.weight": "third.weight"})
-    with pytest.raises(CheckpointError, match=r"missing \(1\): shared.weight\s+unexpected \(1\): other.weight"):
+    save_file(
+        weights | {"other.weight": embedding}, file, metadata={"shared.weight": "third.weight"}
+    )
+    with pytest.raises(
+        CheckpointError, match=r"missing \(1\): shared.weight\s+unexpected \(1\): other.weight"
+    ):
         jaxspec.load(tmp_path / "folder")
     # A view of the embedding is of another shape.
     short = {name: x for name, x in weights.items() if name != "decoder.final_layer_norm.weight"}
     noted = {"decoder.final_layer_norm.weight": "shared.weight"}
     save_file(short | {"shared.weight": embedding}, file, metadata=noted)
-    with pytest.raises(CheckpointError, match=r"wrong \(1\): decoder.final_layer_norm.weight is \[24, 16\]"):
+    with pytest.raises(
+        CheckpointError, match=r"wrong \(1\): decoder.final_layer_norm.weight is \[24, 16\]"
+    ):
         jaxspec.load(tmp_path / "folder")

@@ -30,7 +30,16 @@ def ours(theirs, tmp_path):
     """A checkpoint with the same tokenizer."""
     config = tiny_gpt(7)
     params = decoder.init(config, jax.random.key(0))
-    orbax.save(tmp_path / "gpt", params, config, theirs, name="gpt", family="gpt", dtype="float32", description={})
+    orbax.save(
+        tmp_path / "gpt",
+        params,
+        config,
+        theirs,
+        name="gpt",
+        family="gpt",
+        dtype="float32",
+        description={},
+    )
     return tmp_path / "gpt"
 
 
@@ -55,11 +64,15 @@ def test_a_checkpoint_is_given_the_tokenizer_of_either(ours, theirs):
 def test_a_folder_without_a_tokenizer_or_with_too_large_a_one(theirs):
     table = json.loads((theirs / "config.json").read_text())
     (theirs / "config.json").write_text(json.dumps(table | {"vocab_size": 5}))
-    with pytest.raises(CheckpointError, match="the tokenizer has ids up to 5, but the model only up to 4"):
+    with pytest.raises(
+        CheckpointError, match="the tokenizer has ids up to 5, but the model only up to 4"
+    ):
         vocabulary.load(theirs)
     for file in orbax.TOKENIZER:
         (theirs / file).unlink()
-    with pytest.raises(CheckpointError, match=r"llama has no tokenizer: expected one of tokenizer\.json, "):
+    with pytest.raises(
+        CheckpointError, match=r"llama has no tokenizer: expected one of tokenizer\.json, "
+    ):
         vocabulary.load(theirs)
 
 

@@ -49,9 +49,18 @@ def test_a_published_folder_is_read_without_a_warning(tmp_path, caplog):
     family, config = huggingface.read_config(tmp_path)
     assert family.title == "Whisper, distil-whisper" and not caplog.records
     speech = Speech(
-        ("en", "zh"), (50259, 50260), ("transcribe", "translate"), (50360, 50359), 50364, (1, 2, 7), (220, 50257), 50
+        ("en", "zh"),
+        (50259, 50260),
+        ("transcribe", "translate"),
+        (50360, 50359),
+        50364,
+        (1, 2, 7),
+        (220, 50257),
+        50,
     )
-    assert config == dataclasses.replace(SIZES["whisper-large-v3-turbo"], end_tokens=(50257,), speech=speech)
+    assert config == dataclasses.replace(
+        SIZES["whisper-large-v3-turbo"], end_tokens=(50257,), speech=speech
+    )
     written = family.write_generation(config)
     assert {key: GENERATION[key] for key in written} == written
 

@@ -1,8 +1,10 @@
-"""Lookahead decoding: Jacobi iterations whose n-grams are remembered and verified (Fu et al., arXiv 2402.02057).
+"""Lookahead decoding: Jacobi iterations whose n-grams are remembered and verified (Fu et al., arXiv
+2402.02057).
 
 `jacobi` is the iteration by itself: one iterate, a chain, and no n-grams.
 
-Shapes: B batch, W columns of the window, L = N - 1 levels, N tokens of an n-gram, M n-grams in the pool, C candidates.
+Shapes: B batch, W columns of the window, L = N - 1 levels, N tokens of an n-gram, M n-grams in the
+pool, C candidates.
 """
 
 from __future__ import annotations
@@ -25,27 +27,33 @@ from jaxspec.drafters.lookups import vote
 class LookaheadState(NamedTuple):
     """The memory of each row."""
 
-    # the last iterates, the oldest first: level i of column j is what stood i + j + 1 positions ahead
+    # the last iterates, the oldest first: level i of column j is what stood i + j + 1 positions
+    # ahead
     window: Int[Array, "B L W"]
-    pool: Int[Array, "B M N"]  # n-grams that iterations have seen, a ring; NO_TOKEN where there is none
+    # n-grams that iterations have seen, a ring; NO_TOKEN where there is none
+    pool: Int[Array, "B M N"]
     entered: Int[Array, " B"]  # how many there have been
     limit: Int[Array, " B"]  # how deep the last draft was verified
 
 
-def lookahead(window: int = 7, ngram: int = 4, candidates: int = 7, *, pool: int = 512) -> core.BoundDrafter:
-    """Proposes, as point masses, n-grams that the target itself produced further ahead, while it produces more of them.
+def lookahead(
+    window: int = 7, ngram: int = 4, candidates: int = 7, *, pool: int = 512
+) -> core.BoundDrafter:
+    """Proposes, as point masses, n-grams that the target itself produced further ahead, while it
+    produces more of them.
 
-    Each pass of the target reads, besides the last token, a tree of two parts. The window holds `ngram` - 1 Jacobi
-    iterates, its levels, of the next `window` positions, its columns. The tokens of the first level follow each other;
-    those of a later level follow the token above them. The target's most probable tokens after the last level are the
-    next iterate. A column read downwards is then an n-gram, which enters the row's pool. The other part holds the
-    latest n-grams of the pool that begin with the last token, at most `candidates`, merged where they begin alike.
-    All nodes are judged, since an iterate may be right, too.
+    Each pass of the target reads, besides the last token, a tree of two parts. The window holds
+    `ngram` - 1 Jacobi iterates, its levels, of the next `window` positions, its columns. The tokens
+    of the first level follow each other; those of a later level follow the token above them. The
+    target's most probable tokens after the last level are the next iterate. A column read downwards
+    is then an n-gram, which enters the row's pool. The other part holds the latest n-grams of the
+    pool that begin with the last token, at most `candidates`, merged where they begin alike. All
+    nodes are judged, since an iterate may be right, too.
 
-    It needs no draft model and no training. Its price is a pass over 1 + (`window` + `candidates`) (`ngram` - 1)
-    tokens, so it pays where such a pass costs little more than one over a single token. Exact at every temperature:
-    the draft is a function of earlier rounds. State: 4 `ngram` `pool` bytes a row. The first iterates are the prompt's
-    tokens; the pool begins empty.
+    It needs no draft model and no training. Its price is a pass over 1 + (`window` + `candidates`)
+    (`ngram` - 1) tokens, so it pays where such a pass costs little more than one over a single
+    token. Exact at every temperature: the draft is a function of earlier rounds. State: 4 `ngram`
+    `pool` bytes a row. The first iterates are the prompt's tokens; the pool begins empty.
 
     Args:
         window: columns of the window.
@@ -54,7 +62,8 @@ def lookahead(window: int = 7, ngram: int = 4, candidates: int = 7, *, pool: int
         pool: n-grams that a row remembers, the latest ones.
 
     Raises:
-        ValueError: no columns or candidates, n-grams of fewer than 2 tokens, a pool smaller than what a pass yields.
+        ValueError: no columns or candidates, n-grams of fewer than 2 tokens, a pool smaller than
+            what a pass yields.
 
     Example:
         >>> import jaxspec
@@ -78,53 +87,70 @@ def lookahead(window: int = 7, ngram: int = 4, candidates: int = 7, *, pool: int
 def _lookahead(window: int, levels: int, candidates: int, pool: int) -> core.Drafter:
     # The tree: first the nodes of the candidates, then those of the window, level by level.
     candidate_nodes = candidates * levels
-    nodes, depth = candidate_nodes + window * levels, window + levels - 1
+    nodes = candidate_nodes + window * levels
+    depth = window + levels - 1
     column = np.arange(window)
-    # `Draft.parent` of the window's nodes. Its first level is a chain, which begins after the last committed token; in
-    # the levels below each node follows the one above it. Fed token n is draft token n - 1.
+    # `Draft.parent` of the window's nodes. Its first level is a chain, which begins after the last
+    # committed token; in the levels below each node follows the one above it. Fed token n is draft
+    # token n - 1.
     chain = np.where(column == 0, 0, candidate_nodes + column)
     above = [candidate_nodes + 1 + (level - 1) * window + column for level in range(1, levels)]
     window_parent = jnp.asarray(np.concatenate([chain, *above]), jnp.int32)
 
     def init(start: core.DraftStart) -> LookaheadState:
-        batch, offset = start.prompt.text.tokens.shape[0], np.add.outer(np.arange(levels), column)
-        empty, zero = jnp.full((batch, pool, levels + 1), NO_TOKEN, jnp.int32), jnp.zeros((batch,), jnp.int32)
+        batch = start.prompt.text.tokens.shape[0]
+        offset = np.add.outer(np.arange(levels), column)
+        empty = jnp.full((batch, pool, levels + 1), NO_TOKEN, jnp.int32)
+        zero = jnp.zeros((batch,), jnp.int32)
         return LookaheadState(prompt_tokens(start.prompt.text, depth)[:, offset], empty, zero, zero)
 
-    def propose(weights: core.Weights, caches: core.Caches, context: core.DraftContext) -> core.Proposal:
-        state, row = caches.draft, context.row
+    def propose(
+        weights: core.Weights, caches: core.Caches, context: core.DraftContext
+    ) -> core.Proposal:
+        state = caches.draft
+        row = context.row
         last = token_rows.window(row.tokens, row.length - 1, 1)[:, 0]
         tokens, in_pool = latest(state, last, candidates)  # B C L; B C
         real = jnp.broadcast_to(in_pool[:, :, None], tokens.shape)
-        newest_first = jnp.broadcast_to(jnp.arange(candidates, 0, -1, dtype=jnp.float32)[None, :], in_pool.shape)
+        newest_first = jnp.broadcast_to(
+            jnp.arange(candidates, 0, -1, dtype=jnp.float32)[None, :], in_pool.shape
+        )
         branches = vote.as_tree(tokens, real, newest_first, candidate_nodes)
         assert branches.parent is not None
         iterates = state.window.reshape(len(row.length), -1)  # B L*W
         draft = core.Draft(
             jnp.concatenate([jnp.maximum(branches.tokens, 0), iterates], axis=1),
             jnp.full_like(row.length, nodes),
-            jnp.concatenate([branches.parent, jnp.broadcast_to(window_parent[None, :], iterates.shape)], axis=1),
+            jnp.concatenate(
+                [branches.parent, jnp.broadcast_to(window_parent[None, :], iterates.shape)], axis=1
+            ),
         )
         return draft, caches._replace(draft=state._replace(limit=context.max_draft))
 
     def commit(end: core.RoundEnd) -> core.Caches:
         state = end.caches.draft
-        # The last level was fed last: what the target predicts after its nodes is the next iterate, B W. A column whose
-        # last node lies below the limit was not verified, and keeps its token.
+        # The last level was fed last: what the target predicts after its nodes is the next iterate,
+        # B W. A column whose last node lies below the limit was not verified, and keeps its token.
         predicted = noise.first_largest(end.forward.logits[:, -window:])
         was_read = jnp.asarray(column + levels)[None, :] <= state.limit[:, None]
         newest = jnp.where(was_read, predicted, state.window[:, -1])
-        iterates = jnp.concatenate([state.window, newest[:, None]], axis=1)  # B L+1 W: a column is an n-gram
+        # B L+1 W: a column is an n-gram
+        iterates = jnp.concatenate([state.window, newest[:, None]], axis=1)
         entered = enter(state, jnp.swapaxes(iterates, 1, 2), was_read)
-        # The next level of a column stands one position further ahead, and n accepted tokens further behind.
+        # The next level of a column stands one position further ahead, and n accepted tokens
+        # further behind.
         order = (jnp.asarray(column)[None, :] + end.verdict.num_accepted[:, None]) % window
         return end.caches._replace(draft=entered._replace(window=_columns(iterates[:, 1:], order)))
 
     return core.Drafter(init, propose, commit, tree=core.TreeSize(nodes, depth))
 
 
-def latest(state: LookaheadState, last: Int[Array, " B"], count: int) -> tuple[Int[Array, "B C L"], Bool[Array, "B C"]]:
-    """Finds what follows a token in the pool's n-grams that begin with it, the latest first, and which there are."""
+def latest(
+    state: LookaheadState, last: Int[Array, " B"], count: int
+) -> tuple[Int[Array, "B C L"], Bool[Array, "B C"]]:
+    """Finds what follows a token in the pool's n-grams that begin with it, the latest first, and
+    which there are.
+    """
     size = state.pool.shape[1]
     slot = jnp.arange(size, dtype=jnp.int32)[None, :]
     recency = size - 1 - (state.entered[:, None] - 1 - slot) % size
@@ -133,19 +159,23 @@ def latest(state: LookaheadState, last: Int[Array, " B"], count: int) -> tuple[I
     return jnp.take_along_axis(state.pool[:, :, 1:], index[:, :, None], axis=1), best >= 0
 
 
-def enter(state: LookaheadState, grams: Int[Array, "B W N"], real: Bool[Array, "B W"]) -> LookaheadState:
-    """Enters further n-grams into the pool, the last of which is the latest; those that it has already move up.
+def enter(
+    state: LookaheadState, grams: Int[Array, "B W N"], real: Bool[Array, "B W"]
+) -> LookaheadState:
+    """Enters further n-grams into the pool, the last of which is the latest; those that it has
+    already move up.
 
     >>> state = LookaheadState(None, jnp.array([[[1, 2], [3, 4], [-1, -1]]]), jnp.array([2]), None)
     >>> state = enter(state, jnp.array([[[1, 2], [5, 6]]]), jnp.array([[True, True]]))
     >>> state.pool.tolist(), state.entered.tolist()
     ([[[5, 6], [3, 4], [1, 2]]], [4])
     """
-    size, count = state.pool.shape[1], grams.shape[1]
+    size = state.pool.shape[1]
+    count = grams.shape[1]
     grams = jnp.where(real[:, :, None], grams, NO_TOKEN)
     # Of equal new ones the last stays; of a new one and an equal one in the pool the new one.
     same = jnp.all(grams[:, :, None] == grams[:, None, :], axis=-1)  # B W W
-    comes_again = jnp.any(jnp.logical_and(same, jnp.triu(jnp.ones((count, count), bool), 1)[None]), axis=2)
+    comes_again = jnp.any(same & jnp.triu(jnp.ones((count, count), bool), 1)[None], axis=2)
     is_old = jnp.any(jnp.all(state.pool[:, :, None] == grams[:, None, :], axis=-1), axis=2)  # B M
     pool = jnp.where(is_old[:, :, None], NO_TOKEN, state.pool)
     slot = (state.entered[:, None] + jnp.arange(count, dtype=jnp.int32)[None, :]) % size
@@ -162,21 +192,24 @@ class JacobiState(NamedTuple):
     """The last iterate."""
 
     tokens: Int[Array, "B G"]  # for the positions from `start` on
-    start: Int[Array, " B"]  # the row's length when they were made; -1: of no positions, the prompt's tokens
+    # the row's length when they were made; -1: of no positions, the prompt's tokens
+    start: Int[Array, " B"]
 
 
 def jacobi(longest: int = 16) -> core.BoundDrafter:
-    """Proposes, as point masses, what the target found most probable at each position when it last read this far.
+    """Proposes, as point masses, what the target found most probable at each position when it last
+    read this far.
 
-    Greedy text is the fixed point of a system of equations, token i being the most probable one after tokens 0 to
-    i - 1. Jacobi's iteration solves all of them at once from the last iterate: each pass of the target reads a draft of
-    gamma tokens, wrong ones included, and its predictions after these are the next draft. At least one more token is
-    right after every pass, more where the target corrects itself in the same way whatever precedes. Networks that were
-    not trained for it gain next to nothing (`lookahead` remembers what iterations have seen, and gains more).
+    Greedy text is the fixed point of a system of equations, token i being the most probable one
+    after tokens 0 to i - 1. Jacobi's iteration solves all of them at once from the last iterate:
+    each pass of the target reads a draft of gamma tokens, wrong ones included, and its predictions
+    after these are the next draft. At least one more token is right after every pass, more where
+    the target corrects itself in the same way whatever precedes. Networks that were not trained for
+    it gain next to nothing (`lookahead` remembers what iterations have seen, and gains more).
 
-    Exact at every temperature: a draft token is a function of earlier rounds. State: `longest` tokens a row. The first
-    draft is the first tokens of the prompt. As `then` of a `horizontal_cascade` it continues the draft from the iterate
-    at the next positions.
+    Exact at every temperature: a draft token is a function of earlier rounds. State: `longest`
+    tokens a row. The first draft is the first tokens of the prompt. As `then` of a
+    `horizontal_cascade` it continues the draft from the iterate at the next positions.
 
     Args:
         longest: the most draft tokens of a round, whatever gamma.
@@ -202,21 +235,31 @@ def jacobi(longest: int = 16) -> core.BoundDrafter:
 @functools.lru_cache
 def _jacobi(longest: int) -> core.Drafter:
     def init(start: core.DraftStart) -> JacobiState:
-        return JacobiState(prompt_tokens(start.prompt.text, longest), jnp.full_like(start.prompt.length, -1))
+        return JacobiState(
+            prompt_tokens(start.prompt.text, longest), jnp.full_like(start.prompt.length, -1)
+        )
 
-    def propose(weights: core.Weights, caches: core.Caches, context: core.DraftContext) -> core.Proposal:
+    def propose(
+        weights: core.Weights, caches: core.Caches, context: core.DraftContext
+    ) -> core.Proposal:
         state = caches.draft
-        # In a horizontal cascade the row has draft tokens, which stand at the first positions of the iterate.
+        # In a horizontal cascade the row has draft tokens, which stand at the first positions of
+        # the iterate.
         drafted = jnp.where(state.start < 0, 0, jnp.maximum(context.row.length - state.start, 0))
         index = drafted[:, None] + jnp.arange(context.gamma, dtype=drafted.dtype)[None, :]
         tokens = jnp.take_along_axis(state.tokens, jnp.minimum(index, longest - 1), axis=1)
         # Another drafter's rounds may be longer.
-        return core.Draft(tokens, jnp.minimum(context.max_draft, jnp.maximum(longest - drafted, 0))), caches
+        return core.Draft(
+            tokens, jnp.minimum(context.max_draft, jnp.maximum(longest - drafted, 0))
+        ), caches
 
     def commit(end: core.RoundEnd) -> core.Caches:
-        # After n accepted tokens and the one after them, the next position is the one after fed token n + 1.
+        # After n accepted tokens and the one after them, the next position is the one after fed
+        # token n + 1.
         best = noise.first_largest(end.forward.logits)
-        following = end.verdict.num_accepted[:, None] + jnp.arange(1, longest + 1, dtype=jnp.int32)[None, :]
+        following = (
+            end.verdict.num_accepted[:, None] + jnp.arange(1, longest + 1, dtype=jnp.int32)[None, :]
+        )
         last = jnp.asarray(best.shape[1] - 1, following.dtype)
         tokens = jnp.take_along_axis(best, jnp.minimum(following, last), axis=1)
         return end.caches._replace(draft=JacobiState(tokens, end.row.length))
@@ -225,7 +268,8 @@ def _jacobi(longest: int) -> core.Drafter:
 
 
 def prompt_tokens(prompt: core.Prompt, count: int) -> Int[Array, "B count"]:
-    """Returns the first tokens of each prompt, over and over: a first draft, before anything is known.
+    """Returns the first tokens of each prompt, over and over: a first draft, before anything is
+    known.
 
     >>> prompt_tokens(core.Prompt(jnp.array([[5, 6, 0]]), jnp.array([2])), 5).tolist()
     [[5, 6, 5, 6, 5]]

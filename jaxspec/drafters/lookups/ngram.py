@@ -1,4 +1,6 @@
-"""Counting n-grams: the tables of `lookups.ngram_model`, from texts; sorts of integers, in numpy."""
+"""Counting n-grams: the tables of `lookups.ngram_model`, from texts; sorts of integers, in
+numpy.
+"""
 
 from __future__ import annotations
 
@@ -17,19 +19,22 @@ CountedTexts = Sequence[str] | Sequence[Sequence[int] | np.ndarray]
 
 
 def ngram(texts: CountedTexts, target: Model, *, order: int, **options: Any) -> Model:
-    """Counts n-grams for a drafter of `target`, whose vocabulary, tokenizer and start token it takes over.
+    """Counts n-grams for a drafter of `target`, whose vocabulary, tokenizer and start token it
+    takes over.
 
-    It is a language model: sampled from at a temperature, with its true distribution, as a smaller network is. With
-    `drafters.greedy` around it, it proposes its most frequent continuation, with certainty. `jaxspec train` makes a
-    checkpoint of one.
+    It is a language model: sampled from at a temperature, with its true distribution, as a smaller
+    network is. With `drafters.greedy` around it, it proposes its most frequent continuation, with
+    certainty. `jaxspec train` makes a checkpoint of one.
 
     Args:
-        texts: such as the target writes: strings, or token ids (with the end-of-sequence token, if texts end).
+        texts: such as the target writes: strings, or token ids (with the end-of-sequence token, if
+            texts end).
         target: the model to draft for.
         order, options: the arguments of `count`.
 
     Returns:
-        The tables as a model, for `jaxspec.generate` or another drafter; its config holds the numbers of contexts.
+        The tables as a model, for `jaxspec.generate` or another drafter; its config holds the
+        numbers of contexts.
 
     Raises:
         TypeError: one string instead of several.
@@ -41,18 +46,26 @@ def ngram(texts: CountedTexts, target: Model, *, order: int, **options: Any) -> 
         >>> target = table_model(jax.random.key(1), vocab=3)
         >>> trigram = ngram([[0, 1, 2, 1, 2, 0]], target, order=3)
         >>> prompt = jaxspec.Prompt(jnp.array([[1]]), jnp.array([1]))
-        >>> jaxspec.generate(target, prompt, drafter=trigram, gamma=2, max_new_tokens=5).lengths.tolist()
+        >>> jaxspec.generate(
+        ...     target, prompt, drafter=trigram, gamma=2, max_new_tokens=5
+        ... ).lengths.tolist()
         [5]
     """
     if isinstance(texts, str):
-        raise TypeError(f"texts is one string, {texts[:20]!r}: expected a list of strings, or of rows of token ids")
+        raise TypeError(
+            f"texts is one string, {texts[:20]!r}: expected a list of strings, or of rows of token "
+            "ids"
+        )
     strings = [text for text in texts if isinstance(text, str)]
     rows = [text for text in texts if not isinstance(text, str)]
     if strings and target.tokenizer is None:
         raise ValueError("got texts, and the target has no tokenizer: give rows of token ids")
     if strings:
-        rows += token_rows(strings, target.tokenizer, encoder=target.lm.limits.start_token is not None)
-    vocab, begin = target.lm.vocab_size, target.lm.limits.first_tokens
+        rows += token_rows(
+            strings, target.tokenizer, encoder=target.lm.limits.start_token is not None
+        )
+    vocab = target.lm.vocab_size
+    begin = target.lm.limits.first_tokens
     config, tables = count(rows, vocab_size=vocab, order=order, begin=begin, **options)
     return Model(language_model(config), tables, target.tokenizer, config, f"{order}-gram")
 
@@ -77,7 +90,10 @@ def bigram(texts: CountedTexts, target: Model, **options: Any) -> Model:
         >>> import jax
         >>> from jaxspec.testing import table_model
         >>> tables = bigram([[2, 0, 2, 1, 2, 0]], table_model(jax.random.key(1), vocab=3)).params
-        >>> tables.levels[1].token.tolist(), tables.levels[1].follower[:, 0].tolist()  # after 0, 1 and 2
+        >>> (
+        ...     tables.levels[1].token.tolist(),
+        ...     tables.levels[1].follower[:, 0].tolist(),
+        ... )  # after 0, 1 and 2
         ([0, 1, 2], [2, 2, 0])
     """
     return ngram(texts, target, order=2, **options)
@@ -101,19 +117,23 @@ def count(
         order: 1 for unigrams, 2 for bigrams, ...: contexts have up to order - 1 tokens.
         followers: most frequent tokens stored for each context.
         least: contexts seen less often than this are left out.
-        begin: the ids that a decoder's row begins with where its prompt is elsewhere (`Limits.first_tokens`).
-        weights: how often each token of each row counts where it follows a context: whole numbers. By default once.
-            `training.boosting` weighs what other drafters miss.
-        advance: called when the contexts of another length have been counted, `order` times at most.
+        begin: the ids that a decoder's row begins with where its prompt is elsewhere
+            (`Limits.first_tokens`).
+        weights: how often each token of each row counts where it follows a context: whole numbers.
+            By default once. `training.boosting` weighs what other drafters miss.
+        advance: called when the contexts of another length have been counted, `order` times at
+            most.
 
     Raises:
-        ValueError: order, followers or least < 1, no rows, an id outside of the vocabulary, weights that are not those
-            of the rows' tokens, or all of them 0.
+        ValueError: order, followers or least < 1, no rows, an id outside of the vocabulary, weights
+            that are not those of the rows' tokens, or all of them 0.
 
     >>> config, tables = count([[0, 1, 0, 1, 0, 2]], vocab_size=3, order=2)
     >>> config.contexts, tables.levels[1].follower[:, 0].tolist()
     ((2,), [1, 0])
-    >>> config, tables = count([[0, 1, 0, 1, 0, 2]], vocab_size=3, order=2, weights=[np.array([1, 0, 1, 0, 1, 1])])
+    >>> config, tables = count(
+    ...     [[0, 1, 0, 1, 0, 2]], vocab_size=3, order=2, weights=[np.array([1, 0, 1, 0, 1, 1])]
+    ... )
     >>> config.contexts, tables.levels[1].follower[:, 0].tolist()
     ((2,), [2, 0])
     """
@@ -122,30 +142,44 @@ def count(
         raise ValueError("got no rows: expected at least one")
     first = np.array(begin, np.int64)
     parts = [np.concatenate([first, np.asarray(row, np.int64)]) for row in rows]
-    tokens = np.concatenate(parts)  # 64 bits, because keys are a context's number, below 2^31, times vocab_size
+    # 64 bits, because keys are a context's number, below 2^31, times vocab_size
+    tokens = np.concatenate(parts)
     if len(tokens) == len(begin) * len(parts):
         raise ValueError(f"got {len(rows)} rows and no tokens: expected at least one token")
     if tokens.min() < 0 or tokens.max() >= vocab_size:
-        raise ValueError(f"the ids range from {tokens.min()} to {tokens.max()}: expected 0 to {vocab_size - 1}")
-    token_weights = None if weights is None else _weights(rows, weights, len(begin))
+        raise ValueError(
+            f"the ids range from {tokens.min()} to {tokens.max()}: expected 0 to {vocab_size - 1}"
+        )
+    token_weights = None
+    if weights is not None:
+        token_weights = _weights(rows, weights, len(begin))
     length_of = np.array(list(map(len, parts)))
-    column = np.arange(len(tokens)) - np.repeat(np.cumsum(length_of) - length_of, length_of)  # of a token in its row
+    # of a token in its row
+    column = np.arange(len(tokens)) - np.repeat(np.cumsum(length_of) - length_of, length_of)
 
-    context, parents = np.zeros(len(tokens), np.int64), 1  # the context before each token; -1 where there is none
+    # the context before each token; -1 where there is none
+    context = np.zeros(len(tokens), np.int64)
+    parents = 1
     context[column < len(begin)] = -1  # nobody drafts what a row begins with
     root = _followers(context, tokens, 1, vocab_size, followers, token_weights)
-    levels: list[tuple[np.ndarray, ...]] = [(np.zeros(1, np.int32), np.array([0, 1], np.int32), *root)]
+    levels: list[tuple[np.ndarray, ...]] = [
+        (np.zeros(1, np.int32), np.array([0, 1], np.int32), *root)
+    ]
     advance()
     for length in range(1, order):
-        # A longer context is a context of the last level and the token before it: one number for both, so that sorting
-        # sorts by parents.
-        before = np.concatenate([np.full(length, -1), tokens[:-length]]) if length < len(tokens) else tokens * 0 - 1
+        # A longer context is a context of the last level and the token before it: one number for
+        # both, so that sorting sorts by parents.
+        if length < len(tokens):
+            before = np.concatenate([np.full(length, -1), tokens[:-length]])
+        else:
+            before = tokens * 0 - 1
         inside = np.flatnonzero((column >= length) & (context >= 0))
         keys, node, frequency = np.unique(
             context[inside] * vocab_size + before[inside], return_inverse=True, return_counts=True
         )
         frequent = frequency >= least
-        if token_weights is not None:  # a context after which nothing counts is left to the shorter ones
+        # a context after which nothing counts is left to the shorter ones
+        if token_weights is not None:
             frequent &= np.bincount(node, token_weights[inside], minlength=len(keys)) > 0
         rank = np.where(frequent, np.cumsum(frequent) - 1, -1)
         context = np.full(len(tokens), -1)
@@ -158,7 +192,12 @@ def count(
         after = _followers(context, tokens, parents, vocab_size, followers, token_weights)
         levels.append(((keys % vocab_size).astype(np.int32), first, *after))
         advance()
-    config = NGramConfig(vocab_size, tuple(len(token) for token, *_ in levels[1:]), followers, next(iter(begin), None))
+    config = NGramConfig(
+        vocab_size,
+        tuple(len(token) for token, *_ in levels[1:]),
+        followers,
+        next(iter(begin), None),
+    )
     return config, Tables(tuple(ContextLevel(*map(jnp.asarray, level)) for level in levels))
 
 
@@ -166,19 +205,33 @@ def _weights(rows: Sequence[Any], weights: Sequence[np.ndarray], begin: int) -> 
     """Joins the weights of rows, each of which has `begin` tokens in front that do not count."""
     lengths = [len(row) for row in rows]
     if lengths != [len(row) for row in weights]:
-        raise ValueError("weights are not those of the rows: expected a whole number for each token of each row")
-    joined = np.concatenate([np.concatenate([np.zeros(begin, np.int64), np.asarray(row)]) for row in weights])
+        raise ValueError(
+            "weights are not those of the rows: expected a whole number for each token of each row"
+        )
+    joined = np.concatenate(
+        [np.concatenate([np.zeros(begin, np.int64), np.asarray(row)]) for row in weights]
+    )
     if not np.issubdtype(joined.dtype, np.integer) or joined.min() < 0:
-        raise ValueError(f"weights are {joined.dtype}, at least {joined.min()}: expected whole numbers of 0 or more")
+        raise ValueError(
+            f"weights are {joined.dtype}, at least {joined.min()}: expected whole numbers of 0 or "
+            "more"
+        )
     if not joined.any():
         raise ValueError("all weights are 0: expected a token that counts")
     return joined
 
 
 def _followers(
-    context: np.ndarray, tokens: np.ndarray, contexts: int, vocab: int, keep: int, weights: np.ndarray | None = None
+    context: np.ndarray,
+    tokens: np.ndarray,
+    contexts: int,
+    vocab: int,
+    keep: int,
+    weights: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Counts the most frequent tokens after each context [contexts, keep], and how often each was seen there."""
+    """Counts the most frequent tokens after each context [contexts, keep], and how often each was
+    seen there.
+    """
     has_context = context >= 0
     if weights is not None:
         has_context &= weights > 0
@@ -189,9 +242,13 @@ def _followers(
         pairs, index = np.unique(keys, return_inverse=True)
         frequency = np.bincount(index, weights[has_context]).astype(np.int64)
     order = np.lexsort((pairs % vocab, -frequency, pairs // vocab))
-    owner, token, frequency = (pairs // vocab)[order], (pairs % vocab)[order], frequency[order]
-    rank = np.arange(len(owner)) - np.searchsorted(owner, owner)  # of a token among those after its context
+    owner = (pairs // vocab)[order]
+    token = (pairs % vocab)[order]
+    frequency = frequency[order]
+    # of a token among those after its context
+    rank = np.arange(len(owner)) - np.searchsorted(owner, owner)
     top = rank < keep
-    ids, times = np.zeros((contexts, keep), np.int32), np.zeros((contexts, keep), np.int32)
+    ids = np.zeros((contexts, keep), np.int32)
+    times = np.zeros((contexts, keep), np.int32)
     ids[owner[top], rank[top]], times[owner[top], rank[top]] = token[top], frequency[top]
     return ids, times

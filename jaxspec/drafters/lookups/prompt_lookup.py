@@ -1,8 +1,9 @@
 """Prompt lookup decoding: copy the tokens after the last occurrence of the row's last tokens.
 
-The n-gram matching of Saxena's prompt lookup decoding (github.com/apoorvumang/prompt-lookup-decoding) and of LLMA
-(Yang et al., arXiv 2304.04487). Where the output repeats the input (edits, summaries, quotations, code) its drafts
-cost nothing. Elsewhere its draft is empty.
+The n-gram matching of Saxena's prompt lookup decoding
+(github.com/apoorvumang/prompt-lookup-decoding) and of LLMA (Yang et al., arXiv 2304.04487). Where
+the output repeats the input (edits, summaries, quotations, code) its drafts cost nothing. Elsewhere
+its draft is empty.
 
 Shapes: B batch, P prompt, S capacity of a row, N = P + 1 + S, K longest match, C matches, G gamma.
 """
@@ -23,7 +24,8 @@ from jaxspec.drafters.common import lookup_drafter
 from jaxspec.drafters.lookups import vote
 
 MATCHES = 16  # that a tree is made of
-MOST_START_TOKENS = 2  # that an encoder-decoder's row begins with: a start token, and perhaps a language
+# that an encoder-decoder's row begins with: a start token, and perhaps a language
+MOST_START_TOKENS = 2
 
 
 def prompt_lookup(
@@ -36,56 +38,74 @@ def prompt_lookup(
 ) -> core.BoundDrafter:
     """Proposes, as point masses, what followed the longest match of the last few tokens.
 
-    It looks for the last `longest` tokens of the row in the row itself and in the prompt (an encoder-decoder's prompt
-    is no part of its row), then for fewer, down to `shortest`. The most recent of equal matches counts. A match that
-    runs into the end of the row is taken as a loop: "a b a b" goes on with "a b". Where nothing matches, the row
-    proposes no draft token. State: the prompt. Cost: comparisons of integers, O((P + S) longest) a round.
+    It looks for the last `longest` tokens of the row in the row itself and in the prompt (an
+    encoder-decoder's prompt is no part of its row), then for fewer, down to `shortest`. The most
+    recent of equal matches counts. A match that runs into the end of the row is taken as a loop: "a
+    b a b" goes on with "a b". Where nothing matches, the row proposes no draft token. State: the
+    prompt. Cost: comparisons of integers, O((P + S) longest) a round.
 
-    With several candidates the draft is a tree of what followed up to 16 matches: the longest first, of equals what
-    followed most often, then what followed most recently.
+    With several candidates the draft is a tree of what followed up to 16 matches: the longest
+    first, of equals what followed most often, then what followed most recently.
 
     Args:
-        longest, shortest: tokens to match, at most and at least. 1 drafts most often, more draft better.
-        candidates: continuations to propose. Above 1 they make a tree of at most candidates x length nodes, and gamma
-            is not read.
+        longest, shortest: tokens to match, at most and at least. 1 drafts most often, more draft
+            better.
+        candidates: continuations to propose. Above 1 they make a tree of at most candidates x
+            length nodes, and gamma is not read.
         length: tokens of each continuation in such a tree.
-        copy_from: where nothing is written yet, and so nothing matches, propose the prompt's tokens from this one on
-            (from 0; a task's name may stand in front of the text that is edited). For encoder-decoders that edit their
-            input: the first draft of shallow aggressive decoding (Sun et al., arXiv 2106.04970) is the input itself.
-            With a decoder-only target it does nothing: the row begins with the prompt.
+        copy_from: where nothing is written yet, and so nothing matches, propose the prompt's tokens
+            from this one on (from 0; a task's name may stand in front of the text that is edited).
+            For encoder-decoders that edit their input: the first draft of shallow aggressive
+            decoding (Sun et al., arXiv 2106.04970) is the input itself. With a decoder-only target
+            it does nothing: the row begins with the prompt.
 
     Raises:
-        ValueError: not 1 <= shortest <= longest; no candidates, or of no tokens; a negative copy_from, or one beside
-            several candidates.
+        ValueError: not 1 <= shortest <= longest; no candidates, or of no tokens; a negative
+            copy_from, or one beside several candidates.
 
     Example:
         >>> import jax, jaxspec
         >>> from jaxspec.testing import table_model
         >>> target = table_model(jax.random.key(1), vocab=9, sharpness=9.0)  # soon repeats itself
         >>> prompt = core.Prompt(jnp.array([[5, 6, 7, 8, 5, 6]]), jnp.array([6]))
-        >>> out = jaxspec.generate(target, prompt, drafter=prompt_lookup(), gamma=3, max_new_tokens=40)
+        >>> out = jaxspec.generate(
+        ...     target, prompt, drafter=prompt_lookup(), gamma=3, max_new_tokens=40
+        ... )
         >>> bool((out.tokens == jaxspec.generate(target, prompt, max_new_tokens=40).tokens).all())
         True
     """
     (shortest,) = integers(1, shortest=shortest)
     (longest,) = integers(shortest, longest=longest)
     tree = vote.tree_size(candidates, length)
-    name = "prompt_lookup" if tree is None else f"prompt_lookup({candidates} candidates)"
+    if tree is None:
+        name = "prompt_lookup"
+    else:
+        name = f"prompt_lookup({candidates} candidates)"
     if copy_from is not None:
         (copy_from,) = integers(0, copy_from=copy_from)
         if tree is not None:
-            raise ValueError(f"copy_from is {copy_from} and candidates is {candidates}: expected 1 candidate with it")
+            raise ValueError(
+                f"copy_from is {copy_from} and candidates is {candidates}: expected 1 candidate "
+                "with it"
+            )
         name = f"prompt_lookup(copy_from={copy_from})"
     return core.BoundDrafter(_prompt_lookup(longest, shortest, tree, copy_from), name=name)
 
 
 @functools.lru_cache
-def _prompt_lookup(longest: int, shortest: int, tree: core.TreeSize | None, copy_from: int | None) -> core.Drafter:
-    def search(weights: core.Weights, prompt: core.Prompt, context: core.DraftContext) -> core.Draft:
-        row, gamma = context.row, context.gamma
+def _prompt_lookup(
+    longest: int, shortest: int, tree: core.TreeSize | None, copy_from: int | None
+) -> core.Drafter:
+    def search(
+        weights: core.Weights, prompt: core.Prompt, context: core.DraftContext
+    ) -> core.Draft:
+        row = context.row
+        gamma = context.gamma
         text = text_of(prompt, row)
-        match, position = best_matches(text, row, longest, shortest, 1 if tree is None else MATCHES)  # B C
-        # A match in the row reaches the present: its continuation is a loop that goes on. The prompt just ends.
+        # B C
+        match, position = best_matches(text, row, longest, shortest, 1 if tree is None else MATCHES)
+        # A match in the row reaches the present: its continuation is a loop that goes on. The
+        # prompt just ends.
         row_start = prompt.tokens.shape[1] + 1
         in_prompt = position < row_start
         end = jnp.where(in_prompt, prompt.length[:, None], row_start + row.length[:, None])
@@ -98,7 +118,8 @@ def _prompt_lookup(longest: int, shortest: int, tree: core.TreeSize | None, copy
             copied = copy_from + jnp.broadcast_to(step[0], (row.length.shape[0], gamma))
             first_tokens = token_rows.tokens_at(prompt.tokens, copied, NO_TOKEN)
             remaining = jnp.clip(prompt.length - copy_from, 0, gamma)
-            # An encoder-decoder's row begins with a start token or two, which a prompt does not have.
+            # An encoder-decoder's row begins with a start token or two, which a prompt does not
+            # have.
             is_first = (row.length <= MOST_START_TOKENS) & (match[:, 0] == 0)
             tokens = jnp.where(is_first[:, None, None], first_tokens[:, None], tokens)
             length = jnp.where(is_first[:, None], remaining[:, None], length)
@@ -129,7 +150,8 @@ def text_of(prompt: core.Prompt, row: core.Prompt) -> Int[Array, "B N"]:
 def best_matches(
     text: Int[Array, "B N"], row: core.Prompt, longest: int, shortest: int, count: int
 ) -> tuple[Int[Array, "B C"], Int[Array, "B C"]]:
-    """Finds the places after which the text may go on as the row does: the longest matches, of equals the latest first.
+    """Finds the places after which the text may go on as the row does: the longest matches, of
+    equals the latest first.
 
     Between `shortest` and `longest` of the row's last tokens match, at `count` places at most.
 
@@ -140,18 +162,23 @@ def best_matches(
     >>> best_matches(jnp.array([[9, 5, 4, 5, 4, 5]]), row, 3, 1, 3)
     (Array([[3, 1, 0]], dtype=int32), Array([[3, 1, 0]], dtype=int32))
     """
-    match, position = match_lengths(text, row, longest), jnp.arange(text.shape[1], dtype=row.length.dtype)[None, :]
+    match = match_lengths(text, row, longest)
+    position = jnp.arange(text.shape[1], dtype=row.length.dtype)[None, :]
     followed = jnp.pad(text[:, 1:] >= 0, ((0, 0), (0, 1)))
-    score = jnp.where(jnp.logical_and(followed, match >= shortest), match * text.shape[1] + position, -1)
+    score = jnp.where(followed & (match >= shortest), match * text.shape[1] + position, -1)
     # Scores differ, so the largest is the first of the top ones, which take longer.
-    best = jnp.argmax(score, axis=1)[:, None] if count == 1 else jax.lax.top_k(score, min(count, score.shape[1]))[1]
+    if count == 1:
+        best = jnp.argmax(score, axis=1)[:, None]
+    else:
+        best = jax.lax.top_k(score, min(count, score.shape[1]))[1]
     best = best.astype(row.length.dtype)
     found_any = jnp.take_along_axis(score, best, axis=1) >= 0
     return jnp.where(found_any, jnp.take_along_axis(match, best, axis=1), 0), best
 
 
 def match_lengths(text: Int[Array, "B N"], row: core.Prompt, longest: int) -> Int[Array, "B N"]:
-    """Counts how many of the row's last tokens, `longest` at most, the text repeats up to each position.
+    """Counts how many of the row's last tokens, `longest` at most, the text repeats up to each
+    position.
 
     >>> row = core.Prompt(jnp.array([[4, 5, 4, 5]]), jnp.array([4]))
     >>> match_lengths(jnp.array([[9, 5, 4, 5]]), row, 3).tolist()
@@ -162,6 +189,6 @@ def match_lengths(text: Int[Array, "B N"], row: core.Prompt, longest: int) -> In
     for back in range(longest):
         ending = token_rows.tokens_at(row.tokens, row.length[:, None] - 1 - back, BEFORE_ROW)  # B 1
         earlier = jnp.pad(text, ((0, 0), (back, 0)), constant_values=NO_TOKEN)[:, : text.shape[1]]
-        run = jnp.logical_and(run, earlier == ending)
+        run = run & (earlier == ending)
         total = total + run.astype(total.dtype)
     return total

@@ -1,6 +1,8 @@
-"""Retrieval: tokens that followed the row's last tokens in a datastore of texts (REST, He et al., arXiv 2311.08252).
+"""Retrieval: tokens that followed the row's last tokens in a datastore of texts (REST, He et al.,
+arXiv 2311.08252).
 
-Shapes: B batch, K lengths of match, W tokens of the longest match, C occurrences, G gamma; N and M as in `datastore`.
+Shapes: B batch, K lengths of match, W tokens of the longest match, C occurrences, G gamma; N and M
+as in `datastore`.
 """
 
 from __future__ import annotations
@@ -40,84 +42,108 @@ def retrieval(
     candidates: int = 1,
     length: int = 5,
 ) -> core.BoundDrafter:
-    """Proposes, as point masses, how a datastore's texts go on most often after the last few tokens.
+    """Proposes, as point masses, how a datastore's texts go on most often after the last few
+    tokens.
 
-    The last `longest` tokens of the row are sought in the datastore, then fewer, down to `shortest`, all at once, by
-    bisection in its suffix array. At most `occurrences` of the places of the longest match, evenly spaced, vote for
-    the next token. Those that agree with the winner vote for the token after it, and so on. A tie goes to the lowest
-    id. The draft ends where no place goes on, and is empty where nothing matches. Everything happens on the device,
-    where each token of the datastore takes 6 bytes (8, with 2^16 ids or more).
+    The last `longest` tokens of the row are sought in the datastore, then fewer, down to
+    `shortest`, all at once, by bisection in its suffix array. At most `occurrences` of the places
+    of the longest match, evenly spaced, vote for the next token. Those that agree with the winner
+    vote for the token after it, and so on. A tie goes to the lowest id. The draft ends where no
+    place goes on, and is empty where nothing matches. Everything happens on the device, where each
+    token of the datastore takes 6 bytes (8, with 2^16 ids or more).
 
     Args:
         store: the result of `datastore.load`, or the folder.
-        target: the model to draft for, whose vocabulary is compared with the datastore's. If one of them has no
-            tokenizer, the datastore may not have more ids than the target.
+        target: the model to draft for, whose vocabulary is compared with the datastore's. If one of
+            them has no tokenizer, the datastore may not have more ids than the target.
         longest, shortest: tokens to match, at most (31) and at least. 1 drafts most often, more
             draft better.
         occurrences: most places that vote.
-        candidates: continuations to propose. Above 1 they make a tree of what follows most often, of at most
-            candidates x length nodes, and gamma is not read.
+        candidates: continuations to propose. Above 1 they make a tree of what follows most often,
+            of at most candidates x length nodes, and gamma is not read.
         length: tokens of each continuation in such a tree.
 
     Raises:
-        ValueError: not 1 <= shortest <= longest <= 31, no occurrences or candidates, or a datastore that is damaged or
-            the target's tokens are not those it was built with.
+        ValueError: not 1 <= shortest <= longest <= 31, no occurrences or candidates, or a datastore
+            that is damaged or the target's tokens are not those it was built with.
 
     Example:
         >>> from jaxspec.core import Caches, DraftContext, Prompt, Weights
-        >>> drafter = retrieval(datastore.build([[5, 6, 7, 8], [6, 7, 9], [4, 6, 7, 8, 5]], vocab_size=10))
+        >>> drafter = retrieval(
+        ...     datastore.build([[5, 6, 7, 8], [6, 7, 9], [4, 6, 7, 8, 5]], vocab_size=10)
+        ... )
         >>> row = Prompt(jnp.array([[3, 6, 7, 0]]), jnp.array([3]))
         >>> context = DraftContext(None, row, jnp.array([3]), 3, False, None)
-        >>> draft, _ = drafter.functions.propose(Weights(None, drafter.params), Caches(None), context)
+        >>> draft, _ = drafter.functions.propose(
+        ...     Weights(None, drafter.params), Caches(None), context
+        ... )
         >>> draft.tokens.tolist(), draft.length.tolist()
         ([[8, 5, 0]], [2])
     """
-    shortest, longest, occurrences = integers(1, shortest=shortest, longest=longest, occurrences=occurrences)
+    shortest, longest, occurrences = integers(
+        1, shortest=shortest, longest=longest, occurrences=occurrences
+    )
     if not shortest <= longest <= LONGEST:
-        raise ValueError(f"longest is {longest}: expected at least {shortest}, the shortest, and at most {LONGEST}")
+        raise ValueError(
+            f"longest is {longest}: expected at least {shortest}, the shortest, and at most "
+            f"{LONGEST}"
+        )
     tree = vote.tree_size(candidates, length)
     if not isinstance(store, Datastore):
         store = datastore.load(store)
     if target is not None:
         _check(store, target)
     params = Store(jnp.asarray(store.tokens), jnp.asarray(store.suffixes))
-    name = "retrieval" if tree is None else f"retrieval({candidates} candidates)"
+    if tree is None:
+        name = "retrieval"
+    else:
+        name = f"retrieval({candidates} candidates)"
     return core.BoundDrafter(_retrieval(longest, shortest, occurrences, tree), params, name=name)
 
 
 def _check(store: Datastore, target: core.Model) -> None:
     """Refuses a datastore of another vocabulary than the target's.
 
-    Where both know their tokens these count, and not the widths: of models with one tokenizer some pad their logits.
-    An id that the target's logits lack is none of its tokenizer's, and decoders cut a draft before it.
+    Where both know their tokens these count, and not the widths: of models with one tokenizer some
+    pad their logits. An id that the target's logits lack is none of its tokenizer's, and decoders
+    cut a draft before it.
     """
     if store.vocabulary and target.tokenizer is not None:
         if store.vocabulary != datastore.vocabulary_of(target.tokenizer):
             raise DatastoreError(
-                f"the datastore was built with another vocabulary than that of {target.name or 'the target'}: build "
+                "the datastore was built with another vocabulary than that of "
+                f"{target.name or 'the target'}: build "
                 "one with the target's tokenizer"
             )
     elif store.vocab_size > target.lm.vocab_size:
-        raise DatastoreError(f"the datastore has {store.vocab_size} token ids and the target {target.lm.vocab_size}")
+        raise DatastoreError(
+            f"the datastore has {store.vocab_size} token ids and the target {target.lm.vocab_size}"
+        )
 
 
 @functools.lru_cache
-def _retrieval(longest: int, shortest: int, occurrences: int, tree: core.TreeSize | None) -> core.Drafter:
+def _retrieval(
+    longest: int, shortest: int, occurrences: int, tree: core.TreeSize | None
+) -> core.Drafter:
     def search(weights: core.Weights, state: Any, context: core.DraftContext) -> core.Draft:
         store: Store = weights.draft
         sizes = jnp.arange(longest, shortest - 1, -1, dtype=jnp.int32)
         low, high = _ranges(store, _wanted(context.row, sizes, longest), sizes)
-        best = jnp.argmax(high > low, axis=1)[:, None]  # the first, which is the longest, that occurs
+        # the first, which is the longest, that occurs
+        best = jnp.argmax(high > low, axis=1)[:, None]
         low, high = (jnp.take_along_axis(bound, best, axis=1) for bound in (low, high))  # B 1
         voter = jnp.arange(occurrences, dtype=jnp.int32)[None, :]
         count = jnp.minimum(high - low, occurrences)
         # The i-th of n among m is i * m // n, in an order in which nothing exceeds 32 bits.
-        step, remainder = (high - low) // jnp.maximum(count, 1), (high - low) % jnp.maximum(count, 1)
+        step = (high - low) // jnp.maximum(count, 1)
+        remainder = (high - low) % jnp.maximum(count, 1)
         chosen = low + voter * step + voter * remainder // jnp.maximum(count, 1)  # B C
         after = store.suffixes[jnp.minimum(chosen, store.suffixes.shape[0] - 1)] + sizes[best]
-        stored = _read(store, after[..., None] + jnp.arange(context.gamma, dtype=jnp.int32)[None, None, :])
+        stored = _read(
+            store, after[..., None] + jnp.arange(context.gamma, dtype=jnp.int32)[None, None, :]
+        )
         votes = voter < count
-        real = jnp.logical_and(stored > 0, votes[..., None])  # B C G; a document ends with 0
+        real = (stored > 0) & votes[..., None]  # B C G; a document ends with 0
         tokens = jnp.maximum(stored - 1, 0)
         if tree is not None:
             return vote.as_tree(tokens, real, jnp.ones(voter.shape, jnp.float32), tree.nodes)
@@ -131,7 +157,8 @@ def _retrieval(longest: int, shortest: int, occurrences: int, tree: core.TreeSiz
 
 
 def _wanted(row: core.Prompt, sizes: Int[Array, " K"], longest: int) -> Int[Array, "B K W"]:
-    """Returns the last few tokens of each row, as the datastore has them, for each number of tokens; 0 after them.
+    """Returns the last few tokens of each row, as the datastore has them, for each number of
+    tokens; 0 after them.
 
     >>> _wanted(core.Prompt(jnp.array([[4, 5, 6]]), jnp.array([3])), jnp.array([2, 1]), 2).tolist()
     [[[6, 7], [7, 0]]]
@@ -151,9 +178,11 @@ def _read(store: Store, position: Int[Array, "*shape"]) -> Int[Array, "*shape"]:
 def _ranges(
     store: Store, endings: Int[Array, "B K W"], sizes: Int[Array, " K"]
 ) -> tuple[Int[Array, "B K"], Int[Array, "B K"]]:
-    """Finds the suffixes that begin with each wanted run: in their order, those from the first to the second bound.
+    """Finds the suffixes that begin with each wanted run: in their order, those from the first to
+    the second bound.
 
-    Both ends in one bisection: the first suffix that is not below a run, and the first that is above.
+    Both ends in one bisection: the first suffix that is not below a run, and the first that is
+    above.
     """
     count = store.suffixes.shape[0]
     step = jnp.arange(endings.shape[-1], dtype=jnp.int32)
@@ -167,7 +196,7 @@ def _ranges(
         suffix = store.suffixes[jnp.minimum(middle, count - 1)]
         stored = _read(store, suffix[..., None] + step[None, None, None, :])  # 2 B K W
         order = jnp.sum(jnp.sign(stored - endings[None]) * weight, axis=-1)
-        right = jnp.logical_and(order < least, low < high)
+        right = (order < least) & (low < high)
         return jnp.where(right, middle + 1, low), jnp.where(right, high, jnp.minimum(middle, high))
 
     zero = jnp.zeros((2, *endings.shape[:2]), jnp.int32)

@@ -1,6 +1,8 @@
-"""Copy what followed the last tokens most often, for as long as it is likely (SuffixDecoding, arXiv 2411.04975).
+"""Copy what followed the last tokens most often, for as long as it is likely (SuffixDecoding, arXiv
+2411.04975).
 
-Shapes: B batch, N tokens that are searched, C places that vote (and their lengths of match), G gamma.
+Shapes: B batch, N tokens that are searched, C places that vote (and their lengths of match), G
+gamma.
 """
 
 from __future__ import annotations
@@ -13,7 +15,16 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Int
 
-from jaxspec.core import BoundDrafter, Draft, DraftContext, Drafter, Prompt, TreeSize, Weights, token_rows
+from jaxspec.core import (
+    BoundDrafter,
+    Draft,
+    DraftContext,
+    Drafter,
+    Prompt,
+    TreeSize,
+    Weights,
+    token_rows,
+)
 from jaxspec.core.checks import at_least, in_range, integers, number
 from jaxspec.core.token_rows import NO_TOKEN
 from jaxspec.drafters.common import lookup_drafter
@@ -48,19 +59,22 @@ def suffix(
     candidates: int = 1,
     length: int = 8,
 ) -> BoundDrafter:
-    """Proposes, as point masses, what followed the row's last tokens most often, for as long as that is likely.
+    """Proposes, as point masses, what followed the row's last tokens most often, for as long as
+    that is likely.
 
-    `prompt_lookup` copies gamma tokens after the longest match. This one makes a draft for every length of match. At
-    most `places` matches of that length vote for the next token. The places that agree with the winner vote for the
-    token after it, and so on. A token's share of the votes is its probability. A draft ends when the product of these
-    falls below `least_probability`, or after `factor` tokens for each token that matched: long matches draft far, short
-    ones little. The score of a draft is the sum of its tokens' probabilities, which is how many are expected to be
-    accepted. The best draft is proposed. If its score is below `least_score` there is no draft, and the next drafter
-    of a `fallback` has its turn.
+    `prompt_lookup` copies gamma tokens after the longest match. This one makes a draft for every
+    length of match. At most `places` matches of that length vote for the next token. The places
+    that agree with the winner vote for the token after it, and so on. A token's share of the votes
+    is its probability. A draft ends when the product of these falls below `least_probability`, or
+    after `factor` tokens for each token that matched: long matches draft far, short ones little.
+    The score of a draft is the sum of its tokens' probabilities, which is how many are expected to
+    be accepted. The best draft is proposed. If its score is below `least_score` there is no draft,
+    and the next drafter of a `fallback` has its turn.
 
-    Searched are the prompt and the row, the newest places first, and, if asked, the rows of the same call of
-    `generate` that have come to their end, and `texts`: what was generated before, such as the answers of the last
-    epoch. Everything happens on the device: O((P + S + M) longest) comparisons a round and row, with M stored tokens.
+    Searched are the prompt and the row, the newest places first, and, if asked, the rows of the
+    same call of `generate` that have come to their end, and `texts`: what was generated before,
+    such as the answers of the last epoch. Everything happens on the device: O((P + S + M) longest)
+    comparisons a round and row, with M stored tokens.
 
     Args:
         longest: tokens to match, at most.
@@ -68,19 +82,21 @@ def suffix(
         factor: draft tokens for each token that matched.
         least_probability: the least probability of a draft token with all before it.
         least_score: the least score of a draft.
-        share: whether rows that have ended are searched, too, with their prompts. Other users' texts may be among them,
-            and so a row's draft, its speed and, at temperatures above 0, its very text (though not its distribution)
-            depend on the other rows: off unless asked.
-        texts: rows of token ids that all rows search, too. They are values: other texts compile nothing, as long as
-            they fit in the room of the first. For more than some ten thousand tokens take `retrieval`, which bisects.
-        room: tokens, and one more for each text, to make room for; by default those of `texts`, in a bucket.
-        candidates: continuations to propose. Above 1 they make a tree of at most candidates x length nodes of what
-            followed those places most often, and gamma is not read.
+        share: whether rows that have ended are searched, too, with their prompts. Other users'
+            texts may be among them, and so a row's draft, its speed and, at temperatures above 0,
+            its very text (though not its distribution) depend on the other rows: off unless asked.
+        texts: rows of token ids that all rows search, too. They are values: other texts compile
+            nothing, as long as they fit in the room of the first. For more than some ten thousand
+            tokens take `retrieval`, which bisects.
+        room: tokens, and one more for each text, to make room for; by default those of `texts`, in
+            a bucket.
+        candidates: continuations to propose. Above 1 they make a tree of at most candidates x
+            length nodes of what followed those places most often, and gamma is not read.
         length: tokens of each continuation in such a tree.
 
     Raises:
-        ValueError: a number below 1 or missing; factor <= 0; a probability outside [0, 1]; a score below 0; texts
-            other than rows of ids.
+        ValueError: a number below 1 or missing; factor <= 0; a probability outside [0, 1]; a score
+            below 0; texts other than rows of ids.
 
     Example:
         >>> from jaxspec.core import Caches, DraftStart
@@ -90,22 +106,36 @@ def suffix(
         >>> start = DraftStart(None, Prompt(row.tokens[:, :2], jnp.array([2])), None, None)
         >>> caches = Caches(None, drafter.init(start))
         >>> draft, _ = drafter.propose(None, caches, context)
-        >>> draft.tokens.tolist(), draft.length.tolist()  # 6 7 was followed by 8 twice, and 2 tokens matched
+        >>> (
+        ...     draft.tokens.tolist(),
+        ...     draft.length.tolist(),
+        ... )  # 6 7 was followed by 8 twice, and 2 tokens matched
         ([[8, 1, 0, 0]], [2])
 
     Reference: Oliaro et al., SuffixDecoding, arXiv 2411.04975.
     """
     longest, places = integers(1, longest=longest, places=places)
     (room,) = integers(room=room)
-    factor = number(factor, "factor", "a finite number of more than 0, draft tokens for each that matched", above=0)
+    factor = number(
+        factor,
+        "factor",
+        "a finite number of more than 0, draft tokens for each that matched",
+        above=0,
+    )
     least_probability = number(least_probability, "least_probability", "a number from 0 to 1")
     least_score = number(least_score, "least_score", "a finite number, 0 or more")
     in_range(0, 1, least_probability=least_probability)
     at_least(0, least_score=least_score)
     tree = vote.tree_size(candidates, length)
-    options = SuffixOptions(longest, places, factor, least_probability, least_score, share, texts is not None, tree)
-    stored = None if texts is None else jnp.asarray(_joined(texts, room))
-    return BoundDrafter(_suffix(options), stored, name="suffix" if tree is None else f"suffix({tree.nodes} nodes)")
+    options = SuffixOptions(
+        longest, places, factor, least_probability, least_score, share, texts is not None, tree
+    )
+    stored = None
+    if texts is not None:
+        stored = jnp.asarray(_joined(texts, room))
+    return BoundDrafter(
+        _suffix(options), stored, name="suffix" if tree is None else f"suffix({tree.nodes} nodes)"
+    )
 
 
 def _joined(texts: Sequence[Sequence[int]], room: int) -> Int[np.ndarray, " M"]:
@@ -116,8 +146,13 @@ def _joined(texts: Sequence[Sequence[int]], room: int) -> Int[np.ndarray, " M"]:
     """
     rows = [np.asarray(text) for text in texts]
     for index, row in enumerate(rows):
-        if row.ndim != 1 or (row.size and (not np.issubdtype(row.dtype, np.integer) or row.min() < 0)):
-            raise ValueError(f"text {index} is {texts[index]!r:.60}: expected a row of token ids, as Completion.tokens")
+        if row.ndim != 1 or (
+            row.size and (not np.issubdtype(row.dtype, np.integer) or row.min() < 0)
+        ):
+            raise ValueError(
+                f"text {index} is {texts[index]!r:.60}: expected a row of token ids, as "
+                "Completion.tokens"
+            )
     parts = [np.append(row.astype(np.int32), NO_TOKEN) for row in rows]
     joined = np.concatenate([*parts, np.zeros(0, np.int32)])
     size = token_rows.bucket(max(room, len(joined), 1))
@@ -132,19 +167,22 @@ def _suffix(options: SuffixOptions) -> Drafter:
             text = jnp.concatenate([_ended_rows(text, context.finished), text], axis=1)
         if options.stored:
             text = jnp.concatenate([_for_each(weights.draft[None], text.shape[0]), text], axis=1)
-        match, position = best_matches(text, context.row, options.longest, 1, options.places)  # B C, longest first
+        # B C, longest first
+        match, position = best_matches(text, context.row, options.longest, 1, options.places)
         step = jnp.arange(context.gamma, dtype=position.dtype)[None, None]
         index = position[:, :, None] + 1 + step
-        tokens = jnp.take_along_axis(text[:, None], jnp.minimum(index, text.shape[1] - 1), axis=2)  # B C G
+        # B C G
+        tokens = jnp.take_along_axis(text[:, None], jnp.minimum(index, text.shape[1] - 1), axis=2)
         is_place = match > 0
-        real = jnp.logical_and(jnp.logical_and(tokens >= 0, index < text.shape[1]), is_place[:, :, None])
-        # Group i are the places where at least as much matches as at place i. Each group makes a draft.
-        voters = jnp.logical_and(match[:, None, :] >= match[:, :, None], is_place[:, None, :])  # B C C
+        real = (tokens >= 0) & (index < text.shape[1]) & is_place[:, :, None]
+        # Group i are the places where at least as much matches as at place i. Each group makes a
+        # draft.
+        voters = (match[:, None, :] >= match[:, :, None]) & is_place[:, None, :]  # B C C
         path, probability = vote.likeliest(tokens, real, voters)  # B C G
 
         limit = _most_tokens(match, options.factor)
-        likely = jnp.logical_and(probability >= options.least_probability, probability > 0)
-        likely = jnp.logical_and(likely, jnp.logical_and(step < limit[:, :, None], is_place[:, :, None]))
+        likely = (probability >= options.least_probability) & (probability > 0)
+        likely = likely & (step < limit[:, :, None]) & is_place[:, :, None]
         drafted = jnp.cumprod(likely.astype(jnp.int32), axis=2) > 0
         # A draft token is accepted if all before it are: the sum is how many are expected to be.
         score = jnp.sum(jnp.where(drafted, probability, 0.0), axis=2)
@@ -152,14 +190,16 @@ def _suffix(options: SuffixOptions) -> Drafter:
         enough = jnp.max(score, axis=1) >= max(options.least_score, 1e-9)
 
         if options.tree is None:
-            drafted = jnp.logical_and(take_position(drafted, best), enough[:, None])
+            drafted = take_position(drafted, best) & enough[:, None]
             length = jnp.sum(drafted, axis=1, dtype=context.row.length.dtype)
             return Draft(jnp.where(drafted, take_position(path, best), 0), length)
         # Of the best group all continuations, likely or not, up to the most tokens for its match.
-        voter = jnp.logical_and(take_position(voters, best), enough[:, None])
+        voter = take_position(voters, best) & enough[:, None]
         within = step < take_position(limit, best)[:, None, None]
-        real = jnp.logical_and(jnp.logical_and(real, voter[:, :, None]), within)
-        return vote.as_tree(jnp.maximum(tokens, 0), real, jnp.ones(voter.shape, jnp.float32), options.tree.nodes)
+        real = real & voter[:, :, None] & within
+        return vote.as_tree(
+            jnp.maximum(tokens, 0), real, jnp.ones(voter.shape, jnp.float32), options.tree.nodes
+        )
 
     return lookup_drafter(search, keep_prompt, options.tree)
 

@@ -1,4 +1,6 @@
-"""Token recycling: what the target last predicted after each token, as a tree (Luo et al., arXiv 2408.08696)."""
+"""Token recycling: what the target last predicted after each token, as a tree (Luo et al., arXiv
+2408.08696).
+"""
 
 from __future__ import annotations
 
@@ -16,8 +18,10 @@ from jaxspec.core.token_rows import NO_TOKEN
 from jaxspec.drafters.common import same_state
 from jaxspec.drafters.trees.shape import Shape, by_rank, shape_of
 
-ACCEPTANCE = (0.4, 0.15, 0.09, 0.06, 0.05, 0.04, 0.03, 0.03)  # of the ranks, which the default tree is made for
-NODES, DEPTH = 32, 6
+# of the ranks, which the default tree is made for
+ACCEPTANCE = (0.4, 0.15, 0.09, 0.06, 0.05, 0.04, 0.03, 0.03)
+NODES = 32
+DEPTH = 6
 
 
 class RecyclingState(NamedTuple):
@@ -25,25 +29,28 @@ class RecyclingState(NamedTuple):
 
     # after each token the likeliest ones, the likeliest first; NO_TOKEN where nothing is known
     table: Int[Array, "B V K"]
-    # the tokens that the target reads in this round, the last committed one first; NO_TOKEN where a node is none
+    # the tokens that the target reads in this round, the last committed one first; NO_TOKEN where a
+    # node is none
     fed: Int[Array, "B N+1"]
 
 
 def token_recycling(shape: Sequence[Sequence[int]] | None = None) -> core.BoundDrafter:
-    """Proposes, as point masses, a tree of what the target found most probable after each token when it last read it.
+    """Proposes, as point masses, a tree of what the target found most probable after each token
+    when it last read it.
 
-    Every pass of the target yields its logits after each token that it reads, accepted or not. The most probable tokens
-    are remembered for that token, in place of what was, and the next tree is read off this table: the children of a
-    node are the tokens remembered for it. Nothing is trained and no model runs; unlike `online_ngram` it looks at one
-    token of context, but learns from rejected drafts, too. The prompt's own pairs of tokens are entered first. Of a
-    token that is read twice in a pass the last one counts.
+    Every pass of the target yields its logits after each token that it reads, accepted or not. The
+    most probable tokens are remembered for that token, in place of what was, and the next tree is
+    read off this table: the children of a node are the tokens remembered for it. Nothing is trained
+    and no model runs; unlike `online_ngram` it looks at one token of context, but learns from
+    rejected drafts, too. The prompt's own pairs of tokens are entered first. Of a token that is
+    read twice in a pass the last one counts.
 
-    State: a table of 4 K V bytes a row, K being the most children of a node (1 MB with 8 and 32,000 tokens). A round
-    in which no row knows what follows its last token feeds the target one token.
+    State: a table of 4 K V bytes a row, K being the most children of a node (1 MB with 8 and 32,000
+    tokens). A round in which no row knows what follows its last token feeds the target one token.
 
     Args:
-        shape: a static tree, as the ranks on the way to each node (see `drafters.tree`); by default 32 nodes, 4
-            deep, 8 children at most.
+        shape: a static tree, as the ranks on the way to each node (see `drafters.tree`); by default
+            32 nodes, 4 deep, 8 children at most.
 
     Raises:
         ValueError: a shape that has a node without its parent or its elder sibling.
@@ -59,37 +66,59 @@ def token_recycling(shape: Sequence[Sequence[int]] | None = None) -> core.BoundD
 
     Reference: Luo et al., "Turning Trash into Treasure", arXiv 2408.08696.
     """
-    choices = by_rank(ACCEPTANCE, NODES, DEPTH) if shape is None else shape
-    return core.BoundDrafter(_token_recycling(shape_of(choices)), name=f"token_recycling({len(choices)} nodes)")
+    if shape is None:
+        choices = by_rank(ACCEPTANCE, NODES, DEPTH)
+    else:
+        choices = shape
+    return core.BoundDrafter(
+        _token_recycling(shape_of(choices)), name=f"token_recycling({len(choices)} nodes)"
+    )
 
 
 @functools.lru_cache
 def _token_recycling(shape: Shape) -> core.Drafter:
-    nodes, depth, width = len(shape.parents), len(shape.levels), max(max(level.counts) for level in shape.levels)
+    nodes = len(shape.parents)
+    depth = len(shape.levels)
+    width = max(max(level.counts) for level in shape.levels)
     parents = jnp.asarray(shape.parents, jnp.int32)
 
     def init(start: core.DraftStart) -> RecyclingState:
         prompt = start.prompt.text
-        batch, last = prompt.tokens.shape[0], prompt.tokens.shape[1] - 1
+        batch = prompt.tokens.shape[0]
+        last = prompt.tokens.shape[1] - 1
         table = jnp.full((batch, start.prefilled.logits.shape[-1], width), NO_TOKEN, jnp.int32)
         inside = jnp.arange(last, dtype=prompt.length.dtype)[None, :] < prompt.length[:, None] - 1
-        followers = jnp.pad(prompt.tokens[:, 1:, None], ((0, 0), (0, 0), (0, width - 1)), constant_values=NO_TOKEN)
+        followers = jnp.pad(
+            prompt.tokens[:, 1:, None], ((0, 0), (0, 0), (0, width - 1)), constant_values=NO_TOKEN
+        )
         table = enter(table, jnp.where(inside, prompt.tokens[:, :-1], NO_TOKEN), followers)
         return RecyclingState(table, jnp.full((batch, nodes + 1), NO_TOKEN, jnp.int32))
 
-    def propose(weights: core.Weights, caches: core.Caches, context: core.DraftContext) -> core.Proposal:
-        table, row, limit = caches.draft.table, context.row, context.max_draft
+    def propose(
+        weights: core.Weights, caches: core.Caches, context: core.DraftContext
+    ) -> core.Proposal:
+        table = caches.draft.table
+        row = context.row
+        limit = context.max_draft
         last = token_rows.window(row.tokens, row.length - 1, 1)
-        fed, levels = last, []  # the last committed token, and the nodes of the level above that have children
+        # the last committed token, and the nodes of the level above that have children
+        fed = last
+        levels = []
         for level in shape.levels:
             above = fed[:, -len(level.parents) :]
-            children = jnp.take_along_axis(table, jnp.maximum(above, 0)[:, :, None], axis=1)[:, :, : max(level.counts)]
+            children = jnp.take_along_axis(table, jnp.maximum(above, 0)[:, :, None], axis=1)[
+                :, :, : max(level.counts)
+            ]
             children = jnp.where(above[:, :, None] >= 0, children, NO_TOKEN).reshape(len(limit), -1)
             levels.append(children)
             fed = jnp.concatenate([last, children[:, np.array(level.deeper, np.int32)]], axis=1)
         tokens = jnp.concatenate(levels, axis=1)[:, np.array(shape.order)]  # B N
-        live = jnp.logical_and(tokens >= 0, jnp.asarray(shape.depths)[None, :] <= limit[:, None])
-        draft = core.Draft(jnp.maximum(tokens, 0), jnp.full_like(row.length, nodes), jnp.where(live, parents[None], -1))
+        live = (tokens >= 0) & (jnp.asarray(shape.depths)[None, :] <= limit[:, None])
+        draft = core.Draft(
+            jnp.maximum(tokens, 0),
+            jnp.full_like(row.length, nodes),
+            jnp.where(live, parents[None], -1),
+        )
         fed = jnp.concatenate([last, jnp.where(live, tokens, NO_TOKEN)], axis=1)
         return draft, caches._replace(draft=RecyclingState(table, fed))
 
@@ -100,19 +129,34 @@ def _token_recycling(shape: Shape) -> core.Drafter:
         best = jnp.pad(noise.largest(end.forward.logits, count), unused, constant_values=NO_TOKEN)
         return end.caches._replace(draft=RecyclingState(enter(table, fed, best), fed))
 
-    return core.Drafter(init, propose, commit, may_be_empty=True, tree=core.TreeSize(nodes, depth), rollback=same_state)
+    return core.Drafter(
+        init,
+        propose,
+        commit,
+        may_be_empty=True,
+        tree=core.TreeSize(nodes, depth),
+        rollback=same_state,
+    )
 
 
-def enter(table: Int[Array, "B V K"], tokens: Int[Array, "B T"], followers: Int[Array, "B T K"]) -> Int[Array, "B V K"]:
-    """Puts the followers of each token into the table; of a token that comes twice, those of the last; none for -1.
+def enter(
+    table: Int[Array, "B V K"], tokens: Int[Array, "B T"], followers: Int[Array, "B T K"]
+) -> Int[Array, "B V K"]:
+    """Puts the followers of each token into the table; of a token that comes twice, those of the
+    last; none for -1.
 
     >>> table = jnp.full((1, 3, 1), -1)
-    >>> enter(table, jnp.array([[2, 0, 2, -1]]), jnp.array([[[5], [6], [7], [8]]]))[0, :, 0].tolist()
+    >>> enter(table, jnp.array([[2, 0, 2, -1]]), jnp.array([[[5], [6], [7], [8]]]))[
+    ...     0, :, 0
+    ... ].tolist()
     [6, -1, 7]
     """
     batch, vocab, _ = table.shape
-    row, position = jnp.arange(batch)[:, None], jnp.arange(tokens.shape[1], dtype=jnp.int32)[None, :]
+    row = jnp.arange(batch)[:, None]
+    position = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None, :]
     entry = jnp.where(tokens >= 0, tokens, vocab)  # out of the table: dropped
     last = jnp.full((batch, vocab), -1, jnp.int32).at[row, entry].max(position, mode="drop")
-    wins: Bool[Array, "B T"] = jnp.take_along_axis(last, jnp.minimum(entry, vocab - 1), axis=1) == position
+    wins: Bool[Array, "B T"] = (
+        jnp.take_along_axis(last, jnp.minimum(entry, vocab - 1), axis=1) == position
+    )
     return table.at[row, jnp.where(wins, entry, vocab)].set(followers, mode="drop")

@@ -1,4 +1,6 @@
-"""N-gram tables that draft nothing where they would have to back off, and leave the row to the next drafter."""
+"""N-gram tables that draft nothing where they would have to back off, and leave the row to the next
+drafter.
+"""
 
 from __future__ import annotations
 
@@ -13,22 +15,27 @@ from jaxspec.drafters.model import model
 
 
 def without_backoff(tables: Model, min_context: int | None = None) -> BoundDrafter:
-    """Drafts tokens from n-gram tables, but only after contexts of at least `min_context` tokens that were counted.
+    """Drafts tokens from n-gram tables, but only after contexts of at least `min_context` tokens
+    that were counted.
 
-    Tables alone back off to shorter contexts, in the end to the most frequent token of all, and so have a draft token
-    everywhere. These propose nothing where the row's last tokens were never seen, and end a draft after the first
-    draft token that leads out of what was seen: `fallback(prompt_lookup(), without_backoff(trigram), small_model)`.
+    Tables alone back off to shorter contexts, in the end to the most frequent token of all, and so
+    have a draft token everywhere. These propose nothing where the row's last tokens were never
+    seen, and end a draft after the first draft token that leads out of what was seen:
+    `fallback(prompt_lookup(), without_backoff(trigram), small_model)`.
 
-    Exact: whether a draft token is made depends on the tokens before it, never on the draft token, which is drawn from
-    the same distribution as ever. A draft token that was made is always judged.
+    Exact: whether a draft token is made depends on the tokens before it, never on the draft token,
+    which is drawn from the same distribution as ever. A draft token that was made is always judged.
 
     Args:
-        tables: a drafter of `drafters.ngram`, or a checkpoint of tables. `greedy(without_backoff(tables))` proposes
-            their most frequent continuation, as a point mass.
-        min_context: 1 or more tokens; by default the longest context that the tables hold, 2 for trigrams.
+        tables: a drafter of `drafters.ngram`, or a checkpoint of tables.
+            `greedy(without_backoff(tables))` proposes their most frequent continuation, as a point
+            mass.
+        min_context: 1 or more tokens; by default the longest context that the tables hold, 2 for
+            trigrams.
 
     Raises:
-        ValueError: a model that is no n-gram tables; a context that is longer than all that were counted.
+        ValueError: a model that is no n-gram tables; a context that is longer than all that were
+            counted.
 
     Example:
         >>> import jax, jaxspec, jax.numpy as jnp
@@ -43,15 +50,15 @@ def without_backoff(tables: Model, min_context: int | None = None) -> BoundDraft
     """
     if not isinstance(tables.params, Tables):
         raise ValueError(
-            f"{tables.name or 'the model'} is no n-gram tables: only what counts contexts can tell which it has seen; "
-            "expected a model of drafters.ngram, or a checkpoint of one"
+            f"{tables.name or 'the model'} is no n-gram tables: only what counts contexts can tell "
+            "which it has seen; expected a model of drafters.ngram, or a checkpoint of one"
         )
     longest = len(tables.params.levels) - 1
     least = longest if min_context is None else min_context
     if not 1 <= least <= longest:
         raise ValueError(
-            f"min_context is {least} and the longest context counted has {longest} tokens: expected 1 <= "
-            "min_context <= that; count tables of a higher order"
+            f"min_context is {least} and the longest context counted has {longest} tokens: "
+            "expected 1 <= min_context <= that; count tables of a higher order"
         )
     return model(tables, can_continue=_deep_enough(least))
 

@@ -1,8 +1,10 @@
-"""Several drafters of one tree, as SpecInfer has them: each child of a node is drawn by one of them.
+"""Several drafters of one tree, as SpecInfer has them: each child of a node is drawn by one of
+them.
 
-Every drafter reads every node that has children, so that all of their caches follow the accepted path, whoever drew it.
-Each draws from its own distribution, which the draft holds beside those of the others (`Draft.other_log_probs`). So
-rules judge each child by the distribution that it was drawn from.
+Every drafter reads every node that has children, so that all of their caches follow the accepted
+path, whoever drew it. Each draws from its own distribution, which the draft holds beside those of
+the others (`Draft.other_log_probs`). So rules judge each child by the distribution that it was
+drawn from.
 
 Reference: Miao et al., SpecInfer, ASPLOS 2024, arXiv 2305.09781.
 """
@@ -18,14 +20,19 @@ from jaxspec import core
 from jaxspec.drafters.common import as_drafter, name_of, side_by_side
 from jaxspec.drafters.stepwise import drafter_of
 
-DraftTogether = Callable[[Sequence[core.Reading], core.DraftContext], tuple[core.Draft, list[Any], Int[Array, "#B N"]]]
-"""(the readings of all drafters, context) -> a draft, the carry of each, and the slots of its nodes, for all alike."""
+DraftTogether = Callable[
+    [Sequence[core.Reading], core.DraftContext], tuple[core.Draft, list[Any], Int[Array, "#B N"]]
+]
+"""(the readings of all drafters, context) -> a draft, the carry of each, and the slots of its
+nodes, for all alike.
+"""
 
 
 def as_drafters(
     draft: core.Model | core.BoundDrafter | Sequence[core.Model | core.BoundDrafter],
 ) -> tuple[core.BoundDrafter, ...]:
-    """Returns one drafter or several as a tuple of drafters; a model is the drafter that samples from it.
+    """Returns one drafter or several as a tuple of drafters; a model is the drafter that samples
+    from it.
 
     >>> from jaxspec.testing import table_model
     >>> import jax
@@ -34,35 +41,52 @@ def as_drafters(
     (1, 2)
     """
     members: Any = draft
-    if not isinstance(members, list | tuple) or isinstance(members, core.Model | core.BoundDrafter | core.Drafter):
+    if not isinstance(members, list | tuple) or isinstance(
+        members, core.Model | core.BoundDrafter | core.Drafter
+    ):
         return (as_drafter(members, "draft"),)
     if not members:
         raise ValueError("draft is empty: expected a model or a drafter, or a list of these")
     return tuple(as_drafter(member, f"draft[{number}]") for number, member in enumerate(members))
 
 
-def bound_together(drafters: tuple[core.BoundDrafter, ...], functions: core.Drafter, name: str) -> core.BoundDrafter:
+def bound_together(
+    drafters: tuple[core.BoundDrafter, ...], functions: core.Drafter, name: str
+) -> core.BoundDrafter:
     """Binds the functions of several drafters to their parameters.
 
     Raises:
         ValueError: two drafters run the target's own layers, or were made for different targets.
     """
-    own_passes = [name_of(drafter) for drafter in drafters if drafter.functions.complete_target_pass is not None]
+    own_passes = [
+        name_of(drafter)
+        for drafter in drafters
+        if drafter.functions.complete_target_pass is not None
+    ]
     if len(own_passes) > 1:
         raise ValueError(
-            f"{' and '.join(own_passes)} do a part of the target's pass, each its own: expected one such drafter at "
-            "most"
+            f"{' and '.join(own_passes)} do a part of the target's pass, each its own: expected "
+            "one such drafter at most"
         )
     targets = [drafter.target for drafter in drafters if drafter.target is not None]
     if any(target.lm != targets[0].lm for target in targets[1:]):
-        raise ValueError("the drafters read the hidden states of different targets, or different taps: expected one")
+        raise ValueError(
+            "the drafters read the hidden states of different targets, or different taps: expected "
+            "one"
+        )
     models = tuple(model for drafter in drafters for model in drafter.models)
-    params, nodes = tuple(drafter.params for drafter in drafters), 0 if functions.tree is None else functions.tree.nodes
+    params = tuple(drafter.params for drafter in drafters)
+    if functions.tree is None:
+        nodes = 0
+    else:
+        nodes = functions.tree.nodes
     name = f"{name}({nodes} nodes, {'+'.join(map(name_of, drafters))})"
     return core.BoundDrafter(functions, params, models, targets[0] if targets else None, name)
 
 
-def together(drafters: tuple[core.Drafter, ...], draft: DraftTogether, fed: int, size: core.TreeSize) -> core.Drafter:
+def together(
+    drafters: tuple[core.Drafter, ...], draft: DraftTogether, fed: int, size: core.TreeSize
+) -> core.Drafter:
     """Makes the drafter of a tree that several stepwise drafters draft together.
 
     Args:
@@ -73,21 +97,31 @@ def together(drafters: tuple[core.Drafter, ...], draft: DraftTogether, fed: int,
     """
     every_steps = [drafter.steps for drafter in drafters if drafter.steps is not None]
 
-    def propose(weights: core.Weights, caches: core.Caches, context: core.DraftContext) -> core.Proposal:
+    def propose(
+        weights: core.Weights, caches: core.Caches, context: core.DraftContext
+    ) -> core.Proposal:
         alone = list(zip(_each(weights), _each_state(caches), strict=True))
         pairs = zip(every_steps, alone, strict=True)
         readings = [steps.begin(*of_drafter, context, fed) for steps, of_drafter in pairs]
         drafted, carries, slots = draft(readings, context)
-        target, states = caches.target, []
-        for steps, reading, carry, (_, before) in zip(every_steps, readings, carries, alone, strict=True):
-            after = before if reading.end is None else reading.end(carry, drafted, slots)
+        target = caches.target
+        states = []
+        for steps, reading, carry, (_, before) in zip(
+            every_steps, readings, carries, alone, strict=True
+        ):
+            if reading.end is None:
+                after = before
+            else:
+                after = reading.end(carry, drafted, slots)
             states.append(after.draft)
             if steps.complete_target_pass is not None:  # others only look at the target's cache
                 target = after.target
         return drafted, core.Caches(target, tuple(states))
 
     parts = tuple(_alone(drafter, fed, size.nodes) for drafter in drafters)
-    return side_by_side(parts, propose)._replace(tree=size, complete_target_pass=_complete_target_pass(every_steps))
+    return side_by_side(parts, propose)._replace(
+        tree=size, complete_target_pass=_complete_target_pass(every_steps)
+    )
 
 
 def _each(weights: core.Weights) -> list[core.Weights]:
@@ -110,8 +144,12 @@ def _alone(drafter: core.Drafter, fed: int, nodes: int) -> core.Drafter:
 
 
 def _complete_target_pass(every_steps: Sequence[core.Steps]) -> core.CompleteTargetPass | None:
-    """Makes the rest of the target's pass, of the one drafter that has done a part of it; None: there is none."""
-    number = next((i for i, steps in enumerate(every_steps) if steps.complete_target_pass is not None), None)
+    """Makes the rest of the target's pass, of the one drafter that has done a part of it; None:
+    there is none.
+    """
+    number = next(
+        (i for i, steps in enumerate(every_steps) if steps.complete_target_pass is not None), None
+    )
     if number is None:
         return None
     complete = every_steps[number].complete_target_pass

@@ -1,6 +1,8 @@
-"""The model families people have: their Hugging Face config.json read as our configurations, and their published sizes.
+"""The model families people have: their Hugging Face config.json read as our configurations, and
+their published sizes.
 
-A family is data and three small functions (`common.Family`); the networks themselves are in `jaxspec.nets`.
+A family is data and three small functions (`common.Family`); the networks themselves are in
+`jaxspec.nets`.
 """
 
 import dataclasses
@@ -34,8 +36,26 @@ from jaxspec.weights.hf_families.common import Family, FamilyError, Tensor, chec
 __all__ = ["FAMILIES", "Family", "FamilyError", "Tensor", "describe", "of"]
 
 FAMILIES: tuple[Family, ...] = (
-    *(t5.T5, t5.MT5, t5.UMT5, t5gemma.T5GEMMA, t5gemma.T5GEMMA2, gpt.GPT2, llama.LLAMA, mistral.MISTRAL),
-    *(qwen.QWEN2, qwen.QWEN3, qwen3_5.QWEN3_5, gemma.GEMMA2, gemma.GEMMA3, gemma.GEMMA, mistral.MINISTRAL, phi.PHI3),
+    *(
+        t5.T5,
+        t5.MT5,
+        t5.UMT5,
+        t5gemma.T5GEMMA,
+        t5gemma.T5GEMMA2,
+        gpt.GPT2,
+        llama.LLAMA,
+        mistral.MISTRAL,
+    ),
+    *(
+        qwen.QWEN2,
+        qwen.QWEN3,
+        qwen3_5.QWEN3_5,
+        gemma.GEMMA2,
+        gemma.GEMMA3,
+        gemma.GEMMA,
+        mistral.MINISTRAL,
+        phi.PHI3,
+    ),
     *(olmo.OLMO2, olmo.OLMO3, olmo.EXAONE4, granite.GRANITE, cohere.COHERE, cohere.COHERE2),
     *(glm.GLM, glm.GLM4, glm.ERNIE, glm.HELIUM),
     *(llama_like.SMOLLM3, llama_like.SEED_OSS, llama_like.HUNYUAN, llama_like.STABLELM),
@@ -62,9 +82,11 @@ def of(table: dict) -> Family:
 
 
 def describe(config: Any) -> tuple[Family, dict[str, Any]]:
-    """Returns the first family whose config.json can hold all of a configuration, and that config.json.
+    """Returns the first family whose config.json can hold all of a configuration, and that
+    config.json.
 
-    What is written is read again and compared: but for a family's `unwritten` fields nothing is lost.
+    What is written is read again and compared: but for a family's `unwritten` fields nothing is
+    lost.
 
     >>> family, table = describe(llama.SIZES["llama-3.1-8b"])
     >>> family.title, table["rope_scaling"]["factor"]
@@ -74,9 +96,15 @@ def describe(config: Any) -> tuple[Family, dict[str, Any]]:
     for family in FAMILIES:
         try:
             table = family.write(config)
-            if dataclasses.replace(family.read(table), **{x: vars(config)[x] for x in family.unwritten}) == config:
+            if (
+                dataclasses.replace(
+                    family.read(table), **{x: vars(config)[x] for x in family.unwritten}
+                )
+                == config
+            ):
                 return family, table
-        except (AttributeError, KeyError, ValueError):  # another network's, or with options that the family lacks
+        except (AttributeError, KeyError, ValueError):
+            # another network's, or with options that the family lacks
             continue
     raise FamilyError(f"transformers has no model of this configuration: {config}")
 

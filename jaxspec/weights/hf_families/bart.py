@@ -1,7 +1,9 @@
-"""BART, mBART, Marian (opus-mt), M2M-100 and NLLB: one network, whose norms and positions the family decides.
+"""BART, mBART, Marian (opus-mt), M2M-100 and NLLB: one network, whose norms and positions the
+family decides.
 
-Keys of the first files that say what a family always does, such as normalize_before, are not read, as in transformers.
-`forced_eos_token_id` is not done: a row that ends at its limit has no end token.
+Keys of the first files that say what a family always does, such as normalize_before, are not read,
+as in transformers. `forced_eos_token_id` is not done: a row that ends at its limit has no end
+token.
 """
 
 from __future__ import annotations
@@ -34,7 +36,9 @@ BEFORE: dict[str, Any] = dict(norms_after=False, final_norm=True)
 BART: dict[str, Any] = {}
 MBART: dict[str, Any] = BEFORE
 MARIAN: dict[str, Any] = dict(embedding_norm=False, positions="sinusoids", offset=0)
-M2M_100: dict[str, Any] = BEFORE | dict(embedding_norm=False, logits_bias=False, positions="inclusive sinusoids")
+M2M_100: dict[str, Any] = BEFORE | dict(
+    embedding_norm=False, logits_bias=False, positions="inclusive sinusoids"
+)
 OWN = "share_encoder_decoder_embeddings"
 
 
@@ -46,7 +50,9 @@ def read(options: dict[str, Any], activation: str, table: dict) -> BartConfig:
         activation: the one of a file that names none.
         table: the file's content. Both sides must have layers of the same sizes.
     """
-    common.only(table, **{key: common.need(table, decoder_key) for key, decoder_key in SIDES.items()})
+    common.only(
+        table, **{key: common.need(table, decoder_key) for key, decoder_key in SIDES.items()}
+    )
     source = None
     # Their vocab_size is then the encoder's alone.
     if table.get(OWN) is False:
@@ -56,7 +62,9 @@ def read(options: dict[str, Any], activation: str, table: dict) -> BartConfig:
     scaled = options.get("positions") == "inclusive sinusoids"
     if scaled and (pad := table.get("pad_token_id")) is not None:
         options = options | {"offset": pad + 1}
-    fields = common.read_keys(table, KEYS, max_positions=1024, scale_embedding=scaled, tied_head=True, start_token=2)
+    fields = common.read_keys(
+        table, KEYS, max_positions=1024, scale_embedding=scaled, tied_head=True, start_token=2
+    )
     return BartConfig(
         **fields,
         **options,
@@ -66,16 +74,21 @@ def read(options: dict[str, Any], activation: str, table: dict) -> BartConfig:
 
 
 def read_generation(config: BartConfig, table: dict[str, Any]) -> BartConfig:
-    """Reads the forced first token, and words that are single tokens; longer ones are left to `generate`.
+    """Reads the forced first token, and words that are single tokens; longer ones are left to
+    `generate`.
 
     End tokens are not banned, as in transformers: no text would end.
     """
     words = [] if table.get(BANNED) is None else table[BANNED]
     if not isinstance(words, list) or not all(isinstance(word, list) and word for word in words):
-        raise FamilyError(f"{BANNED} is {words!r}: expected a list of words, each a list of ids, such as [[5], [6, 7]]")
+        raise FamilyError(
+            f"{BANNED} is {words!r}: expected a list of words, each a list of ids, such as [[5], "
+            "[6, 7]]"
+        )
     for token in (token for word in words for token in word):
         common.check_id(f"an id in {BANNED}", token, config.vocab_size)
-    if longer := [word for word in words if len(word) > 1]:
+    longer = [word for word in words if len(word) > 1]
+    if longer:
         text = f"{BANNED} has %s: words of several tokens are not read; see sampling.banned_words"
         logging.getLogger(__name__).warning(text, longer)
     banned = tuple(word[0] for word in words if len(word) == 1 and word[0] not in config.end_tokens)
@@ -84,7 +97,9 @@ def read_generation(config: BartConfig, table: dict[str, Any]) -> BartConfig:
 
 def write_generation(config: BartConfig) -> dict[str, Any]:
     """Writes what `read_generation` reads."""
-    banned = {BANNED: [[token] for token in config.banned_tokens]} if config.banned_tokens else {}
+    banned = {}
+    if config.banned_tokens:
+        banned = {BANNED: [[token] for token in config.banned_tokens]}
     return common.write_begin(config) | banned
 
 
@@ -92,15 +107,24 @@ def write(model_type: str, architecture: str, config: BartConfig) -> dict[str, A
     """Writes the config.json of a network."""
     table = common.write_keys(config, KEYS)
     if config.source_vocab is not None:
-        table |= {"vocab_size": config.source_vocab, "decoder_vocab_size": config.vocab_size, OWN: False}
-    if config.positions != "learned":  # M2M-100 counts positions from its padding's id on, and Marian begins with it
-        table["pad_token_id"] = config.offset - 1 if config.offset else config.start_token
+        table |= {
+            "vocab_size": config.source_vocab,
+            "decoder_vocab_size": config.vocab_size,
+            OWN: False,
+        }
+    # M2M-100 counts positions from its padding's id on, and Marian begins with it
+    if config.positions != "learned":
+        if config.offset:
+            table["pad_token_id"] = config.offset - 1
+        else:
+            table["pad_token_id"] = config.start_token
     return {
         "architectures": [architecture],
         "model_type": model_type,
         "is_encoder_decoder": True,
         **table,
-        "tie_word_embeddings": True,  # False unties the sides' embeddings, too; the weights show a head of its own
+        # False unties the sides' embeddings, too; the weights show a head of its own
+        "tie_word_embeddings": True,
         **{key: table[decoder_key] for key, decoder_key in SIDES.items()},
         "activation_function": THEIRS[config.activation],
     }
@@ -109,10 +133,21 @@ def write(model_type: str, architecture: str, config: BartConfig) -> dict[str, A
 BLOCK = {"query": "q_proj", "key": "k_proj", "value": "v_proj", "out": "out_proj"}
 LAYER = {"ff_norm": "final_layer_norm", "ff/wi": "fc1", "ff/out": "fc2"}
 for _path, _name in (("attention", "self_attn"), ("cross", "encoder_attn")):
-    LAYER |= {f"{_path}_norm": f"{_name}_layer_norm", **{f"{_path}/{x}": f"{_name}.{y}" for x, y in BLOCK.items()}}
-SIDE = {"position": "embed_positions", "embedding_norm": "layernorm_embedding", "norm": "layer_norm"}
+    LAYER |= {
+        f"{_path}_norm": f"{_name}_layer_norm",
+        **{f"{_path}/{x}": f"{_name}.{y}" for x, y in BLOCK.items()},
+    }
+SIDE = {
+    "position": "embed_positions",
+    "embedding_norm": "layernorm_embedding",
+    "norm": "layer_norm",
+}
 MODULES = {  # also Whisper's
-    **{f"{side}_{path}": f"model.{side}.{x}" for side in ("encoder", "decoder") for path, x in SIDE.items()},
+    **{
+        f"{side}_{path}": f"model.{side}.{x}"
+        for side in ("encoder", "decoder")
+        for path, x in SIDE.items()
+    },
     **{
         f"{side}_{{}}/{path}": f"model.{side}.layers.{{}}.{x}"
         for side in ("encoder", "decoder")
@@ -123,13 +158,17 @@ MODULES = {  # also Whisper's
 
 def names(config: BartConfig) -> dict[str, Tensor]:
     """Says where each parameter lies."""
-    embedding = "model.shared" if config.source_vocab is None else "model.decoder.embed_tokens"
+    if config.source_vocab is None:
+        embedding = "model.shared"
+    else:
+        embedding = "model.decoder.embed_tokens"
     modules = {"embedding": embedding, "encoder_embedding": "model.encoder.embed_tokens"}
     tensors = common.names_by(MODULES | modules | {"head/weight": HEAD, "head/bias": BIAS}, config)
     return {path: x._replace(is_row=path == "head/bias") for path, x in tensors.items()}
 
 
-SHARED, BIAS = "model.shared.weight", "final_logits_bias"
+SHARED = "model.shared.weight"
+BIAS = "final_logits_bias"
 COPIES = {f"model.{side}.embed_tokens.weight": SHARED for side in ("encoder", "decoder")}
 
 
@@ -141,12 +180,16 @@ def canonical(name: str) -> str | None:
     """
     if name in (HEAD, BIAS):
         return name
-    return None if name.endswith(".version") else f"model.{name.removeprefix('model.')}"
+    if name.endswith(".version"):
+        return None
+    return f"model.{name.removeprefix('model.')}"
 
 
 def without_positions(name: str) -> str | None:
     """Leaves out sinusoids, too, which some files hold."""
-    return None if ".embed_positions." in name else canonical(name)
+    if ".embed_positions." in name:
+        return None
+    return canonical(name)
 
 
 def _config(
@@ -163,7 +206,9 @@ BART_SIZES = {
     "bart-large-cnn": _config(BART, 50_264, 1024, 4096, 16, 12),
 }
 MBART_SIZES = {
-    "mbart-large-50": _config(MBART, 250_054, 1024, 4096, 16, 12, scale_embedding=True, activation="relu"),
+    "mbart-large-50": _config(
+        MBART, 250_054, 1024, 4096, 16, 12, scale_embedding=True, activation="relu"
+    ),
 }
 MARIAN_SIZES = {
     "opus-mt-en-de": _config(MARIAN, 58_101, 512, 2048, 8, 6, start_token=58_100, **_MARIAN),
@@ -187,15 +232,22 @@ def _family(
     activation: str = "gelu",
 ) -> Family:
     return Family(
-        title,
-        (model_type,),
-        functools.partial(read, options, activation),
-        functools.partial(write, model_type, architecture),
-        names,
-        canonical,
-        sizes,
-        COPIES,
-        ("dtype", "end_tokens", "logits_bias", "tied_head", "begin_tokens", "banned_tokens"),
+        title=title,
+        model_types=(model_type,),
+        read=functools.partial(read, options, activation),
+        write=functools.partial(write, model_type, architecture),
+        names=names,
+        canonical=canonical,
+        sizes=sizes,
+        copies=COPIES,
+        unwritten=(
+            "dtype",
+            "end_tokens",
+            "logits_bias",
+            "tied_head",
+            "begin_tokens",
+            "banned_tokens",
+        ),
         read_generation=read_generation,
         write_generation=write_generation,
         generation_keys=(common.FORCED, BANNED),
@@ -208,6 +260,12 @@ FAMILIES = (
     _family("mBART", "mbart", "MBartForConditionalGeneration", MBART, MBART_SIZES),
     _family("Marian, OPUS-MT", "marian", "MarianMTModel", MARIAN, MARIAN_SIZES, without_positions),
     _family(
-        "M2M-100, NLLB", "m2m_100", "M2M100ForConditionalGeneration", M2M_100, M2M_SIZES, without_positions, "relu"
+        "M2M-100, NLLB",
+        "m2m_100",
+        "M2M100ForConditionalGeneration",
+        M2M_100,
+        M2M_SIZES,
+        without_positions,
+        "relu",
     ),
 )

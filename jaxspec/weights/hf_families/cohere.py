@@ -1,4 +1,6 @@
-"""Command R, R+ (Cohere) and R7B (arXiv 2504.00698): one norm a layer, and both blocks side by side after it."""
+"""Command R, R+ (Cohere) and R7B (arXiv 2504.00698): one norm a layer, and both blocks side by side
+after it.
+"""
 
 from __future__ import annotations
 
@@ -12,27 +14,42 @@ from jaxspec.weights.hf_families.common import only
 
 
 def read_cohere(table: dict) -> DecoderConfig:
-    """Reads the network of a Command R; heads of a Command R+ are normalised, each by a scale of its own."""
-    return _read(decoders.with_defaults(table, rope_theta=500_000.0), bool(table.get("use_qk_norm", False)))
+    """Reads the network of a Command R; heads of a Command R+ are normalised, each by a scale of
+    its own.
+    """
+    return _read(
+        decoders.with_defaults(table, rope_theta=500_000.0), bool(table.get("use_qk_norm", False))
+    )
 
 
 def read_cohere2(table: dict) -> DecoderConfig:
-    """Reads the network of a Command R7B: three local layers to a global one, which has no positions."""
+    """Reads the network of a Command R7B: three local layers to a global one, which has no
+    positions.
+    """
     only(table, order_of_interleaved_layers="local_attn_first", rotary_pct=1.0)
     pattern = table.get("sliding_window_pattern") or 4
     flags = [(i + 1) % pattern != 0 for i in range(table.get("num_hidden_layers", 0))]
-    return _read(table, unrotated=True, **decoders.windows({"sliding_window": 4096, **table}, flags))
+    return _read(
+        table, unrotated=True, **decoders.windows({"sliding_window": 4096, **table}, flags)
+    )
 
 
-def _read(table: dict, head_norms: bool = False, unrotated: bool = False, **options: Any) -> DecoderConfig:
+def _read(
+    table: dict, head_norms: bool = False, unrotated: bool = False, **options: Any
+) -> DecoderConfig:
     table = decoders.with_defaults(table, tie_word_embeddings=True, layer_norm_eps=1e-5)
 
     def changed(index: int, layer: LayerShape) -> LayerShape:
         # The global layers of R7B have no positions; all others rotate adjacent pairs.
         turn = layer.attention.rotary
         if turn is not None:
-            turn = None if unrotated and layer.attention.window is None else dataclasses.replace(turn, adjacent=True)
-        norms = {"head_norms": True, "norms_of": "each"} if head_norms else {}
+            if unrotated and layer.attention.window is None:
+                turn = None
+            else:
+                turn = dataclasses.replace(turn, adjacent=True)
+        norms = {}
+        if head_norms:
+            norms = {"head_norms": True, "norms_of": "each"}
         return decoders.change(layer, {"rotary": turn, **norms}, parallel=True)
 
     config = decoders.read(table, changed, **decoders.biases(table, "attention_bias"), **options)
@@ -57,15 +74,28 @@ SIZES = decoders.sizes(
     },
 )
 SIZES_2 = decoders.sizes(
-    read_cohere2, {"command-r7b": (256_000, 4096, 14_336, 32, 32, 8)}, rope_theta=5e4, logit_scale=0.25
+    read_cohere2,
+    {"command-r7b": (256_000, 4096, 14_336, 32, 32, 8)},
+    rope_theta=5e4,
+    logit_scale=0.25,
 )
 
 _KEYS = {"attention_bias": "qkv_bias", "layer_norm_eps": "epsilon", "rms_norm_eps": None}
 COHERE = decoders.family(
-    *("Command R, R+", ("cohere",), "CohereForCausalLM", read_cohere, _KEYS | {"use_qk_norm": "head_norms"}, SIZES),
+    title="Command R, R+",
+    model_types=("cohere",),
+    architecture="CohereForCausalLM",
+    read=read_cohere,
+    keys=_KEYS | {"use_qk_norm": "head_norms"},
+    sizes=SIZES,
     more_keys=_factors,
 )
 COHERE2 = decoders.family(
-    *("Command R7B", ("cohere2",), "Cohere2ForCausalLM", read_cohere2, _KEYS | decoders.LAYERS, SIZES_2),
+    title="Command R7B",
+    model_types=("cohere2",),
+    architecture="Cohere2ForCausalLM",
+    read=read_cohere2,
+    keys=_KEYS | decoders.LAYERS,
+    sizes=SIZES_2,
     more_keys=_factors,
 )

@@ -13,44 +13,60 @@ from typing import Any, NamedTuple
 from jaxspec.nets import net_of
 
 EMBEDDING = "embedding/embedding"  # our parameter, of every network
-HEAD = "lm_head.weight"  # every family's tensor of a head of its own; of a tied one, some files hold it as a copy
+# every family's tensor of a head of its own; of a tied one, some files hold it as a copy
+HEAD = "lm_head.weight"
 
 
 class FamilyError(ValueError):
-    """A config.json that describes none of our networks; the message says what was got and what was expected."""
+    """A config.json that describes none of our networks; the message says what was got and what was
+    expected.
+    """
 
 
 class Tensor(NamedTuple):
     """The place of a parameter of ours in a Hugging Face checkpoint."""
 
     name: str
-    transposed: bool = False  # whether it, or each matrix of a stack, is stored [in, out]; ours are [out, in]
-    order: int = 0  # parameters in one tensor follow each other on its (untransposed) first axis, in this order
+    # whether it, or each matrix of a stack, is stored [in, out]; ours are [out, in]
+    transposed: bool = False
+    # parameters in one tensor follow each other on its (untransposed) first axis, in this order
+    order: int = 0
     is_row: bool = False  # whether a vector of ours is stored as a matrix of one row
 
 
-LEAVES = {"bias": "bias"} | dict.fromkeys(("weight", "scale", "embedding", "table", "matrix", "kernel"), "weight")
+LEAVES = {"bias": "bias"} | dict.fromkeys(
+    ("weight", "scale", "embedding", "table", "matrix", "kernel"), "weight"
+)
 """The ends of our parameters' paths, and those of PyTorch's names."""
 _NUMBER = re.compile(r"(?<=_)\d+(?=/)")
 
 
-def named(paths: Iterable[str], table: Mapping[str, str], leaves: Mapping[str, str] = LEAVES) -> dict[str, Tensor]:
+def named(
+    paths: Iterable[str], table: Mapping[str, str], leaves: Mapping[str, str] = LEAVES
+) -> dict[str, Tensor]:
     """Says where parameters lie.
 
     Args:
         paths: the parameters' paths.
-        table: names of their modules, or of themselves, by path; {} stands for a number. Modules with one name are
-            parts of one tensor, in the table's order.
+        table: names of their modules, or of themselves, by path; {} stands for a number. Modules
+            with one name are parts of one tensor, in the table's order.
         leaves: the end of the name of a module's parameter, by that of its path.
 
     Raises:
         FamilyError: the table lacks a module.
 
-    >>> table = {"layers_{}/ff/out": "model.layers.{}.mlp.down_proj", "layers_{}/sinks": "model.layers.{}.sinks"}
-    >>> [tensor.name for tensor in named(["layers_3/ff/out/weight", "layers_3/sinks"], table).values()]
+    >>> table = {
+    ...     "layers_{}/ff/out": "model.layers.{}.mlp.down_proj",
+    ...     "layers_{}/sinks": "model.layers.{}.sinks",
+    ... }
+    >>> [
+    ...     tensor.name
+    ...     for tensor in named(["layers_3/ff/out/weight", "layers_3/sinks"], table).values()
+    ... ]
     ['model.layers.3.mlp.down_proj.weight', 'model.layers.3.sinks']
     """
-    tensors, order = {}, {entry: number for number, entry in enumerate(table)}
+    tensors = {}
+    order = {entry: number for number, entry in enumerate(table)}
     for path in paths:
         pattern = _NUMBER.sub("{}", path)
         module, _, leaf = pattern.rpartition("/")
@@ -58,8 +74,12 @@ def named(paths: Iterable[str], table: Mapping[str, str], leaves: Mapping[str, s
         entry = pattern if pattern in table else module
         if entry not in table:
             raise FamilyError(f"the format has no name for the parameter {path}")
-        end = "" if entry == pattern else f".{leaves.get(leaf, leaf)}"
-        tensors[path] = Tensor(f"{table[entry]}{end}".format(*_NUMBER.findall(path)), order=order[entry])
+        end = ""
+        if entry != pattern:
+            end = f".{leaves.get(leaf, leaf)}"
+        tensors[path] = Tensor(
+            f"{table[entry]}{end}".format(*_NUMBER.findall(path)), order=order[entry]
+        )
     return tensors
 
 
@@ -74,25 +94,30 @@ class Family(NamedTuple):
     Attributes:
         title: for people.
         model_types: the values of "model_type" in config.json.
-        read: config.json -> configuration of the network. Raises ValueError where the network would compute
-            something else.
-        write: configuration -> config.json; of a configuration that the family cannot express, anything.
+        read: config.json -> configuration of the network. Raises ValueError where the network would
+            compute something else.
+        write: configuration -> config.json; of a configuration that the family cannot express,
+            anything.
         names: configuration -> {path of our parameter: where it lies}.
         canonical: name of a tensor -> its name in `names`; None if the tensor is not a parameter.
         sizes: {name: configuration} of what was published.
-        unwritten: fields of a configuration that config.json has no place for: `weights.huggingface.save` writes the
-            end tokens beside it, and dtypes are those of the tensors.
-        copies: {name of a tensor: that of the one it repeats}, of those that some files hold twice. Whether it does is
-            checked before it is left out. A tied head is not among them: see `HEAD`.
-        unused: configuration -> names of tensors that a file may hold, and that the network does not use.
-        read_generation: (configuration, generation_config.json) -> the configuration with the family's own entries. The
-            configuration has its end tokens.
+        unwritten: fields of a configuration that config.json has no place for:
+            `weights.huggingface.save` writes the end tokens beside it, and dtypes are those of the
+            tensors.
+        copies: {name of a tensor: that of the one it repeats}, of those that some files hold twice.
+            Whether it does is checked before it is left out. A tied head is not among them: see
+            `HEAD`.
+        unused: configuration -> names of tensors that a file may hold, and that the network does
+            not use.
+        read_generation: (configuration, generation_config.json) -> the configuration with the
+            family's own entries. The configuration has its end tokens.
         write_generation: configuration -> the entries that `read_generation` reads.
         generation_keys: the keys of these entries.
         head: the name of a head's own tensor.
-        apart, alternate: the names of what files hold expert by expert, or head by head, and how two projections lie
-            in one matrix: see `stacks.stacked`.
-        optional: {name of a tensor that some files lack: the field of a configuration that is then False}.
+        apart, alternate: the names of what files hold expert by expert, or head by head, and how
+            two projections lie in one matrix: see `stacks.stacked`.
+        optional: {name of a tensor that some files lack: the field of a configuration that is then
+            False}.
     """
 
     title: str
@@ -120,7 +145,9 @@ ACTIVATIONS = {
     **dict.fromkeys(("gelu", "gelu_python"), "gelu_erf"),
     "relu2": "relu2",
 }
-THEIRS = {activation: name for name, activation in reversed(ACTIVATIONS.items())} | {"xielu": "xielu"}
+THEIRS = {activation: name for name, activation in reversed(ACTIVATIONS.items())} | {
+    "xielu": "xielu"
+}
 
 
 def activation(name: str) -> str:
@@ -135,22 +162,56 @@ def activation(name: str) -> str:
 
 
 COUNTS = (  # ends of keys whose values are positive integers, or lists of what layers have
-    *("_size", "_heads", "_layers", "head_dim", "position_embeddings", "n_positions", "window_pattern"),
+    *(
+        "_size",
+        "_heads",
+        "_layers",
+        "head_dim",
+        "position_embeddings",
+        "n_positions",
+        "window_pattern",
+    ),
     *("conv_kernel_dim", "full_attention_interval", "_experts", "_experts_per_tok", "sparse_step"),
     *("_ffn_dim", "_mel_bins", "source_positions", "target_positions", "_buckets", "_distance"),
     *("n_embd", "n_inner", "n_layer", "n_head", "d_model", "d_ff", "d_kv"),
 )
 NUMBERS = (  # ends of keys whose values are positive numbers
-    *("_eps", "_epsilon", "_multiplier", "logits_scaling", "logit_scale", "_theta", "_freq", "_scalar", "_softcapping"),
+    *(
+        "_eps",
+        "_epsilon",
+        "_multiplier",
+        "logits_scaling",
+        "logit_scale",
+        "_theta",
+        "_freq",
+        "_scalar",
+        "_softcapping",
+    ),
     *("swiglu_alpha", "swiglu_limit", "factor", "beta_fast", "beta_slow"),
 )
 UNREAD = {  # no sizes; the last one is a number, or letters
-    *("order_of_interleaved_layers", "add_classification_head", "org_vocab_size", "mlp_only_layers"),
+    *(
+        "order_of_interleaved_layers",
+        "add_classification_head",
+        "org_vocab_size",
+        "mlp_only_layers",
+    ),
     *("static_position_embeddings", "sliding_window_pattern"),
 }
 MAY_BE_ZERO = {
-    *("num_experts", "num_local_experts", "shared_expert_intermediate_size", "num_kv_shared_layers"),
-    *("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_layers", "max_window_layers", "type_vocab_size"),
+    *(
+        "num_experts",
+        "num_local_experts",
+        "shared_expert_intermediate_size",
+        "num_kv_shared_layers",
+    ),
+    *(
+        "num_nextn_predict_layers",
+        "mtp_num_hidden_layers",
+        "num_mtp_layers",
+        "max_window_layers",
+        "type_vocab_size",
+    ),
 }
 TABLES = (
     *("text_config", "encoder", "decoder", "rope_scaling", "rope_parameters"),
@@ -173,7 +234,8 @@ MOST = {  # lists and tables are made with an entry for each
 
 
 def check(table: dict) -> None:
-    """Refuses sizes and numbers that none can be, in whatever table of a config.json they are; null is no value.
+    """Refuses sizes and numbers that none can be, in whatever table of a config.json they are; null
+    is no value.
 
     The end of a key says what its value is.
 
@@ -185,8 +247,10 @@ def check(table: dict) -> None:
         if value is None or key in UNREAD:
             continue
         # bool is an int in Python, and in JSON it is none.
-        number: Any = value if type(value) in (int, float) else float("nan")  # compares as neither small nor large
-        by_layer = isinstance(value, list) and len(value) > 0  # a size of each layer, which the family reads
+        # compares as neither small nor large
+        number: Any = value if type(value) in (int, float) else float("nan")
+        # a size of each layer, which the family reads
+        by_layer = isinstance(value, list) and len(value) > 0
         is_count = (key == "sliding_window" or key.endswith(COUNTS)) and not by_layer
         least, sign = (0, "non-negative") if key in MAY_BE_ZERO else (1, "positive")
         if is_count and not (isinstance(number, int) and least <= number <= LARGEST):
@@ -195,7 +259,8 @@ def check(table: dict) -> None:
         limit = min((limit for end, limit in MOST.items() if key.endswith(end)), default=LARGEST)
         if is_count and number > limit:
             raise FamilyError(f"{key} is {value}: expected at most {limit:,}")
-        is_none = number == 0 and key.endswith("_softcapping")  # no cap, as llama.cpp and SGLang read it
+        # no cap, as llama.cpp and SGLang read it
+        is_none = number == 0 and key.endswith("_softcapping")
         if key.endswith(NUMBERS) and not by_layer and not is_none and not 0 < number < float("inf"):
             raise FamilyError(f"{key} is {value!r}: expected a positive number")
         if key in FLAGS and not isinstance(value, bool):
@@ -219,17 +284,26 @@ def need(table: Mapping[str, Any], key: str) -> Any:
 
 
 def read_keys(table: Mapping[str, Any], keys: Mapping[str, str], **defaults: Any) -> dict[str, Any]:
-    """Reads entries into fields of a network; null is no value, and a field without a default is needed.
+    """Reads entries into fields of a network; null is no value, and a field without a default is
+    needed.
 
     >>> read_keys({"n_embd": 64, "n_head": None}, {"dim": "n_embd", "heads": "n_head"}, heads=4)
     {'dim': 64, 'heads': 4}
     """
     fields = {}
     for field, key in keys.items():
-        value = need(table, key) if field not in defaults else table.get(key)
+        if field not in defaults:
+            value = need(table, key)
+        else:
+            value = table.get(key)
         default = defaults.get(field)
         convert = {bool: bool, float: float}.get(type(default))
-        fields[field] = default if value is None else convert(value) if convert else value
+        if value is None:
+            fields[field] = default
+        elif convert:
+            fields[field] = convert(value)
+        else:
+            fields[field] = value
     return fields
 
 
@@ -239,19 +313,25 @@ def write_keys(form: Any, keys: Mapping[str, str]) -> dict[str, Any]:
 
 
 def with_start(table: dict[str, Any]) -> dict[str, Any]:
-    """Fills in the token that a decoder's row begins with, in transformers' order of keys, as far as one is named.
+    """Fills in the token that a decoder's row begins with, in transformers' order of keys, as far
+    as one is named.
 
     >>> with_start({"pad_token_id": 0, "bos_token_id": 2})["decoder_start_token_id"]
     2
     """
     starts = (table.get(key) for key in ("decoder_start_token_id", "bos_token_id", "pad_token_id"))
-    return table | {"decoder_start_token_id": next((token for token in starts if token is not None), None)}
+    return table | {
+        "decoder_start_token_id": next((token for token in starts if token is not None), None)
+    }
 
 
 def decoder_vocab(table: Mapping[str, Any]) -> int | None:
-    """Returns the size of a decoder's vocabulary: vocab_size, unless the two sides of a Marian have embeddings apart.
+    """Returns the size of a decoder's vocabulary: vocab_size, unless the two sides of a Marian have
+    embeddings apart.
 
-    >>> decoder_vocab({"vocab_size": 61, "decoder_vocab_size": 67, "share_encoder_decoder_embeddings": False})
+    >>> decoder_vocab(
+    ...     {"vocab_size": 61, "decoder_vocab_size": 67, "share_encoder_decoder_embeddings": False}
+    ... )
     67
     """
     apart = table.get("share_encoder_decoder_embeddings") is False
@@ -275,23 +355,34 @@ FORCED = "forced_bos_token_id"
 
 def read_begin(config: Any, table: Mapping[str, Any]) -> Any:
     """Reads the token that follows the start token in every row."""
-    begin = () if table.get(FORCED) is None else (check_id(FORCED, table[FORCED], config.vocab_size),)
+    begin = ()
+    if table.get(FORCED) is not None:
+        begin = (check_id(FORCED, table[FORCED], config.vocab_size),)
     return dataclasses.replace(config, begin_tokens=begin)
 
 
 def write_begin(config: Any) -> dict[str, Any]:
     """Writes what `read_begin` reads."""
     if len(config.begin_tokens) > 1:
-        raise FamilyError(f"begin_tokens is {config.begin_tokens}: expected one at most, which is {FORCED}")
-    return {FORCED: config.begin_tokens[0]} if config.begin_tokens else {}
+        raise FamilyError(
+            f"begin_tokens is {config.begin_tokens}: expected one at most, which is {FORCED}"
+        )
+    if config.begin_tokens:
+        return {FORCED: config.begin_tokens[0]}
+    return {}
 
 
-BEGINNING: dict[str, Any] = dict(read_generation=read_begin, write_generation=write_begin, generation_keys=(FORCED,))
-"""The fields of a family that reads its rows' beginning, and nothing else, from generation_config.json."""
+BEGINNING: dict[str, Any] = dict(
+    read_generation=read_begin, write_generation=write_begin, generation_keys=(FORCED,)
+)
+"""The fields of a family that reads its rows' beginning, and nothing else, from
+generation_config.json.
+"""
 
 
 def only(table: dict, **expected: Any) -> None:
-    """Refuses values that change what a model computes in a way that the network does not have; null is no value.
+    """Refuses values that change what a model computes in a way that the network does not have;
+    null is no value.
 
     >>> only({"scale_attn_weights": False}, scale_attn_weights=True)
     Traceback (most recent call last):

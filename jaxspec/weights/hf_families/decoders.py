@@ -42,43 +42,61 @@ YARN = {
     "rope_magnitude": "attention_factor",
 }
 PARTIAL = "partial_rotary_factor"
-ROTARY = ("rope_scaling", "rope_parameters")  # the tables of rotary positions; the first counts before the second
+# the tables of rotary positions; the first counts before the second
+ROTARY = ("rope_scaling", "rope_parameters")
 FIRST_CONTEXT = "original_max_position_embeddings"
 ORIGINAL = {"rope_original": FIRST_CONTEXT}
-ROPE_KEYS = {"linear": ROPE, "llama3": ROPE | LLAMA3 | ORIGINAL, "yarn": ROPE | YARN | ORIGINAL}  # of a scaling
+# of a scaling
+ROPE_KEYS = {"linear": ROPE, "llama3": ROPE | LLAMA3 | ORIGINAL, "yarn": ROPE | YARN | ORIGINAL}
 
 
 def read(table: dict, changed: LayerChange | None = None, **options: Any) -> DecoderConfig:
     """Reads the configuration of a config.json of any of these families.
 
     Args:
-        changed: (number of a layer, its shape) -> the layer's shape in this family; None: that of Llama.
+        changed: (number of a layer, its shape) -> the layer's shape in this family; None: that of
+            Llama.
         options: the additions of the family, as arguments of `UniformDecoder`.
     """
     only(table, use_bidirectional_attention=False)
     # Files from before grouped queries and wide heads lack these keys.
-    dim, heads = need(table, "hidden_size"), need(table, "num_attention_heads")
+    dim = need(table, "hidden_size")
+    heads = need(table, "num_attention_heads")
     sizes = {"kv_heads": heads, "head_dim": dim // heads}
-    shape = common.read_keys(table, KEYS, **sizes, epsilon=1e-6, max_positions=None, tied_head=False)
+    shape = common.read_keys(
+        table, KEYS, **sizes, epsilon=1e-6, max_positions=None, tied_head=False
+    )
     shape["head_dim"] = int(shape["head_dim"])
-    shape["activation"] = common.activation(table.get("hidden_activation") or table.get("hidden_act") or "silu")
-    rotary = {} if "rope_base" in options else rope(_with_first_context(table))
+    shape["activation"] = common.activation(
+        table.get("hidden_activation") or table.get("hidden_act") or "silu"
+    )
+    rotary = {}
+    if "rope_base" not in options:
+        rotary = rope(_with_first_context(table))
     return with_layers(decoder_config(**{**shape, **rotary, **options}), changed)
 
 
 def sizes(
     read: Callable[[dict], DecoderConfig], rows: Mapping[str, Sequence[Any]], **common: Any
 ) -> dict[str, DecoderConfig]:
-    """Makes published sizes, each of a row with the numbers of `SIZE` and perhaps a table of its other keys.
+    """Makes published sizes, each of a row with the numbers of `SIZE` and perhaps a table of its
+    other keys.
 
-    >>> sizes(read, {"tiny": (96, 32, 64, 1, 4, 2, 128, {"head_dim": 16})}, rms_norm_eps=1e-5)["tiny"].norm.epsilon
+    >>> sizes(read, {"tiny": (96, 32, 64, 1, 4, 2, 128, {"head_dim": 16})}, rms_norm_eps=1e-5)[
+    ...     "tiny"
+    ... ].norm.epsilon
     1e-05
     """
-    tables = {name: dict(zip(SIZE, row, strict=False)) | common | dict(*row[len(SIZE) :]) for name, row in rows.items()}
+    tables = {
+        name: dict(zip(SIZE, row, strict=False)) | common | dict(*row[len(SIZE) :])
+        for name, row in rows.items()
+    }
     return {name: read(table) for name, table in tables.items()}
 
 
-def reader(*flags: str, changed: LayerChange | None = None, **defaults: Any) -> Callable[[dict], DecoderConfig]:
+def reader(
+    *flags: str, changed: LayerChange | None = None, **defaults: Any
+) -> Callable[[dict], DecoderConfig]:
     """Makes the `read` of a family that is a Llama but for constants.
 
     Args:
@@ -89,29 +107,47 @@ def reader(*flags: str, changed: LayerChange | None = None, **defaults: Any) -> 
     return lambda table: read(with_defaults(table, **defaults), changed, **biases(table, *flags))
 
 
-def with_layers(config: DecoderConfig, changed: LayerChange | None = None, **options: Any) -> DecoderConfig:
+def with_layers(
+    config: DecoderConfig, changed: LayerChange | None = None, **options: Any
+) -> DecoderConfig:
     """Changes layers of a configuration, and options of the whole."""
-    layers = config.layers if changed is None else tuple(changed(i, layer) for i, layer in enumerate(config.layers))
+    if changed is None:
+        layers = config.layers
+    else:
+        layers = tuple(changed(i, layer) for i, layer in enumerate(config.layers))
     return dataclasses.replace(config, layers=layers, **options)
 
 
-def change(layer: LayerShape, attention: dict[str, Any], ff: dict[str, Any] | None = None, **norms: Any) -> LayerShape:
+def change(
+    layer: LayerShape, attention: dict[str, Any], ff: dict[str, Any] | None = None, **norms: Any
+) -> LayerShape:
     """Replaces options of a layer's attention and of its feed-forward block, and its own."""
-    replaced = dataclasses.replace(layer.attention, **attention), dataclasses.replace(layer.ff, **ff or {})
+    replaced = (
+        dataclasses.replace(layer.attention, **attention),
+        dataclasses.replace(layer.ff, **ff or {}),
+    )
     return dataclasses.replace(layer, attention=replaced[0], ff=replaced[1], **norms)
 
 
 def rotated(config: DecoderConfig) -> Rotary:
-    """Returns the rotation of a configuration's first layer that rotates, for the keys that its family writes."""
-    return next((turn for layer in config.layers if (turn := layer.attention.rotary) is not None), Rotary())
+    """Returns the rotation of a configuration's first layer that rotates, for the keys that its
+    family writes.
+    """
+    return next(
+        (turn for layer in config.layers if (turn := layer.attention.rotary) is not None), Rotary()
+    )
 
 
 def partial_rotary(table: dict, share: float = 1.0) -> tuple[dict, float]:
-    """Takes the rotated share of a head's dimensions out of a config.json, `share` where it has none."""
+    """Takes the rotated share of a head's dimensions out of a config.json, `share` where it has
+    none.
+    """
     shares = [x for x in (rotary_keys(table).get(PARTIAL), table.get(PARTIAL)) if x is not None]
     table = {name: x for name, x in table.items() if name != PARTIAL}
     for key in ROTARY:
-        table[key] = {name: x for name, x in (table.get(key) or {}).items() if name != PARTIAL} or None
+        table[key] = {
+            name: x for name, x in (table.get(key) or {}).items() if name != PARTIAL
+        } or None
     return table, float((*shares, share)[0])
 
 
@@ -122,20 +158,25 @@ def with_defaults(table: dict, **defaults: Any) -> dict:
 
 def partial_key(config: DecoderConfig) -> dict[str, Any]:
     """Writes the key that `partial_rotary` reads."""
-    dims, head_dim = rotated(config).dims, config.layers[0].attention.head_dim
+    dims = rotated(config).dims
+    head_dim = config.layers[0].attention.head_dim
     return {PARTIAL: (dims or head_dim) / head_dim}
 
 
 def turned(layer: LayerShape, share: float = 1.0, **options: Any) -> dict[str, Rotary]:
-    """Returns the attention option of a layer that rotates a share of each head; `options` are those of `Rotary`."""
+    """Returns the attention option of a layer that rotates a share of each head; `options` are
+    those of `Rotary`.
+    """
     # 30 of 88 dimensions are 29.99... by their share.
-    rotary, dims = layer.attention.rotary, int(layer.attention.head_dim * share + 1e-6)
+    rotary = layer.attention.rotary
+    dims = int(layer.attention.head_dim * share + 1e-6)
     assert rotary is not None
     return {"rotary": dataclasses.replace(rotary, dims=None if share == 1.0 else dims, **options)}
 
 
 def biases(table: dict, *keys: str) -> dict[str, Any]:
-    """Reads which projections have biases, by some of the keys that families say it with: none by default.
+    """Reads which projections have biases, by some of the keys that families say it with: none by
+    default.
 
     >>> biases({"attention_bias": True}, "attention_bias", "mlp_bias")
     {'qkv_bias': True, 'out_bias': True, 'ff_bias': False}
@@ -144,7 +185,9 @@ def biases(table: dict, *keys: str) -> dict[str, Any]:
 
 
 def _with_first_context(table: dict) -> dict:
-    """Moves the context of the training among the rotary keys: as in transformers, it counts before what they say."""
+    """Moves the context of the training among the rotary keys: as in transformers, it counts before
+    what they say.
+    """
     if table.get(FIRST_CONTEXT) is None:
         return table
     key = next((key for key in ROTARY if table.get(key)), ROTARY[-1])
@@ -154,8 +197,8 @@ def _with_first_context(table: dict) -> dict:
 def rotary_keys(table: dict) -> dict[str, Any]:
     """Returns the keys of the rotary positions, from either table or from both.
 
-    transformers 5 writes rope_parameters, which hold the base, too. There, too, rope_scaling counts before them: it is
-    what people add to a file for longer rows.
+    transformers 5 writes rope_parameters, which hold the base, too. There, too, rope_scaling counts
+    before them: it is what people add to a file for longer rows.
 
     >>> parameters = {"rope_theta": 1e6, "rope_type": "default"}
     >>> keys = rotary_keys({"rope_parameters": parameters, "rope_scaling": {"type": "yarn"}})
@@ -172,42 +215,61 @@ def rotary_keys(table: dict) -> dict[str, Any]:
 
 
 def rope(table: dict, base: float = 10_000.0, *, counts_linear: bool = False) -> dict[str, Any]:
-    """Reads options of the rotary positions: new files have one table, older ones a base and perhaps a scaling.
+    """Reads options of the rotary positions: new files have one table, older ones a base and
+    perhaps a scaling.
 
-    A scaling that stretches positions by a factor makes rows that much longer: the options then have the longest row.
-    It is `factor` times the context of the training, or `max_position_embeddings` if that is more.
+    A scaling that stretches positions by a factor makes rows that much longer: the options then
+    have the longest row. It is `factor` times the context of the training, or
+    `max_position_embeddings` if that is more.
 
     Args:
         table: the content of a config.json.
         base: the base of the frequencies in a file that gives none.
-        counts_linear: whether `max_position_embeddings` is the longest row of a linear scaling, as in a Gemma 3; in
-            other families it is the context before the scaling.
+        counts_linear: whether `max_position_embeddings` is the longest row of a linear scaling, as
+            in a Gemma 3; in other families it is the context before the scaling.
 
-    >>> rope({"rope_theta": 500000.0, "rope_scaling": {"type": "linear", "factor": 4}, "max_position_embeddings": 2048})
+    >>> rope(
+    ...     {
+    ...         "rope_theta": 500000.0,
+    ...         "rope_scaling": {"type": "linear", "factor": 4},
+    ...         "max_position_embeddings": 2048,
+    ...     }
+    ... )
     {'rope_base': 500000.0, 'rope_scaling': 'linear', 'rope_factor': 4.0, 'max_positions': 8192}
     """
     merged = {"rope_theta": table.get("rope_theta") or base, **rotary_keys(table)}
-    only({**table, **merged}, partial_rotary_factor=1.0, full_attention=None, sliding_attention=None)
+    only(
+        {**table, **merged}, partial_rotary_factor=1.0, full_attention=None, sliding_attention=None
+    )
     rope_type = merged.get("rope_type") or merged.get("type") or "default"
     if rope_type not in (*SCALINGS, "dynamic"):
-        raise FamilyError(f"the rope scaling is {rope_type!r}: expected one of {', '.join(SCALINGS)}, dynamic")
+        raise FamilyError(
+            f"the rope scaling is {rope_type!r}: expected one of {', '.join(SCALINGS)}, dynamic"
+        )
     options: dict[str, Any] = {"rope_base": float(merged["rope_theta"])}
-    if rope_type == "dynamic":  # changes rows longer than these, whose caches would depend on how they were fed
+    # changes rows longer than these, whose caches would depend on how they were fed
+    if rope_type == "dynamic":
         need(table, "max_position_embeddings")
         return options
     if rope_type == "default":
         return options
     merged |= _yarn(merged, table) if rope_type == "yarn" else {}
     fields = {
-        field: type(getattr(UniformDecoder, field))(need(merged, key)) for field, key in ROPE_KEYS[rope_type].items()
+        field: type(getattr(UniformDecoder, field))(need(merged, key))
+        for field, key in ROPE_KEYS[rope_type].items()
     }
-    return options | {"rope_scaling": rope_type, **fields} | _longest_row(merged, table, rope_type, counts_linear)
+    return (
+        options
+        | {"rope_scaling": rope_type, **fields}
+        | _longest_row(merged, table, rope_type, counts_linear)
+    )
 
 
 def _longest_row(scaling: dict, table: dict, rope_type: str, counts_linear: bool) -> dict[str, Any]:
     """Returns the option for the longest row of a scaling whose factor stretches positions.
 
-    The factor of "llama3" is another number: it divides the lowest frequencies, and says nothing of a row's length.
+    The factor of "llama3" is another number: it divides the lowest frequencies, and says nothing of
+    a row's length.
     """
     longest = table.get("max_position_embeddings")
     original = scaling.get(FIRST_CONTEXT) or (None if counts_linear else longest)
@@ -217,10 +279,16 @@ def _longest_row(scaling: dict, table: dict, rope_type: str, counts_linear: bool
 
 
 def _yarn(scaling: dict, table: dict) -> dict[str, Any]:
-    """Returns the keys of a scaling by YaRN, with what transformers takes for those that it lacks."""
-    original, longest = scaling.get(FIRST_CONTEXT), table.get("max_position_embeddings")
-    factor = scaling.get("factor") or (longest / original if longest and original else need(scaling, "factor"))
-    weight, overall = scaling.get("mscale"), scaling.get("mscale_all_dim")
+    """Returns the keys of a scaling by YaRN, with what transformers takes for those that it
+    lacks.
+    """
+    original = scaling.get(FIRST_CONTEXT)
+    longest = table.get("max_position_embeddings")
+    factor = scaling.get("factor") or (
+        longest / original if longest and original else need(scaling, "factor")
+    )
+    weight = scaling.get("mscale")
+    overall = scaling.get("mscale_all_dim")
     # As in transformers, one without the other is without effect.
     weight, overall = (weight, overall) if weight and overall else (1.0, 0.0)
     usual = yarn_magnitude(factor, weight) / yarn_magnitude(factor, overall)
@@ -230,25 +298,32 @@ def _yarn(scaling: dict, table: dict) -> dict[str, Any]:
         "beta_slow": scaling.get("beta_slow") or 1,
         "beta_fast": scaling.get("beta_fast") or 32,
         "truncate": scaling.get("truncate", True) is not False,
-        "attention_factor": usual if scaling.get("attention_factor") is None else scaling["attention_factor"],
+        "attention_factor": usual
+        if scaling.get("attention_factor") is None
+        else scaling["attention_factor"],
     }
 
 
 def scaling_keys(form: UniformDecoder) -> dict[str, Any]:
     """Writes the keys of a scaling of the rotary frequencies."""
-    return {"rope_type": form.rope_scaling} | common.write_keys(form, ROPE_KEYS.get(form.rope_scaling, {}))
+    return {"rope_type": form.rope_scaling} | common.write_keys(
+        form, ROPE_KEYS.get(form.rope_scaling, {})
+    )
 
 
 def size_keys(form: UniformDecoder) -> dict[str, Any]:
     """Writes the network's sizes, with the context before a linear scaling, as `rope` reads it."""
-    table = {key: value for key, value in common.write_keys(form, KEYS).items() if value is not None}
+    table = {
+        key: value for key, value in common.write_keys(form, KEYS).items() if value is not None
+    }
     if form.rope_scaling == "linear" and form.max_positions is not None:
         table["max_position_embeddings"] = round(form.max_positions / form.rope_factor)
     return table
 
 
 def windows(table: dict, otherwise: list[bool]) -> dict[str, Any]:
-    """Reads options of local layers from the file's entry for each layer, or else takes `otherwise`.
+    """Reads options of local layers from the file's entry for each layer, or else takes
+    `otherwise`.
 
     >>> windows({"sliding_window": 8, "num_hidden_layers": 4}, [True, False, True, False])
     {'window': 8, 'local': (True, False)}
@@ -257,13 +332,18 @@ def windows(table: dict, otherwise: list[bool]) -> dict[str, Any]:
     if kinds:
         check_layers(kinds, table["num_hidden_layers"])
     # A list of layers, where there is one, goes before the family's pattern.
-    local = [layer_type == "sliding_attention" for layer_type in kinds] if kinds else otherwise
+    if kinds:
+        local = [layer_type == "sliding_attention" for layer_type in kinds]
+    else:
+        local = otherwise
     if table.get("sliding_window") is None or not any(local):
         return {}
     return {"window": int(table["sliding_window"]), "local": period(local)}
 
 
-def check_layers(kinds: Any, count: int, expected: Sequence[str] = ("full_attention", "sliding_attention")) -> None:
+def check_layers(
+    kinds: Any, count: int, expected: Sequence[str] = ("full_attention", "sliding_attention")
+) -> None:
     """Refuses `layer_types` that are not a kind of these for each layer.
 
     >>> check_layers("full", 4)
@@ -272,7 +352,8 @@ def check_layers(kinds: Any, count: int, expected: Sequence[str] = ("full_attent
     """
     if not isinstance(kinds, list) or not all(isinstance(layer_type, str) for layer_type in kinds):
         raise FamilyError(f"layer_types is {kinds!r}: expected a list of names")
-    if others := sorted(set(kinds) - set(expected)):
+    others = sorted(set(kinds) - set(expected))
+    if others:
         raise FamilyError(f"layer_types has {', '.join(others)}: expected {' and '.join(expected)}")
     if len(kinds) != count:
         raise FamilyError(f"layer_types has {len(kinds)} layers, num_hidden_layers is {count}")
@@ -283,7 +364,9 @@ def canonical(name: str) -> str | None:
 
     >>> canonical("model.layers.0.self_attn.rotary_emb.inv_freq")
     """
-    return None if name.endswith("rotary_emb.inv_freq") else name
+    if name.endswith("rotary_emb.inv_freq"):
+        return None
+    return name
 
 
 OTHERS = (
@@ -293,9 +376,12 @@ OTHERS = (
 
 
 def text_half(table: dict) -> dict:
-    """Returns the part of a config.json that describes the text half, where there is another; else all of it.
+    """Returns the part of a config.json that describes the text half, where there is another; else
+    all of it.
 
-    >>> text_half({"tie_word_embeddings": False, "text_config": {"hidden_size": 8}, "vision_config": {}})
+    >>> text_half(
+    ...     {"tie_word_embeddings": False, "text_config": {"hidden_size": 8}, "vision_config": {}}
+    ... )
     {'hidden_size': 8, 'tie_word_embeddings': False}
     """
     if table.get("text_config") is None:
@@ -308,15 +394,21 @@ def text_half(table: dict) -> dict:
 
 
 def canonical_text(name: str) -> str | None:
-    """Finds the text half among the tensors of a model that also sees or hears, by either of its layouts.
+    """Finds the text half among the tensors of a model that also sees or hears, by either of its
+    layouts.
 
-    >>> canonical_text("language_model.model.norm.weight"), canonical_text("model.language_model.norm.weight")
+    >>> (
+    ...     canonical_text("language_model.model.norm.weight"),
+    ...     canonical_text("model.language_model.norm.weight"),
+    ... )
     ('model.norm.weight', 'model.norm.weight')
     >>> canonical_text("model.vision_tower.vision_model.post_layernorm.bias")
     """
     if name.removeprefix("model.").startswith(OTHERS):
         return None
-    return canonical(name.removeprefix("language_model.").replace("model.language_model.", "model."))
+    return canonical(
+        name.removeprefix("language_model.").replace("model.language_model.", "model.")
+    )
 
 
 def family(
@@ -336,10 +428,11 @@ def family(
     Args:
         title, model_types, read, sizes, canonical, apart: fields of `Family`.
         architecture: the entry of "architectures" in config.json.
-        keys: the keys of config.json that it adds: fields of `UniformDecoder`, functions of one, or what is written.
+        keys: the keys of config.json that it adds: fields of `UniformDecoder`, functions of one, or
+            what is written.
         more_keys: further keys, from the layers themselves.
-        renamed: names of a layer's modules that differ from Llama's, by the path of ours. Modules with one name are
-            parts of one tensor, in the order of `LLAMA`.
+        renamed: names of a layer's modules that differ from Llama's, by the path of ours. Modules
+            with one name are parts of one tensor, in the order of `LLAMA`.
     """
 
     def write(config: DecoderConfig) -> dict[str, Any]:
@@ -349,7 +442,16 @@ def family(
         return _write(form, model_types[0], architecture) | fields | more_keys(config)
 
     named = functools.partial(names, renamed=renamed)
-    return Family(title, model_types, read, write, named, canonical, sizes, apart=apart)
+    return Family(
+        title=title,
+        model_types=model_types,
+        read=read,
+        write=write,
+        names=named,
+        canonical=canonical,
+        sizes=sizes,
+        apart=apart,
+    )
 
 
 def mixture(config: DecoderConfig) -> ExpertsShape:
@@ -367,8 +469,13 @@ def _dense(config: DecoderConfig) -> DecoderConfig:
     def changed(index: int, layer: LayerShape) -> LayerShape:
         if not isinstance(layer.ff, ExpertsShape):
             return layer
-        activation = "silu" if layer.ff.activation == CLAMPED else layer.ff.activation
-        return dataclasses.replace(layer, ff=(*dense, FeedForwardShape(layer.ff.dim, activation))[0])
+        if layer.ff.activation == CLAMPED:
+            activation = "silu"
+        else:
+            activation = layer.ff.activation
+        return dataclasses.replace(
+            layer, ff=(*dense, FeedForwardShape(layer.ff.dim, activation))[0]
+        )
 
     return with_layers(config, changed)
 
@@ -390,12 +497,17 @@ def _write(config: UniformDecoder, model_type: str, architecture: str) -> dict[s
 def layer_types(config: UniformDecoder) -> list[str]:
     """Lists what config.json calls each layer."""
     local = config.local or (False,)
-    return ["sliding_attention" if local[i % len(local)] else "full_attention" for i in range(config.layers)]
+    return [
+        "sliding_attention" if local[i % len(local)] else "full_attention"
+        for i in range(config.layers)
+    ]
 
 
 def window_of_all(config: UniformDecoder) -> int | None:
     """Returns the window where all layers have it: config.json can say no other."""
-    return config.window if all(config.local) else None
+    if all(config.local):
+        return config.window
+    return None
 
 
 BIASED = {  # keys that say of some projections whether they have biases: fields of `UniformDecoder`
@@ -428,25 +540,40 @@ LLAMA = {  # a layer's modules: their names in Llama's files
     "ff/experts/outwards/weight": "mlp.experts.down_proj",
     "ff/experts/outwards/bias": "mlp.experts.down_proj_bias",
 }
-POST_NORMS = {"attention_post_norm": "post_attention_layernorm", "ff_post_norm": "post_feedforward_layernorm"}
-PRE_FF = {"ff_norm": "pre_feedforward_layernorm"}  # where the name that Llama has for it is a post-norm's
-WHOLE = {"embedding": "model.embed_tokens", "norm": "model.norm", "head/weight": HEAD}  # modules outside of the layers
+POST_NORMS = {
+    "attention_post_norm": "post_attention_layernorm",
+    "ff_post_norm": "post_feedforward_layernorm",
+}
+# where the name that Llama has for it is a post-norm's
+PRE_FF = {"ff_norm": "pre_feedforward_layernorm"}
+# modules outside of the layers
+WHOLE = {"embedding": "model.embed_tokens", "norm": "model.norm", "head/weight": HEAD}
 
 
 def layer_modules(
-    config: DecoderConfig, renamed: Mapping[str, str], path: str = "layers_{}", name: str = "model.layers.{}"
+    config: DecoderConfig,
+    renamed: Mapping[str, str],
+    path: str = "layers_{}",
+    name: str = "model.layers.{}",
 ) -> dict[str, str]:
-    """Names the modules of layers for `common.named`; with post-norms as Gemma calls them, else as Llama does.
+    """Names the modules of layers for `common.named`; with post-norms as Gemma calls them, else as
+    Llama does.
 
     Args:
         renamed: names that differ, by the path of ours.
         path, name: the beginning of both for a layer.
     """
     # Which name a norm has depends on whether there is another one after the block.
-    gemma = POST_NORMS | PRE_FF if any(layer.post_norms for layer in config.layers) else {}
-    return {f"{path}/{x}": f"{name}.{module}" for x, module in {**LLAMA, **gemma, **renamed}.items()}
+    gemma = {}
+    if any(layer.post_norms for layer in config.layers):
+        gemma = POST_NORMS | PRE_FF
+    return {
+        f"{path}/{x}": f"{name}.{module}" for x, module in {**LLAMA, **gemma, **renamed}.items()
+    }
 
 
-def names(config: DecoderConfig, renamed: Mapping[str, str] = MappingProxyType({})) -> dict[str, Tensor]:
+def names(
+    config: DecoderConfig, renamed: Mapping[str, str] = MappingProxyType({})
+) -> dict[str, Tensor]:
     """Says where each parameter lies; `renamed` as `family` has it."""
     return common.names_by(WHOLE | layer_modules(config, renamed), config)

@@ -1,4 +1,6 @@
-"""Gemma (arXiv 2403.08295), Gemma 2 (2408.00118) with soft caps, the text half of Gemma 3 (2503.19786) without."""
+"""Gemma (arXiv 2403.08295), Gemma 2 (2408.00118) with soft caps, the text half of Gemma 3
+(2503.19786) without.
+"""
 
 from __future__ import annotations
 
@@ -30,10 +32,21 @@ _GEMMA: dict[str, Any] = {"post_norms": True, "norms_from_one": True, "scale_emb
 
 def read_gemma(table: dict) -> DecoderConfig:
     """Reads the network of a Gemma 1: Gemma 2's embedding and norms in a Llama's places."""
-    defaults = {"vocab_size": 256_000, "hidden_size": 3072, "intermediate_size": 24_576, "num_hidden_layers": 28}
-    defaults |= {"num_attention_heads": 16, "num_key_value_heads": 16, "head_dim": 256, "tie_word_embeddings": True}
+    defaults = {
+        "vocab_size": 256_000,
+        "hidden_size": 3072,
+        "intermediate_size": 24_576,
+        "num_hidden_layers": 28,
+    }
+    defaults |= {
+        "num_attention_heads": 16,
+        "num_key_value_heads": 16,
+        "head_dim": 256,
+        "tie_word_embeddings": True,
+    }
     defaults |= {"hidden_act": "gelu_pytorch_tanh", "max_position_embeddings": 8192}
-    table = decoders.with_defaults(table, **defaults) | {"hidden_activation": None}  # transformers reads hidden_act
+    # transformers reads hidden_act
+    table = decoders.with_defaults(table, **defaults) | {"hidden_activation": None}
     if table["hidden_act"] == "gelu":  # what the first files say, and mean by it
         table["hidden_act"] = "gelu_pytorch_tanh"
     options = {name: value for name, value in _GEMMA.items() if name != "post_norms"}
@@ -46,15 +59,24 @@ def read_gemma2(table: dict) -> DecoderConfig:
 
 
 def read_gemma3(table: dict) -> DecoderConfig:
-    """Reads the network of a Gemma 3: five local layers to a global one, whose positions have a base of their own.
+    """Reads the network of a Gemma 3: five local layers to a global one, whose positions have a
+    base of their own.
 
-    Of a model that also sees, only the text half is read. A soft cap of its scores is refused: transformers ignores it.
+    Of a model that also sees, only the text half is read. A soft cap of its scores is refused:
+    transformers ignores it.
     """
-    table = {**_DEFAULTS, "vocab_size": 262_208, "max_position_embeddings": 131_072, **decoders.text_half(table)}
+    table = {
+        **_DEFAULTS,
+        "vocab_size": 262_208,
+        "max_position_embeddings": 131_072,
+        **decoders.text_half(table),
+    }
     only(table, attn_logit_softcapping=0)
     # Either one table for each kind of layer, or the keys that published files have.
     by_layers = table.get("rope_parameters") or {}
-    rope = decoders.rope({**table, "rope_parameters": by_layers.get("full_attention")}, base=1e6, counts_linear=True)
+    rope = decoders.rope(
+        {**table, "rope_parameters": by_layers.get("full_attention")}, base=1e6, counts_linear=True
+    )
     local = by_layers.get("sliding_attention") or {}
     only(local, rope_type="default", partial_rotary_factor=1.0)
     local_base = local.get("rope_theta") or table.get("rope_local_base_freq") or 10_000
@@ -80,7 +102,10 @@ def _read(table: dict, pattern: int, **options: Any) -> DecoderConfig:
 
 def _query_scalar(form: UniformDecoder) -> float | int:
     number = form.query_scalar or form.head_dim
-    return int(number) if float(number).is_integer() else number  # transformers insists on an int here
+    # transformers insists on an int here
+    if float(number).is_integer():
+        return int(number)
+    return number
 
 
 _KEYS = decoders.LAYERS | {
@@ -106,7 +131,16 @@ SIZES_2 = decoders.sizes(
     {
         "gemma-2-2b": (256_000, 2304, 9216, 26, 8, 4, 8192),
         "gemma-2-9b": (256_000, 3584, 14_336, 42, 16, 8, 8192),
-        "gemma-2-27b": (256_000, 4608, 36_864, 46, 32, 16, 8192, {"head_dim": 128, "query_pre_attn_scalar": 144}),
+        "gemma-2-27b": (
+            256_000,
+            4608,
+            36_864,
+            46,
+            32,
+            16,
+            8192,
+            {"head_dim": 128, "query_pre_attn_scalar": 144},
+        ),
     },
 )
 _SCALED = {"sliding_window": 1024, "rope_scaling": {"rope_type": "linear", "factor": 8.0}}
@@ -123,9 +157,29 @@ SIZES_3 = decoders.sizes(
     sliding_window=512,
 )
 
-GEMMA = decoders.family(*("Gemma", ("gemma",), "GemmaForCausalLM", read_gemma, {"attention_bias": "qkv_bias"}, SIZES_1))
-GEMMA2 = decoders.family("Gemma 2", ("gemma2",), "Gemma2ForCausalLM", read_gemma2, _KEYS, SIZES_2)
+GEMMA = decoders.family(
+    title="Gemma",
+    model_types=("gemma",),
+    architecture="GemmaForCausalLM",
+    read=read_gemma,
+    keys={"attention_bias": "qkv_bias"},
+    sizes=SIZES_1,
+)
+GEMMA2 = decoders.family(
+    title="Gemma 2",
+    model_types=("gemma2",),
+    architecture="Gemma2ForCausalLM",
+    read=read_gemma2,
+    keys=_KEYS,
+    sizes=SIZES_2,
+)
 GEMMA3_TYPES = ("gemma3_text", "gemma3")
 GEMMA3 = decoders.family(
-    "Gemma 3, text", GEMMA3_TYPES, "Gemma3ForCausalLM", read_gemma3, _KEYS_3, SIZES_3, decoders.canonical_text
+    title="Gemma 3, text",
+    model_types=GEMMA3_TYPES,
+    architecture="Gemma3ForCausalLM",
+    read=read_gemma3,
+    keys=_KEYS_3,
+    sizes=SIZES_3,
+    canonical=decoders.canonical_text,
 )

@@ -1,6 +1,8 @@
-"""The text half of Gemma 4 (Google, 2026): layers of two head sizes, of which the last ones may share earlier keys.
+"""The text half of Gemma 4 (Google, 2026): layers of two head sizes, of which the last ones may
+share earlier keys.
 
-What a folder has for images and sound is not read. Names and equations are those of transformers 5.24.
+What a folder has for images and sound is not read. Names and equations are those of transformers
+5.24.
 """
 
 from __future__ import annotations
@@ -16,7 +18,8 @@ from jaxspec.nets.shapes import AttentionShape, FeedForwardShape, LayerShape, No
 from jaxspec.weights.hf_families import common, decoders
 from jaxspec.weights.hf_families.common import THEIRS, Family, FamilyError, Tensor, only
 
-LOCAL, GLOBAL = "sliding_attention", "full_attention"
+LOCAL = "sliding_attention"
+GLOBAL = "full_attention"
 _DEFAULTS = {
     "vocab_size": 262_144,
     "hidden_size": 2304,
@@ -36,30 +39,48 @@ _DEFAULTS = {
     "hidden_size_per_layer_input": 256,
     "rope_parameters": {
         LOCAL: {"rope_type": "default", "rope_theta": 10_000.0},
-        GLOBAL: {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1_000_000.0},
+        GLOBAL: {
+            "rope_type": "proportional",
+            "partial_rotary_factor": 0.25,
+            "rope_theta": 1_000_000.0,
+        },
     },
 }
-_UNIFIED = {"max_position_embeddings": 262_144, "sliding_window": 1024, "hidden_size_per_layer_input": 0}
+_UNIFIED = {
+    "max_position_embeddings": 262_144,
+    "sliding_window": 1024,
+    "hidden_size_per_layer_input": 0,
+}
 
 
 def read(table: dict) -> DecoderConfig:
-    """Reads the network of a config.json, with sizes of global layers in either of their two spellings."""
+    """Reads the network of a config.json, with sizes of global layers in either of their two
+    spellings.
+    """
     table = decoders.text_half(table)
     is_unified = str(table.get("model_type")).startswith("gemma4_unified")
     table = decoders.with_defaults(table, **_DEFAULTS | (_UNIFIED if is_unified else {}))
     only(table, use_bidirectional_attention="vision")  # of text "vision" is causal
     kinds = _kinds(table)
-    rotaries = {layer_type: table["rope_parameters"].get(layer_type) for layer_type in (LOCAL, GLOBAL)}
-    sizes, heads, biases = _sizes(table, kinds), table["num_attention_heads"], bool(table.get("attention_bias", False))
+    rotaries = {
+        layer_type: table["rope_parameters"].get(layer_type) for layer_type in (LOCAL, GLOBAL)
+    }
+    sizes = _sizes(table, kinds)
+    heads = table["num_attention_heads"]
+    biases = bool(table.get("attention_bias", False))
     first_shared = len(kinds) - table["num_kv_shared_layers"]
     activation = common.activation(table["hidden_activation"])
     side = _side(table)
-    experts = _experts(table, activation) if table.get("enable_moe_block", False) else None
+    experts = None
+    if table.get("enable_moe_block", False):
+        experts = _experts(table, activation)
 
-    # Layers differ in head size, kv heads, window, rotation, width and in whose keys they read: each is made by itself.
+    # Layers differ in head size, kv heads, window, rotation, width and in whose keys they read:
+    # each is made by itself.
     def layer(index: int) -> LayerShape:
         layer_type, (head_dim, kv_heads) = kinds[index], sizes[index]
-        is_shared, is_global = index >= first_shared, layer_type == GLOBAL
+        is_shared = index >= first_shared
+        is_global = layer_type == GLOBAL
         attention = AttentionShape(
             heads,
             kv_heads,
@@ -75,9 +96,17 @@ def read(table: dict) -> DecoderConfig:
             shares=_source(kinds, sizes, index, first_shared) if is_shared else None,
         )
         # Layers that have no projections of keys and values may have a block twice as wide for it.
-        width = table["intermediate_size"] * (2 if is_shared and table.get("use_double_wide_mlp", False) else 1)
-        ff: Any = FeedForwardShape(width, activation) if experts is None else DenseAndExpertsShape(width, experts)
-        return LayerShape(attention, ff, True, LayerEndShape(side, activation), ff_norm=experts is None)
+        width = table["intermediate_size"] * (
+            2 if is_shared and table.get("use_double_wide_mlp", False) else 1
+        )
+        ff: Any = (
+            FeedForwardShape(width, activation)
+            if experts is None
+            else DenseAndExpertsShape(width, experts)
+        )
+        return LayerShape(
+            attention, ff, True, LayerEndShape(side, activation), ff_norm=experts is None
+        )
 
     return DecoderConfig(
         table["vocab_size"],
@@ -93,15 +122,23 @@ def read(table: dict) -> DecoderConfig:
 
 
 def _side(table: dict) -> int:
-    dim, rows = table["hidden_size_per_layer_input"], table["vocab_size_per_layer_input"]
-    for key, number, least in (("hidden", dim, 0), ("vocab", rows, table["vocab_size"] if dim else 0)):
+    dim = table["hidden_size_per_layer_input"]
+    rows = table["vocab_size_per_layer_input"]
+    for key, number, least in (
+        ("hidden", dim, 0),
+        ("vocab", rows, table["vocab_size"] if dim else 0),
+    ):
         if type(number) is not int or number < least:
-            raise FamilyError(f"{key}_size_per_layer_input is {number!r}: expected an integer from {least} on")
+            raise FamilyError(
+                f"{key}_size_per_layer_input is {number!r}: expected an integer from {least} on"
+            )
     return dim
 
 
 def _experts(table: dict, activation: str) -> ExpertsShape:
-    count, top, width = (common.need(table, key) for key in ("num_experts", "top_k_experts", "moe_intermediate_size"))
+    count, top, width = (
+        common.need(table, key) for key in ("num_experts", "top_k_experts", "moe_intermediate_size")
+    )
     return ExpertsShape(count, top, width, activation)
 
 
@@ -112,14 +149,17 @@ def _kinds(table: dict) -> list[str]:
     decoders.check_layers(kinds, count)
     if not 0 <= table["num_kv_shared_layers"] < count:
         shared = table["num_kv_shared_layers"]
-        raise FamilyError(f"num_kv_shared_layers is {shared}, and there are {count} layers: expected fewer")
+        raise FamilyError(
+            f"num_kv_shared_layers is {shared}, and there are {count} layers: expected fewer"
+        )
     return [*kinds[:-1], GLOBAL]
 
 
 def _sizes(table: dict, kinds: list[str]) -> list[tuple[int, int]]:
     """Returns the head dimension and the key-value heads of each layer.
 
-    transformers saves `per_layer_config`, by the layers' numbers. Published files have one number for global layers.
+    transformers saves `per_layer_config`, by the layers' numbers. Published files have one number
+    for global layers.
     """
     # Only where values are keys does transformers read the other number of heads.
     usual = {"head_dim": table["head_dim"], "num_key_value_heads": table["num_key_value_heads"]}
@@ -129,13 +169,21 @@ def _sizes(table: dict, kinds: list[str]) -> list[tuple[int, int]]:
     named = table.get("per_layer_config")
     if named is None:
         named = {str(i): of_global for i, layer_type in enumerate(kinds) if layer_type == GLOBAL}
-    if not isinstance(named, dict) or not all(isinstance(changes, dict) for changes in named.values()):
-        raise FamilyError(f"per_layer_config is {str(named)[:40]}: expected an object of objects, by numbers of layers")
+    if not isinstance(named, dict) or not all(
+        isinstance(changes, dict) for changes in named.values()
+    ):
+        raise FamilyError(
+            f"per_layer_config is {str(named)[:40]}: expected an object of objects, by numbers of "
+            "layers"
+        )
     sizes = []
     for i in range(len(kinds)):
         changes = {key: value for key, value in named.get(str(i), {}).items() if value is not None}
-        if others := set(changes) - set(usual):
-            raise FamilyError(f"per_layer_config has {', '.join(sorted(others))}: expected {', '.join(usual)}")
+        others = set(changes) - set(usual)
+        if others:
+            raise FamilyError(
+                f"per_layer_config has {', '.join(sorted(others))}: expected {', '.join(usual)}"
+            )
         common.check(changes)
         sizes.append(tuple((usual | changes).values()))
     return sizes
@@ -145,18 +193,26 @@ def _source(kinds: list[str], sizes: list[tuple[int, int]], index: int, first_sh
     """Returns the layer whose keys a layer reads: the last one of its kind that has its own."""
     sources = [i for i in range(first_shared) if kinds[i] == kinds[index]]
     if not sources or sizes[sources[-1]] != sizes[index]:
-        raise FamilyError(f"layer {index} shares keys: expected an earlier {kinds[index]} layer with heads of its size")
+        raise FamilyError(
+            f"layer {index} shares keys: expected an earlier {kinds[index]} layer with heads of "
+            "its size"
+        )
     return sources[-1]
 
 
 def _rotary(scaling: dict | None, layer_type: str, head_dim: int) -> Rotary:
     scaling = scaling or {}
     common.check(scaling)
-    form, share = scaling.get("rope_type", "default"), float(scaling.get(decoders.PARTIAL) or 1.0)
-    base, factor = float(common.need(scaling, "rope_theta")), float(scaling.get("factor") or 1.0)
+    form = scaling.get("rope_type", "default")
+    share = float(scaling.get(decoders.PARTIAL) or 1.0)
+    base = float(common.need(scaling, "rope_theta"))
+    factor = float(scaling.get("factor") or 1.0)
     if form == "proportional":
         # Frequencies are those of a whole head; the pairs beyond the share stand still.
-        scale = RopeScaling() if factor == 1.0 else RopeScaling("linear", factor)
+        if factor == 1.0:
+            scale = RopeScaling()
+        else:
+            scale = RopeScaling("linear", factor)
         return Rotary(base, 2 * int(share * head_dim // 2), scale, proportional=True)
     if form != "default" or share != 1.0:
         described = f"the rotation of {layer_type} is {form!r} for a share of {share}"
@@ -168,9 +224,11 @@ def write(config: DecoderConfig) -> dict[str, Any]:
     """Writes config.json with the keys of published files."""
     layers = config.layers
     local = next((layer for layer in layers if layer.attention.window is not None), layers[-1])
-    last, side = layers[-1], config.side
+    last = layers[-1]
+    side = config.side
     shared = [layer for layer in layers if layer.attention.shares is not None]
-    local_rotary, global_rotary = local.attention.rotary or Rotary(), last.attention.rotary or Rotary()
+    local_rotary = local.attention.rotary or Rotary()
+    global_rotary = last.attention.rotary or Rotary()
     proportional = {
         "rope_type": "proportional",
         decoders.PARTIAL: (global_rotary.dims or 0) / last.attention.head_dim,
@@ -202,7 +260,9 @@ def write(config: DecoderConfig) -> dict[str, Any]:
         "num_kv_shared_layers": len(shared),
         "use_double_wide_mlp": any(layer.ff.dim != layers[0].ff.dim for layer in shared),
         "hidden_size_per_layer_input": side.dim if isinstance(side, PerLayerShape) else 0,
-        "vocab_size_per_layer_input": side.vocab_size if isinstance(side, PerLayerShape) else config.vocab_size,
+        "vocab_size_per_layer_input": side.vocab_size
+        if isinstance(side, PerLayerShape)
+        else config.vocab_size,
         "rope_parameters": {
             LOCAL: {"rope_type": "default", "rope_theta": local_rotary.base},
             GLOBAL: proportional if global_rotary.proportional else default,
@@ -213,7 +273,11 @@ def write(config: DecoderConfig) -> dict[str, Any]:
 def _experts_keys(ff: Any) -> dict[str, Any]:
     if not isinstance(ff, DenseAndExpertsShape):
         return {}
-    counts = {"num_experts": ff.experts.count, "top_k_experts": ff.experts.top, "moe_intermediate_size": ff.experts.dim}
+    counts = {
+        "num_experts": ff.experts.count,
+        "top_k_experts": ff.experts.top,
+        "moe_intermediate_size": ff.experts.dim,
+    }
     return {"enable_moe_block": True, "hidden_activation": THEIRS[ff.experts.activation], **counts}
 
 
@@ -255,13 +319,29 @@ def names(config: DecoderConfig) -> dict[str, Tensor]:
 def unused(config: DecoderConfig) -> set[str]:
     """Names the tensors that published files hold of layers without keys of their own."""
     without = [i for i, layer in enumerate(config.layers) if layer.attention.shares is not None]
-    parts = ("k_proj.weight", "v_proj.weight", "k_norm.weight", "v_norm.weight", "k_proj.bias", "v_proj.bias")
+    parts = (
+        "k_proj.weight",
+        "v_proj.weight",
+        "k_norm.weight",
+        "v_norm.weight",
+        "k_proj.bias",
+        "v_proj.bias",
+    )
     return {f"model.layers.{i}.self_attn.{suffix}" for i in without for suffix in parts}
 
 
-_E2B = {"layer_types": ([LOCAL] * 4 + [GLOBAL]) * 7, "num_kv_shared_layers": 20, "use_double_wide_mlp": True}
+_E2B = {
+    "layer_types": ([LOCAL] * 4 + [GLOBAL]) * 7,
+    "num_kv_shared_layers": 20,
+    "use_double_wide_mlp": True,
+}
 _LARGE = {"attention_k_eq_v": True, "sliding_window": 1024, "hidden_size_per_layer_input": 0}
-_EXPERTS = {"enable_moe_block": True, "num_experts": 128, "top_k_experts": 8, "moe_intermediate_size": 704}
+_EXPERTS = {
+    "enable_moe_block": True,
+    "num_experts": 128,
+    "top_k_experts": 8,
+    "moe_intermediate_size": 704,
+}
 _HEADS = "num_global_key_value_heads"
 SIZES = decoders.sizes(
     read,
@@ -270,10 +350,28 @@ SIZES = decoders.sizes(
         "gemma-4-e4b": (262_144, 2560, 10_240, 42, 8, 2, 131_072, {"num_kv_shared_layers": 18}),
         "gemma-4-12b": (262_144, 3840, 15_360, 48, 16, 8, 262_144, _LARGE | {_HEADS: 1}),
         "gemma-4-31b": (262_144, 5376, 21_504, 60, 32, 16, 262_144, _LARGE | {_HEADS: 4}),
-        "gemma-4-26b-a4b": (262_144, 2816, 2112, 30, 16, 8, 262_144, _LARGE | _EXPERTS | {_HEADS: 2}),
+        "gemma-4-26b-a4b": (
+            262_144,
+            2816,
+            2112,
+            30,
+            16,
+            8,
+            262_144,
+            _LARGE | _EXPERTS | {_HEADS: 2},
+        ),
     },
     final_logit_softcapping=30.0,
     model_type="gemma4_text",
 )
 TYPES = ("gemma4_text", "gemma4", "gemma4_unified_text", "gemma4_unified")
-GEMMA4 = Family("Gemma 4, text", TYPES, read, write, names, decoders.canonical_text, SIZES, unused=unused)
+GEMMA4 = Family(
+    title="Gemma 4, text",
+    model_types=TYPES,
+    read=read,
+    write=write,
+    names=names,
+    canonical=decoders.canonical_text,
+    sizes=SIZES,
+    unused=unused,
+)

@@ -1,4 +1,6 @@
-"""Families that rotate adjacent pairs: GLM-4 9B (arXiv 2406.12793), GLM-4-0414, Ernie 4.5 and Helium."""
+"""Families that rotate adjacent pairs: GLM-4 9B (arXiv 2406.12793), GLM-4-0414, Ernie 4.5 and
+Helium.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +13,20 @@ FUSED = {"ff/gate": "mlp.gate_up_proj", "ff/wi": "mlp.gate_up_proj"}
 
 
 def _adjacent(share: float = 1.0, **norms: Any) -> decoders.LayerChange:
-    return lambda index, layer: decoders.change(layer, decoders.turned(layer, share, adjacent=True), **norms)
+    return lambda index, layer: decoders.change(
+        layer, decoders.turned(layer, share, adjacent=True), **norms
+    )
 
 
 def read_glm(table: dict, **norms: Any) -> DecoderConfig:
-    """Reads the network of a GLM-4 9B: half of each head is rotated. `norms` are further options of a layer."""
+    """Reads the network of a GLM-4 9B: half of each head is rotated. `norms` are further options of
+    a layer.
+    """
     table, share = decoders.partial_rotary(table, share=0.5)
     table = decoders.with_defaults(table, head_dim=128, rms_norm_eps=1.5625e-7)
-    return decoders.read(table, _adjacent(share, **norms), qkv_bias=bool(table.get("attention_bias", True)))
+    return decoders.read(
+        table, _adjacent(share, **norms), qkv_bias=bool(table.get("attention_bias", True))
+    )
 
 
 def read_glm4(table: dict) -> DecoderConfig:
@@ -33,7 +41,9 @@ def read_helium(table: dict) -> DecoderConfig:
     return decoders.read(table, _adjacent(), **biases)
 
 
-GLM_SIZES = decoders.sizes(read_glm, {"glm-4-9b": (151_552, 4096, 13_696, 40, 32, 2, 131_072)}, rope_theta=5e6)
+GLM_SIZES = decoders.sizes(
+    read_glm, {"glm-4-9b": (151_552, 4096, 13_696, 40, 32, 2, 131_072)}, rope_theta=5e6
+)
 GLM4_SIZES = decoders.sizes(
     read_glm4,
     {
@@ -42,23 +52,49 @@ GLM4_SIZES = decoders.sizes(
     },
     rms_norm_eps=1e-5,
 )
-HELIUM_SIZES = decoders.sizes(read_helium, {"helium-1-preview-2b": (48_000, 2560, 7040, 24, 20, 20, 4096)})
+HELIUM_SIZES = decoders.sizes(
+    read_helium, {"helium-1-preview-2b": (48_000, 2560, 7040, 24, 20, 20, 4096)}
+)
 POST = {"ff_norm": "post_attention_layernorm", "attention_post_norm": "post_self_attn_layernorm"}
 POST |= {"ff_post_norm": "post_mlp_layernorm"}
 GLM = decoders.family(
-    *("GLM-4 9B", ("glm",), "GlmForCausalLM", read_glm, {"attention_bias": "qkv_bias"}, GLM_SIZES),
+    title="GLM-4 9B",
+    model_types=("glm",),
+    architecture="GlmForCausalLM",
+    read=read_glm,
+    keys={"attention_bias": "qkv_bias"},
+    sizes=GLM_SIZES,
     more_keys=decoders.partial_key,
     renamed=FUSED,
 )
 GLM4 = decoders.family(
-    *("GLM-4-0414", ("glm4",), "Glm4ForCausalLM", read_glm4, {"attention_bias": "qkv_bias"}, GLM4_SIZES),
+    title="GLM-4-0414",
+    model_types=("glm4",),
+    architecture="Glm4ForCausalLM",
+    read=read_glm4,
+    keys={"attention_bias": "qkv_bias"},
+    sizes=GLM4_SIZES,
     more_keys=decoders.partial_key,
     renamed=FUSED | POST,
 )
-_ERNIE: dict[str, Any] = dict(head_dim=128, rms_norm_eps=1e-5, rope_theta=500_000.0, tie_word_embeddings=True)
+_ERNIE: dict[str, Any] = dict(
+    head_dim=128, rms_norm_eps=1e-5, rope_theta=500_000.0, tie_word_embeddings=True
+)
 _ernie = decoders.reader("use_bias", changed=_adjacent(), **_ERNIE)
 ERNIE_SIZES = decoders.sizes(_ernie, {"ernie-4.5-0.3b": (103_424, 1024, 3072, 18, 16, 2, 131_072)})
 ERNIE = decoders.family(
-    "Ernie 4.5", ("ernie4_5",), "Ernie4_5ForCausalLM", _ernie, {"use_bias": "qkv_bias"}, ERNIE_SIZES
+    title="Ernie 4.5",
+    model_types=("ernie4_5",),
+    architecture="Ernie4_5ForCausalLM",
+    read=_ernie,
+    keys={"use_bias": "qkv_bias"},
+    sizes=ERNIE_SIZES,
 )
-HELIUM = decoders.family("Helium", ("helium",), "HeliumForCausalLM", read_helium, decoders.BIASES, HELIUM_SIZES)
+HELIUM = decoders.family(
+    title="Helium",
+    model_types=("helium",),
+    architecture="HeliumForCausalLM",
+    read=read_helium,
+    keys=decoders.BIASES,
+    sizes=HELIUM_SIZES,
+)

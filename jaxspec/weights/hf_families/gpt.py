@@ -1,6 +1,8 @@
-"""GPT-2 (Radford et al. 2019), and the GPT-like decoder of the paper (arXiv 2211.17192, section 4): one network.
+"""GPT-2 (Radford et al. 2019), and the GPT-like decoder of the paper (arXiv 2211.17192, section 4):
+one network.
 
-By the sizes that the paper gives, its head is a matrix of its own; GPT-2's is tied to the embedding.
+By the sizes that the paper gives, its head is a matrix of its own; GPT-2's is tied to the
+embedding.
 """
 
 from __future__ import annotations
@@ -31,9 +33,17 @@ def read(table: dict) -> DecoderConfig:
     common.only(table, add_cross_attention=False)
     wide = 4 * (table.get("n_embd") or 0)
     fields = common.read_keys(
-        table, KEYS, ff_dim=wide, tied_head=True, epsilon=1e-5, scale_scores=True, scale_by_layer=False
+        table,
+        KEYS,
+        ff_dim=wide,
+        tied_head=True,
+        epsilon=1e-5,
+        scale_scores=True,
+        scale_by_layer=False,
     )
-    return gpt_config(**fields, activation=common.activation(table.get("activation_function", "gelu_new")))
+    return gpt_config(
+        **fields, activation=common.activation(table.get("activation_function", "gelu_new"))
+    )
 
 
 def write(config: DecoderConfig) -> dict[str, Any]:
@@ -50,12 +60,21 @@ def write(config: DecoderConfig) -> dict[str, Any]:
 LAYER = {"attention_norm": "ln_1", "ff_norm": "ln_2", "ff/wi": "mlp.c_fc", "ff/out": "mlp.c_proj"}
 LAYER |= dict.fromkeys(("attention/query", "attention/key", "attention/value"), "attn.c_attn")
 LAYER |= {"attention/out": "attn.c_proj"}
-MODULES = {"embedding": "transformer.wte", "position": "transformer.wpe", "norm": "transformer.ln_f"}
-MODULES |= {"head/weight": HEAD, **{f"layers_{{}}/{path}": f"transformer.h.{{}}.{x}" for path, x in LAYER.items()}}
+MODULES = {
+    "embedding": "transformer.wte",
+    "position": "transformer.wpe",
+    "norm": "transformer.ln_f",
+}
+MODULES |= {
+    "head/weight": HEAD,
+    **{f"layers_{{}}/{path}": f"transformer.h.{{}}.{x}" for path, x in LAYER.items()},
+}
 
 
 def names(config: DecoderConfig) -> dict[str, Tensor]:
-    """Says where each parameter lies: Conv1D stores [in, out], and queries, keys and values as one."""
+    """Says where each parameter lies: Conv1D stores [in, out], and queries, keys and values as
+    one.
+    """
     return {
         path: x._replace(transposed=path.startswith("layers") and path.endswith("weight"))
         for path, x in common.names_by(MODULES, config).items()
@@ -63,7 +82,8 @@ def names(config: DecoderConfig) -> dict[str, Tensor]:
 
 
 def canonical(name: str) -> str | None:
-    """Adds "transformer.", which names of the first checkpoints lack, and leaves out their causal masks.
+    """Adds "transformer.", which names of the first checkpoints lack, and leaves out their causal
+    masks.
 
     >>> canonical("h.0.ln_1.weight")
     'transformer.h.0.ln_1.weight'
@@ -82,7 +102,8 @@ def _gpt2(dim: int, layers: int, heads: int) -> UniformGPT:
 
 SIZES = configs(
     {
-        # Section 4.1 of the paper, trained on lm1b with 8k tokens; its counts have no biases and no positions.
+        # Section 4.1 of the paper, trained on lm1b with 8k tokens; its counts have no biases and no
+        # positions.
         "gpt-97m": UniformGPT(8192, 768, 3072, 12, 12, tied_head=False),
         "gpt-6m": UniformGPT(8192, 256, 1024, 2, 4, tied_head=False),
         "gpt2": _gpt2(768, 12, 12),
@@ -92,4 +113,12 @@ SIZES = configs(
     }
 )
 
-GPT2 = Family("GPT-2", ("gpt2",), read, write, names, canonical, SIZES)
+GPT2 = Family(
+    title="GPT-2",
+    model_types=("gpt2",),
+    read=read,
+    write=write,
+    names=names,
+    canonical=canonical,
+    sizes=SIZES,
+)

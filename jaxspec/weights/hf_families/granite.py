@@ -1,4 +1,6 @@
-"""Granite 3 and 4, dense (IBM): a Llama with factors of embeddings, of blocks, of scores and of logits."""
+"""Granite 3 and 4, dense (IBM): a Llama with factors of embeddings, of blocks, of scores and of
+logits.
+"""
 
 from __future__ import annotations
 
@@ -26,20 +28,33 @@ def read(table: dict) -> DecoderConfig:
 
 
 def read_granite4(table: dict) -> DecoderConfig:
-    """Reads the network of a dense Granite 4: models with Mamba layers or experts have the same "model_type"."""
-    if (positions := table.get("position_embedding_type") or "nope") not in ("rope", "nope"):
+    """Reads the network of a dense Granite 4: models with Mamba layers or experts have the same
+    "model_type".
+    """
+    positions = table.get("position_embedding_type") or "nope"
+    if positions not in ("rope", "nope"):
         raise FamilyError(f"position_embedding_type is {positions!r}: expected 'rope' or 'nope'")
-    if experts := 8 if table.get("num_local_experts") is None else table["num_local_experts"]:
+    if table.get("num_local_experts") is None:
+        experts = 8
+    else:
+        experts = table["num_local_experts"]
+    if experts:
         raise FamilyError(f"num_local_experts is {experts}: expected 0, a dense Granite 4")
     count = need(table, "num_hidden_layers")
     # As in transformers, a file that does not name its layers means Mamba in all of them.
     kinds = table.get("layer_types") or table.get("layers_block_type") or ["mamba"] * count
     decoders.check_layers(kinds, count, ("attention", "full_attention"))
-    table = {**table, "intermediate_size": table.get("shared_intermediate_size") or 1024, "layer_types": None}
+    table = {
+        **table,
+        "intermediate_size": table.get("shared_intermediate_size") or 1024,
+        "layer_types": None,
+    }
     config = read(table)
     if positions == "rope":
         return config
-    return decoders.with_layers(config, lambda index, layer: decoders.change(layer, {"rotary": None}))
+    return decoders.with_layers(
+        config, lambda index, layer: decoders.change(layer, {"rotary": None})
+    )
 
 
 def _factors(config: DecoderConfig) -> dict[str, Any]:
@@ -61,7 +76,9 @@ _OPTIONS: dict[str, Any] = {"rms_norm_eps": 1e-5, "rope_theta": 1e7, "tie_word_e
 
 
 def _sizes(rows: dict[str, tuple[Any, ...]]) -> dict[str, DecoderConfig]:
-    """Makes published sizes; after the numbers, factors of what blocks add, of scores, and of logits."""
+    """Makes published sizes; after the numbers, factors of what blocks add, of scores, and of
+    logits.
+    """
     names = ("residual_multiplier", "attention_multiplier", "logits_scaling")
     tables = {
         name: (*row[:7], {"embedding_multiplier": 12.0, **dict(zip(names, row[7:], strict=True))})
@@ -84,15 +101,31 @@ SIZES_4 = _sizes(
     }
 )
 
-_KEYS_4 = {"shared_intermediate_size": "ff_dim", "intermediate_size": "ff_dim", "num_local_experts": 0}
-_KEYS_4 |= {"mamba_n_heads": 1}  # transformers checks that it divides hidden_size, though no layer is Mamba
+_KEYS_4 = {
+    "shared_intermediate_size": "ff_dim",
+    "intermediate_size": "ff_dim",
+    "num_local_experts": 0,
+}
+# transformers checks that it divides hidden_size, though no layer is Mamba
+_KEYS_4 |= {"mamba_n_heads": 1}
 _KEYS_4 |= {"attention_bias": "qkv_bias", "layer_types": decoders.layer_types}
 GRANITE = decoders.family(
-    "Granite 3", ("granite",), "GraniteForCausalLM", read, decoders.BIASES, SIZES_3, more_keys=_factors
+    title="Granite 3",
+    model_types=("granite",),
+    architecture="GraniteForCausalLM",
+    read=read,
+    keys=decoders.BIASES,
+    sizes=SIZES_3,
+    more_keys=_factors,
 )
 GRANITE4 = decoders.family(
-    *("Granite 4, dense", ("granitemoehybrid",), "GraniteMoeHybridForCausalLM", read_granite4, _KEYS_4, SIZES_4),
+    title="Granite 4, dense",
+    model_types=("granitemoehybrid",),
+    architecture="GraniteMoeHybridForCausalLM",
+    read=read_granite4,
+    keys=_KEYS_4,
+    sizes=SIZES_4,
     more_keys=_granite4_factors,
-    # Both projections inwards are halves of one tensor.
-    renamed=dict.fromkeys(("ff/gate", "ff/wi"), "shared_mlp.input_linear") | {"ff/out": "shared_mlp.output_linear"},
+    renamed=dict.fromkeys(("ff/gate", "ff/wi"), "shared_mlp.input_linear")
+    | {"ff/out": "shared_mlp.output_linear"},
 )

@@ -27,4 +27,11 @@ SIZES = decoders.sizes(
     },
     rms_norm_eps=1e-5,
 )
-LLAMA = decoders.family("Llama", ("llama",), "LlamaForCausalLM", _read, decoders.BIASES, SIZES)
+LLAMA = decoders.family(
+    title="Llama",
+    model_types=("llama",),
+    architecture="LlamaForCausalLM",
+    read=_read,
+    keys=decoders.BIASES,
+    sizes=SIZES,
+)

@@ -1,4 +1,6 @@
-"""Families that are a Llama but for a detail: SmolLM3, Seed-OSS, Hunyuan (dense) and StableLM 2 (arXiv 2402.17834)."""
+"""Families that are a Llama but for a detail: SmolLM3, Seed-OSS, Hunyuan (dense) and StableLM 2
+(arXiv 2402.17834).
+"""
 
 from __future__ import annotations
 
@@ -16,13 +18,17 @@ def read_smollm3(table: dict) -> DecoderConfig:
     interval = table.get("no_rope_layer_interval") or 4
     has_positions = table.get("no_rope_layers") or [(i + 1) % interval != 0 for i in range(count)]
     if len(has_positions) < count:
-        raise FamilyError(f"no_rope_layers has {len(has_positions)} layers, num_hidden_layers is {count}")
+        raise FamilyError(
+            f"no_rope_layers has {len(has_positions)} layers, num_hidden_layers is {count}"
+        )
     table = decoders.with_defaults(table, tie_word_embeddings=True, rope_theta=2_000_000.0)
     if not table.get("use_sliding_window", False):
         table |= {"sliding_window": None}
 
     def changed(index: int, layer: LayerShape) -> LayerShape:
-        return layer if has_positions[index] else decoders.change(layer, {"rotary": None})
+        if has_positions[index]:
+            return layer
+        return decoders.change(layer, {"rotary": None})
 
     return decoders.read(
         table,
@@ -33,30 +39,42 @@ def read_smollm3(table: dict) -> DecoderConfig:
 
 
 def read_seed_oss(table: dict) -> DecoderConfig:
-    """Reads the network of a Seed-OSS, which says of each projection of attention whether it has biases."""
+    """Reads the network of a Seed-OSS, which says of each projection of attention whether it has
+    biases.
+    """
     table = {"attention_bias": True} | decoders.with_defaults(table, head_dim=128)
-    return decoders.read(table, **decoders.biases(table, "attention_bias", "attention_out_bias", "mlp_bias"))
+    return decoders.read(
+        table, **decoders.biases(table, "attention_bias", "attention_out_bias", "mlp_bias")
+    )
 
 
 def read_hunyuan(table: dict) -> DecoderConfig:
     """Reads the network of a dense Hunyuan: heads are normalised after they are rotated.
 
-    Where positions are "dynamic" and have an alpha, the base of the frequencies is raised, for every length of row.
+    Where positions are "dynamic" and have an alpha, the base of the frequencies is raised, for
+    every length of row.
     """
     table = decoders.with_defaults(table, rms_norm_eps=1e-5)
     rope = decoders.rotary_keys(table)
-    rope_type, alpha = rope.get("rope_type") or rope.get("type"), rope.get("alpha")
+    rope_type = rope.get("rope_type") or rope.get("type")
+    alpha = rope.get("alpha")
     options = {}
     if rope_type == "dynamic" and alpha:
         heads = table.get("num_attention_heads") or 1
         dims = table.get("head_dim") or table.get("hidden_size", 0) // heads
         base = float(rope.get("rope_theta") or table.get("rope_theta") or 10_000.0)
         if not isinstance(alpha, int | float) or alpha <= 0 or dims <= 2:
-            raise FamilyError(f"alpha is {alpha!r}, and heads have {dims} dimensions: expected a number, more than 2")
+            raise FamilyError(
+                f"alpha is {alpha!r}, and heads have {dims} dimensions: expected a number, more "
+                "than 2"
+            )
         options = {"rope_base": base * float(alpha) ** (dims / (dims - 2))}
     norms = {"head_norms": True, "norms_of": "rotated"}
     return decoders.read(
-        table, lambda index, layer: decoders.change(layer, norms), **decoders.biases(table, "attention_bias"), **options
+        table,
+        lambda index, layer: decoders.change(layer, norms),
+        **decoders.biases(table, "attention_bias"),
+        **options,
     )
 
 
@@ -65,12 +83,18 @@ def read_stablelm(table: dict) -> DecoderConfig:
 
     The 12B model has both blocks side by side, and normalises each head by a scale of its own.
     """
-    table, share = decoders.partial_rotary(decoders.with_defaults(table, layer_norm_eps=1e-5), share=0.25)
+    table, share = decoders.partial_rotary(
+        decoders.with_defaults(table, layer_norm_eps=1e-5), share=0.25
+    )
     parallel = bool(table.get("use_parallel_residual", False))
-    norms = {"head_norms": True, "norms_of": "each"} if table.get("qk_layernorm") else {}
+    norms = {}
+    if table.get("qk_layernorm"):
+        norms = {"head_norms": True, "norms_of": "each"}
     config = decoders.read(
         table,
-        lambda index, layer: decoders.change(layer, {**decoders.turned(layer, share), **norms}, parallel=parallel),
+        lambda index, layer: decoders.change(
+            layer, {**decoders.turned(layer, share), **norms}, parallel=parallel
+        ),
         qkv_bias=bool(table.get("use_qkv_bias", False)),
     )
     return decoders.with_layers(config, norm=NormShape("layer", float(table["layer_norm_eps"])))
@@ -85,9 +109,14 @@ def _stablelm_layers(config: DecoderConfig) -> dict[str, Any]:
     return decoders.partial_key(config) | {"use_parallel_residual": config.layers[0].parallel}
 
 
-NORMS = {"attention/query_norm": "self_attn.query_layernorm", "attention/key_norm": "self_attn.key_layernorm"}
+NORMS = {
+    "attention/query_norm": "self_attn.query_layernorm",
+    "attention/key_norm": "self_attn.key_layernorm",
+}
 WINDOWS = decoders.LAYERS | {"use_sliding_window": lambda form: form.window is not None}
-SMOLLM3_SIZES = decoders.sizes(read_smollm3, {"smollm3-3b": (128_256, 2048, 11_008, 36, 16, 4, 65_536)}, rope_theta=5e6)
+SMOLLM3_SIZES = decoders.sizes(
+    read_smollm3, {"smollm3-3b": (128_256, 2048, 11_008, 36, 16, 4, 65_536)}, rope_theta=5e6
+)
 SEED_OSS_SIZES = decoders.sizes(
     read_seed_oss, {"seed-oss-36b": (155_136, 5120, 27_648, 64, 80, 8, 524_288)}, rope_theta=1e7
 )
@@ -104,16 +133,29 @@ HUNYUAN_SIZES = decoders.sizes(
     rope_scaling={"type": "dynamic", "alpha": 1000.0, "factor": 1.0},
 )
 SMOLLM3 = decoders.family(
-    *("SmolLM3", ("smollm3",), "SmolLM3ForCausalLM", read_smollm3, decoders.BIASES | WINDOWS, SMOLLM3_SIZES),
+    title="SmolLM3",
+    model_types=("smollm3",),
+    architecture="SmolLM3ForCausalLM",
+    read=read_smollm3,
+    keys=decoders.BIASES | WINDOWS,
+    sizes=SMOLLM3_SIZES,
     more_keys=_without_positions,
 )
 SEED_OSS = decoders.family(
-    *("Seed-OSS", ("seed_oss",), "SeedOssForCausalLM", read_seed_oss),
-    *(decoders.BIASES | {"attention_out_bias": "out_bias"}, SEED_OSS_SIZES),
+    title="Seed-OSS",
+    model_types=("seed_oss",),
+    architecture="SeedOssForCausalLM",
+    read=read_seed_oss,
+    keys=decoders.BIASES | {"attention_out_bias": "out_bias"},
+    sizes=SEED_OSS_SIZES,
 )
 HUNYUAN = decoders.family(
-    *("Hunyuan, dense", ("hunyuan_v1_dense",), "HunYuanDenseV1ForCausalLM", read_hunyuan),
-    *(decoders.BIASES, HUNYUAN_SIZES),
+    title="Hunyuan, dense",
+    model_types=("hunyuan_v1_dense",),
+    architecture="HunYuanDenseV1ForCausalLM",
+    read=read_hunyuan,
+    keys=decoders.BIASES,
+    sizes=HUNYUAN_SIZES,
     renamed=NORMS,
 )
 _12B = {"qk_layernorm": True, "use_parallel_residual": True}
@@ -128,7 +170,12 @@ EACH_NORM = {f"attention/{x}_norm": f"self_attn.{x[0]}_layernorm.norms" for x in
 STABLELM_KEYS = {"qk_layernorm": "head_norms", "use_qkv_bias": "qkv_bias"}
 STABLELM_KEYS |= {"layer_norm_eps": "epsilon", "rms_norm_eps": None}
 STABLELM = decoders.family(
-    *("StableLM 2", ("stablelm",), "StableLmForCausalLM", read_stablelm, STABLELM_KEYS, STABLELM_SIZES),
+    title="StableLM 2",
+    model_types=("stablelm",),
+    architecture="StableLmForCausalLM",
+    read=read_stablelm,
+    keys=STABLELM_KEYS,
+    sizes=STABLELM_SIZES,
     more_keys=_stablelm_layers,
     renamed=EACH_NORM,
     apart=("",),

@@ -1,4 +1,6 @@
-"""Mistral (arXiv 2310.06825): a Llama whose layers, in its first version, attend to a window. And Ministral 3."""
+"""Mistral (arXiv 2310.06825): a Llama whose layers, in its first version, attend to a window. And
+Ministral 3.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +20,16 @@ def read(table: dict) -> DecoderConfig:
 
 
 def read_ministral3(table: dict) -> DecoderConfig:
-    """Reads the network of a Ministral 3: beyond the rows of its training, queries grow with their positions."""
+    """Reads the network of a Ministral 3: beyond the rows of its training, queries grow with their
+    positions.
+    """
     table = decoders.with_defaults(table, rms_norm_eps=1e-5, rope_theta=1e6, head_dim=128)
     # As in transformers, positions are YaRN's where the file has no rope_parameters.
     if not (table.get("rope_parameters") or table.get("rope_scaling")):
-        table |= {"rope_parameters": _ROPE, "max_position_embeddings": table.get("max_position_embeddings") or 262_144}
+        table |= {
+            "rope_parameters": _ROPE,
+            "max_position_embeddings": table.get("max_position_embeddings") or 262_144,
+        }
     rope = decoders.rotary_keys(table)
     beta = rope.get("llama_4_scaling_beta")
 
@@ -31,19 +38,28 @@ def read_ministral3(table: dict) -> DecoderConfig:
         if turn is None or not beta:
             return layer
         scaling = replace(turn.scaling, original=need(rope, "original_max_position_embeddings"))
-        return decoders.change(layer, {"rotary": replace(turn, scaling=scaling, query_beta=float(beta))})
+        return decoders.change(
+            layer, {"rotary": replace(turn, scaling=scaling, query_beta=float(beta))}
+        )
 
     return decoders.read(table, changed, **decoders.windows(table, [True]))
 
 
 def read_mistral3(table: dict) -> DecoderConfig:
     """Reads the text half of a Mistral Small 3 or a Ministral 3 that also sees."""
-    text, readers = decoders.text_half(table), {"mistral": read, "ministral3": read_ministral3}
+    text = decoders.text_half(table)
+    readers = {"mistral": read, "ministral3": read_ministral3}
     # As in transformers, a file that does not say whether the head is tied means that it is.
-    text = text if text is table else decoders.with_defaults(text, tie_word_embeddings=True, model_type="mistral")
-    model_type = "mistral" if text is table else text["model_type"]
+    if text is not table:
+        text = decoders.with_defaults(text, tie_word_embeddings=True, model_type="mistral")
+    if text is table:
+        model_type = "mistral"
+    else:
+        model_type = text["model_type"]
     if model_type not in readers:
-        raise FamilyError(f"text_config.model_type is {model_type!r}: expected one of {', '.join(readers)}")
+        raise FamilyError(
+            f"text_config.model_type is {model_type!r}: expected one of {', '.join(readers)}"
+        )
     return readers[model_type](text)
 
 
@@ -57,7 +73,10 @@ def _beta(config: DecoderConfig) -> dict[str, Any]:
     rope = _rope(nearest(config))
     if not turn.query_beta:
         return {"rope_parameters": rope | {"llama_4_scaling_beta": None}}
-    original = {decoders.FIRST_CONTEXT: turn.scaling.original, "llama_4_scaling_beta": turn.query_beta}
+    original = {
+        decoders.FIRST_CONTEXT: turn.scaling.original,
+        "llama_4_scaling_beta": turn.query_beta,
+    }
     # Beside the first context, the other key is the longest row under every scaling.
     return {"rope_parameters": rope | original, "max_position_embeddings": config.max_positions}
 
@@ -66,16 +85,52 @@ SIZES = decoders.sizes(
     read,
     {
         "mistral-7b-v0.1": (32_000, 4096, 14_336, 32, 32, 8, 32_768),
-        "mistral-7b-v0.2": (32_000, 4096, 14_336, 32, 32, 8, 32_768, {"sliding_window": None, "rope_theta": 1e6}),
-        "mistral-7b-v0.3": (32_768, 4096, 14_336, 32, 32, 8, 32_768, {"sliding_window": None, "rope_theta": 1e6}),
+        "mistral-7b-v0.2": (
+            32_000,
+            4096,
+            14_336,
+            32,
+            32,
+            8,
+            32_768,
+            {"sliding_window": None, "rope_theta": 1e6},
+        ),
+        "mistral-7b-v0.3": (
+            32_768,
+            4096,
+            14_336,
+            32,
+            32,
+            8,
+            32_768,
+            {"sliding_window": None, "rope_theta": 1e6},
+        ),
     },
     rms_norm_eps=1e-5,
 )
 _KEYS = {"sliding_window": decoders.window_of_all}
 _KEYS_3 = _KEYS | {"rope_theta": None, "rope_scaling": None, "rope_parameters": _rope}
-MISTRAL = decoders.family("Mistral", ("mistral",), "MistralForCausalLM", read, _KEYS, SIZES)
-_ROPE = {"rope_type": "yarn", "rope_theta": 1e6, "factor": 16.0, "original_max_position_embeddings": 16_384}
-_ROPE |= {"beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1}
+MISTRAL = decoders.family(
+    title="Mistral",
+    model_types=("mistral",),
+    architecture="MistralForCausalLM",
+    read=read,
+    keys=_KEYS,
+    sizes=SIZES,
+)
+_ROPE = {
+    "rope_type": "yarn",
+    "rope_theta": 1e6,
+    "factor": 16.0,
+    "original_max_position_embeddings": 16_384,
+}
+_ROPE |= {
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+    "llama_4_scaling_beta": 0.1,
+}
 MINISTRAL3_SIZES = decoders.sizes(
     read_ministral3,
     {
@@ -86,20 +141,41 @@ MINISTRAL3_SIZES = decoders.sizes(
 )
 _OPTIONS: dict[str, Any] = {"head_dim": 128, "rope_theta": 1e8, "rms_norm_eps": 1e-5}
 MISTRAL3_SIZES = decoders.sizes(
-    read, {"mistral-small-24b": (131_072, 5120, 32_768, 40, 32, 8, 32_768)}, sliding_window=None, **_OPTIONS
+    read,
+    {"mistral-small-24b": (131_072, 5120, 32_768, 40, 32, 8, 32_768)},
+    sliding_window=None,
+    **_OPTIONS,
 )
 MINISTRAL_SIZES = decoders.sizes(
-    read, {"ministral-8b": (131_072, 4096, 12_288, 36, 32, 8, 32_768)}, sliding_window=32_768, **_OPTIONS
+    read,
+    {"ministral-8b": (131_072, 4096, 12_288, 36, 32, 8, 32_768)},
+    sliding_window=32_768,
+    **_OPTIONS,
 )
 
 MISTRAL3 = decoders.family(
-    *("Mistral Small 3, text", ("mistral3",), "MistralForCausalLM", read_mistral3),
-    *(_KEYS, MISTRAL3_SIZES, decoders.canonical_text),
+    title="Mistral Small 3, text",
+    model_types=("mistral3",),
+    architecture="MistralForCausalLM",
+    read=read_mistral3,
+    keys=_KEYS,
+    sizes=MISTRAL3_SIZES,
+    canonical=decoders.canonical_text,
 )
 MINISTRAL3 = decoders.family(
-    *("Ministral 3", ("ministral3",), "Ministral3ForCausalLM", read_ministral3, _KEYS_3, MINISTRAL3_SIZES),
+    title="Ministral 3",
+    model_types=("ministral3",),
+    architecture="Ministral3ForCausalLM",
+    read=read_ministral3,
+    keys=_KEYS_3,
+    sizes=MINISTRAL3_SIZES,
     more_keys=_beta,
 )
 MINISTRAL = decoders.family(
-    "Ministral 8B", ("ministral",), "MinistralForCausalLM", read, decoders.LAYERS, MINISTRAL_SIZES
+    title="Ministral 8B",
+    model_types=("ministral",),
+    architecture="MinistralForCausalLM",
+    read=read,
+    keys=decoders.LAYERS,
+    sizes=MINISTRAL_SIZES,
 )

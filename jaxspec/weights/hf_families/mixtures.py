@@ -1,4 +1,6 @@
-"""Mixtures of experts: Qwen 3's (arXiv 2505.09388), Mixtral (arXiv 2401.04088) and gpt-oss (arXiv 2508.10925)."""
+"""Mixtures of experts: Qwen 3's (arXiv 2505.09388), Mixtral (arXiv 2401.04088) and gpt-oss (arXiv
+2508.10925).
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,8 @@ from jaxspec.nets.shapes import LayerShape
 from jaxspec.weights.hf_families import common, decoders
 from jaxspec.weights.hf_families.common import FamilyError, Tensor, only
 
-_MIXTRAL = {"count": "num_local_experts", "top": "num_experts_per_tok"}  # fields of `ExpertsShape`: keys
+# fields of `ExpertsShape`: keys
+_MIXTRAL = {"count": "num_local_experts", "top": "num_experts_per_tok"}
 _GPT_OSS = _MIXTRAL | {"alpha": "swiglu_alpha", "limit": "swiglu_limit"}
 _QWEN3 = {"count": "num_experts", "top": "num_experts_per_tok", "dim": "moe_intermediate_size"}
 _QWEN3 |= {"renormalised": "norm_topk_prob"}
@@ -27,33 +30,55 @@ def _mixed(
 ) -> DecoderConfig:
     """Puts experts in the place of the dense blocks of some layers, by default as wide as these."""
     if top > count:
-        raise FamilyError(f"num_experts_per_tok is {top}, and there are {count} experts: expected at most all")
+        raise FamilyError(
+            f"num_experts_per_tok is {top}, and there are {count} experts: expected at most all"
+        )
 
     def changed(index: int, layer: LayerShape) -> LayerShape:
-        experts = ExpertsShape(count, top, **{"dim": layer.ff.dim, "activation": layer.ff.activation, **options})
-        return dataclasses.replace(layer, ff=experts) if is_mixture(index) else layer
+        experts = ExpertsShape(
+            count, top, **{"dim": layer.ff.dim, "activation": layer.ff.activation, **options}
+        )
+        if is_mixture(index):
+            return dataclasses.replace(layer, ff=experts)
+        return layer
 
     return decoders.with_layers(config, changed)
 
 
 def read_qwen3(table: dict) -> DecoderConfig:
-    """Reads the network of a Qwen 3 with experts; some layers may be dense, and windows are of all layers."""
+    """Reads the network of a Qwen 3 with experts; some layers may be dense, and windows are of all
+    layers.
+    """
     only(table, shared_expert_intermediate_size=0, qkv_bias=False, use_qk_norm=True)
     # Published files say num_experts; transformers 5 writes num_local_experts.
-    table = decoders.with_defaults(table, num_experts=table.get("num_local_experts") or 128, num_experts_per_tok=8)
-    table = decoders.with_defaults(table, moe_intermediate_size=768, decoder_sparse_step=1, mlp_only_layers=[])
-    windows = decoders.windows({"sliding_window": 4096, **table}, [True]) if table.get("use_sliding_window") else {}
-    config = decoders.read(table, head_norms=True, **decoders.biases(table, "attention_bias"), **windows)
-    step, dense = table["decoder_sparse_step"], table["mlp_only_layers"]
+    table = decoders.with_defaults(
+        table, num_experts=table.get("num_local_experts") or 128, num_experts_per_tok=8
+    )
+    table = decoders.with_defaults(
+        table, moe_intermediate_size=768, decoder_sparse_step=1, mlp_only_layers=[]
+    )
+    if table.get("use_sliding_window"):
+        windows = decoders.windows({"sliding_window": 4096, **table}, [True])
+    else:
+        windows = {}
+    config = decoders.read(
+        table, head_norms=True, **decoders.biases(table, "attention_bias"), **windows
+    )
+    step = table["decoder_sparse_step"]
+    dense = table["mlp_only_layers"]
     if not isinstance(dense, list) or any(type(x) is not int for x in dense):
         raise FamilyError(f"mlp_only_layers is {dense!r}: expected a list of numbers of layers")
     fields = common.read_keys(table, _QWEN3, renormalised=False)
-    return _mixed(config, **fields, is_mixture=lambda index: index not in dense and (index + 1) % step == 0)
+    return _mixed(
+        config, **fields, is_mixture=lambda index: index not in dense and (index + 1) % step == 0
+    )
 
 
 def read_mixtral(table: dict) -> DecoderConfig:
     """Reads the network of a Mixtral."""
-    table = decoders.with_defaults(table, num_local_experts=8, num_experts_per_tok=2, rms_norm_eps=1e-5)
+    table = decoders.with_defaults(
+        table, num_local_experts=8, num_experts_per_tok=2, rms_norm_eps=1e-5
+    )
     table = decoders.with_defaults(table, num_key_value_heads=8, rope_theta=1e6)
     # Published files have no window; one that is there is of all layers.
     config = decoders.read(table, **decoders.windows(table, [True]))
@@ -62,18 +87,37 @@ def read_mixtral(table: dict) -> DecoderConfig:
 
 def read_gpt_oss(table: dict) -> DecoderConfig:
     """Reads the network of a gpt-oss: every other layer has a window, and heads have sinks."""
-    yarn = {"rope_type": "yarn", "factor": 32.0, "truncate": False, "original_max_position_embeddings": 4096}
-    table = decoders.with_defaults({"sliding_window": 128, **table}, rms_norm_eps=1e-5, rope_theta=150_000.0)
+    yarn = {
+        "rope_type": "yarn",
+        "factor": 32.0,
+        "truncate": False,
+        "original_max_position_embeddings": 4096,
+    }
+    table = decoders.with_defaults(
+        {"sliding_window": 128, **table}, rms_norm_eps=1e-5, rope_theta=150_000.0
+    )
     table = decoders.with_defaults(table, head_dim=64, attention_bias=True)
     table = decoders.with_defaults(table, num_local_experts=128, num_experts_per_tok=4)
     only(table, hidden_act="silu")  # experts have their own activation, whatever this says
     # As in transformers, a file that says nothing of its positions means YaRN.
     if not (table.get("rope_parameters") or table.get("rope_scaling")):
-        table |= {"rope_scaling": yarn, "max_position_embeddings": table.get("max_position_embeddings") or 131_072}
-    windows = decoders.windows(table, [i % 2 == 0 for i in range(table.get("num_hidden_layers", 0))])
+        table |= {
+            "rope_scaling": yarn,
+            "max_position_embeddings": table.get("max_position_embeddings") or 131_072,
+        }
+    windows = decoders.windows(
+        table, [i % 2 == 0 for i in range(table.get("num_hidden_layers", 0))]
+    )
     config = decoders.read(table, **decoders.biases(table, "attention_bias"), **windows)
-    config = decoders.with_layers(config, lambda index, layer: decoders.change(layer, {"sinks": True}))
-    return _mixed(config, **common.read_keys(table, _GPT_OSS, alpha=1.702, limit=7.0), activation=CLAMPED, bias=True)
+    config = decoders.with_layers(
+        config, lambda index, layer: decoders.change(layer, {"sinks": True})
+    )
+    return _mixed(
+        config,
+        **common.read_keys(table, _GPT_OSS, alpha=1.702, limit=7.0),
+        activation=CLAMPED,
+        bias=True,
+    )
 
 
 def _qwen3_experts(config: DecoderConfig) -> dict[str, Any]:
@@ -87,10 +131,14 @@ def _keys(keys: dict[str, str]) -> Callable[[DecoderConfig], dict[str, Any]]:
 
 
 def _gpt_oss_names(config: DecoderConfig) -> dict[str, Tensor]:
-    """Says where the parameters lie; each expert's matrices are stored [in, out], of 4 bits, too."""
+    """Says where the parameters lie; each expert's matrices are stored [in, out], of 4 bits,
+    too.
+    """
     names = decoders.names(config, renamed={"ff/router": "mlp.router"})
     turned = ("experts/inwards/weight", "experts/outwards/weight")
-    return {path: tensor._replace(transposed=path.endswith(turned)) for path, tensor in names.items()}
+    return {
+        path: tensor._replace(transposed=path.endswith(turned)) for path, tensor in names.items()
+    }
 
 
 def canonical(name: str) -> str | None:
@@ -106,7 +154,16 @@ SIZES_QWEN3 = decoders.sizes(
     read_qwen3,
     {
         "qwen3-30b-a3b": (151_936, 2048, 6144, 48, 32, 4, 40_960),
-        "qwen3-235b-a22b": (151_936, 4096, 12_288, 94, 64, 4, 40_960, {"moe_intermediate_size": 1536}),
+        "qwen3-235b-a22b": (
+            151_936,
+            4096,
+            12_288,
+            94,
+            64,
+            4,
+            40_960,
+            {"moe_intermediate_size": 1536},
+        ),
     },
     head_dim=128,
     norm_topk_prob=True,
@@ -126,18 +183,31 @@ SIZES_GPT_OSS = decoders.sizes(
         "gpt-oss-120b": (201_088, 2880, 2880, 36, 64, 8, 131_072, {"num_local_experts": 128}),
     },
 )
-_QWEN3_KEYS = {"use_sliding_window": lambda form: form.window is not None, "sliding_window": "window"}
+_QWEN3_KEYS = {
+    "use_sliding_window": lambda form: form.window is not None,
+    "sliding_window": "window",
+}
 _QWEN3_KEYS |= {"attention_bias": "qkv_bias"}
 # "default" is written, too: without a scaling, a file of this family means YaRN.
 _OSS_KEYS = decoders.LAYERS | {"rope_scaling": decoders.scaling_keys, "attention_bias": "qkv_bias"}
 QWEN3_MOE = decoders.family(
-    *("Qwen 3, experts", ("qwen3_moe",), "Qwen3MoeForCausalLM", read_qwen3, _QWEN3_KEYS, SIZES_QWEN3),
+    title="Qwen 3, experts",
+    model_types=("qwen3_moe",),
+    architecture="Qwen3MoeForCausalLM",
+    read=read_qwen3,
+    keys=_QWEN3_KEYS,
+    sizes=SIZES_QWEN3,
     more_keys=_qwen3_experts,
     apart=("gate_proj", "up_proj", "down_proj"),
 )
 MIXTRAL = decoders.family(
-    *("Mixtral", ("mixtral",), "MixtralForCausalLM", read_mixtral),
-    *({"sliding_window": decoders.window_of_all}, SIZES_MIXTRAL, canonical),
+    title="Mixtral",
+    model_types=("mixtral",),
+    architecture="MixtralForCausalLM",
+    read=read_mixtral,
+    keys={"sliding_window": decoders.window_of_all},
+    sizes=SIZES_MIXTRAL,
+    canonical=canonical,
     more_keys=_keys(_MIXTRAL),
     renamed={
         path: name.replace("mlp.", "block_sparse_moe.")
@@ -147,6 +217,11 @@ MIXTRAL = decoders.family(
     apart=("w1", "w3", "w2"),
 )
 GPT_OSS = decoders.family(
-    *("gpt-oss", ("gpt_oss",), "GptOssForCausalLM", read_gpt_oss, _OSS_KEYS, SIZES_GPT_OSS),
+    title="gpt-oss",
+    model_types=("gpt_oss",),
+    architecture="GptOssForCausalLM",
+    read=read_gpt_oss,
+    keys=_OSS_KEYS,
+    sizes=SIZES_GPT_OSS,
     more_keys=_keys(_GPT_OSS),
 )._replace(names=_gpt_oss_names, alternate=True)

@@ -23,12 +23,15 @@ SAME = {  # names of models, as `plain` has them, whose sizes have other names
     "vicuna-7b": "llama-2-7b",
     "vicuna-13b": "llama-2-13b",
 }
-_WORDS = re.compile(r"^(meta|c4ai)-|-(instruct|it|pt|chat|base|hf|coder|think|thinking|ul2|\d{4})(?=-|$)")
+_WORDS = re.compile(
+    r"^(meta|c4ai)-|-(instruct|it|pt|chat|base|hf|coder|think|thinking|ul2|\d{4})(?=-|$)"
+)
 _VERSION = re.compile(r"-v\d+(\.\d+)?$")
 
 
 def plain(name: str, sizes: Collection[str]) -> str:
-    """Leaves out of a hub id what says nothing of a model's size: the owner, and words such as "instruct".
+    """Leaves out of a hub id what says nothing of a model's size: the owner, and words such as
+    "instruct".
 
     >>> plain("meta-llama/Llama-3.1-8B-Instruct", ()), plain("google-t5/t5-base", ["t5-base"])
     ('llama-3.1-8b', 't5-base')
@@ -40,12 +43,18 @@ def plain(name: str, sizes: Collection[str]) -> str:
 
 
 def size_of(name: str, sizes: Collection[str]) -> str | None:
-    """Returns the name of the published size that a model has, by its hub id; None if none is known.
+    """Returns the name of the published size that a model has, by its hub id; None if none is
+    known.
 
     >>> sizes = ["gemma-4-e4b", "mistral-7b-v0.2", "command-r7b"]
-    >>> [size_of(name, sizes) for name in ("google/gemma-4-E4B-it", "CohereLabs/c4ai-command-r7b-12-2024", "a/b")]
+    >>> [
+    ...     size_of(name, sizes)
+    ...     for name in ("google/gemma-4-E4B-it", "CohereLabs/c4ai-command-r7b-12-2024", "a/b")
+    ... ]
     ['gemma-4-e4b', 'command-r7b', None]
     """
     short = plain(name, sizes)
     size = short if short in sizes else SAME.get(short)
-    return size if size in sizes else None
+    if size in sizes:
+        return size
+    return None

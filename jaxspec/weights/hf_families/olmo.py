@@ -1,4 +1,6 @@
-"""OLMo 2 (arXiv 2501.00656), OLMo 3 and EXAONE 4 (arXiv 2507.11407): norms on what the blocks add, none before them."""
+"""OLMo 2 (arXiv 2501.00656), OLMo 3 and EXAONE 4 (arXiv 2507.11407): norms on what the blocks add,
+none before them.
+"""
 
 from __future__ import annotations
 
@@ -10,17 +12,24 @@ from jaxspec.nets.uniform import nearest
 from jaxspec.weights.hf_families import decoders
 from jaxspec.weights.hf_families.common import only
 
-RENAMED = decoders.POST_NORMS  # without a norm before the block, Llama's name is that of the norm after it
+# without a norm before the block, Llama's name is that of the norm after it
+RENAMED = decoders.POST_NORMS
 
 
 def _olmo(index: int, layer: LayerShape) -> LayerShape:
     """Queries and keys are normalised before they are split into heads."""
-    return decoders.change(layer, {"head_norms": True, "norms_of": "whole"}, post_norms=True, pre_norms=False)
+    return decoders.change(
+        layer, {"head_norms": True, "norms_of": "whole"}, post_norms=True, pre_norms=False
+    )
 
 
 def read_olmo3(table: dict) -> DecoderConfig:
-    """Reads the network of an OLMo 3: three local layers to a global one, whose positions alone are scaled."""
-    table = decoders.with_defaults({"sliding_window": 4096, **table}, rms_norm_eps=1e-5, rope_theta=500_000.0)
+    """Reads the network of an OLMo 3: three local layers to a global one, whose positions alone are
+    scaled.
+    """
+    table = decoders.with_defaults(
+        {"sliding_window": 4096, **table}, rms_norm_eps=1e-5, rope_theta=500_000.0
+    )
     by_layers = table.get("rope_parameters") or {}
     rope = decoders.rope({**table, "rope_parameters": by_layers.get("full_attention", by_layers)})
     local = by_layers.get("sliding_attention") or {}
@@ -31,23 +40,39 @@ def read_olmo3(table: dict) -> DecoderConfig:
         rope["local_rope_base"] = base
     is_local = [(i + 1) % 4 != 0 for i in range(table.get("num_hidden_layers", 0))]
     return decoders.read(
-        table, _olmo, **decoders.biases(table, "attention_bias"), **decoders.windows(table, is_local), **rope
+        table,
+        _olmo,
+        **decoders.biases(table, "attention_bias"),
+        **decoders.windows(table, is_local),
+        **rope,
     )
 
 
 def read_exaone4(table: dict) -> DecoderConfig:
-    """Reads the network of an EXAONE 4; where some layers are local, the others have no positions."""
-    table = decoders.with_defaults({"sliding_window": 4096, "sliding_window_pattern": 4, **table}, rms_norm_eps=1e-5)
-    pattern = table["sliding_window_pattern"] or 0 if table["sliding_window"] is not None else 0
+    """Reads the network of an EXAONE 4; where some layers are local, the others have no
+    positions.
+    """
+    table = decoders.with_defaults(
+        {"sliding_window": 4096, "sliding_window_pattern": 4, **table}, rms_norm_eps=1e-5
+    )
+    pattern = 0
+    if table["sliding_window"] is not None:
+        pattern = table["sliding_window_pattern"] or 0
     if isinstance(pattern, str):  # "LLLG": of each layer, repeated
         flags = [pattern[i % len(pattern)] == "L" for i in range(table.get("num_hidden_layers", 0))]
     else:
-        flags = [pattern > 0 and (i + 1) % pattern != 0 for i in range(table.get("num_hidden_layers", 0))]
+        flags = [
+            pattern > 0 and (i + 1) % pattern != 0 for i in range(table.get("num_hidden_layers", 0))
+        ]
     has_windows = table["sliding_window"] is not None
 
     def changed(index: int, layer: LayerShape) -> LayerShape:
-        unrotated = {"rotary": None} if has_windows and layer.attention.window is None else {}
-        return decoders.change(layer, {"head_norms": True} | unrotated, post_norms=True, pre_norms=False)
+        unrotated = {}
+        if has_windows and layer.attention.window is None:
+            unrotated = {"rotary": None}
+        return decoders.change(
+            layer, {"head_norms": True} | unrotated, post_norms=True, pre_norms=False
+        )
 
     return decoders.read(table, changed, **decoders.windows(table, flags))
 
@@ -58,7 +83,10 @@ def _by_layers(config: DecoderConfig) -> dict[str, Any]:
         return {}
     scaling = {"rope_type": "default", "rope_theta": form.rope_base} | decoders.scaling_keys(form)
     local = {"rope_type": "default", "rope_theta": form.local_rope_base}
-    return {"rope_parameters": {"full_attention": scaling, "sliding_attention": local}, "rope_scaling": None}
+    return {
+        "rope_parameters": {"full_attention": scaling, "sliding_attention": local},
+        "rope_scaling": None,
+    }
 
 
 _olmo2 = decoders.reader("attention_bias", changed=_olmo, rms_norm_eps=1e-5)
@@ -73,7 +101,13 @@ SIZES_2 = decoders.sizes(
     rms_norm_eps=1e-6,
     rope_theta=500_000.0,
 )
-_YARN = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 8192, "beta_fast": 32, "beta_slow": 1}
+_YARN = {
+    "rope_type": "yarn",
+    "factor": 8.0,
+    "original_max_position_embeddings": 8192,
+    "beta_fast": 32,
+    "beta_slow": 1,
+}
 SIZES_3 = decoders.sizes(
     read_olmo3,
     {
@@ -91,18 +125,41 @@ EXAONE4_SIZES = decoders.sizes(
         "exaone-4.0-32b": (102_400, 5120, 27_392, 64, 40, 8, 131_072),
     },
     rope_theta=1e6,
-    rope_scaling={"rope_type": "llama3", "factor": 16.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    rope_scaling={
+        "rope_type": "llama3",
+        "factor": 16.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+    }
     | {"original_max_position_embeddings": 8192},
 )
 
 BIAS = {"attention_bias": "qkv_bias"}
-OLMO2 = decoders.family("OLMo 2", ("olmo2",), "Olmo2ForCausalLM", _olmo2, BIAS, SIZES_2, renamed=RENAMED)
+OLMO2 = decoders.family(
+    title="OLMo 2",
+    model_types=("olmo2",),
+    architecture="Olmo2ForCausalLM",
+    read=_olmo2,
+    keys=BIAS,
+    sizes=SIZES_2,
+    renamed=RENAMED,
+)
 OLMO3 = decoders.family(
-    *("OLMo 3", ("olmo3",), "Olmo3ForCausalLM", read_olmo3, BIAS | decoders.LAYERS, SIZES_3),
+    title="OLMo 3",
+    model_types=("olmo3",),
+    architecture="Olmo3ForCausalLM",
+    read=read_olmo3,
+    keys=BIAS | decoders.LAYERS,
+    sizes=SIZES_3,
     more_keys=_by_layers,
     renamed=RENAMED,
 )
 EXAONE4 = decoders.family(
-    *("EXAONE 4", ("exaone4",), "Exaone4ForCausalLM", read_exaone4, decoders.LAYERS, EXAONE4_SIZES),
+    title="EXAONE 4",
+    model_types=("exaone4",),
+    architecture="Exaone4ForCausalLM",
+    read=read_exaone4,
+    keys=decoders.LAYERS,
+    sizes=EXAONE4_SIZES,
     renamed=RENAMED,
 )

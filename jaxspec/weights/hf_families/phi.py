@@ -1,4 +1,6 @@
-"""Phi-3 (arXiv 2404.14219) and Phi-4 (arXiv 2412.08905): a Llama whose projections are fused in its files."""
+"""Phi-3 (arXiv 2404.14219) and Phi-4 (arXiv 2412.08905): a Llama whose projections are fused in its
+files.
+"""
 
 from __future__ import annotations
 
@@ -11,16 +13,19 @@ from jaxspec.nets.decoder import DecoderConfig
 from jaxspec.weights.hf_families import decoders
 from jaxspec.weights.hf_families.common import FamilyError, need
 
-FUSED: dict[str, str] = dict.fromkeys(("attention/query", "attention/key", "attention/value"), "self_attn.qkv_proj")
+FUSED: dict[str, str] = dict.fromkeys(
+    ("attention/query", "attention/key", "attention/value"), "self_attn.qkv_proj"
+)
 FUSED |= dict.fromkeys(("ff/gate", "ff/wi"), "mlp.gate_up_proj")
 
 
 def read(table: dict) -> DecoderConfig:
     """Reads the network of a config.json.
 
-    Positions scaled by "longrope", as in files for 128k tokens, have other frequencies in rows longer than those of the
-    training: all of a row's, its first tokens' too. A cache has one set of them: that of rows up to that length, which
-    is the longest row. A file whose short factors are the long ones has these for all rows.
+    Positions scaled by "longrope", as in files for 128k tokens, have other frequencies in rows
+    longer than those of the training: all of a row's, its first tokens' too. A cache has one set of
+    them: that of rows up to that length, which is the longest row. A file whose short factors are
+    the long ones has these for all rows.
     """
     table, share = decoders.partial_rotary(decoders.with_defaults(table, rms_norm_eps=1e-5))
     rope = decoders.rotary_keys(table)
@@ -29,9 +34,14 @@ def read(table: dict) -> DecoderConfig:
         raise FamilyError(f"rope type is {rope_type!r}: expected default or longrope")
     windows = decoders.windows(table, [True])
     if rope_type == "default":
-        return decoders.read(table, lambda i, layer: decoders.change(layer, decoders.turned(layer, share)), **windows)
+        return decoders.read(
+            table, lambda i, layer: decoders.change(layer, decoders.turned(layer, share)), **windows
+        )
     original = table.get(decoders.FIRST_CONTEXT) or need(rope, decoders.FIRST_CONTEXT)
-    options = {"factors": _factors(rope, table, share), "magnitude": _magnitude(rope, table, original)}
+    options = {
+        "factors": _factors(rope, table, share),
+        "magnitude": _magnitude(rope, table, original),
+    }
     base = float(rope.get("rope_theta") or table.get("rope_theta") or 10_000.0)
     config = decoders.read(
         table,
@@ -41,22 +51,33 @@ def read(table: dict) -> DecoderConfig:
     )
     if original < (config.max_positions or original):
         _tell(original, config.max_positions)
-    return decoders.with_layers(config, max_positions=min(original, config.max_positions or original))
+    return decoders.with_layers(
+        config, max_positions=min(original, config.max_positions or original)
+    )
 
 
 @functools.lru_cache  # once: a load reads a config.json several times
 def _tell(original: int, longest: int | None) -> None:
-    text = "longrope: rows of at most %d tokens are read, of %d; docs/models.md says how to read longer ones"
+    text = (
+        "longrope: rows of at most %d tokens are read, of %d; docs/models.md says how to read "
+        "longer ones"
+    )
     logging.getLogger(__name__).warning(text, original, longest)
 
 
 def _factors(rope: dict, table: dict, share: float) -> tuple[float, ...]:
-    factors, head_dim = need(rope, "short_factor"), table.get("head_dim")
+    factors = need(rope, "short_factor")
+    head_dim = table.get("head_dim")
     head_dim = head_dim or need(table, "hidden_size") // need(table, "num_attention_heads")
     count = int(head_dim * share) // 2
-    are_numbers = isinstance(factors, list) and all(isinstance(x, int | float) and x > 0 for x in factors)
+    are_numbers = isinstance(factors, list) and all(
+        isinstance(x, int | float) and x > 0 for x in factors
+    )
     if not are_numbers or len(factors) != count:
-        raise FamilyError(f"short_factor is {str(factors)[:40]}: expected {count} positive numbers, one a frequency")
+        raise FamilyError(
+            f"short_factor is {str(factors)[:40]}: expected {count} positive numbers, one a "
+            "frequency"
+        )
     return tuple(map(float, factors))
 
 
@@ -65,26 +86,36 @@ def _magnitude(rope: dict, table: dict, original: int) -> float:
         return float(rope["attention_factor"])
     factor = rope.get("factor") or need(table, "max_position_embeddings") / original
     # Longer rows have flatter softmaxes: scores grow with the context, in training and here.
-    return 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original))
+    if factor <= 1:
+        return 1.0
+    return math.sqrt(1 + math.log(factor) / math.log(original))
 
 
 def _longrope_key(config: DecoderConfig) -> dict[str, Any]:
     rotary = decoders.rotated(config)
     if not rotary.factors:
         return decoders.partial_key(config)
-    factors, longest = list(rotary.factors), config.max_positions
+    factors = list(rotary.factors)
+    longest = config.max_positions
     scaling = {
         "type": "longrope",
         "short_factor": factors,
         "long_factor": factors,
         "attention_factor": rotary.magnitude,
     }
-    return decoders.partial_key(config) | {"rope_scaling": scaling, "original_max_position_embeddings": longest}
+    return decoders.partial_key(config) | {
+        "rope_scaling": scaling,
+        "original_max_position_embeddings": longest,
+    }
 
 
-# The last was published for 131,072 tokens; rows end here at 4,096, the context of the short factors.
+# The last was published for 131,072 tokens; rows end here at 4,096, the context of the short
+# factors.
 _MINI_4: dict[str, Any] = {"original_max_position_embeddings": 4096, "partial_rotary_factor": 0.75}
-_MINI_4 |= {"rope_scaling": {"type": "longrope", "short_factor": [1.0] * 48, "factor": 32}, "tie_word_embeddings": True}
+_MINI_4 |= {
+    "rope_scaling": {"type": "longrope", "short_factor": [1.0] * 48, "factor": 32},
+    "tie_word_embeddings": True,
+}
 SIZES = decoders.sizes(
     read,
     {
@@ -94,8 +125,12 @@ SIZES = decoders.sizes(
     },
 )
 PHI3 = decoders.family(
-    *("Phi-3, Phi-3.5, Phi-4", ("phi3",), "Phi3ForCausalLM", read),
-    *({"sliding_window": decoders.window_of_all}, SIZES),
+    title="Phi-3, Phi-3.5, Phi-4",
+    model_types=("phi3",),
+    architecture="Phi3ForCausalLM",
+    read=read,
+    keys={"sliding_window": decoders.window_of_all},
+    sizes=SIZES,
     more_keys=_longrope_key,
     renamed=FUSED,
 )

@@ -1,4 +1,6 @@
-"""Qwen 2 (arXiv 2407.10671) and 2.5, with biases on queries, keys and values; Qwen 3 (arXiv 2505.09388), with norms."""
+"""Qwen 2 (arXiv 2407.10671) and 2.5, with biases on queries, keys and values; Qwen 3 (arXiv
+2505.09388), with norms.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ def read_qwen2(table: dict) -> DecoderConfig:
 def read_qwen3(table: dict) -> DecoderConfig:
     """Reads the network of a Qwen 3; its heads' dimension is not dim / heads."""
     table = {"head_dim": 128, **table}
-    return decoders.read(table, head_norms=True, **decoders.biases(table, "attention_bias"), **_windows(table))
+    return decoders.read(
+        table, head_norms=True, **decoders.biases(table, "attention_bias"), **_windows(table)
+    )
 
 
 def _windows(table: dict) -> dict[str, Any]:
@@ -56,6 +60,21 @@ QWEN3_SIZES = decoders.sizes(
 )
 _KEYS = decoders.LAYERS | {"use_sliding_window": lambda form: form.window is not None}
 _KEYS_3 = _KEYS | {"attention_bias": "qkv_bias"}
-# MiMo (arXiv 2505.07608) is a Qwen 2 with a module for multi-token prediction beside it, which `load_drafter` reads.
-QWEN2 = decoders.family("Qwen 2, MiMo", ("qwen2", "mimo"), "Qwen2ForCausalLM", read_qwen2, _KEYS, QWEN2_SIZES)
-QWEN3 = decoders.family("Qwen 3", ("qwen3",), "Qwen3ForCausalLM", read_qwen3, _KEYS_3, QWEN3_SIZES)
+# MiMo (arXiv 2505.07608) is a Qwen 2 with a module for multi-token prediction beside it, which
+# `load_drafter` reads.
+QWEN2 = decoders.family(
+    title="Qwen 2, MiMo",
+    model_types=("qwen2", "mimo"),
+    architecture="Qwen2ForCausalLM",
+    read=read_qwen2,
+    keys=_KEYS,
+    sizes=QWEN2_SIZES,
+)
+QWEN3 = decoders.family(
+    title="Qwen 3",
+    model_types=("qwen3",),
+    architecture="Qwen3ForCausalLM",
+    read=read_qwen3,
+    keys=_KEYS_3,
+    sizes=QWEN3_SIZES,
+)

@@ -1,4 +1,6 @@
-"""Qwen 3.5, 3.6 and 3.8, dense: three layers of the gated delta rule to one of attention with an output gate."""
+"""Qwen 3.5, 3.6 and 3.8, dense: three layers of the gated delta rule to one of attention with an
+output gate.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,8 @@ DEFAULTS = {
     "full_attention_interval": 4,
 }
 SHARE = 0.25  # of a head's dimensions is rotated
-ATTENTION = AttentionShape(16, 4, 256, rotary=Rotary(dims=64), head_norms=True, gate=True)  # where no layer has any
+# where no layer has any
+ATTENTION = AttentionShape(16, 4, 256, rotary=Rotary(dims=64), head_norms=True, gate=True)
 
 
 def read(table: dict) -> DecoderConfig:
@@ -50,12 +53,21 @@ def read(table: dict) -> DecoderConfig:
     """
     table = decoders.with_defaults(decoders.text_half(table), **DEFAULTS)
     table, share = decoders.partial_rotary(table, SHARE)
-    only(table, hidden_act="silu", attn_output_gate=True, output_gate_type="swish", mamba_ssm_dtype="float32")
+    only(
+        table,
+        hidden_act="silu",
+        attn_output_gate=True,
+        output_gate_type="swish",
+        mamba_ssm_dtype="float32",
+    )
     only(table, num_experts=0)
     delta = DeltaShape(**{field: int(table[key]) for field, key in DELTA.items()})
     # A list of layers, where there is one, goes before the interval.
-    count, interval = int(table["num_hidden_layers"]), int(table["full_attention_interval"])
-    usual = ["full_attention" if (i + 1) % interval == 0 else "linear_attention" for i in range(count)]
+    count = int(table["num_hidden_layers"])
+    interval = int(table["full_attention_interval"])
+    usual = [
+        "full_attention" if (i + 1) % interval == 0 else "linear_attention" for i in range(count)
+    ]
     kinds = table.get("layer_types") or usual
     decoders.check_layers(kinds, count, tuple(KINDS))
 
@@ -70,7 +82,9 @@ def read(table: dict) -> DecoderConfig:
 
 
 def _attends(config: DecoderConfig) -> DecoderConfig:
-    """Returns the configuration with attention in every layer; ValueError: it is none of these models."""
+    """Returns the configuration with attention in every layer; ValueError: it is none of these
+    models.
+    """
     # What a Llama's writer needs of each layer is there once all are alike.
     mixers = [layer.attention for layer in config.layers]
     attention = next((x for x in mixers if isinstance(x, AttentionShape)), ATTENTION)
@@ -82,10 +96,19 @@ def _attends(config: DecoderConfig) -> DecoderConfig:
 def _write(config: DecoderConfig) -> dict[str, Any]:
     attends = _attends(config)
     form = nearest(attends)
-    kinds = ["linear_attention" if isinstance(x.attention, DeltaShape) else "full_attention" for x in config.layers]
+    kinds = [
+        "linear_attention" if isinstance(x.attention, DeltaShape) else "full_attention"
+        for x in config.layers
+    ]
     delta = next((x.attention for x in config.layers if isinstance(x.attention, DeltaShape)), None)
-    numbers = {} if delta is None else {key: getattr(delta, field) for field, key in DELTA.items()}
-    rotation = {"rope_theta": form.rope_base, **decoders.scaling_keys(form), **decoders.partial_key(attends)}
+    numbers = {}
+    if delta is not None:
+        numbers = {key: getattr(delta, field) for field, key in DELTA.items()}
+    rotation = {
+        "rope_theta": form.rope_base,
+        **decoders.scaling_keys(form),
+        **decoders.partial_key(attends),
+    }
     return {
         "architectures": ["Qwen3_5ForCausalLM"],
         "model_type": TYPES[0],
@@ -99,18 +122,27 @@ LINEAR = {"rate": "A_log", "bias": "dt_bias", "convolution": "conv1d.weight", "n
 LINEAR |= {"gate": "in_proj_z", "beta": "in_proj_b", "decay": "in_proj_a", "out": "out_proj"}
 # Queries, keys and values of all heads are rows of one tensor, one after the other.
 LINEAR |= dict.fromkeys(("query", "key", "value"), "in_proj_qkv")
-_DELTA = {f"layers_{{}}/attention/{path}": f"model.layers.{{}}.linear_attn.{name}" for path, name in LINEAR.items()}
+_DELTA = {
+    f"layers_{{}}/attention/{path}": f"model.layers.{{}}.linear_attn.{name}"
+    for path, name in LINEAR.items()
+}
 
 
 def _names(config: DecoderConfig) -> dict[str, Tensor]:
-    modules, paths = decoders.WHOLE | decoders.layer_modules(config, {}), net_of(config).paths(config)
-    recurrent = tuple(f"layers_{i}/" for i, x in enumerate(config.layers) if isinstance(x.attention, DeltaShape))
+    modules = decoders.WHOLE | decoders.layer_modules(config, {})
+    paths = net_of(config).paths(config)
+    recurrent = tuple(
+        f"layers_{i}/" for i, x in enumerate(config.layers) if isinstance(x.attention, DeltaShape)
+    )
     # Either kind of layer has a query, a key and a value: the layer says which table they are of.
     others = common.named((path for path in paths if not path.startswith(recurrent)), modules)
-    return others | common.named((path for path in paths if path.startswith(recurrent)), modules | _DELTA)
+    return others | common.named(
+        (path for path in paths if path.startswith(recurrent)), modules | _DELTA
+    )
 
 
-_TIED, _NARROW = {"tie_word_embeddings": True}, {"linear_num_value_heads": 16}
+_TIED = {"tie_word_embeddings": True}
+_NARROW = {"linear_num_value_heads": 16}
 SIZES = decoders.sizes(
     read,
     {
@@ -122,4 +154,12 @@ SIZES = decoders.sizes(
     },
     rope_parameters={"rope_theta": 1e7, "rope_type": "default"},
 )
-QWEN3_5 = Family("Qwen 3.5, 3.6 and 3.8, text", TYPES, read, _write, _names, decoders.canonical_text, SIZES)
+QWEN3_5 = Family(
+    title="Qwen 3.5, 3.6 and 3.8, text",
+    model_types=TYPES,
+    read=read,
+    write=_write,
+    names=_names,
+    canonical=decoders.canonical_text,
+    sizes=SIZES,
+)

@@ -1,4 +1,6 @@
-"""T5 1.0 and v1.1 (arXiv 1910.10683), FLAN-T5 (2210.11416), mT5 (2010.11934), ByT5 (2105.13626), umT5 (2304.09151)."""
+"""T5 1.0 and v1.1 (arXiv 1910.10683), FLAN-T5 (2210.11416), mT5 (2010.11934), ByT5 (2105.13626),
+umT5 (2304.09151).
+"""
 
 from __future__ import annotations
 
@@ -36,21 +38,26 @@ FEED_FORWARD = {  # config.json's feed_forward_proj: our activation, and whether
 def read(table: dict) -> T5Config:
     """Reads the network of a config.json.
 
-    Whether the head is tied and whether it is scaled are two facts. Older files have one key for both,
-    tie_word_embeddings. transformers 5 writes scale_decoder_outputs for the second, and tie_word_embeddings is then
-    always true: whether the head is tied is decided by the weights (`jaxspec.weights.huggingface`). A decoder's row
-    begins with decoder_start_token_id; without one with bos_token_id, as in transformers, or pad_token_id, as T5's do.
+    Whether the head is tied and whether it is scaled are two facts. Older files have one key for
+    both, tie_word_embeddings. transformers 5 writes scale_decoder_outputs for the second, and
+    tie_word_embeddings is then always true: whether the head is tied is decided by the weights
+    (`jaxspec.weights.huggingface`). A decoder's row begins with decoder_start_token_id; without one
+    with bos_token_id, as in transformers, or pad_token_id, as T5's do.
     """
     feed_forward = table.get("feed_forward_proj", "relu")
     if feed_forward not in FEED_FORWARD:
-        raise FamilyError(f"feed_forward_proj is {feed_forward!r}: expected one of {', '.join(FEED_FORWARD)}")
+        raise FamilyError(
+            f"feed_forward_proj is {feed_forward!r}: expected one of {', '.join(FEED_FORWARD)}"
+        )
     activation, gated = FEED_FORWARD[feed_forward]
     tied = table.get("tie_word_embeddings", True) is not False
     scaled = table.get("scale_decoder_outputs", tied) is not False
     table = common.with_start(table | {"pad_token_id": table.get("pad_token_id", 0)})
     usual = dict(decoder_layers=table.get("num_layers"), buckets=32, max_distance=128, epsilon=1e-6)
     fields = common.read_keys(table, KEYS, **usual)
-    return T5Config(**fields, activation=activation, gated=gated, tied_head=tied, scaled_head=scaled)
+    return T5Config(
+        **fields, activation=activation, gated=gated, tied_head=tied, scaled_head=scaled
+    )
 
 
 def read_mt5(table: dict) -> T5Config:
@@ -60,7 +67,9 @@ def read_mt5(table: dict) -> T5Config:
 
 def read_umt5(table: dict) -> T5Config:
     """Reads the network of an umT5, each of whose layers has its own biases."""
-    return dataclasses.replace(read({"feed_forward_proj": "gated-gelu", **table}), bias_by_layer=True)
+    return dataclasses.replace(
+        read({"feed_forward_proj": "gated-gelu", **table}), bias_by_layer=True
+    )
 
 
 def write(config: T5Config) -> dict[str, Any]:
@@ -79,8 +88,10 @@ def write(config: T5Config) -> dict[str, Any]:
 
 
 PROJECTIONS = ("query", "key", "value", "out")  # of attention
-FF = {False: {"wi": "wi", "out": "wo"}, True: {"gate": "wi_0", "wi": "wi_1", "out": "wo"}}  # by whether it is gated
-BLOCKS = {"encoder": ("attention", "ff"), "decoder": ("attention", "cross", "ff")}  # of a layer, in their order
+# by whether it is gated
+FF = {False: {"wi": "wi", "out": "wo"}, True: {"gate": "wi_0", "wi": "wi_1", "out": "wo"}}
+# of a layer, in their order
+BLOCKS = {"encoder": ("attention", "ff"), "decoder": ("attention", "cross", "ff")}
 _CALLED = {"attention": "SelfAttention", "cross": "EncDecAttention", "ff": "DenseReluDense"}
 _BIAS = "layer.0.SelfAttention.relative_attention_bias"
 
@@ -88,12 +99,21 @@ _BIAS = "layer.0.SelfAttention.relative_attention_bias"
 def _modules(gated: bool) -> dict[str, str]:
     modules = {"embedding": "shared", "head/weight": HEAD}
     for side, blocks in BLOCKS.items():
-        modules |= {f"{side}_norm": f"{side}.final_layer_norm", f"{side}_bias": f"{side}.block.0.{_BIAS}"}
+        modules |= {
+            f"{side}_norm": f"{side}.final_layer_norm",
+            f"{side}_bias": f"{side}.block.0.{_BIAS}",
+        }
         modules[f"{side}_{{}}/bias"] = f"{side}.block.{{}}.{_BIAS}"
         for i, block in enumerate(blocks):
-            path, name = f"{side}_{{}}/{block}", f"{side}.block.{{}}.layer.{i}"
-            parts = FF[gated] if block == "ff" else {x: x[0] for x in PROJECTIONS}
-            modules |= {f"{path}/{x}": f"{name}.{_CALLED[block]}.{module}" for x, module in parts.items()}
+            path = f"{side}_{{}}/{block}"
+            name = f"{side}.block.{{}}.layer.{i}"
+            if block == "ff":
+                parts = FF[gated]
+            else:
+                parts = {x: x[0] for x in PROJECTIONS}
+            modules |= {
+                f"{path}/{x}": f"{name}.{_CALLED[block]}.{module}" for x, module in parts.items()
+            }
             modules[f"{path}_norm"] = f"{name}.layer_norm"
     return modules
 
@@ -116,7 +136,9 @@ def canonical(name: str) -> str | None:
 
     >>> canonical("decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight")
     """
-    return None if name == _UNUSED else name
+    if name == _UNUSED:
+        return None
+    return name
 
 
 def _mt5(dim: int, ff_dim: int, heads: int, layers: int) -> T5Config:
@@ -128,7 +150,10 @@ def _byt5(dim: int, ff_dim: int, heads: int, encoder_layers: int) -> T5Config:
 
 
 SIZES = PAPER | {
-    **{f"flan-t5-{size}": PAPER[f"t5-v1_1-{size}"] for size in ("small", "base", "large", "xl", "xxl")},
+    **{
+        f"flan-t5-{size}": PAPER[f"t5-v1_1-{size}"]
+        for size in ("small", "base", "large", "xl", "xxl")
+    },
     "byt5-small": _byt5(1472, 3584, 6, 12),
     "byt5-base": _byt5(1536, 3968, 12, 18),
     "byt5-large": _byt5(1536, 3840, 16, 36),
@@ -150,6 +175,39 @@ UMT5_SIZES = {
 }
 
 UNWRITTEN = ("begin_tokens", "dtype", "end_tokens", "max_positions")
-T5 = Family("T5, FLAN-T5, ByT5", ("t5",), read, write, names, canonical, SIZES, COPIES, UNWRITTEN, **BEGINNING)
-MT5 = Family("mT5", ("mt5",), read_mt5, write, names, canonical, MT5_SIZES, COPIES, UNWRITTEN, **BEGINNING)
-UMT5 = Family("umT5", ("umt5",), read_umt5, write, names, canonical, UMT5_SIZES, COPIES, UNWRITTEN, **BEGINNING)
+T5 = Family(
+    title="T5, FLAN-T5, ByT5",
+    model_types=("t5",),
+    read=read,
+    write=write,
+    names=names,
+    canonical=canonical,
+    sizes=SIZES,
+    copies=COPIES,
+    unwritten=UNWRITTEN,
+    **BEGINNING,
+)
+MT5 = Family(
+    title="mT5",
+    model_types=("mt5",),
+    read=read_mt5,
+    write=write,
+    names=names,
+    canonical=canonical,
+    sizes=MT5_SIZES,
+    copies=COPIES,
+    unwritten=UNWRITTEN,
+    **BEGINNING,
+)
+UMT5 = Family(
+    title="umT5",
+    model_types=("umt5",),
+    read=read_umt5,
+    write=write,
+    names=names,
+    canonical=canonical,
+    sizes=UMT5_SIZES,
+    copies=COPIES,
+    unwritten=UNWRITTEN,
+    **BEGINNING,
+)

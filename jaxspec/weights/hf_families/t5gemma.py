@@ -1,4 +1,6 @@
-"""T5Gemma (arXiv 2504.06225), of Gemma 2's layers, and the text half of T5Gemma 2 (2512.14856), of Gemma 3's."""
+"""T5Gemma (arXiv 2504.06225), of Gemma 2's layers, and the text half of T5Gemma 2 (2512.14856), of
+Gemma 3's.
+"""
 
 from __future__ import annotations
 
@@ -31,9 +33,11 @@ TEXT = "model.encoder.text_model."
 
 
 def read(table: dict) -> T5GemmaConfig:
-    """Reads the network of a T5Gemma; the encoder's windows reach as far ahead as back, and count a token's own place.
+    """Reads the network of a T5Gemma; the encoder's windows reach as far ahead as back, and count a
+    token's own place.
 
-    A decoder's row begins with decoder_start_token_id; without one with bos_token_id, as in transformers.
+    A decoder's row begins with decoder_start_token_id; without one with bos_token_id, as in
+    transformers.
     """
     encoder, decoder = (gemma.read_gemma2(need(table, side)) for side in ("encoder", "decoder"))
     only(table["decoder"], cross_attention_hidden_size=encoder.dim)
@@ -47,20 +51,32 @@ def read_2(table: dict) -> T5GemmaConfig:
     only(table, tie_word_embeddings=True)
     encoder_table = need(table, "encoder")
     encoder, decoder = (
-        gemma.read_gemma3(half) for half in (need(encoder_table, "text_config"), need(table, "decoder"))
+        gemma.read_gemma3(half)
+        for half in (need(encoder_table, "text_config"), need(table, "decoder"))
     )
     if encoder.dim != decoder.dim:
-        raise FamilyError(f"the encoder's hidden_size is {encoder.dim}: expected the decoder's, {decoder.dim}")
+        raise FamilyError(
+            f"the encoder's hidden_size is {encoder.dim}: expected the decoder's, {decoder.dim}"
+        )
     image_end = encoder_table.get("eoi_token_index")
-    options = {"merged": True, "shares_embedding": True, "end_of_image": 256_000 if image_end is None else image_end}
+    options = {
+        "merged": True,
+        "shares_embedding": True,
+        "end_of_image": 256_000 if image_end is None else image_end,
+    }
     return _joined(table, encoder, replace(decoder, tied_head=True), **options)
 
 
-def _joined(table: dict, encoder: DecoderConfig, decoder: DecoderConfig, **options: Any) -> T5GemmaConfig:
+def _joined(
+    table: dict, encoder: DecoderConfig, decoder: DecoderConfig, **options: Any
+) -> T5GemmaConfig:
     if encoder.vocab_size != decoder.vocab_size:
-        raise FamilyError(f"the encoder's vocab_size is {encoder.vocab_size}: expected {decoder.vocab_size}")
+        raise FamilyError(
+            f"the encoder's vocab_size is {encoder.vocab_size}: expected {decoder.vocab_size}"
+        )
     encoder = _as_encoder(encoder, decoder)
-    tables, keys = (table, table["decoder"]), ("decoder_start_token_id", "bos_token_id")
+    tables = (table, table["decoder"])
+    keys = ("decoder_start_token_id", "bos_token_id")
     starts = (x[key] for x in tables for key in keys if x.get(key) is not None)
     return t5gemma_config(encoder, decoder, start_token=next(starts, 2), **options)
 
@@ -78,7 +94,9 @@ def _both_ways(window: int) -> int:
 def _with_windows(config: DecoderConfig, changed: Callable[[int], int]) -> DecoderConfig:
     def change(_: int, layer: LayerShape) -> LayerShape:
         window = layer.attention.window
-        return layer if window is None else decoders.change(layer, {"window": changed(window)})
+        if window is None:
+            return layer
+        return decoders.change(layer, {"window": changed(window)})
 
     return decoders.with_layers(config, change)
 
@@ -106,7 +124,9 @@ def write(config: T5GemmaConfig) -> dict[str, Any]:
 
 
 def write_2(config: T5GemmaConfig) -> dict[str, Any]:
-    """Writes the config.json of a T5Gemma 2. transformers makes none without a vision tower: here it is small."""
+    """Writes the config.json of a T5Gemma 2. transformers makes none without a vision tower: here
+    it is small.
+    """
     names = {"architectures": ["T5Gemma2ForConditionalGeneration"], "model_type": "t5gemma2"}
     sides = _sides(config, gemma.GEMMA3, config.encoder)
     encoder = {
@@ -114,14 +134,21 @@ def write_2(config: T5GemmaConfig) -> dict[str, Any]:
         "eoi_token_index": config.end_of_image,
         "vision_config": {
             **{"model_type": "siglip_vision_model", "hidden_size": 16, "intermediate_size": 16},
-            **{"num_hidden_layers": 1, "num_attention_heads": 1, "image_size": 224, "patch_size": 14},
+            **{
+                "num_hidden_layers": 1,
+                "num_attention_heads": 1,
+                "image_size": 224,
+                "patch_size": 14,
+            },
         },
     }
     return names | sides | {"encoder": encoder}
 
 
 def names(encoder: str, embedding: str, config: T5GemmaConfig) -> dict[str, Tensor]:
-    """Says where each parameter lies; the first two are in front of the names of the encoder and of the embedding."""
+    """Says where each parameter lies; the first two are in front of the names of the encoder and of
+    the embedding.
+    """
     modules = {
         "embedding": f"{embedding}embed_tokens",
         "encoder_embedding": f"{encoder}embed_tokens",
@@ -136,7 +163,8 @@ def names(encoder: str, embedding: str, config: T5GemmaConfig) -> dict[str, Tens
 
 
 def canonical(name: str) -> str | None:
-    """Leaves out rotary frequencies, and what reads images; finds the encoder's text half in either of its layouts.
+    """Leaves out rotary frequencies, and what reads images; finds the encoder's text half in either
+    of its layouts.
 
     >>> canonical("model.encoder.layers.0.mlp.up_proj.weight")
     'model.encoder.text_model.layers.0.mlp.up_proj.weight'
@@ -154,7 +182,15 @@ def _size(encoder: DecoderConfig, decoder: DecoderConfig, **options: Any) -> T5G
 # The sizes of T5 v1.1, with Gemma 2's layers; and those of Gemma 2.
 _S = replace(
     nearest(gemma.SIZES_2["gemma-2-2b"]),
-    **{"dim": 512, "ff_dim": 1024, "layers": 8, "heads": 8, "kv_heads": 8, "head_dim": 64, "query_scalar": 64.0},
+    **{
+        "dim": 512,
+        "ff_dim": 1024,
+        "layers": 8,
+        "heads": 8,
+        "kv_heads": 8,
+        "head_dim": 64,
+        "query_scalar": 64.0,
+    },
 )
 _SIDES = configs(
     {
@@ -166,28 +202,49 @@ _SIDES = configs(
 ) | {size: gemma.SIZES_2[f"gemma-2-{size}"] for size in ("2b", "9b")}
 _PAIRS = [*((size, size) for size in _SIDES), ("9b", "2b")]
 SIZES = {
-    f"t5gemma-{encoder}-{decoder}": _size(_with_windows(_SIDES[encoder], _both_ways), _SIDES[decoder])
+    f"t5gemma-{encoder}-{decoder}": _size(
+        _with_windows(_SIDES[encoder], _both_ways), _SIDES[decoder]
+    )
     for encoder, decoder in _PAIRS
 }
 _SCALED = {"vocab_size": 262_144, "rope_scaling": "linear", "rope_factor": 8.0}
 _SIDES_2 = {
-    size: replace(nearest(gemma.SIZES_3[f"gemma-3-{size}"]), **_SCALED).config() for size in ("270m", "1b", "4b")
+    size: replace(nearest(gemma.SIZES_3[f"gemma-3-{size}"]), **_SCALED).config()
+    for size in ("270m", "1b", "4b")
 }
 SIZES_2 = {
-    f"t5gemma-2-{size}-{size}": _size(side, side, merged=True, shares_embedding=True, end_of_image=256_000)
+    f"t5gemma-2-{size}-{size}": _size(
+        side, side, merged=True, shares_embedding=True, end_of_image=256_000
+    )
     for size, side in _SIDES_2.items()
 }
 
 UNWRITTEN = ("dtype", "end_tokens", "begin_tokens")
 T5GEMMA = Family(
-    *("T5Gemma", ("t5gemma",), read, write, functools.partial(names, "model.encoder.", "model.decoder.")),
-    *(decoders.canonical, SIZES, {}, UNWRITTEN),
+    title="T5Gemma",
+    model_types=("t5gemma",),
+    read=read,
+    write=write,
+    names=functools.partial(names, "model.encoder.", "model.decoder."),
+    canonical=decoders.canonical,
+    sizes=SIZES,
+    copies={},
+    unwritten=UNWRITTEN,
     head=HEAD,
     **BEGINNING,
 )
 T5GEMMA2 = Family(
-    *("T5Gemma 2, text", ("t5gemma2",), read_2, write_2, functools.partial(names, TEXT, TEXT), canonical, SIZES_2),
-    copies={f"model.decoder.{name}": f"{TEXT}{name}" for name in ("embed_tokens.weight", "embed_tokens.eoi_embedding")},
+    title="T5Gemma 2, text",
+    model_types=("t5gemma2",),
+    read=read_2,
+    write=write_2,
+    names=functools.partial(names, TEXT, TEXT),
+    canonical=canonical,
+    sizes=SIZES_2,
+    copies={
+        f"model.decoder.{name}": f"{TEXT}{name}"
+        for name in ("embed_tokens.weight", "embed_tokens.eoi_embedding")
+    },
     unwritten=UNWRITTEN,
     head=HEAD,
     **BEGINNING,

@@ -1,4 +1,6 @@
-"""Whisper (arXiv 2212.04356) and distil-whisper (2311.00430), whose generation_config.json has the tokens of speech."""
+"""Whisper (arXiv 2212.04356) and distil-whisper (2311.00430), whose generation_config.json has the
+tokens of speech.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,8 @@ KEYS = {  # the network's fields: those of config.json
     "max_positions": "max_target_positions",
     "start_token": "decoder_start_token_id",
 }
-DECODER = {"ff_dim": "decoder_ffn_dim", "heads": "decoder_attention_heads"}  # equal in every published model
+# equal in every published model
+DECODER = {"ff_dim": "decoder_ffn_dim", "heads": "decoder_attention_heads"}
 LISTS = {"suppressed": "suppress_tokens", "suppressed_first": "begin_suppress_tokens"}
 NUMBERS = {"no_timestamps": "no_timestamps_token_id", "latest_start": "max_initial_timestamp_index"}
 DEFAULTS = ("language", "task")
@@ -35,7 +38,9 @@ def read(table: dict) -> WhisperConfig:
     only(table, scale_embedding=False, tie_word_embeddings=True)
     fields = common.read_keys(table, KEYS, mels=80, source_positions=1500, max_positions=448)
     only(table, **{key: fields[field] for field, key in DECODER.items()})
-    return WhisperConfig(**fields, activation=common.activation(table.get("activation_function", "gelu")))
+    return WhisperConfig(
+        **fields, activation=common.activation(table.get("activation_function", "gelu"))
+    )
 
 
 def write(config: WhisperConfig) -> dict[str, Any]:
@@ -50,7 +55,9 @@ def write(config: WhisperConfig) -> dict[str, Any]:
         "scale_embedding": False,
         "tie_word_embeddings": True,
         # Without them transformers has its own, which a smaller vocabulary lacks.
-        **dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), next(iter(config.end_tokens), None)),
+        **dict.fromkeys(
+            ("bos_token_id", "eos_token_id", "pad_token_id"), next(iter(config.end_tokens), None)
+        ),
     }
 
 
@@ -75,15 +82,22 @@ def read_generation(config: WhisperConfig, table: dict) -> WhisperConfig:
         fields[f"{field}s"] = tuple(name.removeprefix("<|").removesuffix("|>") for name in entries)
         fields[f"{field}_tokens"] = ids(key, entries.values())
         if len(fields[f"{field}_tokens"]) < len(entries):
-            raise FamilyError(f"{key} has ids that the model lacks: expected ids from 0 to {config.vocab_size - 1}")
+            raise FamilyError(
+                f"{key} has ids that the model lacks: expected ids from 0 to "
+                f"{config.vocab_size - 1}"
+            )
     speech = Speech(**fields, language=table.get("language"), task=table.get("task"))
     # Older files have defaults as [[place, token], ...] of a row's beginning.
     forced = [token for _, token in table.get("forced_decoder_ids") or ()]
     languages = dict(zip(speech.language_tokens, speech.languages, strict=True))
     tasks = dict(zip(speech.task_tokens, speech.tasks, strict=True))
-    language = speech.language or next((languages[token] for token in forced if token in languages), None)
+    language = speech.language or next(
+        (languages[token] for token in forced if token in languages), None
+    )
     task = speech.task or next((tasks[token] for token in forced if token in tasks), None)
-    return dataclasses.replace(config, speech=dataclasses.replace(speech, language=language, task=task))
+    return dataclasses.replace(
+        config, speech=dataclasses.replace(speech, language=language, task=task)
+    )
 
 
 def write_generation(config: WhisperConfig) -> dict[str, Any]:
@@ -97,8 +111,15 @@ def write_generation(config: WhisperConfig) -> dict[str, Any]:
         "lang_to_id": dict(zip(languages, speech.language_tokens, strict=True)),
         "task_to_id": dict(zip(speech.tasks, speech.task_tokens, strict=True)),
     }
-    table = {key: value for key, value in (lists | numbers | tables).items() if value not in (None, [], {})}
-    return table | {"decoder_start_token_id": config.start_token, "is_multilingual": bool(speech.languages)}
+    table = {
+        key: value
+        for key, value in (lists | numbers | tables).items()
+        if value not in (None, [], {})
+    }
+    return table | {
+        "decoder_start_token_id": config.start_token,
+        "is_multilingual": bool(speech.languages),
+    }
 
 
 MODULES = bart.MODULES | {
@@ -109,16 +130,22 @@ MODULES = bart.MODULES | {
     "encoder_conv2": "model.encoder.conv2",
 }
 WHISPER = Family(
-    "Whisper, distil-whisper",
-    ("whisper",),
-    read,
-    write,
-    functools.partial(common.names_by, MODULES),
+    title="Whisper, distil-whisper",
+    model_types=("whisper",),
+    read=read,
+    write=write,
+    names=functools.partial(common.names_by, MODULES),
     canonical=lambda name: name,
     sizes=SIZES,
     copies={"proj_out.weight": "model.decoder.embed_tokens.weight"},
     unwritten=("begin_tokens", "dtype", "end_tokens", "speech"),
     read_generation=read_generation,
     write_generation=write_generation,
-    generation_keys=(*LISTS.values(), *NUMBERS.values(), *TABLES.values(), *DEFAULTS, "forced_decoder_ids"),
+    generation_keys=(
+        *LISTS.values(),
+        *NUMBERS.values(),
+        *TABLES.values(),
+        *DEFAULTS,
+        "forced_decoder_ids",
+    ),
 )
