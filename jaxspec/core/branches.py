@@ -1,10 +1,10 @@
 """Branches that change a cache in place, which those of `jax.lax.cond` and `jax.lax.switch` do not.
 
-XLA gives the results of a conditional buffers of their own. Every branch then copies the whole
-cache before it writes one token to it. The loop around it copies it once more. What a loop carries,
-on the other hand, is updated in place. So a branch is a loop here, which runs once or not at all.
-What it updates has to be its carry: an array that it reads from outside and updates is copied.
-Loops have no gradients in reverse.
+XLA puts the results of a conditional into new buffers. Every branch then copies the whole cache
+before it writes one token to it. The loop around it copies it once more. What a loop carries, on
+the other hand, is updated in place. So a branch is a loop here, which runs once or not at all. What
+it updates has to be its carry: an array that it reads from outside and updates is copied. Loops
+have no gradients in reverse.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ def switch(
     branches: Sequence[Callable[[Carry], tuple[Outputs, Carry]]],
     carry: Carry,
 ) -> tuple[Outputs, Carry]:
-    """Runs one of several branches, by its number. Without such a branch the outputs are zeros and
-    the carry stays.
+    """Runs the branch with the given number. Without such a branch the outputs are zeros and the
+    carry stays.
 
     Each makes outputs of the same shapes, and updates the carry, which keeps its shapes.
 

@@ -12,7 +12,7 @@ import jax
 
 
 def integer(value: Any, name: str, expected: str) -> int:
-    """Returns an integer of any library as Python's; True and False are none.
+    """Returns any library's integer as a Python int. True and False are rejected.
 
     >>> import numpy as np
     >>> integer(np.int64(3), "gamma", "an integer")
@@ -42,8 +42,8 @@ def integers(least: int | None = None, /, **values: Any) -> tuple[int, ...]:
 def number(
     value: Any, name: str, expected: str, *, above: float = -math.inf, at_most: float = math.inf
 ) -> float:
-    """Returns a finite real number of any library as Python's, within bounds; True and False are
-    none.
+    """Returns any library's finite real number as a Python float, within bounds. True and False are
+    rejected.
 
     >>> import numpy as np
     >>> number(np.float32(0.5), "factor", "a finite number")
@@ -101,7 +101,7 @@ def in_range(low: float, high: float, /, *, below: bool = False, **values: float
 
 
 def one_of(value: Any, name: str, expected: Iterable[Any]) -> None:
-    """Refuses a name that is none of those expected.
+    """Raises ValueError if a name is not among the expected ones.
 
     >>> one_of("tanh", "activation", ["relu", "silu"])
     Traceback (most recent call last):
@@ -130,7 +130,7 @@ def check_names(names: Iterable[str], options: Sequence[str], advice: Mapping[st
 
     Args:
         names: the keywords given.
-        options: the options there are.
+        options: the names of all options.
         advice: other libraries' names of options, with what to do in their place, as the end of the
             error.
 

@@ -198,7 +198,8 @@ def prefill(extend: Extend, rewind: Rewind, empty: Callable[[int, Room], Cache])
 def resume(
     lm: LanguageModel, params: Params, before: Before, prompt: Prompt, room: Room
 ) -> tuple[Forward, Cache]:
-    """Reads on in prompts whose beginning was read before; returns what `core.Prefill` returns.
+    """Continues prompts whose beginning was read before. Returns the same as `core.Prefill`
+    returns.
 
     Features and taps are those of `before.width` positions from `before.start` on.
 
@@ -249,8 +250,8 @@ def empty_cache(lm: LanguageModel, params: Params, batch: int, room: Room) -> Ca
 def enlarged(cache: Cache, empty: Callable[[int, Room], Cache], batch: int, room: Room) -> Cache:
     """Returns a cache with at least some room: zeros at the end of leaves that depend on it.
 
-    It is never made smaller. What lies past a row's length is never read, so zeros are as good as
-    what an empty cache would have.
+    It is never made smaller. Entries past a row's length are never read, so zeros serve as well as
+    an empty cache's entries.
 
     >>> enlarged(
     ...     jnp.ones((1, 2)),
@@ -274,7 +275,7 @@ def enlarged(cache: Cache, empty: Callable[[int, Room], Cache], batch: int, room
 
 
 def at(outputs: PassOutputs, index: Int[Array, " B"]) -> PassOutputs:
-    """Takes what is at one place of each row: [B, 1, ...]."""
+    """Takes one position of each row: [B, 1, ...]."""
     return jax.tree.map(
         lambda x: jnp.take_along_axis(x, jnp.expand_dims(index, range(1, x.ndim)), axis=1), outputs
     )

@@ -70,7 +70,7 @@ class Request(NamedTuple):
         keys: one PRNG key per row.
         sampling_params: the traced values of the sampler.
         max_new_tokens: the most of each row.
-        eos: ids that end a row; -1 where there is none.
+        eos: ids that end a row, padded with -1.
         draft_sampling_params: the values for the drafter's distributions; None for the target's
             own.
         policy: the values of the draft-length policy.
@@ -112,7 +112,7 @@ class Stats(NamedTuple):
 
     @property
     def tokens_per_round(self) -> Float[Array, " batch"]:
-        """(emitted - 1) / rounds, 0 where there was no round: prefill's token costs no round."""
+        """(emitted - 1) / rounds, or 0 without rounds: prefill's token costs no round."""
         return jnp.maximum(self.emitted - 1, 0) / jnp.maximum(self.rounds, 1)
 
 
@@ -138,8 +138,7 @@ class LogProbs(NamedTuple):
     stands; float32.
 
     Whether a token was accepted, drawn from a residual, a bonus or prefill's makes no difference:
-    these are logarithms of the target's probability of it, given what precedes it. Zeros where
-    there is no token.
+    these are logarithms of the target's probability of it, given what precedes it. Padding is zero.
 
     Attributes:
         raw: under the softmax of the model's logits, without temperature, penalties or bans.
@@ -161,8 +160,8 @@ class LogProbs(NamedTuple):
 
 
 class Memory(NamedTuple):
-    """The memories of a generation's followers (`core.Follower`), every leaf batch-first; None:
-    there is no such one.
+    """The memories of a generation's followers (`core.Follower`), every leaf batch-first. None: the
+    generation has no such follower.
 
     Attributes:
         policy: the state of the draft-length policy.
@@ -196,8 +195,7 @@ class State(NamedTuple):
 
 
 class TraceNumbers(NamedTuple):
-    """The numbers of the draft tokens of a round, as its rule compared them; NaN where there is
-    none.
+    """The numbers of a round's draft tokens, as its rule compared them; NaN in padding.
 
     p and q are probabilities in the distributions that tokens are drawn from, after temperature and
     truncation. So at temperature 0 they are 0 or 1.

@@ -46,7 +46,7 @@ class Preceding(NamedTuple):
         row: the committed tokens; an encoder-decoder's are the decoder's, without the encoder's
             prompt.
         start: length of the row before its first new token.
-        draft_tokens: tokens after the committed ones; None where there are none.
+        draft_tokens: tokens after the committed ones; None if nothing is drafted yet.
         seen: `seen[b, t, j]` says that draft token j precedes position t of row b (a chain: j < t;
             a tree: its ancestors); batch may be 1.
         memory: the processors' memory of the committed row. None: they read the row. A processor
@@ -99,7 +99,7 @@ class ToDistribution(Protocol):
 
         Logits of another width are fitted to the target's vocabulary. `draft_tokens` follow the
         committed row, and position t is after those that `seen[:, t]` marks; see `Preceding`. A
-        drafter that does not pass what it drafted so far stays exact, but is penalised only for
-        what is committed.
+        drafter that does not pass its earlier draft tokens stays exact, but its penalties count
+        committed tokens only.
         """
         ...

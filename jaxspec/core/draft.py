@@ -10,8 +10,8 @@ from jaxtyping import Array, Float, Int
 
 
 class Draw(enum.IntEnum):
-    """The way in which a draft token was chosen from its distribution: its parent's entry of
-    `Draft.log_probs`, or of another drafter's (`Draft.sources`).
+    """How a draft token was chosen from its distribution: its parent's entry of `Draft.log_probs`,
+    or of another drafter's (`Draft.sources`).
     """
 
     # not drawn: a function of what precedes it (an argmax, a look-up), which is a point mass
@@ -32,11 +32,11 @@ class Draft(NamedTuple):
                                                     c -> y
 
     Attributes:
-        tokens: the nodes; a parent comes before its children, siblings in the order in which they
-            are to be judged.
+        tokens: the nodes; a parent comes before its children, siblings in the order of their
+            trials.
         length: the first `length` nodes of each row are real, the rest is padding.
         parent: `parent[b, i]` is the fed token that draft token i follows: 0 the last committed
-            one, j draft token j - 1. -1: the node is no part of the tree. None: a chain, in which
+            one, j draft token j - 1. -1: the node is not in the tree. None: a chain, in which
             `parent[:, i]` would be i.
         log_probs: entry i is the drafter's distribution after fed token i, which the children of
             that token were drawn from. For a chain entry i is what token i was drawn from. There
@@ -51,8 +51,8 @@ class Draft(NamedTuple):
             node's children come from several drafters: 0 is the entry of `log_probs`, s that of
             `other_log_probs[s - 1]`. None: `log_probs`.
         other_log_probs: the distributions of the second drafter, the third, and so on, each with
-            the entries that `log_probs` has. Rules that read them say so (`Rule.sources`); how many
-            there are is static.
+            the entries that `log_probs` has. Rules that read them say so (`Rule.sources`); their
+            number is static.
         aux: values that a drafter or the draft loop passes to its policy or rule, by name.
             "confidence" [B, G] is what the policy's `confidence` made of each distribution.
             "gumbel" [B, G, V] is plain sampling's noise at the draft tokens, which `rules.coupled`

@@ -70,7 +70,7 @@ class DraftStart(NamedTuple):
     Attributes:
         weights: the parameters of target and drafter.
         prompt: the prompts.
-        room: the tokens that a row may grow to, those of one draft included, and how many are taken
+        room: the tokens that a row may grow to, one draft's tokens included, and how many are taken
             back at once.
         prefilled: the target's outputs, with features and taps at every position of the row that
             prefill read.
@@ -93,7 +93,7 @@ class RoundEnd(NamedTuple):
         weights: the parameters of target and drafter.
         caches: the target's cache, which holds the committed row but its last token, and the
             drafter's state.
-        row: the committed tokens, those of this round included.
+        row: the committed tokens, this round's included.
         verdict: the draft tokens that the rule accepted.
         forward: the target's outputs at every fed token.
     """
@@ -139,8 +139,8 @@ class CompleteTargetPass(Protocol):
         tokens: Int[Array, "batch step"],
         parent: Int[Array, "batch step"] | None = None,
     ) -> tuple[Forward, Cache]:
-        """The target's pass over the last committed token and the draft, of which drafting has done
-        a part.
+        """The target's pass over the last committed token and the draft. Drafting has done a part
+        of it.
 
         In place of the target's `extend`, with the same outputs; the target's cache is rewound to
         the committed row.
@@ -227,14 +227,14 @@ class Drafter(NamedTuple):
     `LanguageModel`'s.
 
     Attributes:
-        lm: the language model that drafts, for checks of its vocabulary and positions; None if
-            there is none.
+        lm: the language model that drafts, for checks of its vocabulary and positions; None without
+            one.
         may_be_empty: whether it may propose nothing; where it does so for every row, the target is
             fed one token a row.
         tree: the size of its trees, which then takes gamma's place; None: it drafts chains of gamma
             tokens.
-        longest: most tokens of its chains, whatever gamma (as many as there are heads); None: any
-            number.
+        longest: most tokens of its chains, whatever gamma (the number of heads, for instance);
+            None: any number.
         steps: the functions that drafters of trees make their trees of; None: it drafts chains
             only.
         complete_target_pass: the rest of the target's pass; None: the target's pass is its

@@ -1,8 +1,8 @@
 """The cache of a row's tokens, layer by layer: fixed shape, one length per row, free rewind.
 
-Each layer has a cache of its own kind (`core.layer_caches`). Its methods say what a pass reads, how
-the cache goes on from there, and how it keeps the path of a tree. A family of models is free to mix
-kinds and sizes.
+Each layer has its kind of cache (`core.layer_caches`). Its methods define the entries that a pass
+reads, the cache after the pass, and how it keeps the path of a tree. A family of models is free to
+mix kinds and sizes.
 
 A row's length says how many of its tokens count. Entries at or past it are garbage: they are masked
 on read (`core.passes`) and overwritten on write. Keys and values are separate arrays per layer (a
@@ -54,12 +54,12 @@ class KVCache:
 
     @property
     def keys(self) -> tuple[LayerArray, ...]:
-        """Keys of the layers that have their own."""
+        """Keys of all layers that store any."""
         return tuple(layer.own[0] for layer in self.layers if layer.own is not None)
 
     @property
     def values(self) -> tuple[LayerArray, ...]:
-        """Values of the layers that have their own."""
+        """Values of all layers that store any."""
         return tuple(layer.own[1] for layer in self.layers if layer.own is not None)
 
     @property
@@ -84,7 +84,7 @@ class KVCache:
         return views
 
     def grown(self, layers: Sequence[Any], pass_: Pass) -> KVCache:
-        """Returns the cache after a pass, with what it has made of the layers."""
+        """Returns the cache after a pass, with the layers' new caches."""
         if self.written is None:
             written = None
         else:
@@ -186,8 +186,8 @@ def keys_values(cache: KVCache, layer: int) -> tuple[LayerArray, LayerArray, Int
 
 
 def fitted(cache: KVCache, like: KVCache) -> KVCache:
-    """Moves what a cache holds to where a cache of other sizes, of which only these are read, has
-    it.
+    """Moves a cache's entries to their places in a cache of other sizes, from which only the sizes
+    are read.
 
     >>> few, more = (empty(1, Room(9, rewind=n), [window(1, 1, width=2)]) for n in (1, 2))
     >>> at = Pass(few.length, step=5)
@@ -213,8 +213,8 @@ def fitted(cache: KVCache, like: KVCache) -> KVCache:
 
 
 def states(caches: Any) -> list[Any]:
-    """Returns the states of recurrent layers. Each pass does again in them what the tokens do that
-    may be taken back.
+    """Returns the states of recurrent layers. Each pass repeats there the updates of all tokens
+    that may still be taken back.
 
     >>> vector = jax.ShapeDtypeStruct((3,), jnp.float32)
     >>> [x.shape for x in states(empty(2, Room(9), [whole(1, 8), recurrent(vector, vector)]))]
@@ -228,7 +228,7 @@ def can_rewind(caches: Any, length: int) -> bool:
     """Says whether all rows can be rewound to `length`, and read on.
 
     Rounds and chunks of a prompt never rewind by more than the room that they asked for; an earlier
-    turn of a chat may. Length 0 always can: what is then read again is written again.
+    turn of a chat may. Length 0 always can, because every entry is written again before it is read.
 
     Args:
         caches: a pytree with any number of caches in it, whose arrays have values.

@@ -22,8 +22,7 @@ Keys = Key[Array, " batch"]
 
 
 class Prompt(NamedTuple):
-    """Right-padded rows of token ids: what a model is prompted with, and what has been committed so
-    far.
+    """Right-padded rows of token ids: a model's prompt, or the tokens committed so far.
 
     Attributes:
         tokens: ids; entries at or past a row's length are padding and are never read.
@@ -81,8 +80,8 @@ class Room:
     Attributes:
         tokens: how many tokens a row holds, in all.
         rewind: the most tokens that are ever taken back, counted from the longest that a row has
-            been since it was empty. None: any number, for which recurrent layers remember what each
-            token of a row did. 0, where rows are only read, makes caches smallest.
+            been since it was empty. None: any number; recurrent layers then remember every token's
+            update. 0 makes caches smallest, for rows that are only read.
 
     >>> Room(tokens=40, rewind=6).larger(3)
     Room(tokens=43, rewind=9)
@@ -103,15 +102,15 @@ class Forward(NamedTuple):
 
     Attributes:
         logits: unnormalised log probabilities of the next token, always float32. After prefill step
-            = 1: those of each row's last token.
+            = 1: each row's last token.
         features: the final hidden states, which the language-model head reads. After prefill: of
             every position of the row that was read. None where nothing reads them
             (`LanguageModel.inside` is None).
         taps: hidden states between layers, of those layers that the network was asked to tap, one
             after the other on the last axis (EAGLE-3, DFlash); None where it was asked for none.
             Positions as `features`.
-        encoded: after an encoder-decoder's prefill what its encoder made of the prompt, for a
-            drafter with the same encoder; otherwise None.
+        encoded: the encoder's output after an encoder-decoder's prefill, for a drafter with the
+            same encoder; otherwise None.
     """
 
     logits: Float[Array, "batch step vocab"]
@@ -144,8 +143,8 @@ class Extend(Protocol):
 
         With `real` the first `real` of each row's tokens are remembered, and the others are
         padding, whose outputs are garbage. A model that can take back any number of tokens may
-        ignore it: whoever gives `real` rewinds to what is real afterwards. There is no `real` with
-        a tree.
+        ignore it: a caller that gives `real` rewinds to the real tokens afterwards. There is no
+        `real` with a tree.
 
         With `parent` the last `nodes` tokens are a token tree: these `step` ones, after nodes -
         step that earlier calls have fed and that lie at the end of the cache. `parent[b, i] < i` is
@@ -185,10 +184,9 @@ class Head(Protocol):
     def __call__(
         self, params: Params, features: Float[Array, "batch step dim"], raw: bool = False
     ) -> Float[Array, "batch step vocab"]:
-        """The logits that belong to features: for callers that want those of some positions only,
-        or have features of their own. Equal to what `extend` gives at a position, up to rounding;
-        `raw` leaves out the network's scale and soft cap of logits, for drafters that have their
-        own.
+        """The logits that belong to features: for callers that want some positions only, or compute
+        features themselves. Equal to what `extend` gives at a position, up to rounding; `raw`
+        leaves out the network's scale and soft cap of logits, for drafters with other ones.
         """
         ...
 
@@ -244,12 +242,11 @@ class Encoder(NamedTuple):
 
     Attributes:
         params: a model's parameters -> those that `Forward.encoded` is made with.
-        with_params: (a model's parameters, such ones of another model) -> the model's with these in
-            place of its own.
+        with_params: (a model's parameters, another model's encoder) -> the model's parameters with
+            that encoder.
         prefill: (parameters, prompt, room, `Forward.encoded` of an encoder with the same
             parameters) -> as `Prefill`.
-        is_shared: whether the model, as a drafter, reads what the target's encoder made of the
-            prompt.
+        is_shared: whether the model, as a drafter, reads the output of the target's encoder.
     """
 
     params: Callable[[Params], Params]
@@ -271,7 +268,7 @@ class Limits(NamedTuple):
             it.
         end_tokens: ids that end a row; empty for the tokenizer's end-of-sequence token.
         begin: ids that an encoder-decoder's row has after its start token, such as a language's.
-        source_vocab: number of token ids that an encoder reads; None for those of the decoder.
+        source_vocab: number of token ids that an encoder reads; None: the same as the decoder.
     """
 
     start_token: int | None = None
@@ -328,8 +325,8 @@ class LanguageModel(NamedTuple):
         limits: how its rows begin and end.
         inside: the parts that drafters may read and run; None: no parts. jaxspec's networks have
             it.
-        is_causal: whether its logits are known to depend on no later token and on no padding, as
-            those of jaxspec's networks are. `prepare` tries other models once (`decode.causality`).
+        is_causal: whether its logits are known to ignore later tokens and padding, as in jaxspec's
+            networks. `prepare` tries other models once (`decode.causality`).
     """
 
     prefill: Prefill
@@ -350,7 +347,7 @@ class LanguageModel(NamedTuple):
 
     @property
     def encoder(self) -> Encoder | None:
-        """The encoder that another model may share; None: there is none."""
+        """The encoder that another model may share; None for decoder-only models."""
         if self.inside is None:
             return None
         return self.inside.encoder

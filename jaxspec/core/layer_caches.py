@@ -38,13 +38,12 @@ MOST_SINGLY = 64  # and the most that are, where any number may be taken back
 
 
 class LayerCache:
-    """The cache of one layer; every leaf has the batch first, and what is static is in the type.
+    """The cache of one layer. Every leaf has the batch first; static values are in the type.
 
-    What is here is a cache without keys, in which nothing is ever lost.
+    This base class is a cache without keys, which never loses an entry.
 
     Attributes:
-        source: the number of the layer whose keys it reads in place of its own; None: it reads no
-            other.
+        source: the number of the layer whose keys it reads; None: the layer itself.
         wraps: whether it loses entries, as a ring does.
         keeps_state: whether it has one state for each row: it follows chains only, and rewinds by
             doing tokens again.
@@ -56,15 +55,16 @@ class LayerCache:
 
     @property
     def own(self) -> KeysValues | None:
-        """Its own keys and values; None where it has none."""
+        """The keys and values that it stores; None if it stores none."""
         return None
 
     def view(self, pass_: Pass) -> View | None:
-        """Returns which entries a pass may read; None where there are none."""
+        """Returns which entries a pass may read; None without entries."""
         return None
 
     def read(self, pass_: Pass, records: Sequence[Any], *new: Any) -> Any:
-        """Returns what the tokens of a pass may attend to; a layer calls it with what they add.
+        """Returns the keys and values that the tokens of a pass may attend to. A layer calls it
+        with the tokens' entries.
 
         `records`: what the layers before this one have read in this pass. `new`: the tokens' keys
         and values, [B, K, T, D] each; another kind of layer has its own.
@@ -72,7 +72,7 @@ class LayerCache:
         raise NotImplementedError
 
     def read_whole(self, records: Sequence[Any], *new: Any) -> Any:
-        """Returns what the tokens of whole rows may attend to, with nothing before them: as `read`,
+        """Returns the keys and values that the tokens of whole rows may attend to: as `read`,
         without a cache.
         """
         return new
@@ -125,7 +125,9 @@ class Attended(LayerCache):
 
     @property
     def slots(self) -> int:
-        """Counts the entries that it holds: the window, and what is ever taken back."""
+        """Counts the entries that it holds: the window, and the most tokens that a rewind takes
+        back.
+        """
         return self.keys.shape[2]
 
     @property
@@ -138,8 +140,8 @@ class Attended(LayerCache):
     def read(self, pass_: Pass, records: Sequence[Any], k: New, v: New) -> KeysValues:
         """Writes the new entries, and returns all.
 
-        In a ring, new entries overwrite what the first of many tokens still read. So of many the
-        new entries are put after the slots instead.
+        In a ring, the last of many new entries overwrite entries that the first ones still read. So
+        of many the new entries are put after the slots instead.
         """
         if self.wraps and pass_.step > self.slots - (self.window or 0):
             pairs = (self.keys, k), (self.values, v)
@@ -149,7 +151,7 @@ class Attended(LayerCache):
         return self._written(k, v, pass_)
 
     def after(self, record: KeysValues, pass_: Pass) -> Attended:
-        """Holds what was read, the last entries of it in a ring."""
+        """Holds the entries of all tokens read, or in a ring those of the last ones."""
         k, v = record
         if k.shape[2] != self.slots:  # the new entries stand beside the ring
             k, v = self._written(k[:, :, -pass_.step :], v[:, :, -pass_.step :], pass_)
@@ -208,7 +210,7 @@ class Attended(LayerCache):
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Shared(LayerCache):
-    """The cache of a layer without keys of its own: it attends to what an earlier layer attends to.
+    """The cache of a layer that stores no keys: it attends to an earlier layer's.
 
     Attributes:
         source: the number of that layer.
@@ -235,10 +237,10 @@ class RecurrentRecord(NamedTuple):
 class Recurrent(LayerCache):
     """The state of a recurrent layer some tokens ago, and what each token since then does to it.
 
-    A state cannot be masked or rewound. So the one that is kept is as old as a rewind may be long,
-    and each pass begins by doing again what the tokens do that still count. A rewind is then an
+    A state cannot be masked or rewound. So the stored state is as old as the longest rewind, and
+    each pass begins by repeating the updates of the tokens that still count. A rewind is then an
     assignment of a length, as for every kind. It repeats the updates of the state, no projections.
-    Padding and what was taken back leave the state bit for bit.
+    Padding and rewound tokens leave the state unchanged, bit for bit.
 
     Attributes:
         state: after the first `base` tokens of each row; a pytree of [B, ...], zeros where a row

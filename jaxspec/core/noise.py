@@ -141,8 +141,7 @@ def categorical(
 def without_replacement(
     keys: Key[Array, "*shape"], log_probs: Float[Array, "*shape vocab"], count: int
 ) -> Int[Array, "*shape count"]:
-    """`count` draws for each key, each from what the earlier ones have left, normalised: the
-    Gumbel-top-k trick.
+    """`count` draws for each key, without replacement: the Gumbel-top-k trick.
 
     The tokens with the largest log probability plus Gumbel noise, the largest first, are
     distributed as draws one by one (Kool, van Hoof, Welling, arXiv 1903.06059). Where fewer than

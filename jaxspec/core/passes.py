@@ -65,7 +65,7 @@ class View:
     Attributes:
         pass_: the pass.
         size: slots of the layer.
-        window: how many positions a token attends to, its own included; None: all before it.
+        window: how many positions a token attends to, including itself; None: all before it.
         held: the entry in each place; None: place i has entry i.
     """
 
@@ -211,8 +211,8 @@ def entries(length: Int[Array, " B"], step: int, slots: int, window: int) -> Int
 
 
 def last_entries(end: Int[Array, " B"], slots: int) -> Int[Array, "B slots"]:
-    """Returns the last entry before `end` that belongs to each slot of a ring; below 0 where there
-    is none.
+    """Returns the last entry before `end` that belongs to each slot of a ring; below 0 for an empty
+    slot.
 
     >>> last_entries(jnp.array([6, 1]), 4).tolist()
     [[4, 5, 2, 3], [0, -3, -2, -1]]

@@ -74,16 +74,16 @@ class PolicyUpdate(Protocol):
 
 
 class Policy(NamedTuple):
-    """Decides how many tokens to draft, row by row, from what a row has seen so far; text stays
-    exact.
+    """Decides how many tokens to draft, row by row, from the row's past rounds. Text stays exact.
 
     The distribution of a draft token may end the draft after it, and so might its value; but a
-    token that was drawn is always judged. Leaving one out for its own value would bias the text.
+    token that was drawn is always judged. Leaving a token out because of its value would bias the
+    text.
 
     Attributes:
         confidence: read off the distribution of each draft token; None if only `max_draft` decides.
         should_continue: the function that ends a draft; None with `confidence`.
-        shorten: the function that cuts a whole draft; None: the target reads what was drafted.
+        shorten: the function that cuts a whole draft; None: the target reads all of it.
     """
 
     init: PolicyInit

@@ -42,7 +42,7 @@ class ProcessorAhead(Protocol):
     def __call__(
         self, values: Any, memory: Any, drafted: Int[Array, " batch"], /
     ) -> tuple[Int[Array, " batch"], Bool[Array, " batch"]]:
-        """Finds a token that is likely to come next in each row, -1 where there is none.
+        """Finds a likely next token for each row; -1 if it knows none.
 
         Also says whether the processor rules out the token that was drafted.
         """
@@ -64,8 +64,7 @@ class Processor:
         advance: the memory after one more token. None with `init`.
         wide: whether the memory is as wide as the vocabulary. Then positions get no copies of it:
             `preceding.memory` is that of the committed row, leaves [batch, ...], and `apply` reads
-            `preceding.draft_tokens`. `advance` is given the token -1 for rows to which nothing is
-            added.
+            `preceding.draft_tokens`. `advance` is given the token -1 for rows that gain no token.
         ahead: the function of the protocol. Drafts run ahead over such tokens. None: it does not
             know of any.
 

@@ -60,8 +60,8 @@ class Jitted(Generic[Returned]):
     not used for long.
 
     `jax.jit` holds on to every static argument, and so to each decoder or model that a long-lived
-    process ever made, with its programs. Here each combination of static arguments has a jitted
-    function of its own, which goes with them.
+    process ever made, with its programs. Here each combination of static arguments has a separate
+    jitted function, which is freed with them.
     """
 
     def __init__(
@@ -120,8 +120,8 @@ def automatic(arguments: ArrayTree) -> ArrayTree:
     """Returns arrays that lie on meshes with Explicit axes as arrays on the same devices, with Auto
     axes.
 
-    Under Explicit axes JAX asks each operation for the layout of its result. Here the compiler
-    chooses layouts, for which axes are Auto. Nothing is copied.
+    Under Explicit axes JAX asks each operation for the layout of its result. Here axes are Auto, so
+    the compiler chooses layouts. Nothing is copied.
 
     Raises:
         TypeError: an array with Explicit axes is traced, in a program of the caller's.

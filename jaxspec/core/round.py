@@ -210,7 +210,7 @@ def _final(
     vocab: int,
     shorten: Callable[[core.Draft], Int[Array, " B"]] | None,
 ) -> core.Draft:
-    """Returns a draft as the target reads it: run ahead over what is certain, and cut to its
+    """Returns a draft as the target reads it: extended by tokens that are certain, and cut to its
     limits.
     """
     # A chain that is a function of what precedes it may be changed; one that was drawn has to be
@@ -229,8 +229,8 @@ def _final(
 
 
 def truncate(draft: core.Draft, limit: Int[Array, " B"], vocab: int) -> core.Draft:
-    """The draft without tokens past a row's limit, or that the target does not have; what is fed is
-    in any case valid.
+    """Cuts a draft at a row's limit and at ids that the target lacks. The ids that are fed are
+    always valid.
 
     A token that the target lacks (of a datastore or a tokenizer with more ids) has probability 0,
     so it could not be accepted. A chain ends before it. A tree loses it with all that follows it. A
@@ -350,7 +350,7 @@ def committed_caches(returned: Any) -> core.Caches:
 
 
 def _check_shape(draft: core.Draft, drafter: core.Drafter, nodes: int) -> None:
-    """Refuses a draft that is not what its drafter has announced."""
+    """Raises ValueError if a draft does not have the shapes that its drafter announced."""
     kinds = [
         "a chain" if chain else "a tree" for chain in (draft.parent is None, drafter.tree is None)
     ]
@@ -391,7 +391,7 @@ def _check_shape(draft: core.Draft, drafter: core.Drafter, nodes: int) -> None:
 
 
 def _check_verdict(verdict: core.Verdict, rule: core.Rule, draft: core.Draft) -> None:
-    """Refuses what no rule may return."""
+    """Raises ValueError if a rule returned an impossible verdict."""
     if not isinstance(verdict, core.Verdict):
         raise TypeError(
             f"the rule {rule.name} returned type {type(verdict).__name__}: expected a core.Verdict"
@@ -436,7 +436,7 @@ def unusable(forward: core.Forward, distribution: core.Distribution) -> Bool[Arr
 
 
 def bucket_widths(nodes: int, *, adaptive: bool, may_be_empty: bool) -> tuple[int, ...]:
-    """Tokens that the target's pass may be over: each is a program of its own, so there are few.
+    """The widths of the target's pass. Each compiles a program, so they are few.
 
     Args:
         nodes: most draft tokens.
@@ -468,8 +468,8 @@ def bucketed_pass(
     tokens.
 
     `needed` is the number of the last draft token, counted from 1, that any row has; what follows
-    need not be read. There is a position for each token of the widest pass nonetheless, zeros where
-    nothing was read.
+    need not be read. Outputs always have a position for each token of the widest pass; positions
+    that were not read are zero.
     """
     if len(widths) == 1:
         return pass_over(widths[0], cache)

@@ -19,7 +19,8 @@ AcceptanceRatio = Callable[
 
 
 class Trials(NamedTuple):
-    """The numbers by which a rule judged the draft tokens of a round; NaN where it has none.
+    """The numbers by which a rule judged a round's draft tokens; NaN for tokens that it did not
+    judge.
 
     Attributes:
         r: the uniform draw that the draft token's test compared.
@@ -59,11 +60,11 @@ class Rule(NamedTuple):
 
     Attributes:
         name: the rule's name, with its parameters.
-        exact: whether the text has the target's distribution whatever the drafter does; if not, the
-            docstring of the rule's factory says what is guaranteed instead.
+        exact: whether the text has the target's distribution for every drafter; if not, the
+            docstring of the rule's factory states the guarantee instead.
         trees: whether it judges trees (`Draft.parent`), or chains only.
-        sources: whether it judges trees in which a node's children were drawn from several
-            distributions (`Draft.sources`), or from one distribution only.
+        sources: whether it judges trees whose nodes' children were drawn from several distributions
+            (`Draft.sources`), or from one distribution only.
         shares_noise: whether draft tokens drawn with plain sampling's own noise are accepted more
             often.
         acceptance_ratio: the probability that a text's token x is drafted and accepted, over p(x),

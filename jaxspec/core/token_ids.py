@@ -1,5 +1,5 @@
-"""A tokenizer's ids: how many there are, which stand around a text, which end one, and which texts
-have ids.
+"""A tokenizer's ids: their number, the ids around a text, the ids that end one, and the texts of
+special ids.
 """
 
 from __future__ import annotations
@@ -197,10 +197,10 @@ class Frame(NamedTuple):
 
 
 def frame_of(tokenizer: Any) -> Frame:
-    """Returns what a tokenizer puts around a text.
+    """Returns the ids that a tokenizer puts before and after a text.
 
-    A tokenizer that adds nothing leaves a row's own BOS and EOS (a chat's, or those of given ids)
-    where they are.
+    A tokenizer that adds nothing leaves a row's BOS and EOS (from a chat, or from given ids) in
+    place.
 
     >>> from jaxspec.testing import word_tokenizer
     >>> frame_of(word_tokenizer(["<unk>", "</s>", "the"]))
@@ -224,8 +224,8 @@ def frame_of(tokenizer: Any) -> Frame:
 
 
 def ends(model: Model) -> list[int]:
-    """Returns what ends a model's texts: the ids that its files name, else the tokenizer's, without
-    any that it lacks.
+    """Returns the ids that end a model's texts: those that its files name, or else the tokenizer's,
+    without ids that it lacks.
 
     A model that has none of these ids goes on to `max_new_tokens`, as transformers does.
     """

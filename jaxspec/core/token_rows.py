@@ -73,8 +73,8 @@ def bucket(length: int) -> int:
     """The padded length for `length` tokens: 16, 32, 48, 64, 96, 128, 192, ... 1024, 1280, 1536,
     1792, 2048, 2560, ...
 
-    At most half of it is padding, and beyond 1,024 tokens at most a quarter as much as there are
-    tokens. Requests in one bucket share a compiled program.
+    At most half of it is padding; beyond 1,024 tokens padding is at most a quarter of the tokens.
+    Requests in one bucket share a compiled program.
 
     >>> [bucket(n) for n in (1, 16, 17, 33, 65, 130)]
     [16, 16, 32, 48, 96, 192]
@@ -108,9 +108,7 @@ def prefill_length(lm: LanguageModel, prompt: Prompt) -> int:
 
 
 def decoder_prompt(lm: LanguageModel, prompt: Prompt) -> Prompt:
-    """Returns what a row holds after prefill: the prompt, or the beginning of an encoder-decoder's
-    row.
-    """
+    """Returns a row after prefill: the prompt, or the beginning of an encoder-decoder's row."""
     if lm.limits.start_token is None:
         return prompt
     return encoder_and_row(prompt, lm.limits.first_tokens)[1]
@@ -119,7 +117,7 @@ def decoder_prompt(lm: LanguageModel, prompt: Prompt) -> Prompt:
 def with_row(lm: LanguageModel, prompt: Prompt) -> Prompt:
     """Returns a prompt that says how its row begins, where the start token alone would not say it.
 
-    A drafter is then prompted with the beginning of its target, whatever its own is.
+    A drafter is then prompted with its target's beginning in place of its own.
     """
     if not lm.limits.begin or prompt.encoder is not None:
         return prompt
@@ -128,8 +126,8 @@ def with_row(lm: LanguageModel, prompt: Prompt) -> Prompt:
 
 
 def encoder_and_row(prompt: Prompt, first_tokens: Sequence[int]) -> tuple[Any, Prompt]:
-    """Returns what an encoder-decoder's encoder reads, and what its row begins with, of a prompt in
-    either form.
+    """Splits a prompt of either form into the encoder's input and the beginning of the decoder's
+    row.
 
     Without a beginning of its own it is that of `Limits.first_tokens`.
 
@@ -145,7 +143,8 @@ def encoder_and_row(prompt: Prompt, first_tokens: Sequence[int]) -> tuple[Any, P
 
 
 def headroom(max_new_tokens: int, nodes: int) -> int:
-    """Tokens by which a row's buffers must be able to grow so that no write is ever clamped.
+    """Counts the tokens by which a row's buffers must be able to grow so that no write is ever
+    clamped.
 
     The last round begins at most one token before the limit, and feeds the last committed token and
     all draft tokens; a finished row goes on being fed, after its end, while others are busy.
@@ -343,7 +342,7 @@ def take_rows(tree: Any, rows: Int[Array, " n"]) -> Any:
 
 
 def put_rows(tree: Any, rows: Int[Array, " n"], new: Any) -> Any:
-    """A state with some rows replaced by those of another, of the same shapes but for the batch.
+    """Replaces some rows of a state by another state's rows. Shapes agree but for the batch.
 
     >>> put_rows({"length": jnp.array([5, 6, 7])}, jnp.array([1]), {"length": jnp.array([9])})[
     ...     "length"

@@ -89,8 +89,8 @@ def last_on_path(parent: Int[Array, "B N"], count: int) -> Int[Array, "B N count
 def path_of(
     parent: Int[Array, "B N"], chosen: Bool[Array, "B N"]
 ) -> tuple[Int[Array, " B"], Int[Array, "B N"]]:
-    """The path from the last committed token along chosen nodes, of which each node has at most one
-    child.
+    """Finds the path from the last committed token along chosen nodes. A node has at most one
+    chosen child.
 
     A chosen node that the path does not reach is left out. `parent` is that of `Draft`.
 
@@ -142,7 +142,7 @@ def same_prefix(parent: Int[Array, "B N"], tokens: Int[Array, "B N"]) -> Int[Arr
     """Finds for each fed token the first one that is reached by the same tokens, which may be
     itself.
 
-    Nodes that are no part of the tree are like no other.
+    Nodes outside of the tree equal no other node.
 
     >>> same_prefix(
     ...     jnp.array([[0, 1, 0, 3, 0]]), jnp.array([[5, 6, 5, 6, 7]])
@@ -189,7 +189,7 @@ def best_nodes(
         tokens, scores: the candidates' ids and scores; -inf: no candidate.
         above: the parent of each candidate, or -1 for the root. A parent comes before its children
             and scores at least as much, so it is chosen whenever a child is.
-        nodes: how many; the last ones are padding if there are fewer.
+        nodes: the number of nodes, padding included.
 
     >>> best_nodes(
     ...     jnp.array([[5, 6, 7]]), jnp.array([[0.6, 0.4, 0.5]]), jnp.array([[-1, -1, 0]]), 2
