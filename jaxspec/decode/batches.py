@@ -30,7 +30,7 @@ class Batch(NamedTuple):
 
 
 def take(prepared: Prepared, rows: Sequence[int] | Int[np.ndarray, " batch"]) -> Prepared:
-    """Returns some rows of a generation, in the given order, with their own keys and options.
+    """Returns some rows of a generation, in the given order, with their keys and options.
 
     A row's text is the same in any batch.
 
@@ -105,9 +105,7 @@ def in_batches(prepared: Prepared, batch: int) -> Iterator[Batch]:
 
 
 def whole_batches(prepared: Prepared, batch: int, rows: int) -> list[Prepared]:
-    """About `rows` rows in whole batches; where there are too few they begin again, with other
-    keys.
-    """
+    """Takes about `rows` rows in whole batches. If too few exist, they begin again with other keys."""
     num_rows = len(prepared.prompt.length)
     parts = []
     for numbers in np.arange(batch * max(1, rows // batch)).reshape(-1, batch):

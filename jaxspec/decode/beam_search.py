@@ -11,9 +11,9 @@ with two beams `a b` and `a c` (the cache holds a) and a drafter:
     step    b d f, b d g     g is in no tree: these are the round's last tokens, and are fed next
     keep    b c d e          their entries move to where b was; f's is forgotten
 
-Without a drafter a round is one step. Slots of the cache, after each prompt: H for what was
-retained (an entry for each beam and step suffices), then K for the beams' last tokens, then D for
-draft tokens. `parent` counts from the first.
+Without a drafter a round is one step. Slots of the cache, after each prompt: H for retained entries
+(one for each beam and step suffices), then K for the beams' last tokens, then D for draft tokens.
+`parent` counts from the first.
 
 Shapes: B prompts, K beams, U draft beams, G gamma, D = U G draft tokens, F = K + D fed tokens, H =
 K T retained ones, T most new tokens, V vocabulary.
@@ -66,15 +66,15 @@ def beam_search(
     """Beam search: the `beams` most probable continuations that a search of that width finds, as
     transformers' does.
 
-    Hypotheses, their order and their scores are those of `model.generate(num_beams=beams,
+    Hypotheses, their order and their scores match `model.generate(num_beams=beams,
     num_return_sequences=beams)` there. The whole search is one jitted program, and each prompt of a
     batch ends by itself.
 
     With a drafter the hypotheses are the same, in fewer passes of the target. In each round the
-    draft model continues the running beams by its own beam search. The target verifies all these
-    tokens, a tree, in one pass. The search then takes steps for as long as the target's best (beam,
-    token) pairs are all in the tree. In float32 the result is equal up to ties between scores:
-    passes over other numbers of tokens round differently.
+    draft model continues the running beams by a beam search. The target verifies all these tokens,
+    a tree, in one pass. The search then takes steps for as long as the target's best (beam, token)
+    pairs are all in the tree. In float32 the result is equal up to ties between scores: passes over
+    other numbers of tokens round differently.
 
     Args:
         target: the model; it must take token trees (`LanguageModel.select`), as all networks of
@@ -95,8 +95,8 @@ def beam_search(
             apart.
         top_log_probs: at the place of each token report, too, so many of the most probable ones; 0
             is log_probs=True.
-        **options: choices, regex and json_schema, as in `generate`; scores stay those of the
-            model's own distribution. A search does not sample: other sampling options are refused
+        **options: choices, regex and json_schema, as in `generate`; scores stay under the model's
+            distribution without them. A search does not sample: other sampling options are refused
             by name.
 
     Raises:
@@ -392,7 +392,7 @@ def _draft(
     """The draft model's beam search from the running beams, without end tokens, which no beam goes
     on after.
 
-    `states` are those of the patterns after the beams' last tokens.
+    `states`: the patterns' states after the beams' last tokens.
 
     Its last level is not fed: nothing after those tokens is drafted, and they are seldom all
     accepted.

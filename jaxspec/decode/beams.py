@@ -1,8 +1,7 @@
 """The bookkeeping of beam search: running beams, finished hypotheses, and when a prompt is done.
 
 Nothing here knows where logits come from, so that plain and speculative search take the same steps.
-Candidates, scores and stopping are those of transformers' beam search; of equal scores the lower
-(beam, token) comes first.
+Candidates, scores and stopping match transformers' beam search. Ties go to the lower (beam, token).
 
 Shapes: B prompts, K beams, T most new tokens, E end tokens, C candidates, V vocabulary, n nodes, k
 best tokens.
@@ -75,8 +74,7 @@ class Candidates(NamedTuple):
     """Continuations of some nodes by one token, the best first.
 
     Attributes:
-        scores: the node's score plus the log probability of the token; -inf: there is no such
-            continuation.
+        scores: the node's score plus the log probability of the token; -inf for padding.
         origins: the node.
         tokens: the token.
         log_probs: the token's log probability, [B, C].
@@ -193,8 +191,8 @@ def advance(
     Of the K best candidates those that end are compared with the hypotheses so far, and the K best
     of all stay. A prompt that is done stays as it is.
 
-    There are `num_candidates` candidates. Returned are the beams after the step, and of each
-    running one the beam that it continues, and by which token.
+    There are `num_candidates` candidates. Returns the beams after the step, and for each running
+    beam the beam that it continues and the token that it adds.
     """
     beam_count = beams.tokens.shape[1]
     length = beams.steps + 1
@@ -297,7 +295,7 @@ def _extend(
     new: Shaped[Array, "B n *k"],
     length: Int[Array, " B"],
 ) -> Shaped[Array, "B n T *k"]:
-    """Appends a further token, or what is reported of it, to each of some beams."""
+    """Appends a token, or its reported numbers, to each of some beams."""
     # A comparison in place of a scatter: prompts are at different lengths, and all beams of one at
     # the same.
     is_place = (

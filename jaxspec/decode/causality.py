@@ -71,8 +71,8 @@ class Ahead(NamedTuple):
 
 
 def check(model: Model) -> None:
-    """Refuses a model of one's own that looks ahead, or whose functions return other shapes than a
-    `LanguageModel`'s.
+    """Raises ValueError if a user's model looks ahead, or if its functions return shapes other than
+    a `LanguageModel`'s.
 
     It costs a prefill of eight short rows and a pass over three tokens, the first time that a
     model's functions are met. Networks of jaxspec, and parameters that are shapes alone, are not
@@ -107,7 +107,7 @@ def check(model: Model) -> None:
 def shifts_input(own_token: Float[np.ndarray, "2 n V"], before: Float[np.ndarray, "2 n V"]) -> bool:
     """Tells whether logits ignore the token that they follow, and read those before it.
 
-    A model that ignores both, such as a unigram or one whose head is still zero, is none of these.
+    A model that ignores both, such as a unigram or one with a zero head, passes.
 
     >>> same, others = np.ones((2, 1, 3)), np.array([[[1.0, 2.0, 3.0]], [[3.0, 2.0, 1.0]]])
     >>> shifts_input(same, others), shifts_input(others, others), shifts_input(same, same)

@@ -1,6 +1,4 @@
-"""A chat that goes on: both parties keep their caches from turn to turn, and read only what is
-new.
-"""
+"""A chat whose models keep their caches from turn to turn and read only the new tokens."""
 
 from __future__ import annotations
 
@@ -88,9 +86,9 @@ class Chat:
     def send(self, content: Any) -> Iterator[Piece]:
         """Streams the answer to a message; both are appended to `messages`.
 
-        What the template writes of the conversation is compared with what the caches hold, token by
-        token, and read from the first difference on. An answer that is not read to its end is kept
-        as far as it was read.
+        The conversation's tokens, as the template writes them, are compared with the cached ones
+        and read from the first difference on. An answer that is not read to its end is kept as far
+        as it was read.
 
         Raises:
             ValueError: the reasons of `jaxspec.stream`; the conversation is too long for the model.
@@ -105,7 +103,7 @@ class Chat:
         the number of the attempt.
 
         Raises:
-            ValueError: there is no message to answer.
+            ValueError: the conversation has no message to answer.
         """
         self._end_answer()
         users = [
@@ -167,9 +165,7 @@ class Chat:
             self.messages.append({"role": "assistant", "content": text})
 
     def _prepared(self, ids: list[int], turn: int, attempt: int) -> tuple[Prepared, loop.Begin]:
-        """Prepares the generation that goes on after what the caches have of the conversation, and
-        its beginning.
-        """
+        """Prepares the generation that continues after the cached tokens, and its beginning."""
         key = self._options.get("key")
         options = dict(self._options)
         if key is not None:
@@ -244,7 +240,7 @@ class Chat:
         return max(1, min(limits))
 
     def _note_shape(self, shape: Any) -> None:
-        """Remembers what the programs of a turn depend on."""
+        """Remembers the shapes and options that a turn's programs depend on."""
         self.is_new_shape = shape not in self._shapes
         self._shapes.add(shape)
 
@@ -270,10 +266,10 @@ def chat(
     """Begins a conversation, in the template of the model's tokenizer.
 
     Each answer has the text that `generate` gives the whole conversation, but the caches of the
-    target and the drafter stay from turn to turn: read again is what the conversation has gained,
-    and what its template has changed in it. They have room for 512 tokens, and for a larger bucket
-    (`token_rows.bucket`) when a conversation needs it. So a turn compiles nothing, but where that
-    happens or where what is new is of another bucket than in any turn before. Layers with a sliding
+    target and the drafter stay from turn to turn. A turn reads new tokens, and tokens that the
+    template has changed. They have room for 512 tokens, and for a larger bucket
+    (`token_rows.bucket`) when a conversation needs it. So a turn compiles nothing, unless that
+    happens or its new tokens fall into a bucket that no turn had before. Layers with a sliding
     window keep little more than the window (`core.kv_cache`): where a template changes, or you do,
     what lies further back, the whole conversation is read again. Of an encoder-decoder nothing is
     kept: its encoder reads a prompt as a whole.
@@ -281,13 +277,13 @@ def chat(
     Args:
         target: the model that answers.
         drafter: the drafter of every answer, as in `generate`.
-        system: the system's message, if there is one.
+        system: the system's message, if any.
         max_new_tokens: most tokens of an answer. By default 512, or fewer for a model with few
             positions: a quarter of a decoder's positions, and what the conversation leaves.
         stop: strings that end an answer, cut from it.
         chat_template_kwargs: values for the template, such as {"enable_thinking": False}.
-        **options: the options of `generate`, with one value each. Of a `key` each turn has one of
-            its own, folded from it and the number of the turn, from 0 on.
+        **options: the options of `generate`, with one value each. Each turn folds its number, from
+            0 on, into `key`.
 
     Raises:
         ValueError, TypeError: the reasons of `generate`; also a model without a template.

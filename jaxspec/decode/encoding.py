@@ -153,7 +153,7 @@ def check_prompt(prompt: Prompt, lm: LanguageModel) -> None:
 
 
 def _check_source(source: Any, lm: LanguageModel, rows: int) -> None:
-    """Refuses what an encoder cannot read beside so many rows of the decoder."""
+    """Raises ValueError if an encoder cannot read a prompt beside the decoder's rows."""
     if lm.limits.start_token is None:
         raise ValueError(
             "the prompt has an encoder's part, and the target is decoder-only: leave `encoder` out"

@@ -42,7 +42,7 @@ def generate(
     """Generates from `target`, faster with a `drafter`, with the same distribution of the output.
 
     The whole generation is one jitted program, from prefill to the last token of the longest row;
-    every row accepts its own number of draft tokens per round. Calls whose prompts and limits fall
+    rows accept different numbers of draft tokens per round. Calls whose prompts and limits fall
     into the same buckets (`token_rows.bucket`) share a program, whatever their temperature,
     penalties, key and text. With stop strings, which only the host can see, rounds are run one by
     one.
@@ -54,10 +54,10 @@ def generate(
             several, for the model's template.
         drafter: a smaller Model with the same tokenizer, any of `jaxspec.drafters`, or None for
             plain decoding.
-        gamma: draft tokens per round; with a policy, the most of them. A drafter of trees has its
-            own size instead.
+        gamma: draft tokens per round; with a policy, the most of them. A drafter of trees defines
+            the size itself.
         rule: the acceptance rule; `jaxspec.rules.rejection()` by default.
-        policy: one of `jaxspec.policies`: chooses the number of draft tokens, round by round.
+        policy: chooses the number of draft tokens, round by round; see `jaxspec.policies`.
         max_new_tokens: most new tokens; a number, or one per row. By default 128, or as many as the
             models have positions for.
         key: a `jax.random.key`, or one per row; required unless temperature is 0.
@@ -67,7 +67,7 @@ def generate(
             these tokens.
         num_samples: texts of each prompt, which share its prefill: rows 0 to n - 1 are the first
             prompt's, the next n the second's. What is given "one per row" is then of so many. The
-            texts are those of a prompt that is given n times.
+            texts equal those of a prompt given n times.
         log_probs: whether to report the log probability of every token, see `core.LogProbs`: the
             target's, raw and under the distribution that was sampled from. Such programs are
             compiled apart; others compute none.
@@ -77,8 +77,8 @@ def generate(
             q, p, the uniform draw r, the mass that a rejection leaves, the drafter's entropy. Such
             programs are compiled apart; others compute none. `out.trace.table()` has them as
             columns.
-        prefix: the beginning of all prompts, read before by `jaxspec.prefix`; the text is that of
-            the whole prompts.
+        prefix: the beginning of all prompts, read before by `jaxspec.prefix`; the text is the same
+            as for whole prompts.
         chat_template_kwargs: values for the template of conversations, such as {"enable_thinking":
             False}.
         **sampling: temperature, top_k, top_p, min_p, repetition_penalty, presence_penalty,
@@ -87,10 +87,8 @@ def generate(
             default.
 
     Raises:
-        ValueError, TypeError: input that cannot be decoded from; the message says what was got and
-            what was expected.
-        FloatingPointError: the target's logits were not finite, or it allows nothing but what is
-            banned.
+        ValueError, TypeError: unusable input; the message names the value and the expected one.
+        FloatingPointError: the target's logits were not finite, or every token it allows is banned.
 
     Example:
         >>> import jax, jaxspec
@@ -177,11 +175,11 @@ def prefix(
     """Reads the beginning of prompts once: a system prompt, or examples of a task.
 
     `generate`, `stream`, `prepare` and `generate_many` take it as `prefix=`. Their prompts are then
-    what follows it. A row has the ids of the prefix and right after them those of the prompt,
-    without a text's begin-of-sequence token. (Both are tokenised apart: a tokenizer might have
-    joined the end of one and the beginning of the other.) A conversation is given whole, and must
-    begin with the prefix's ids. Any number of calls may share a prefix, with any options. Its
-    caches take what those of one such row take.
+    what follows it. A row has the ids of the prefix, followed directly by the prompt's ids without
+    a begin-of-sequence token. (Both are tokenised apart: a tokenizer might have joined the end of
+    one and the beginning of the other.) A conversation is given whole, and must begin with the
+    prefix's ids. Any number of calls may share a prefix, with any options. Its caches take as much
+    memory as one such row.
 
     Args:
         target: the model whose distribution the texts will have; decoder-only.
@@ -405,8 +403,8 @@ def _failure(failed: np.ndarray, prepared: Prepared) -> Exception:
 
 
 def impossible_verdict(prepared: Prepared, where: str) -> ValueError:
-    """Returns the error of a rule that accepts what was not drafted, or chooses what is no
-    token.
+    """Returns the error for a rule that accepts tokens that were not drafted, or chooses an
+    impossible token.
     """
     return ValueError(
         f"the rule {getattr(prepared.options['rule'], 'name', 'of acceptance')} accepted more "

@@ -1,6 +1,4 @@
-"""Reads what people pass (keys, end tokens, names of options), or says what is wrong; `encoding`
-reads prompts.
-"""
+"""Reads users' keys, end tokens and option names, with clear errors; `encoding` reads prompts."""
 
 from __future__ import annotations
 
@@ -68,7 +66,9 @@ def check_model(
 
 
 def check_shared(options: Mapping[str, Any], advice: str) -> None:
-    """Refuses options with a value for each of several rows; `advice` says what to do instead."""
+    """Raises ValueError if an option has a value for each of several rows; `advice` ends the
+    message.
+    """
     for name in ("key", *OPTIONS):
         # dimensions of a value that is the same for all
         of_all_rows = 1 if name in ("logit_bias", "banned") else 0
@@ -84,8 +84,8 @@ def check_shared(options: Mapping[str, Any], advice: str) -> None:
 
 
 def check_type(value: Any, types: Any, name: str, expected: str, home: str = "") -> None:
-    """Refuses a value of another type; with a `home`, a module, it says what of it is perhaps
-    meant.
+    """Raises TypeError for a value of another type. With a `home`, a module, the message suggests
+    one of its names.
     """
     if not isinstance(value, types):
         if home:
@@ -103,8 +103,8 @@ def is_here(array: Any) -> bool:
 
 
 def uncalled(value: Any, name: str, home: str) -> str:
-    """Says what is wrong with a value that is none of `home`'s: perhaps a name, or a factory that
-    was not called.
+    """Explains why a value is not one of `home`'s objects: perhaps a name, or a factory that was
+    not called.
     """
     if isinstance(value, str | os.PathLike):
         is_name = value in getattr(importlib.import_module(home), "__all__", ())
@@ -130,7 +130,7 @@ def uncalled(value: Any, name: str, home: str) -> str:
 
 
 def key_of(key: Any) -> jax.Array:
-    """A key, or one per row; the arrays of `jax.random.PRNGKey` are taken for what they are.
+    """A key, or one per row; arrays of `jax.random.PRNGKey` work as well.
 
     >>> key_of(jax.random.PRNGKey(0)) == jax.random.key(0)
     Array(True, dtype=bool)
@@ -179,12 +179,11 @@ def size_of(state: Any) -> int:
 
 
 def sizes_of(function: Callable[..., Any], *arguments: Any, **named: Any) -> tuple[int, int]:
-    """Returns the bytes of what a function of arrays returns, and of the largest array that it
-    makes on the way.
+    """Returns the bytes of a function's results, and of the largest array that it makes on the way.
 
     The latter is one of all rows, the batch first, that is not kept for each position of long rows:
-    such as the scores or the hidden layer of a chunk. A compiled program takes at least so much
-    besides what it is given and returns.
+    such as the scores or the hidden layer of a chunk. A compiled program takes at least as much
+    besides its arguments and results.
 
     >>> sizes_of(lambda x: jnp.sum(jnp.sin(x[:, None] + x[:, :, None]), axis=1), jnp.ones((2, 8)))
     (64, 512)
@@ -232,7 +231,7 @@ def devices(weights: Any) -> int:
 
 
 class NotEnoughMemory(ValueError):
-    """A request needs more memory than there is."""
+    """A request needs more memory than the device has."""
 
 
 def check_memory(parts: Mapping[str, int], purpose: str, lower: str, devices: int = 1) -> None:

@@ -25,8 +25,8 @@ from jaxspec.core.round import fed_before
 
 
 def follower(top: int) -> Follower:
-    """Remembers the log probabilities of committed tokens, and those of the `top` most probable
-    ones beside each.
+    """Remembers the log probabilities of committed tokens and of the `top` most probable tokens
+    beside each.
     """
 
     def init(state: State, headroom: int) -> LogProbs:
@@ -127,7 +127,7 @@ def forget_cut(state: State) -> State:
 
 
 def cut(state: State, headroom: int) -> State:
-    """Takes room for `headroom` new tokens from larger buffers, if there are any."""
+    """Takes room for `headroom` new tokens from larger buffers, if reported."""
     memory = state.memory.log_probs
     if memory is None:
         return state

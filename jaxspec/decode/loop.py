@@ -22,10 +22,10 @@ from jaxspec.decode.request import Prepared
 class Trace(core.RoundInfo):
     """The draft and the committed tokens of every round.
 
-    Rows are padded with rounds in which they were finished: all counts are 0 there.
+    Rows are padded with rounds after their end: all counts are 0 there.
 
     The fields are `core.RoundInfo`'s, with an axis for the rounds after the rows'; parent and path
-    are None for chains, and numbers where nobody asked for them.
+    are None for chains, and numbers unless they were asked for.
     """
 
 
@@ -49,8 +49,8 @@ Begin = Callable[[Prepared], core.State]
 
 
 def run(prepared: Prepared, begin: Begin | None = None) -> Outcome:
-    """Prefill to the last token of the longest row, in one dispatch; a ValueError if there is not
-    enough memory.
+    """Prefill to the last token of the longest row, in one dispatch. Raises ValueError if memory
+    does not suffice.
 
     `begin` makes the state after prefill, to time or to watch it, such as `prefill`: in two
     dispatches.
@@ -63,11 +63,10 @@ def run(prepared: Prepared, begin: Begin | None = None) -> Outcome:
 
 
 def check_fits(prepared: Prepared) -> None:
-    """Refuses a generation for which there is not enough memory, before any of it is allocated.
+    """Raises ValueError if a generation would not fit in memory, before allocating any of it.
 
-    It is asked when a generation is run, not when it is prepared, since many are run in parts.
-    Small ones are not asked about, nor those of shapes, which are compiled for devices that are not
-    here.
+    It is checked when a generation runs, not when it is prepared, since many run in parts. Small
+    generations are not checked, nor generations of shapes, which are compiled for absent devices.
     """
     p = prepared
     batch = prepared.request.max_new_tokens.shape[0]
@@ -117,8 +116,8 @@ def _sizes_after_prefill(
 
 
 def prefill(prepared: Prepared) -> core.State:
-    """The state after prefill, in one dispatch; a ValueError if there is not enough memory for the
-    generation.
+    """Computes the state after prefill, in one dispatch. Raises ValueError if the generation would
+    not fit in memory.
     """
     p = prepared
     check_fits(p)
@@ -126,12 +125,12 @@ def prefill(prepared: Prepared) -> core.State:
 
 
 def prefill_in_chunks(prepared: Prepared, report: Callable[[int], object]) -> core.State:
-    """The state after prefill, by the host's own loop over chunks of the prompts, so that it can be
-    watched.
+    """Computes the state after prefill by a loop on the host over chunks of the prompts, so that it
+    can be watched.
 
     Each chunk goes on from the caches of the one before, as a chat does from turn to turn: two
-    programs, for any number of chunks. Texts are those of `prefill`, whose chunks may have other
-    borders, to rounding.
+    programs, for any number of chunks. Texts are the same as after `prefill`, whose chunks may have
+    other borders, up to rounding.
 
     `goes_in_chunks` must be true, with one sample of each prompt. `report` is given the number of
     tokens of the longest prompt that have been read.
@@ -180,8 +179,8 @@ def iterate_rounds(
     host's own loop.
 
     The next round consumes the state: its buffers become the new one's, so read what you need
-    before you ask for more. `edit` changes what a round has made, before it is yielded and gone on
-    with (stop strings do).
+    before you ask for more. `edit` changes a round's result before it is yielded and continued
+    (stop strings do).
     """
     state = begin(prepared)
     info = None
@@ -215,8 +214,8 @@ def generation(
 def finish(
     decoder: core.Decoder, weights: core.Weights, state: core.State, max_new_tokens: int
 ) -> tuple[core.State, Outcome]:
-    """Runs all rounds after prefill. The state given is consumed: its buffers become those of the
-    one returned.
+    """Runs all rounds after prefill. The given state is consumed: the returned one takes its
+    buffers.
     """
     return _all_rounds(decoder, weights, state, max_new_tokens)
 

@@ -44,10 +44,10 @@ def of_round(
 
 
 def entropy(distribution: Distribution) -> Float[Array, " B"]:
-    """The entropy of the distribution of one position, over log V; in rows at temperature 0, of
-    what it is at 1.
+    """Computes the entropy of one position's distribution over log V; rows at temperature 0 use
+    temperature 1.
 
-    NaN where there is a point mass without logits.
+    NaN for a point mass without logits.
 
     >>> even = jnp.log(jnp.full((1, 1, 4), 0.25))
     >>> (

@@ -19,7 +19,7 @@ class OtherName(NamedTuple):
     """An option of another library under a name that `generate` does not have.
 
     Attributes:
-        advice: the end of an error message, which says what to do instead.
+        advice: the end of the error message: the remedy.
         field: the field of a job's line with the same meaning, which a line may call by this name.
             Empty: none.
         neutral: values that ask for nothing, besides null and empty strings, lists and objects.
@@ -382,6 +382,6 @@ def is_same(value: Any, neutral: Any) -> bool:
 
 
 def advice_for_line(name: str) -> str:
-    """Returns what a line of a job should have in place of another library's option."""
+    """Returns the option that a line of a job should have in place of another library's."""
     entry = OTHER_NAMES[name]
     return entry.in_lines or entry.advice

@@ -29,8 +29,8 @@ WIDE = 90
 
 
 class ShownTrace(loop.Trace):
-    """The arrays of a `loop.Trace`, with what a notebook needs to show them: the text that they
-    made, and its spelling.
+    """The arrays of a `loop.Trace`, with the text and the tokenizer that a notebook needs to show
+    them.
 
     A trace that was made from one (`jax.tree.map`, `_replace`) has its arrays alone, and is shown
     as those.
@@ -44,7 +44,7 @@ class ShownTrace(loop.Trace):
     def of(
         cls, arrays: loop.Trace, tokens: np.ndarray, lengths: np.ndarray, tokenizer: Any
     ) -> Self:
-        """A trace that shows itself: new tokens as a `Generation` has them, spelt if there is a
+        """A trace that shows itself: new tokens as in a `Generation`, spelt if the model has a
         tokenizer.
         """
         rounds = cls(*arrays)
@@ -125,7 +125,7 @@ class Generation:
         """Lists one flat dict of plain values per row: text, tokens, why it ended and counts, for
         `pandas.DataFrame`.
 
-        Log probabilities, if there are any, are lists, of which None stands for one of -inf.
+        Log probabilities are lists if they were reported; None stands for -inf.
         """
         rate = self.stats.acceptance_rate
         per_round = self.stats.tokens_per_round
@@ -218,15 +218,14 @@ class BeamSearch:
     Attributes:
         texts: each prompt's hypotheses; empty if the target has no tokenizer.
         tokens: the new tokens [batch, beams, longest], padded with 0.
-        lengths: how many of them are real [batch, beams]; 0: there is no such hypothesis.
+        lengths: how many of them are real [batch, beams]; 0 for padding.
         scores: sums of log probabilities over length ** length_penalty [batch, beams].
         steps: tokens that the running beams of each prompt had in the end [batch].
         passes: passes of the target after prefill, while a prompt was not done [batch]. Without a
             drafter one for each step but the first, which is prefill's.
         finish: why each prompt's hypotheses end: "eos" (an end token) or "length" (max_new_tokens).
         log_probs: the tokens' log probabilities [batch, beams, longest], if asked for: under the
-            softmax of the model's logits, from which a search does not depart. 0 where there is no
-            token.
+            softmax of the model's logits. 0 where there is no token.
         top_tokens, top_log_probs: the k most probable tokens for each position, best first, and
             their log probabilities [batch, beams, longest, k]. None unless `top_log_probs` asked
             for them.
@@ -245,7 +244,7 @@ class BeamSearch:
 
     @property
     def steps_per_pass(self) -> np.ndarray:
-        """(steps - 1) / passes [batch], 0 where there was no pass; 1 without a drafter."""
+        """(steps - 1) / passes [batch], or 0 without passes; 1 without a drafter."""
         return (self.steps - 1) / np.maximum(self.passes, 1)
 
     def records(self) -> list[dict[str, Any]]:
@@ -272,8 +271,8 @@ class BeamSearch:
 
 
 def page(out: Generation) -> str:
-    """The first rows as HTML: text, counts, and where there were draft tokens the rounds as in the
-    paper's Figure 1.
+    """The first rows as HTML: text, counts, and with a drafter the rounds as in the paper's Figure
+    1.
 
     What is left out is counted, so that a notebook of long batches stays small.
     """
@@ -288,7 +287,7 @@ def page(out: Generation) -> str:
 
 
 def _first_rows(parts: list[str], batch: int, others: str) -> str:
-    """Joins the first rows of a page, and says what has the others."""
+    """Joins the first rows of a page, and names the attribute with the rest."""
     if batch > ROWS:
         more = _count(batch - ROWS, "more row")
         parts = [*parts, f"<div>… and {more}: <code>{others}</code> has them all.</div>"]

@@ -1,8 +1,8 @@
 """From the user's arguments to arrays: one list of checks, in one order, whichever function is
 called.
 
-`generate`, `stream`, `chat`, `prefix` and `beam_search` begin with `prepare`, and check what is
-their own after it. `rollout` repeats what concerns the arrays that it is given anew.
+`generate`, `stream`, `chat`, `prefix` and `beam_search` begin with `prepare`, and check further
+options after it. `rollout` repeats what concerns the arrays that it is given anew.
 
 1. Names of options: `option_names.check_names`.
 2. The target is a model: `inputs.check_model`.
@@ -42,7 +42,7 @@ NEW_TOKENS = 128  # most new tokens of a row, by default
 
 
 class Options(NamedTuple):
-    """The options of a generation that are no sampling options; see `generate` for each."""
+    """The options of a generation apart from sampling; see `generate` for each."""
 
     drafter: Any
     gamma: Any
@@ -107,8 +107,8 @@ class Prepared(NamedTuple):
         return _prepared(self.target, self.prompt, dict(self.options) | options)
 
     def widths(self, length: int) -> tuple[int, int]:
-        """Returns how wide prompts of at most `length` tokens are padded, and what is read of them
-        at most.
+        """Returns the padded width of prompts of at most `length` tokens, and the most tokens that
+        are read of them.
         """
         prefix = self.options["prefix"]
         width = token_rows.bucket(length)
@@ -263,8 +263,8 @@ def _check_rows(target: core.Model, samples: int, batch: int) -> None:
 
 
 def _limits(value: Any, batch: int, positions: np.ndarray | None) -> np.ndarray:
-    """Returns the most new tokens of each row: by default `NEW_TOKENS`, or as many as there are
-    `positions` for.
+    """Returns the most new tokens of each row: by default `NEW_TOKENS`, or as many as fit into
+    `positions`.
     """
     if value is None:
         limit = np.full(batch, NEW_TOKENS, np.int32)
@@ -364,7 +364,7 @@ def bind(
     """Checks target and drafter against each other; returns the target with the taps that the
     drafter reads, and it.
 
-    None: there is no drafter, or it drafts nothing with this gamma.
+    None: no drafter, or one that drafts nothing with this gamma.
     """
     if drafter is None:
         return target, None
@@ -454,10 +454,10 @@ def check_positions(
     *,
     padded: bool = False,
 ) -> None:
-    """Refuses rows for which a model has too few positions.
+    """Raises ValueError if a model has too few positions for a row.
 
-    `limit` has the most new tokens of each row, of which there may be several for each prompt. Of
-    `padded` prompts the width counts, since their lengths may not be known.
+    `limit` has the most new tokens of each row; a prompt may have several rows. Of `padded` prompts
+    the width counts, since their lengths may not be known.
     """
 
     def lengths_of(prompt: core.Prompt) -> np.ndarray:

@@ -55,11 +55,11 @@ def rollout(
     loops.
 
     The generation is prepared once, outside, where the options and an example of the prompts are
-    checked; all of its arrays are its own unless given here. Nothing is read on the host, so there
-    is no text, and what would be an error is a value: `Outcome.failed`.
+    checked; arguments given here replace its arrays. Nothing is read on the host, so a rollout has no
+    text, and failures are values: `Outcome.failed`.
 
     Tokens are constants for `jax.grad`. `Outcome.log_probs` (with `log_probs=True`) have the
-    gradient of teacher forcing: that of log p(token | tokens before it), in the target's
+    gradient of teacher forcing: the gradient of log p(token | tokens before it) in the target's
     parameters. JAX computes it by one more pass over the finished rows, and only if it is asked
     for. It is the same for all drafters. The drafter's parameters have the gradient 0, since they
     change no probability of the target. `jax.jvp` is refused by JAX.
@@ -188,9 +188,7 @@ def arguments(
     prompt: Prompt | None = None,
     key: Key[Array, ""] | Keys | None = None,
 ) -> Arguments:
-    """Returns what `prepared.decoder.init` takes, for a loop of your own over `decoder.step`; see
-    `rollout`.
-    """
+    """Returns what `prepared.decoder.init` takes, for your loop over `decoder.step`; see `rollout`."""
     inputs.check_type(prepared, Prepared, "the generation", "what jaxspec.prepare returned")
     inputs.check_type(
         weights, Weights | None, "weights", "prepared.weights._replace(target=params)"

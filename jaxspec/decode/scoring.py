@@ -72,7 +72,7 @@ class Score:
 
     @property
     def log_prob(self) -> float:
-        """The log probability of the whole: the sum of those of its tokens."""
+        """The log probability of the whole: the sum over its tokens."""
         return float(np.sum(self.log_probs, dtype=np.float64))
 
     @property
@@ -357,7 +357,7 @@ def _row(
 def _encoded(
     target: core.Model, prompt: Any, scored: Any, number: int, template: Mapping[str, Any] | None
 ) -> tuple[list[int], list[int]]:
-    """Returns the ids of a prompt, none if there is none, and those of what is scored."""
+    """Returns the ids of a prompt, which may be empty, and the ids of the scored text."""
     for text in (prompt, scored):
         if isinstance(text, str):
             encoding.check_text(text, number)
@@ -391,9 +391,7 @@ def _encoded(
 
 
 def _ids_of(target: core.Model, text: str, begins: bool = True) -> list[int]:
-    """Encodes a text without the end token that a tokenizer may put after it; `begins` keeps what
-    it puts before it.
-    """
+    """Encodes a text without the tokenizer's end token; `begins` keeps its beginning token."""
     # Some tokenizers of encoder-decoders write another vocabulary than they read (Marian's).
     if target.lm.limits.start_token is None:
         writes = {"text": text}
@@ -465,8 +463,8 @@ def read(
     """Computes the log probability of each token that follows a prompt, and whether it is the most
     probable one.
 
-    Prefill reads the prompt: one token of a decoder-only model, an encoder's text. At padding there
-    is garbage.
+    Prefill reads the prompt: one token of a decoder-only model, an encoder's text. Padding holds
+    garbage.
     """
     width = fed.tokens.shape[1]
     room = _room(lm, prompt, width)
@@ -507,8 +505,8 @@ def read(
 def _read_off(
     lm: core.LanguageModel, params: core.Params, forward: core.Forward, following: Int[Array, "B C"]
 ) -> tuple[Float[Array, "B C"], Bool[Array, "B C"]]:
-    """Reads off a pass what it says of the tokens that follow, with few logits at a time where the
-    model has a head.
+    """Scores the tokens that follow from a pass, with few logits at a time if the model has a
+    separate head.
     """
     batch, step = following.shape
     # Features [B, C, M] are small; logits [B, size, V] exist for a few positions at a time.

@@ -47,8 +47,8 @@ class SharedPrefix:
     def followed_by(self, row: Sequence[int], form: str, index: int = 0) -> list[int]:
         """Returns the ids of the whole prompt number `index`, which is a "text", "ids" or a "chat".
 
-        `row` has the ids of what follows, of a text with what its tokenizer puts in front; of a
-        chat it has all ids.
+        `row` has the ids of a text that follows, with the tokenizer's beginning tokens, or all ids
+        of a chat.
         """
         row = list(row)
         if form == "chat":
@@ -66,7 +66,7 @@ class SharedPrefix:
     def before(
         self, target: core.Model, drafter: core.BoundDrafter | None, width: int
     ) -> core.Before:
-        """Returns what decoders take, for whole prompts that are `width` wide."""
+        """Returns the `before` of decoders, for whole prompts that are `width` wide."""
         check_same("target", self.target, target)
         if drafter is not None and self.drafter is None:
             raise ValueError(

@@ -51,7 +51,7 @@ def speculative(
 
     Args:
         target: the model whose distribution the text has.
-        drafter: drafts chains, or trees: these have a size of their own, and gamma is not read.
+        drafter: drafts chains, or trees: a tree's drafter defines its size, and gamma is not read.
         rule: the acceptance rule.
         sampler: logits to distributions.
         gamma: draft tokens a round.

@@ -25,14 +25,16 @@ def read_prompt(
     room: core.Room,
     before: core.Before | None,
 ) -> tuple[core.Forward, core.Cache]:
-    """Reads the prompts, or what they have after what was read `before`; see `core.Prefill`."""
+    """Reads the prompts, or their tokens after those that were read `before`; see
+    `core.Prefill`.
+    """
     if before is None:
         return lm.prefill(params, prompt, room)
     return chunks.resume(lm, params, before.of(before.state.target), prompt, room)
 
 
 def of_each(before: core.Before | None, prompt: core.Prompt) -> core.Before | None:
-    """Returns what was read before for each row, where all of them share it."""
+    """Repeats the caches of a shared beginning for each row."""
     if before is None or before.start.shape == prompt.length.shape:
         return before
     state, start = token_rows.repeat_rows((before.state, before.start), prompt.length.shape[0])
@@ -76,7 +78,7 @@ def init_state(
 def own_token(
     state: core.State, forward: core.Forward, cache: core.Cache, sampler: core.Sampler
 ) -> core.RoundResult:
-    """The result of a pass of the target without a draft: one token of each row, drawn from its own
+    """Makes the result of a pass without a draft: one token of each row, drawn from the target's
     distribution.
     """
     distribution = sampler(state.request.sampling_params, forward.logits, preceding(state))
@@ -97,7 +99,7 @@ def samples(prompt: core.Prompt, request: core.Request) -> int:
 
 
 def preceding(state: core.State) -> core.Preceding:
-    """Returns what precedes the next token: the committed row."""
+    """Returns the tokens before the next one: the committed row."""
     return core.Preceding(
         core.Prompt(state.tokens, state.length), state.start, memory=state.memory.sampler
     )
@@ -141,8 +143,8 @@ def failures(result: core.RoundResult, vocab: int) -> Int[Array, " B"]:
     """Finds rows that cannot go on, a `core.Failure` for each: nothing can be drawn, or the verdict
     is impossible.
 
-    A rule must not accept more tokens than were drafted, or fewer than none, or choose what is no
-    token.
+    A rule must not accept more tokens than were drafted, or fewer than none, or choose an
+    impossible token.
 
     >>> draft, count = core.Draft(jnp.array([[3, 4]] * 3), jnp.array([1] * 3)), jnp.array([0, 1, 2])
     >>> usable = core.TargetPass(None, None, jnp.zeros((3, 3), bool))
@@ -205,7 +207,7 @@ def draft_context(
 def shorten(
     policy: core.Policy | None, state: core.State
 ) -> Callable[[core.Draft], Int[Array, " B"]] | None:
-    """Returns the policy's limit on what the target reads of a draft; None: it reads all."""
+    """Returns the policy's limit on the draft tokens that the target reads; None: it reads all."""
     if policy is None or (shorten := policy.shorten) is None:
         return None
     return lambda draft: shorten(
@@ -341,9 +343,7 @@ def empty_draft(length: Int[Array, " B"]) -> core.Draft:
 
 
 class Followers(NamedTuple):
-    """The followers whose memories are the entries of `core.Memory`; one that nobody asked for is
-    None.
-    """
+    """The followers whose memories are the entries of `core.Memory`; None if not asked for."""
 
     policy: core.Follower | None = None
     sampler: core.Follower | None = None
@@ -375,7 +375,7 @@ def followers(
     top_log_probs: int | None = None,
     policy: core.Policy | None = None,
 ) -> Followers:
-    """Makes the followers of a decoder; the arguments are those of `speculative`."""
+    """Makes the followers of a decoder; arguments as in `speculative`."""
     return Followers(
         None if policy is None else _of_policy(policy),
         samplers.follower(sampler, vocab),

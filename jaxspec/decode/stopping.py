@@ -78,7 +78,7 @@ def stop_of(tokenizer: Any, strings: Sequence[str]) -> Stop:
 
 
 def checked(stop: Any, target: Model) -> Stop:
-    """Makes what a user gave as stop strings ready to be looked for: None, one, or several."""
+    """Checks a user's stop strings (None, one, or several) and prepares the search for them."""
     if stop is None:
         strings = ()
     elif isinstance(stop, str):
@@ -228,7 +228,7 @@ def stable_text(stop: Stop, tokens: Sequence[int]) -> str:
 
 
 def _is_open(stop: Stop, token: int) -> bool:
-    """Says whether a token is one of a run of bytes, or none that such a run would end at."""
+    """Says whether a token is in a run of bytes, and cannot end one."""
     word = None
     if token not in stop.special:
         word = stop.tokenizer.convert_ids_to_tokens(token)

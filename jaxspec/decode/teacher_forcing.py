@@ -55,8 +55,8 @@ def at_new_tokens(
         prompt, tokens: the prompts, and the tokens generated after them; each prompt has the same
             number of rows.
         read: the function of the logits of some positions; it is called again for the gradient.
-        carried: the value that the first call is given; each further call is given that of the call
-            before it.
+        carried: the value that the first call is given; each further call is given the previous
+            call's.
         beside: further arrays [B, T, ...] that it reads.
 
     Returns:
@@ -149,8 +149,7 @@ def log_probs_of(
     length: Int[Array, " B"],
     top_tokens: Int[Array, "B T top"],
 ) -> LogProbs:
-    """Computes what a generation reports of its tokens (`core.LogProbs`), by a pass over the
-    finished rows.
+    """Computes a generation's `core.LogProbs` by a pass over the finished rows.
 
     Args:
         lm, params: the target.
