@@ -228,7 +228,9 @@ def stable_text(stop: Stop, tokens: Sequence[int]) -> str:
 
 
 def _is_open(stop: Stop, token: int) -> bool:
-    """Says whether a token is in a run of bytes, and cannot end one."""
+    """Says whether a token may be a byte of a longer character, or is special, so that no run ends
+    at it.
+    """
     word = None
     if token not in stop.special:
         word = stop.tokenizer.convert_ids_to_tokens(token)

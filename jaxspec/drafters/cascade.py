@@ -2,7 +2,7 @@
 vertical cascade).
 
 Axis letters as in `jaxspec.core`; G the draft's tokens, I those of an inner draft, W = G + I + 1
-(buffers, so that no write is cut).
+(the width of buffers, so that no write is cut).
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ def cascade(
     rule: core.Rule | None = None,
     inner_temperature: float = 1.0,
 ) -> core.BoundDrafter:
-    """Drafts from a model that is sped up by a drafter of its own: speculative decoding inside of
-    speculative decoding.
+    """Drafts from a model that another drafter speeds up: speculative decoding inside speculative
+    decoding.
 
     Round after round `inner` drafts for `draft`, which verifies in one pass, until every row has
     its draft tokens; then the target verifies these. It pays where `draft` generates faster with
@@ -70,13 +70,14 @@ def cascade(
     Args:
         draft: the model that drafts for the target.
         inner: the drafter of `draft`, in the same vocabulary.
-        gamma: draft tokens of an inner round; one of trees has its own size.
-        rule: the rule by which `draft` accepts them; `rules.rejection()` by default.
-        inner_temperature: the temperature of the inner drafter's distributions over that of
+        gamma: draft tokens of an inner round; a drafter of trees defines its size.
+        rule: the rule that accepts them for `draft`; `rules.rejection()` by default.
+        inner_temperature: the temperature of the inner drafter's distributions divided by
             `draft`'s.
 
     Raises:
-        TypeError: draft is no model, inner no drafter or rule none of `jaxspec.rules`.
+        TypeError: draft is not a model, inner is not a drafter, or rule is not from
+            `jaxspec.rules`.
         ValueError: the levels differ in vocabulary, or a decoder meets an encoder-decoder. `inner`
             reads hidden states of another model, or its state cannot go back. It drafts trees, and
             `draft` or the rule takes chains only. gamma < 1. inner_temperature <= 0.
@@ -131,8 +132,8 @@ def cascade(
 
 
 def _check_levels(draft: core.Model, inner: core.Model) -> None:
-    """Refuses what cannot be one vocabulary; tokenizers are compared with the target's, by
-    `generate`.
+    """Raises ValueError if vocabularies cannot be the same; `generate` compares tokenizers with the
+    target's.
     """
     names = draft.name or "the drafting model", inner.name or "the inner model"
     if (draft.lm.limits.start_token is None) != (inner.lm.limits.start_token is None):
@@ -356,7 +357,7 @@ class CascadeFunctions(NamedTuple):
         )
 
     def commit(self, end: core.RoundEnd) -> core.Caches:
-        """Takes back what the target has rejected."""
+        """Takes back the tokens that the target rejected."""
         return end.caches._replace(draft=self.rollback(end.caches.draft, end.row))
 
     def rollback(self, state: CascadeState, row: core.Prompt) -> CascadeState:

@@ -62,7 +62,7 @@ def name_of(draft: core.Model | core.BoundDrafter) -> str:
 
 
 def check_model(value: Any, name: str) -> None:
-    """Refuses what is no model."""
+    """Raises TypeError for anything but a model."""
     if not isinstance(value, core.Model):
         raise TypeError(
             f"{name} is {shown(value)}: expected a jaxspec.Model, as jaxspec.load gives"
@@ -194,8 +194,7 @@ def no_commit(end: core.RoundEnd) -> core.Caches:
 
 
 def side_by_side(drafters: tuple[core.Drafter, ...], propose: core.Propose) -> core.Drafter:
-    """Makes a drafter of several of chains: each keeps a state of its own, and they propose
-    together.
+    """Joins several drafters of chains into one: each keeps its state, and they propose together.
 
     `Weights.draft` and the state are tuples, with an entry for each of the drafters.
     """
@@ -253,7 +252,7 @@ def combine(
     length: Int[Array, " B"],
     merge: Callable[[Array, Array], Array],
 ) -> core.Draft:
-    """Combines two chains into one of a length, array by array, by a function of an array of each.
+    """Combines two chains of a length, array by array, with a function of two arrays.
 
     Where one has distributions and the other none, its are point masses.
     """

@@ -25,9 +25,8 @@ def fallback(*drafters: Drafter | BoundDrafter | Model) -> BoundDrafter:
 
     Put those that cost nothing and may be empty in front: `fallback(prompt_lookup(),
     without_backoff(trigram), small_model)`. A drafter that is not needed by any row drafts no token
-    and searches nothing; a model then reads what it has missed when it is needed again. Which
-    drafter a row takes depends on what is committed, not on what was drawn, so the text stays
-    exact.
+    and searches nothing; a model then reads the tokens it missed when it is needed again. A row's
+    drafter depends on committed tokens only, not on drawn ones, so the text stays exact.
 
     Args:
         drafters: at least one; a Model drafts as in `jaxspec.generate`.

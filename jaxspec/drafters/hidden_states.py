@@ -73,7 +73,7 @@ def inside_of(
 
 
 def check_target(requirements: TargetRequirements, target: Model, drafter: str) -> None:
-    """Compares what a network expects with the target."""
+    """Compares a network's expectations with the target."""
     inside = inside_of(target, drafter, (requirements.hidden_size, requirements.vocab_size))
     taps = inside.taps
     if requirements.encoder and inside.encoder is None:

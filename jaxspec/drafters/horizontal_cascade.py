@@ -25,8 +25,8 @@ def horizontal_cascade(
     then: core.Drafter | core.BoundDrafter | core.Model,
     tokens: int = 2,
 ) -> core.BoundDrafter:
-    """Drafts `tokens` tokens with one drafter and the others of gamma with another, which reads
-    those of the first.
+    """Drafts `tokens` tokens with one drafter and the rest of gamma with another, which reads the
+    first one's.
 
     A draft token counts only if all before it are accepted, so the first ones are worth a better
     drafter, and the later ones no more than a cheap one: a small model and then n-gram tables, for
@@ -35,11 +35,10 @@ def horizontal_cascade(
     Args:
         first: a drafter of chains, which may read hidden states or run the target's own layers.
         then: a drafter of chains that can begin after tokens which the target has not read.
-        tokens: the number of tokens that `first` drafts; with a gamma up to that there are no
-            others.
+        tokens: the number of tokens that `first` drafts; with gamma up to this, `then` drafts none.
 
     Raises:
-        TypeError: first or then is no drafter.
+        TypeError: first or then is not a drafter.
         ValueError: drafters of trees, `then` on hidden states or the target's own layers, or tokens
             < 1.
 

@@ -38,8 +38,8 @@ class ModelState(NamedTuple):
 def model(
     draft: core.Model, *, coupled: bool = False, can_continue: CanContinue | None = None
 ) -> core.BoundDrafter:
-    """Drafts gamma tokens from a language model, sampling from its own distribution (the argmax if
-    that is greedy).
+    """Drafts gamma tokens from a language model, sampled from its distribution (the argmax at
+    temperature 0).
 
     Its distributions are made as the target's are, each after the draft tokens before it, or with
     `draft_temperature`.
@@ -65,8 +65,8 @@ def model(
             point mass, and every exact rule stays exact, although a position that is drafted again
             meets the same noise again.
         can_continue: a function of the model's cache after each pass; a row's draft ends where it
-            is False. It must not depend on what is drawn next, or the text is biased. None: drafts
-            never end by themselves.
+            is False. It must not depend on the next drawn token, or the text is biased. None:
+            drafts never end by themselves.
 
     Example:
         >>> import jaxspec
@@ -191,7 +191,7 @@ def _read_on(
     room: core.Room,
     before: core.Before,
 ) -> tuple[core.Forward, core.Cache]:
-    """Reads what a cache lacks of the prompts, and their last token for its outputs."""
+    """Reads the prompt tokens that a cache lacks, and the last one for its outputs."""
     batch = len(prompt.length)
     last = prompt.length - 1
     empty = functools.partial(chunks.empty_cache, lm, params)
@@ -229,8 +229,8 @@ def read_last_two(
 ) -> tuple[core.Forward, core.Cache]:
     """Reads a row's last two tokens: the outputs after them, and a cache that holds the whole row.
 
-    With a `width` it first reads what rounds without a draft have committed to the rows that `runs`
-    marks, `width` tokens a pass. What it reads past a row's end is garbage, and is rewound.
+    With a `width` it first reads the tokens that rounds without a draft committed to the rows that
+    `runs` marks, `width` tokens a pass. What it reads past a row's end is garbage, and is rewound.
     """
     goal = row.length - 2
     cache = state.cache
@@ -252,7 +252,7 @@ def catch_up(
     runs: Bool[Array, " B"],
     width: int,
 ) -> ModelState:
-    """Reads what the cache lacks of the first `row.length` tokens of the rows that `runs` marks;
+    """Reads the tokens that the cache lacks, up to `row.length`, of the rows that `runs` marks;
     garbage follows them.
 
     `width` tokens a pass; nothing is read where nothing is missing.

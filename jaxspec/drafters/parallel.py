@@ -23,11 +23,11 @@ def parallel(draft: core.Model, mask_token: int, longest: int = 16) -> core.Boun
         drafter = jaxspec.load_drafter("amd/PARD-Qwen3-0.6B", target=target) # reads `pard_token` in
         its config.json
 
-    With committed tokens [a b c] of which the cache holds a, the pass reads [b c m m m ...], where
-    m is the mask token. The distributions after c and after each m are those of the draft tokens.
-    Each is made without the draft tokens before it, so later draft tokens are accepted less often
-    than a model's own; but a draft costs one pass, whatever gamma is. The cache then counts the
-    committed tokens alone, and what masks have left is overwritten.
+    For committed tokens [a b c] and a cache that holds a, the pass reads [b c m m m ...], where m
+    is the mask token. The distributions after c and after each m give the draft tokens. Each is
+    made without the draft tokens before it, so later draft tokens are accepted less often than a
+    model's own; but a draft costs one pass, whatever gamma is. The cache then counts the committed
+    tokens alone, and what masks have left is overwritten.
 
     Exact at every temperature: given the committed tokens the draft tokens are independent, so the
     distribution that a draft token was drawn from is the one that is known. State: the model's
@@ -35,11 +35,11 @@ def parallel(draft: core.Model, mask_token: int, longest: int = 16) -> core.Boun
 
     Args:
         draft: the model, with the target's vocabulary.
-        mask_token: the id of its mask token, which need not be one of the target's tokens.
+        mask_token: the id of its mask token, which the target need not know.
         longest: most draft tokens of a round; caches have room for as many masks.
 
     Raises:
-        TypeError: draft is no model.
+        TypeError: draft is not a model.
         ValueError: a mask token that the model does not have, longest < 1, or other numbers than
             integers.
 

@@ -39,9 +39,9 @@ def saturated_exit(
 
     After `first_exit` layers, and after each further one, come the final norm and the head. Once
     the most probable token is the one that it was a layer before, the draft token is drawn from the
-    later of the two distributions. So easy tokens cost few layers, and hard ones more. Each row
-    takes its logits at an exit of its own, and its text does not depend on the rest of the batch.
-    But a batch runs as many layers as the row that exits last.
+    later of the two distributions. So easy tokens cost few layers, and hard ones more. Rows exit at
+    different layers, and a row's text does not depend on the rest of the batch. But a batch runs as
+    many layers as the row that exits last.
 
     A layer beyond `first_exit` needs its keys and values of all draft tokens before, and these may
     have left earlier. So it reads the whole draft again: gamma + 1 tokens in place of one, with one
@@ -53,7 +53,7 @@ def saturated_exit(
     `Generation.trace.table()`.
 
     Args:
-        target: the model whose text is drafted, one of jaxspec's networks whose layers all have
+        target: the model whose text is drafted: a network of jaxspec whose layers all have
             attention.
         first_exit: the layers after which the head runs first, so that a draft token takes one more
             at least; of an encoder-decoder, the decoder's layers.
@@ -62,7 +62,7 @@ def saturated_exit(
         head: a model whose head makes the logits, as in `drafters.early_exit`.
 
     Raises:
-        TypeError: the target or the head is no model.
+        TypeError: the target or the head is not a model.
         ValueError: not 1 <= first_exit < last_exit < the target's layers; a target whose layers
             cannot be run in part, or that has layers with a state in place of keys; a head of
             another model.

@@ -1,8 +1,8 @@
-"""A target that drafts for itself with some of its own layers: early exit and layer skipping.
+"""A target that drafts for itself with some of its layers: early exit and layer skipping.
 
-The leading layers that draft as a whole compute what the target would. Keys and values of draft
-tokens then lie in the target's cache already, and hidden states are handed on: verification runs
-the later layers only. What skipping has changed of these layers' cache, verification overwrites.
+Leading layers that all draft compute the same as in the target. Keys and values of draft tokens
+then lie in the target's cache already, and hidden states are handed on: verification runs the later
+layers only. What skipping has changed of these layers' cache, verification overwrites.
 
 Shapes: B batch, T step, N nodes fed so far, n nodes of a level, M model dimension, V vocabulary.
 """
@@ -53,15 +53,14 @@ def early_exit(
 ) -> core.BoundDrafter:
     """Drafts with the target's own first layers: after them come the final norm and the head.
 
-    There is no second model and no second cache. Verification needs the same keys, values and
+    It needs neither a second model nor a second cache. Verification needs the same keys, values and
     hidden states, and only runs the layers after these. gamma draft tokens cost gamma passes of
     `layers` layers and of the head.
 
     A model's layers predict tokens early only if it was trained for it. LayerSkip's checkpoints
     are, and `jaxspec.load` reads them; `[early_exit]` in a recipe trains for it. Of other models
     few draft tokens are accepted. An adapter helps without touching the target: attention and a
-    norm, trained, between the layers and the head (Kangaroo). It has a cache of its own, of the
-    size of one layer's.
+    norm, trained, between the layers and the head (Kangaroo). Its cache is as large as one layer's.
 
     Args:
         target: the model whose text is drafted, one of jaxspec's networks.
@@ -74,7 +73,7 @@ def early_exit(
             target's final norm takes its place.
 
     Raises:
-        TypeError: the target or the head is no model, or the adapter none.
+        TypeError: the target or the head is not a model, or the adapter is not an adapter.
         ValueError: not 1 <= layers < the target's, a target whose layers cannot be run in part, or
             a head or an adapter of another model or after other layers.
 
@@ -251,7 +250,8 @@ def make_drafter(
     head: core.Model | None = None,
     adapter: DraftHead[ExitAdapter] | None = None,
 ) -> core.BoundDrafter:
-    """Makes the drafter that runs these parts of its target, for which `layers_of` returned layers.
+    """Makes the drafter that runs these parts of its target, given the layers that `layers_of`
+    returned.
 
     An adapter takes the final norm's place; the parts are then the first layers.
     """
@@ -342,7 +342,7 @@ class SelfDraft(NamedTuple):
     adapter: ExitAdapter | None
 
     def init(self, start: core.DraftStart, nodes: int) -> core.Cache:
-        """Reads the prompt with the adapter, if there is one."""
+        """Reads the prompt with the adapter, if any."""
         adapter = self.adapter
         if adapter is None:
             return ()
@@ -385,9 +385,7 @@ class SelfDraft(NamedTuple):
         offset: int | Int[Array, ""],
         parent: Int[Array, "B N"] | None = None,
     ) -> tuple[Float[Array, "B n V"], Nodes]:
-        """Makes the drafter's logits after n tokens of which the shared layers have made
-        `stream`.
-        """
+        """Makes the drafter's logits after n tokens, from the shared layers' output `stream`."""
         if self.adapter is None:
             # What `drafting` writes lies behind the cut, where `verifying` overwrites it.
             cache = self.rewound(nodes, offset)
@@ -413,7 +411,7 @@ class SelfDraft(NamedTuple):
         context: core.DraftContext,
         fed: int | None,
     ) -> core.Reading:
-        """Begins a round: nothing is fed yet, and there is room for all that will be."""
+        """Begins a round: nothing is fed yet, and buffers have room for all tokens of the round."""
         last = token_rows.window(context.row.tokens, context.row.length - 1, 1)
 
         def read(

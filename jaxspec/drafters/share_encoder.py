@@ -1,6 +1,4 @@
-"""Drafters of encoder-decoders that read what the target's encoder has made of the prompt, in place
-of their own's.
-"""
+"""Drafters of encoder-decoders that read the target's encoder output in place of their encoder's."""
 
 from __future__ import annotations
 
@@ -22,10 +20,10 @@ def share_encoder(draft: Model, target: Model) -> Model:
 
     A draft model that was trained with its target's encoder left as it is (`share_encoder` in the
     recipe's `[distil]`, as Distil-Whisper was) would otherwise compute the same hidden states of
-    the prompt a second time. Its decoder has cross-attention keys and values of its own, made of
-    the target's hidden states. `generate` and the other functions that take a draft model do this
-    by themselves where the encoders are equal. A drafter that is made from a model, such as
-    `drafters.tree`, needs the model that this returns.
+    the prompt a second time. Its decoder computes cross-attention keys and values from the target's
+    hidden states. `generate` and the other functions that take a draft model do this by themselves
+    where the encoders are equal. A drafter that is made from a model, such as `drafters.tree`,
+    needs the model that this returns.
 
     The text is exact in any case. Memory holds the encoder's parameters once.
 
@@ -34,7 +32,7 @@ def share_encoder(draft: Model, target: Model) -> Model:
         target: the model that it drafts for.
 
     Raises:
-        ValueError: one of them has no encoder whose output can be had, or their encoders differ.
+        ValueError: a model has no encoder whose output can be shared, or the encoders differ.
 
     Example:
         >>> import dataclasses, jaxspec
@@ -74,9 +72,7 @@ def with_shared_encoder(draft: Model, target: Model) -> Model:
 
 
 def difference(draft: Model, target: Model) -> str | None:
-    """Says what keeps a draft model from reading the output of the target's encoder; None: nothing
-    does.
-    """
+    """Explains why a draft model cannot read the output of the target's encoder; None: it can."""
     if draft.lm.encoder is None or target.lm.encoder is None:
         if draft.lm.encoder is None:
             name = "it"

@@ -94,8 +94,8 @@ if there is one.
 def drafter_of(
     steps: core.Steps, draft: DraftFunction, fed: int | None = None, nodes: int = 0
 ) -> core.Drafter:
-    """Makes a drafter of a way to draft with a reading: a chain, or a tree of `nodes` nodes, `fed`
-    of which are fed.
+    """Makes a drafter from a reading: it drafts chains, or trees of `nodes` nodes and feeds `fed`
+    of them.
     """
 
     def propose(
@@ -119,8 +119,8 @@ def drafter_of(
 def at_once(
     read: Callable[[Any], NodeLogits], carry: Any, end: Callable[[Any], core.Caches] | None = None
 ) -> core.Reading:
-    """Makes the reading of a drafter whose logits all come from one pass: `read` returns those of
-    each draft token.
+    """Makes the reading of a drafter whose logits all come from one pass: `read` returns the logits
+    of every draft token.
 
     Args:
         read: carry -> logits [B, G, W], token by token, and the carry.
@@ -173,7 +173,7 @@ def sequential(
     """Drafts a chain; returns it, the carry, and the slots of its tokens, -1 for those that were
     not fed.
 
-    There are no slots where nobody takes them.
+    None if nobody takes slots.
     """
     gamma = context.gamma
     limit = context.max_draft
@@ -187,7 +187,7 @@ def sequential(
         going: Bool[Array, " B"],
         loop: DraftLoop,
     ) -> tuple[Int[Array, " B"], DraftLoop]:
-        """Chooses token i of each row, and notes what it was drawn from, or with which noise."""
+        """Chooses token i of each row, and records its distribution or its noise."""
         if distribution.log_probs is None:
             assert distribution.tokens is not None
             # -1, where nothing is allowed, could not be fed

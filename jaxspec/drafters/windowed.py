@@ -29,14 +29,14 @@ def windowed(target: core.Model, window: int = 512, sinks: int = 4) -> core.Boun
     """Drafts with the target itself, which attends only to the first tokens of a row and to its
     last ones.
 
-    There is no second model, and no training. Each round copies the keys and values of these
+    It needs neither a second model nor training. Each round copies the keys and values of these
     tokens, and drafts with the copy. A draft token reads all of the target's weights, but `sinks` +
     `window` entries of the cache and the draft in place of the whole row. So it pays only where the
-    caches of the batch are larger than the weights: long prompts, many rows. On rows that are no
-    longer than `sinks` + `window` it drafts what the target writes, at the target's cost.
+    caches of the batch are larger than the weights: long prompts, many rows. On rows of at most
+    `sinks` + `window` tokens it drafts the target's text, at the target's cost.
 
     The first tokens are kept because softmax gives them much weight, whatever they are. A layer
-    with a window of its own attends to that part of it that was copied.
+    with a sliding window attends to the copied part of it.
 
     Args:
         target: the model whose text is drafted, a decoder of jaxspec's networks whose layers all
@@ -45,9 +45,9 @@ def windowed(target: core.Model, window: int = 512, sinks: int = 4) -> core.Boun
         sinks: how many of the first tokens are.
 
     Raises:
-        TypeError: the target is no model.
+        TypeError: the target is not a model.
         ValueError: `window` is below 1 or `sinks` below 0. The target is an encoder-decoder, has
-            layers with a state in place of keys, or relative position biases; or it is no network
+            layers with a state in place of keys, or relative position biases; or is not a network
             of jaxspec.
 
     Example:
@@ -172,7 +172,7 @@ class Copied(LayerCache):
     Attributes:
         keys, values: the entries, in this order; room for further ones is at the end.
         base: how many tokens each row had when its entries were copied.
-        sinks, last: how many of the first entries there are, and of the last.
+        sinks, last: the numbers of first and of last entries.
         window: the window of the layer, in tokens; None: it attends to all positions.
     """
 
@@ -188,15 +188,17 @@ class Copied(LayerCache):
         return self.keys, self.values
 
     def view(self, pass_: Pass) -> View:
-        """Returns what a pass may read; layers of one kind were copied together, and share it."""
+        """Returns the entries that a pass may read; layers of one kind were copied together, and
+        share it.
+        """
         key = self.keys.shape[2], self.window, True
         if key not in pass_.views:
             pass_.views[key] = CopiedView(pass_, self._entries(), self.window)
         return pass_.views[key]
 
     def _entries(self) -> Int[Array, "B C"]:
-        """Says which entry is in each place; what a short row lacks counts as a token that comes
-        later than all.
+        """Says which entry is in each place. Places that a short row lacks count as tokens that
+        come later than all.
         """
         base = self.base[:, None]
         slots = self.keys.shape[2]

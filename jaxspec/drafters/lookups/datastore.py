@@ -32,9 +32,7 @@ LARGEST = 2**31 - 1
 
 
 class DatastoreError(ValueError):
-    """A datastore that cannot be written or read; the message says what was found and what was
-    expected.
-    """
+    """A datastore cannot be written or read; the message names its contents and the expected ones."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,7 +69,7 @@ def build(
     vocabulary: str = "",
     advance: Callable[[], object] = lambda: None,
 ) -> Datastore:
-    """Builds a datastore of rows of token ids, each of which is a document.
+    """Builds a datastore from rows of token ids; each row is a document.
 
     Args:
         rows: rows as a decoder would hold them; each gets `begin` in front.
@@ -137,7 +135,7 @@ def save(
         overwrite: whether a datastore that is there already may be replaced.
 
     Raises:
-        DatastoreError: there is something at `folder` already.
+        DatastoreError: `folder` exists already.
     """
     folder = Path(folder).expanduser().resolve()
     complaint = folders.occupied(folder, "datastore", overwrite)
@@ -159,7 +157,7 @@ def load(folder: str | Path) -> Datastore:
     memory, not copied.
 
     Raises:
-        DatastoreError: there is none, or it is damaged.
+        DatastoreError: the datastore is missing or damaged.
 
     Example:
         >>> import tempfile

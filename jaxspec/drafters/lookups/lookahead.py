@@ -44,7 +44,7 @@ def lookahead(
 
     Each pass of the target reads, besides the last token, a tree of two parts. The window holds
     `ngram` - 1 Jacobi iterates, its levels, of the next `window` positions, its columns. The tokens
-    of the first level follow each other; those of a later level follow the token above them. The
+    of the first level follow each other; tokens of later levels follow the token above them. The
     target's most probable tokens after the last level are the next iterate. A column read downwards
     is then an n-gram, which enters the row's pool. The other part holds the latest n-grams of the
     pool that begin with the last token, at most `candidates`, merged where they begin alike. All
@@ -57,13 +57,13 @@ def lookahead(
 
     Args:
         window: columns of the window.
-        ngram: tokens of an n-gram, the first of which is the last committed one.
+        ngram: tokens of an n-gram. Its first token is the last committed one.
         candidates: n-grams that are verified.
         pool: n-grams that a row remembers, the latest ones.
 
     Raises:
         ValueError: no columns or candidates, n-grams of fewer than 2 tokens, a pool smaller than
-            what a pass yields.
+            the yield of a pass.
 
     Example:
         >>> import jaxspec
@@ -148,8 +148,8 @@ def _lookahead(window: int, levels: int, candidates: int, pool: int) -> core.Dra
 def latest(
     state: LookaheadState, last: Int[Array, " B"], count: int
 ) -> tuple[Int[Array, "B C L"], Bool[Array, "B C"]]:
-    """Finds what follows a token in the pool's n-grams that begin with it, the latest first, and
-    which there are.
+    """Finds the tokens after a given one in the pool's n-grams, the latest first, and which of them
+    are real.
     """
     size = state.pool.shape[1]
     slot = jnp.arange(size, dtype=jnp.int32)[None, :]
@@ -162,8 +162,7 @@ def latest(
 def enter(
     state: LookaheadState, grams: Int[Array, "B W N"], real: Bool[Array, "B W"]
 ) -> LookaheadState:
-    """Enters further n-grams into the pool, the last of which is the latest; those that it has
-    already move up.
+    """Enters n-grams into the pool, the latest last. N-grams that the pool already holds move up.
 
     >>> state = LookaheadState(None, jnp.array([[[1, 2], [3, 4], [-1, -1]]]), jnp.array([2]), None)
     >>> state = enter(state, jnp.array([[[1, 2], [5, 6]]]), jnp.array([[True, True]]))
@@ -197,7 +196,7 @@ class JacobiState(NamedTuple):
 
 
 def jacobi(longest: int = 16) -> core.BoundDrafter:
-    """Proposes, as point masses, what the target found most probable at each position when it last
+    """Proposes, as point masses, the target's most probable token at each position when it last
     read this far.
 
     Greedy text is the fixed point of a system of equations, token i being the most probable one
@@ -215,7 +214,7 @@ def jacobi(longest: int = 16) -> core.BoundDrafter:
         longest: the most draft tokens of a round, whatever gamma.
 
     Raises:
-        ValueError: longest is no integer, or below 1.
+        ValueError: longest is not an integer of 1 or more.
 
     Example:
         >>> import jax, jaxspec

@@ -126,7 +126,7 @@ def count(
 
     Raises:
         ValueError: order, followers or least < 1, no rows, an id outside of the vocabulary, weights
-            that are not those of the rows' tokens, or all of them 0.
+            that do not match the rows' tokens, or are all 0.
 
     >>> config, tables = count([[0, 1, 0, 1, 0, 2]], vocab_size=3, order=2)
     >>> config.contexts, tables.levels[1].follower[:, 0].tolist()
@@ -202,7 +202,7 @@ def count(
 
 
 def _weights(rows: Sequence[Any], weights: Sequence[np.ndarray], begin: int) -> np.ndarray:
-    """Joins the weights of rows, each of which has `begin` tokens in front that do not count."""
+    """Joins the weights of rows. The first `begin` tokens of each row do not count."""
     lengths = [len(row) for row in rows]
     if lengths != [len(row) for row in weights]:
         raise ValueError(

@@ -93,7 +93,7 @@ def _language_model(config: NGramConfig) -> LanguageModel:
         params: Tables, rows: Int[Array, "B S"], position: Int[Array, "B T longest"]
     ) -> tuple[Float[Array, "B T V"], Int[Array, " B"]]:
         """Makes logits after each of T tokens, and the length of the last one's context;
-        `position`: those of the last tokens of each context, oldest first.
+        `position`: the positions of the last tokens of each context, oldest first.
         """
         follower, times, depth = _followers(
             params, config.vocab_size, token_rows.tokens_at(rows, position)
@@ -143,9 +143,7 @@ def _language_model(config: NGramConfig) -> LanguageModel:
 
 
 def init(config: NGramConfig, key: Key[Array, ""]) -> Tables:
-    """Makes tables of a configuration's shape in which nothing was counted: those of a checkpoint
-    must have it.
-    """
+    """Makes empty tables of a configuration's shape, which a checkpoint's tables must match."""
     parents = 1
     levels = []
     for contexts in (1, *config.contexts):
@@ -164,7 +162,7 @@ def first_draft_tokens(
 
     Args:
         config, tables: the result of `lookups.ngram.count`.
-        rows: token ids; -1 is no token, and known to no table.
+        rows: token ids; -1 marks padding, which no table knows.
 
     >>> from jaxspec.drafters.lookups.ngram import count
     >>> config, tables = count([[1, 2, 3, 1, 2, 4, 1, 2, 3]], vocab_size=5, order=3)
@@ -230,8 +228,8 @@ def _log_probs(
 def _child(
     level: ContextLevel, parent: Int[Array, "B T"], token: Int[Array, "B T"], vocab: int
 ) -> tuple[Int[Array, "B T"], Bool[Array, "B T"]]:
-    """Finds, by bisection, the context that puts a token before its parent's, and whether there is
-    one (else any).
+    """Finds, by bisection, the context that puts a token before its parent's, and whether it exists
+    (else any context).
     """
     end = level.first[parent + 1]
 

@@ -33,15 +33,14 @@ Entries = Int[Array, "B O H E"]
 
 
 def online_ngram(n: int = 4, top: int = 3, slots: int = 1024) -> core.BoundDrafter:
-    """Proposes, as point masses, what the target last predicted after the same n - 1, n - 2, ..., 1
+    """Proposes, as point masses, the target's last predictions after the same n - 1, n - 2, ..., 1
     tokens.
 
-    At every position that a round verifies the target's `top` most probable tokens are remembered
-    for the contexts that end there, in place of what was remembered before. The prompt's own
-    n-grams come first; prefill's own prediction is left out, since an encoder-decoder's follows a
-    start token, which a drafter does not get. A draft follows the tables from draft token to draft
-    token, and ends where no context is known; where not even the first one is, the row proposes
-    nothing.
+    At every position that a round verifies the target's `top` most probable tokens replace the
+    remembered ones of the contexts that end there. The prompt's own n-grams come first; prefill's
+    own prediction is left out, since an encoder-decoder's follows a start token, which a drafter
+    does not get. A draft follows the tables from draft token to draft token, and ends where no
+    context is known; where not even the first one is, the row proposes nothing.
 
     The draft token is elected: the i-th best token after a context of length m gets 2^m / i votes.
     So the longest context decides, unless several shorter ones prefer its second choice.
@@ -167,8 +166,7 @@ def _online_ngram(n: int, top: int, slots: int) -> core.Drafter:
 
 
 def _contexts(last: Int[Array, "B T W"], sizes: tuple[int, ...]) -> Int[Array, "B O T W"]:
-    """Returns the last few tokens, for each number of tokens; nothing but NO_TOKEN where there are
-    not so many.
+    """Returns the last tokens, for each number of tokens; all NO_TOKEN if the row is shorter.
 
     >>> _contexts(jnp.array([[[4, 5], [-1, 6]]]), (2, 1)).tolist()
     [[[[4, 5], [-1, -1]], [[-1, 5], [-1, 6]]]]

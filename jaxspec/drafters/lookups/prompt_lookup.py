@@ -39,10 +39,10 @@ def prompt_lookup(
     """Proposes, as point masses, what followed the longest match of the last few tokens.
 
     It looks for the last `longest` tokens of the row in the row itself and in the prompt (an
-    encoder-decoder's prompt is no part of its row), then for fewer, down to `shortest`. The most
-    recent of equal matches counts. A match that runs into the end of the row is taken as a loop: "a
-    b a b" goes on with "a b". Where nothing matches, the row proposes no draft token. State: the
-    prompt. Cost: comparisons of integers, O((P + S) longest) a round.
+    encoder-decoder's row does not contain the prompt) , then for fewer, down to `shortest`. The
+    most recent of equal matches counts. A match that runs into the end of the row is taken as a
+    loop: "a b a b" goes on with "a b". Where nothing matches, the row proposes no draft token.
+    State: the prompt. Cost: comparisons of integers, O((P + S) longest) a round.
 
     With several candidates the draft is a tree of what followed up to 16 matches: the longest
     first, of equals what followed most often, then what followed most recently.
@@ -138,7 +138,7 @@ def keep_prompt(start: core.DraftStart) -> core.Prompt:
 
 
 def text_of(prompt: core.Prompt, row: core.Prompt) -> Int[Array, "B N"]:
-    """Joins the prompt, a gap, and the row; NO_TOKEN where there is none."""
+    """Joins the prompt, a gap, and the row, padded with NO_TOKEN."""
     parts = []
     for tokens, length, _ in (prompt, row):
         real = jnp.arange(tokens.shape[1], dtype=length.dtype)[None, :] < length[:, None]
@@ -156,7 +156,7 @@ def best_matches(
     Between `shortest` and `longest` of the row's last tokens match, at `count` places at most.
 
     Returns:
-        How many tokens match up to each place, 0 where there is no such place; and the places.
+        How many tokens match up to each place, 0 for padding; and the places.
 
     >>> row = core.Prompt(jnp.array([[4, 5, 4, 5]]), jnp.array([4]))
     >>> best_matches(jnp.array([[9, 5, 4, 5, 4, 5]]), row, 3, 1, 3)

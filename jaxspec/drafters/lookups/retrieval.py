@@ -54,8 +54,8 @@ def retrieval(
 
     Args:
         store: the result of `datastore.load`, or the folder.
-        target: the model to draft for, whose vocabulary is compared with the datastore's. If one of
-            them has no tokenizer, the datastore may not have more ids than the target.
+        target: the model to draft for, whose vocabulary is compared with the datastore's. If either
+            has no tokenizer, the datastore may not have more ids than the target.
         longest, shortest: tokens to match, at most (31) and at least. 1 drafts most often, more
             draft better.
         occurrences: most places that vote.
@@ -105,8 +105,8 @@ def _check(store: Datastore, target: core.Model) -> None:
     """Refuses a datastore of another vocabulary than the target's.
 
     Where both know their tokens these count, and not the widths: of models with one tokenizer some
-    pad their logits. An id that the target's logits lack is none of its tokenizer's, and decoders
-    cut a draft before it.
+    pad their logits. The target's tokenizer never produces ids that its logits lack, and decoders
+    cut a draft before one.
     """
     if store.vocabulary and target.tokenizer is not None:
         if store.vocabulary != datastore.vocabulary_of(target.tokenizer):
@@ -171,7 +171,9 @@ def _wanted(row: core.Prompt, sizes: Int[Array, " K"], longest: int) -> Int[Arra
 
 
 def _read(store: Store, position: Int[Array, "*shape"]) -> Int[Array, "*shape"]:
-    """Reads what stands at some positions; beyond the end the last entry, which ends a document."""
+    """Reads the tokens at some positions; positions past the end read the last entry, which ends a
+    document.
+    """
     return store.tokens[jnp.minimum(position, store.tokens.shape[0] - 1)].astype(jnp.int32)
 
 

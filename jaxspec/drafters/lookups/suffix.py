@@ -34,7 +34,7 @@ from jaxspec.rules.common import take_position
 
 
 class SuffixOptions(NamedTuple):
-    """The arguments of `suffix`, and whether there are stored texts; static."""
+    """The arguments of `suffix`, and whether it stores texts; static."""
 
     longest: int
     places: int
@@ -68,13 +68,13 @@ def suffix(
     is its probability. A draft ends when the product of these falls below `least_probability`, or
     after `factor` tokens for each token that matched: long matches draft far, short ones little.
     The score of a draft is the sum of its tokens' probabilities, which is how many are expected to
-    be accepted. The best draft is proposed. If its score is below `least_score` there is no draft,
-    and the next drafter of a `fallback` has its turn.
+    be accepted. The best draft is proposed. If its score is below `least_score`, nothing is
+    drafted, and the next drafter of a `fallback` takes over.
 
     Searched are the prompt and the row, the newest places first, and, if asked, the rows of the
-    same call of `generate` that have come to their end, and `texts`: what was generated before,
-    such as the answers of the last epoch. Everything happens on the device: O((P + S + M) longest)
-    comparisons a round and row, with M stored tokens.
+    same call of `generate` that have come to their end, and `texts`: earlier texts, such as the
+    answers of the last epoch. Everything happens on the device: O((P + S + M) longest) comparisons
+    a round and row, with M stored tokens.
 
     Args:
         longest: tokens to match, at most.
@@ -88,8 +88,8 @@ def suffix(
         texts: rows of token ids that all rows search, too. They are values: other texts compile
             nothing, as long as they fit in the room of the first. For more than some ten thousand
             tokens take `retrieval`, which bisects.
-        room: tokens, and one more for each text, to make room for; by default those of `texts`, in
-            a bucket.
+        room: tokens, and one more for each text, to make room for; by default enough for `texts`,
+            rounded up to a bucket.
         candidates: continuations to propose. Above 1 they make a tree of at most candidates x
             length nodes of what followed those places most often, and gamma is not read.
         length: tokens of each continuation in such a tree.

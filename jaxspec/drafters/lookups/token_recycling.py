@@ -1,4 +1,4 @@
-"""Token recycling: what the target last predicted after each token, as a tree (Luo et al., arXiv
+"""Token recycling: the target's last predictions after each token, as a tree (Luo et al., arXiv
 2408.08696).
 """
 
@@ -35,18 +35,18 @@ class RecyclingState(NamedTuple):
 
 
 def token_recycling(shape: Sequence[Sequence[int]] | None = None) -> core.BoundDrafter:
-    """Proposes, as point masses, a tree of what the target found most probable after each token
-    when it last read it.
+    """Proposes, as point masses, a tree of the tokens that the target found most probable after
+    each token when it last read it.
 
     Every pass of the target yields its logits after each token that it reads, accepted or not. The
-    most probable tokens are remembered for that token, in place of what was, and the next tree is
-    read off this table: the children of a node are the tokens remembered for it. Nothing is trained
-    and no model runs; unlike `online_ngram` it looks at one token of context, but learns from
-    rejected drafts, too. The prompt's own pairs of tokens are entered first. Of a token that is
-    read twice in a pass the last one counts.
+    most probable tokens replace the remembered ones of that token, and the next tree is read off
+    this table: the children of a node are the tokens remembered for it. Nothing is trained and no
+    model runs; unlike `online_ngram` it looks at one token of context, but learns from rejected
+    drafts, too. The prompt's own pairs of tokens are entered first. Of a token that is read twice
+    in a pass the last one counts.
 
     State: a table of 4 K V bytes a row, K being the most children of a node (1 MB with 8 and 32,000
-    tokens). A round in which no row knows what follows its last token feeds the target one token.
+    tokens). If no row knows a follower of its last token, the round feeds the target one token.
 
     Args:
         shape: a static tree, as the ranks on the way to each node (see `drafters.tree`); by default
@@ -142,8 +142,8 @@ def _token_recycling(shape: Shape) -> core.Drafter:
 def enter(
     table: Int[Array, "B V K"], tokens: Int[Array, "B T"], followers: Int[Array, "B T K"]
 ) -> Int[Array, "B V K"]:
-    """Puts the followers of each token into the table; of a token that comes twice, those of the
-    last; none for -1.
+    """Puts the followers of each token into the table; the last occurrence of a token wins, and -1
+    is skipped.
 
     >>> table = jnp.full((1, 3, 1), -1)
     >>> enter(table, jnp.array([[2, 0, 2, -1]]), jnp.array([[[5], [6], [7], [8]]]))[

@@ -38,9 +38,9 @@ def likeliest(
         voters: True for continuations that vote, in each of K groups.
 
     Returns:
-        The tokens, of equals that of the first continuation; and the probability of each with all
-        before it, by the shares of the votes. It is 0 from where no continuation goes on, and the
-        tokens there are of no meaning.
+        The tokens (ties go to the first continuation), and the probability of each with all before
+        it, by shares of the votes. It is 0 after the end of all continuations, where tokens have no
+        meaning.
 
     >>> tokens = jnp.array([[[3, 1, 8], [3, 2, 7], [4, 2, 7], [3, 2, 0]]])
     >>> path, probability = likeliest(tokens, tokens > 0, jnp.ones((1, 1, 4), bool))

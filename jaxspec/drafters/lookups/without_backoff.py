@@ -19,12 +19,12 @@ def without_backoff(tables: Model, min_context: int | None = None) -> BoundDraft
     that were counted.
 
     Tables alone back off to shorter contexts, in the end to the most frequent token of all, and so
-    have a draft token everywhere. These propose nothing where the row's last tokens were never
-    seen, and end a draft after the first draft token that leads out of what was seen:
-    `fallback(prompt_lookup(), without_backoff(trigram), small_model)`.
+    have a draft token everywhere. These propose nothing after tokens that were never seen, and end
+    a draft after its first token that leads to an unseen context: `fallback(prompt_lookup(),
+    without_backoff(trigram), small_model)`.
 
-    Exact: whether a draft token is made depends on the tokens before it, never on the draft token,
-    which is drawn from the same distribution as ever. A draft token that was made is always judged.
+    Exact: whether a draft token is made depends on the tokens before it, never on the draft token
+    itself. A draft token that was made is always judged.
 
     Args:
         tables: a drafter of `drafters.ngram`, or a checkpoint of tables.
@@ -34,8 +34,7 @@ def without_backoff(tables: Model, min_context: int | None = None) -> BoundDraft
             trigrams.
 
     Raises:
-        ValueError: a model that is no n-gram tables; a context that is longer than all that were
-            counted.
+        ValueError: the model is not n-gram tables; the context is longer than all counted ones.
 
     Example:
         >>> import jax, jaxspec, jax.numpy as jnp

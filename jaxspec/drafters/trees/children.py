@@ -17,7 +17,7 @@ DrawName = Literal["without_replacement", "replacement", "top", "mixed"]
 
 
 class Children(NamedTuple):
-    """The children of some nodes, in the order in which they are to be judged."""
+    """The children of some nodes, in the order of their trials."""
 
     tokens: Int[Array, "B n k"]  # each node's children, as many as the node with the most has
     draws: Int[Array, "B n k"]  # how each was chosen, a `Draw`
@@ -147,8 +147,7 @@ def _ranked_at_temperature_0(distribution: Distribution) -> Distribution:
 
 
 def _without(distribution: Distribution, child: Children, draw: DrawName) -> Distribution:
-    """Takes a child's token out of what the next child is chosen from, which then need not be
-    normalised.
+    """Takes a child's token out of the next child's distribution, which need not be normalised.
 
     Logits are read only for the most probable tokens of rows at temperature 0, which differ
     whatever the draw.

@@ -38,7 +38,7 @@ def dynamic_tree(
         draft: the model; or a stepwise drafter (`core.Steps`), such as `eagle`, `heads` or
             `early_exit`.
         nodes: draft tokens a round.
-        depth: the depth of the deepest node; no more than there are nodes.
+        depth: the depth of the deepest node, at most the number of nodes.
         width: paths that are continued on a level, and tokens that continue each.
 
     Raises:
@@ -103,8 +103,8 @@ def grow(
     with the best scores are fed, and each gets its `width` most probable tokens as children. Of all
     nodes that were seen the `nodes` best are the draft: a child never has a better score than its
     parent, and of equals the parent comes first, so they are a tree. Nothing is drawn: every node
-    is a function of what is committed, so it is a fixed choice (a point mass) for the rule, and
-    which nodes are left out depends on no sample.
+    is a function of the committed tokens. So it is a fixed choice (a point mass) for the rule, and
+    the selection of nodes depends on no sample.
 
     Returns:
         The draft; the carry; and each node's number among the tokens that were fed, -1 if it was
@@ -171,7 +171,7 @@ def grow(
 
 
 def candidates(depth: int, width: int) -> int:
-    """Counts the nodes that are seen, of which the best are chosen.
+    """Counts the nodes that are scored; the best of them are chosen.
 
     >>> candidates(depth=3, width=2)
     10

@@ -26,12 +26,12 @@ def sequences(
 
     Continuations that begin alike are merged, so nothing is lost: x y and x z become x, then y or
     z. Each token costs one pass of the model, over k tokens. At temperature 0 the continuations are
-    the k most probable first tokens, each with what is most probable after it.
+    the k most probable first tokens, each continued greedily.
 
     Args:
         draft: the model; or a list of models, which take turns: the first draws the first
-            continuation, the next the second, and so on, each its own to the end.
-        k: how many; of several models at least as many as there are.
+            continuation to its end, the next the second, and so on.
+        k: the number of continuations, at least the number of models.
         length: tokens of each; gamma is not read. By default 5, or as many as the drafter drafts
             ahead, if these are fewer (heads).
 

@@ -1,10 +1,8 @@
-"""Several drafters of one tree, as SpecInfer has them: each child of a node is drawn by one of
-them.
+"""Several drafters of one tree, as in SpecInfer: each child of a node is drawn by one drafter.
 
 Every drafter reads every node that has children, so that all of their caches follow the accepted
-path, whoever drew it. Each draws from its own distribution, which the draft holds beside those of
-the others (`Draft.other_log_probs`). So rules judge each child by the distribution that it was
-drawn from.
+path, whoever drew it. Each draws from its distribution, and the draft holds them all
+(`Draft.other_log_probs`). So rules judge each child by the distribution that it was drawn from.
 
 Reference: Miao et al., SpecInfer, ASPLOS 2024, arXiv 2305.09781.
 """
@@ -90,7 +88,7 @@ def together(
     """Makes the drafter of a tree that several stepwise drafters draft together.
 
     Args:
-        drafters: the drafters, each of which has `Drafter.steps`.
+        drafters: the drafters; all need `Drafter.steps`.
         draft: drafts the tree with the readings of all of them.
         fed: how many of its nodes are fed.
         size: the tree's size.
@@ -144,8 +142,8 @@ def _alone(drafter: core.Drafter, fed: int, nodes: int) -> core.Drafter:
 
 
 def _complete_target_pass(every_steps: Sequence[core.Steps]) -> core.CompleteTargetPass | None:
-    """Makes the rest of the target's pass, of the one drafter that has done a part of it; None:
-    there is none.
+    """Completes the target's pass, for the one drafter that has done a part of it. None: no drafter
+    has.
     """
     number = next(
         (i for i, steps in enumerate(every_steps) if steps.complete_target_pass is not None), None

@@ -1,5 +1,5 @@
-"""Static trees: which node follows which, the same for every row and round, and the order in which
-they are drafted.
+"""Static trees: the parent of each node, the same for every row and round, and the order of
+drafting.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Shape(NamedTuple):
 
 
 def branching(counts: Sequence[int]) -> Choices:
-    """Makes the tree in which every node of depth d has counts[d] children.
+    """Makes the tree whose nodes of depth d have counts[d] children.
 
     >>> branching((2, 1))
     ((0,), (1,), (0, 0), (1, 0))

@@ -33,16 +33,15 @@ def tree(
 ) -> core.BoundDrafter:
     """Drafts a tree, whose nodes have children that are chosen from the model's distribution there.
 
-    Each level costs one pass, over those of its nodes that have children. The model's cache holds
-    these as the target's does, and follows the accepted path. At temperature 0 children are the
-    model's most probable tokens, whatever `draw`.
+    Each level costs one pass, over its nodes that have children. The model's cache holds these as
+    the target's does, and follows the accepted path. At temperature 0 children are the model's most
+    probable tokens, whatever `draw`.
 
     Args:
         draft: the model; or a stepwise drafter (`core.Steps`), such as `eagle`, `heads` or
             `early_exit`. Or a list of these, which draft one tree: the drafter that drew a node
             draws its first child, the next in the list the second child, and so on; the first
-            drafter begins. Each of them reads every node that has children, with a cache of its
-            own.
+            drafter begins. Each reads every node that has children, into its cache.
         branching: children of each node, level by level: (4, 2) has 4 + 8 nodes; (1, 1, 1) is a
             chain of 3. By default (4, 2, 1, 1).
         shape: instead, any static tree, as the ranks on the way to each node: (1, 0) is the first
@@ -56,10 +55,10 @@ def tree(
             "replacement"; with "mixed" the first child is sampled from all tokens.
 
     Raises:
-        ValueError: there are no nodes. A node has more children than the vocabulary has tokens. A
+        ValueError: the tree is empty. A node has more children than the vocabulary has tokens. A
             node of a shape lacks its parent or its elder sibling. Both a branching and a shape are
-            given. The draw is unknown. A model takes no trees. The list of drafters is empty, one
-            of them draws no node, or two of them run the target's own layers.
+            given. The draw is unknown. A model takes no trees. The list of drafters is empty, a
+            drafter draws no node, or two drafters run the target's layers.
 
     Example:
         >>> import jax, jaxspec
@@ -233,8 +232,8 @@ def _joined(
     parents: Sequence[Int[Array, "B n k"]],
     log_probs: Sequence[tuple[Float[Array, "B n V"], ...]],
 ) -> core.Draft:
-    """Joins what the levels have for their children, B n k each, in the order of the draft's nodes,
-    B N.
+    """Joins the levels' values for their children, B n k each, in the order of the draft's nodes, B
+    N.
     """
 
     def in_order(parts: Sequence[Array]) -> Array:
@@ -257,7 +256,7 @@ def _joined(
 
 def _twins(tokens: Int[Array, "B n"], parents: Int[Array, "B n"]) -> Int[Array, "B n"]:
     """Finds for each node the first that follows the same parent with the same token: itself, if it
-    is none's twin.
+    has no such twin.
 
     The second of two twins is never accepted where the first was rejected, so what follows it could
     not be reached. Its followers were drawn from the same distribution as the first one's, and are
