@@ -1,8 +1,7 @@
-"""Gemma 4's assistants: a few layers without keys of their own, which attend to what the target has
-cached.
+"""Gemma 4's assistants: a few layers without keys, which attend to the target's cache.
 
 Google publishes one beside each size of Gemma 4 (`google/gemma-4-E2B-it-assistant`). It joins the
-embedding of a token with the target's hidden state of the position before, or with its own output
+embedding of a token with the target's hidden state of the position before, or with its last output
 in place of that. Its layers project queries only. They attend to the keys and values of the
 target's last local and last global layer that have any. So an assistant works without a cache: it
 never reads the prompt, and never takes anything back. All draft tokens of a round attend to the
@@ -55,17 +54,17 @@ class AssistantConfig:
     """The shape of an assistant.
 
     Attributes:
-        layer: the shape of its layers, as if they had keys: head sizes and key-value heads are
-            those of the target's.
+        layer: the shape of its layers, as if they had keys: head sizes and key-value heads equal
+            the target's.
         hidden_size: the width of the target's hidden states.
         sources: for each layer, the number of the target's layer whose keys and values it attends
             to.
         centroids: the number of centroids by which its vocabulary is ordered, each with as many
-            tokens; 0: it is not.
+            tokens; 0: an ordinary head.
         nearest: the number of centroids whose tokens get a logit.
         positions_back: the position of its queries, counted back from the row's length. 1 is the
-            last committed token's, as in transformers. 2 is that of the last token the target has
-            read, as in vLLM.
+            last committed token's, as in transformers. 2 is the position of the last token the
+            target has read, as in vLLM.
     """
 
     layer: DecoderConfig
@@ -104,7 +103,7 @@ class AssistantConfig:
 
 
 class TargetKeys(NamedTuple):
-    """The keys and values of one of the target's layers, as `Inside.keys_values` gives them."""
+    """The keys and values of a layer of the target, as `Inside.keys_values` gives them."""
 
     keys: Float[Array, "B K S D"]
     values: Float[Array, "B K S D"]
@@ -253,7 +252,7 @@ def assistant(
         head: a network and its parameters: `draft_heads.assistant.head(config)` in a `DraftHead`;
             `jaxspec.load_drafter` reads published ones.
         target: the model whose text it drafts.
-        trimmed: not for this drafter, which has a head of its own.
+        trimmed: not for this drafter, whose head is not the target's.
 
     Raises:
         ValueError: the assistant is for another target, or the target's caches cannot be read.

@@ -5,7 +5,7 @@ DFlash (Chen et al., arXiv 2602.06036) fuses the outputs of several of the targe
 vector for each committed position. Each layer of the drafter makes keys and values from it. The
 block is the last committed token and mask tokens, and all its positions attend to each other.
 DSpark adds a low-rank function of the previous token to a token's logits, so that the tokens of a
-block depend on each other. One of its forms has a memory. As in `speculators`, the memory begins at
+block depend on each other. One form of it has a memory. As in `speculators`, the memory begins at
 the last committed token's position, even if that position predicts no token.
 
 With `reads_source` a drafter also reads the output of an encoder-decoder's encoder. The context of
@@ -184,7 +184,7 @@ def block(
 
 
 class Context(NamedTuple):
-    """The keys and values of what a block reads."""
+    """The keys and values that a block reads."""
 
     cache: core.Cache
     # the position there of each row's first token: the source's length, or 0
@@ -278,8 +278,8 @@ def draft_states(
     starts: DraftStarts,
     network: type[BlockDrafter] = BlockDrafter,
 ) -> Float[Array, "B A L+C M"]:
-    """Makes the features of the blocks that begin at the places, those of positions before their
-    tokens in front.
+    """Makes the features of the blocks that begin at the places, after the features of the
+    positions before them.
     """
     blocks = stack.pure(network(config), network.blocks)
     position = starts.place

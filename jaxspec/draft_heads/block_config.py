@@ -23,16 +23,16 @@ class BlockConfig:
         hidden_size: width of the target's hidden states.
         taps: the layers that it reads, counted as `language_model(config, taps)` does.
         block: fed tokens of a block: the last committed one, and mask tokens.
-        mask_token: the id of these; it may lie past the target's vocabulary if the embedding is its
-            own.
+        mask_token: the id of these; it may lie past the target's vocabulary if the drafter has an
+            embedding.
         from_anchor: whether the position of the last committed token predicts a token, too
             (DSpark). A block then has `block` draft tokens, otherwise one fewer.
         markov_rank: the rank of DSpark's matrix; 0 for none.
-        markov: the name of one of its three forms.
+        markov: the name of its form, of three.
         confidence: whether it estimates the probability that a draft token is accepted, for
             `policies.confidence`, from the features of its position.
         confidence_reads_token: whether this estimate also reads the token before.
-        draft_vocab: size of its own vocabulary; None: the target's.
+        draft_vocab: size of its vocabulary; None: the target's.
         own_embedding, own_head: whether it has these, or takes the target's.
         causal_windows: whether a token of a block sees only those before it and itself, in layers
             with a window; otherwise it sees the whole block.
@@ -42,7 +42,7 @@ class BlockConfig:
             causal after, each token (z-lab, SGLang).
         reads_source: whether it reads the output of the target's encoder.
         embedding_scale, logits_scale, logits_cap: the factors of embeddings and logits, then a soft
-            cap of the logits. They replace those of the target's embedding and head.
+            cap of the logits. They replace the target's embedding and head.
     """
 
     layer: DecoderConfig

@@ -44,7 +44,7 @@ SOURCE = "encoder_fc.weight"  # ours: published drafters have targets without en
 
 
 def matches(table: dict, shapes: Shapes) -> bool:
-    """Tells whether there is one norm of all that is read, and layers that have none for it."""
+    """Tells whether one norm is applied to all features, in place of a norm in each layer."""
     return {"fc.weight", "hidden_norm.weight", "layers.0.input_layernorm.weight"} <= shapes.keys()
 
 
@@ -55,7 +55,7 @@ def read(
     kind: type[BlockConfig] = BlockConfig,
     counts: Mapping[str, str] = types.MappingProxyType({}),
 ) -> BlockConfig:
-    """Reads the network of a config.json: z-lab's, DeepSpec's or that of speculators.
+    """Reads the network of a config.json: z-lab's, DeepSpec's or speculators'.
 
     `counts`: further fields of the configuration's type, which are integers, and their keys.
     """

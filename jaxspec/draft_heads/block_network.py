@@ -30,7 +30,7 @@ from jaxspec.nets.rotary import Rotation
 
 
 class Markov(nn.Module):
-    """DSpark's sequential head: what the token before says of the logits of one."""
+    """DSpark's sequential head: the previous token's contribution to a token's logits."""
 
     config: BlockConfig
 
@@ -127,9 +127,7 @@ class BlockDrafter(PartlyShared):
 
     @nn.nowrap
     def empty(self, batch: int, room: core.Room) -> kv.KVCache:
-        """Makes a cache; a block may begin where a row ends, and is not cut: it has room of its
-        own.
-        """
+        """Makes a cache; it has room for a whole block after the end of a row."""
         return empty_cache(
             self.config.layer, batch, core.Room(room.tokens + self.config.block, room.rewind)
         )
@@ -211,8 +209,8 @@ class BlockDrafter(PartlyShared):
         last: Int[Array, "B A"],
         position: Int[Array, " A"],
     ) -> Float[Array, "B A L+C M"]:
-        """Makes the features of many blocks of each row, in training: block a reads what is before
-        `place[a]`.
+        """Makes the features of many blocks of each row, in training: block a reads the positions
+        before `place[a]`.
 
         `last` has the tokens at these places, `position` their positions, the same in each row.
         """
@@ -310,7 +308,7 @@ class BlockDrafter(PartlyShared):
     def _embedded(
         self, shared: SharedWithTarget, last: Int[Array, "B 1"]
     ) -> Float[Array, "B block M"]:
-        """Embeds a block's tokens: the last one of what is before it, and mask tokens."""
+        """Embeds a block's tokens: the last token before it, and mask tokens."""
         config, dtype = self.config, jnp.dtype(self.config.layer.dtype)
         # [last mask mask ...]: the network fills in all masks at once.
         tokens = jnp.pad(last, ((0, 0), (0, config.block - 1)), constant_values=config.mask_token)

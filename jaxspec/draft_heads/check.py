@@ -71,10 +71,9 @@ def check_acceptance(
     """Measures how often a drafter's first draft token is accepted, at temperature 0; warns if that
     is too seldom.
 
-    For a drafter of trees it measures how often one of the first draft tokens is accepted, at least
-    as often as in a chain. With a `network`, a warning says what to look at. The drafter is then
-    measured again with other taps, norms, scales and positions. Its embedding is compared with the
-    target's.
+    For a drafter of trees it measures how often any of the first draft tokens is accepted. With a
+    `network`, the warning names the settings to look at. The drafter is then measured again with
+    other taps, norms, scales and positions. Its embedding is compared with the target's.
 
     Args:
         prompts: to continue; None: a few English texts, or single tokens for a target without a
@@ -112,7 +111,7 @@ def check_acceptance(
 def _acceptance(
     drafter: BoundDrafter, prompts: Sequence[str] | Prompt, tokens: int
 ) -> tuple[float, int]:
-    """Measures the acceptance rate of first draft tokens; returns also how many there were."""
+    """Measures the acceptance rate of first draft tokens; also returns their number."""
     options: dict[str, Any] = {} if drafter.functions.tree else {"gamma": 1}
     assert drafter.target is not None
     trace = generate(
@@ -228,9 +227,7 @@ def _changes_drafts(config: Any, name: str) -> bool:
 def _changed(
     suspect: str, description: str, config: Any, params: Params, **options: Any
 ) -> Iterator[ChangedReading]:
-    """Yields a configuration with other options, if the weights fit it and there is such a
-    network.
-    """
+    """Yields a configuration with other options, if it is valid and the weights fit it."""
     try:
         changed = dataclasses.replace(config, **options)
     except ValueError:
@@ -252,8 +249,8 @@ def embedding_likeness(params: Params, target: Model) -> float | None:
     """Computes the mean cosine of rows of a drafter's own embedding with the target's rows of the
     same ids.
 
-    Drafters begin with a copy of the target's embedding, as a rule. None: it has none, or one of
-    another width.
+    Drafters begin with a copy of the target's embedding, as a rule. None: the network lacks the
+    head, or its width differs.
     """
     embedding = parameters.flat(params).get("embedding/embedding")
     inside = inside_of(target)

@@ -2,11 +2,11 @@
 each position.
 
 It is DFlash with two additions (z-lab, `github.com/z-lab/dflash`). Before and after each sublayer,
-a position's vector is added to those of the positions before it in the block, each times factors
-that depend on the position. And each position names a few candidates, the most probable tokens by
-DFlash's logits. A candidate's score is its logit plus a product of three vectors: one of the token
-before, one of the position, one of the candidate. So the draft is a Markov chain with known
-conditional distributions, which every acceptance rule can take.
+a position's vector is added to the earlier positions' in the block, each times factors that depend
+on the position. And each position names a few candidates, the most probable tokens by DFlash's
+logits. A candidate's score is its logit plus a product of three vectors: the previous token's, the
+position's, the candidate's. So the draft is a Markov chain with known conditional distributions,
+which every acceptance rule can take.
 
 Shapes: B batch, T step, M the layers' width, V vocabulary, R rank of the selector. C draft tokens
 of a block, K candidates of a position, n tokens before, N drafts, O positions that a convolution
@@ -199,7 +199,7 @@ class DFlash2(BlockDrafter):
     def all_logits(
         self, shared: SharedWithTarget, features: Float[Array, "B C M"]
     ) -> Float[Array, "B C V"]:
-        """Makes DFlash's logits, of which the best tokens become candidates."""
+        """Makes DFlash's logits; the best tokens become candidates."""
         return super().logits(shared, features)
 
 
@@ -243,8 +243,8 @@ def walk_lesson(
 ) -> tuple[Float[Array, "N K"], Float[Array, "N K"]]:
     """Makes the target's distribution among the candidates, and the walk's.
 
-    The target's most probable token takes the place of the last candidate if it is none: every
-    position has something to learn. With hard labels this is the objective of `speculators`.
+    The target's most probable token replaces the last candidate if it is not a candidate, so that
+    every position has a label. With hard labels this is the objective of `speculators`.
     """
     feature, previous = _read(at)
     best = jnp.argmax(log_p, axis=-1)[:, None]
@@ -290,12 +290,12 @@ def canonical(name: str) -> str | None:
 
 
 def matches(table: dict, shapes: Shapes) -> bool:
-    """Tells whether there are DFlash's tensors and a selector's."""
+    """Tells whether the files have DFlash's tensors and a selector's."""
     return block_files.matches(table, shapes) and f"{SELECTOR}hidden_projection.weight" in shapes
 
 
 def read(table: dict, shapes: Shapes, target: TargetShape) -> BlockConfig:
-    """Reads the network of a config.json: z-lab's or that of speculators."""
+    """Reads the network of a config.json, z-lab's or speculators'."""
     return block_files.read(table, shapes, target, DFlash2Config, KEYS)
 
 

@@ -3,13 +3,13 @@ token.
 
 EAGLE-1 (Li et al., arXiv 2401.15077; EAGLE-2 drafts trees with the same network) reads the target's
 features and predicts the next one; the target's head makes logits of it. EAGLE-3 (Li et al., arXiv
-2503.01840) fuses the outputs of several of the target's layers, has a head of its own, and often a
-vocabulary of its own.
+2503.01840) fuses the outputs of several of the target's layers, has a separate head, and often a
+smaller vocabulary. Its files come from the authors, from SpecForge and SGLang, or from
+`speculators` (vLLM). One layer is called midlayer, layers.0 or model.layers.0; all other names are
+the same.
 
-Its files are the authors', those of SpecForge and SGLang, and of `speculators` (vLLM). One layer is
-called midlayer, layers.0 or model.layers.0; all other names are the same.
-
-Shapes: B batch, T step, D what is paired with tokens, M the layers' width, V vocabulary.
+Shapes: B batch, T step, D the width of the features that are paired with tokens, M the layers'
+width, V vocabulary.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ class EagleConfig:
         hidden_size: width of the target's hidden states; EAGLE-1's layers have the same.
         taps: EAGLE-3: the layers that it reads, counted as `language_model(config, taps)` does.
             Empty: EAGLE-1.
-        draft_vocab: size of its own vocabulary; None: the target's.
+        draft_vocab: size of its vocabulary; None: the target's.
         own_embedding, own_head: whether it has these, or takes the target's.
-        fc_bias: whether the projection of what is read has a bias.
+        fc_bias: whether the projection of the features has a bias.
         norm_before_residual: whether the layer adds to the normalised hidden state.
-        norm_before_fc: whether what is read is normalised, all layers as one vector.
-        norm_each_tap: whether what is read is normalised, each layer by itself (EAGLE 3.1's
+        norm_before_fc: whether the features are normalised, all layers as one vector.
+        norm_each_tap: whether the features are normalised, each layer by itself (EAGLE 3.1's
             `fc_norm`).
         norm_output: whether the next pair is given the normalised hidden state (EAGLE 3.1).
         mask_token: the id that is fed in place of every draft token, which are so drafted in one
@@ -131,9 +131,7 @@ class FirstLayer(DecoderLayer):
 
 
 class Eagle(RecurrentNetwork):
-    """The network; what it reads are the features of EAGLE-1, and a projection of the taps of
-    EAGLE-3.
-    """
+    """The network. EAGLE-1 reads the target's features, EAGLE-3 a projection of its taps."""
 
     config: EagleConfig
 
@@ -223,7 +221,7 @@ def head(config: EagleConfig) -> RecurrentHead:
 
 
 def init(config: EagleConfig, key: Key[Array, ""]) -> Params:
-    """Draws random parameters; a vocabulary of its own is the target's first ids."""
+    """Draws random parameters; a smaller vocabulary is the target's first ids."""
     read = jnp.zeros((1, 2, config.hidden_size * max(len(config.taps), 1)), jnp.float32)
     return stack.init_params(
         Eagle(config), key, Forward(read, read, read), jnp.zeros((1, 2), jnp.int32)
@@ -244,8 +242,8 @@ def eagle(
     of its size.
 
     After each verification the layer reads the accepted tokens again, with the target's hidden
-    states instead of its own. gamma draft tokens cost gamma passes, one of them over gamma + 1
-    tokens.
+    states instead of predicted ones. gamma draft tokens cost gamma passes, one of them over gamma +
+    1 tokens.
 
     Args:
         head: a network and its parameters: `draft_heads.eagle.head(config)` in a `DraftHead`;

@@ -36,14 +36,14 @@ class TargetShape(NamedTuple):
 
     @property
     def embedding_scale(self) -> float:
-        """The factor between the rows of its embedding and what its first layer reads: Gemma's root
-        of its width.
+        """The factor between the rows of its embedding and its first layer's input: Gemma's root of
+        the width.
         """
         return nets.embedding_scale(self.config)
 
 
 def target_shape(target: Model, taps: tuple[int, ...] | None = None) -> TargetShape:
-    """Returns what a drafter's files need not say."""
+    """Returns the settings that a drafter's files may leave out."""
     sizes = target.lm.vocab_size, inside_of(target).width, decoder_layers(target.config)
     return TargetShape(target.config, *sizes, taps)
 
@@ -77,7 +77,7 @@ class Format(NamedTuple):
 
 
 def plain(name: str) -> str | None:
-    """Drops "model." in front; None for what is computed or belongs to the target.
+    """Drops "model." in front; None for tensors that are computed or belong to the target.
 
     >>> plain("model.layers.0.mlp.up_proj.weight"), plain("t2d")
     ('layers.0.mlp.up_proj.weight', None)
@@ -91,8 +91,8 @@ def plain(name: str) -> str | None:
 def layer_of(
     table: dict, shapes: Shapes, prefix: str = "layers.0.", *, windows: bool = False
 ) -> DecoderConfig:
-    """Reads the shape of a drafter's layers: sizes as config.json has them, options as there are
-    tensors for them.
+    """Reads the shape of a drafter's layers: sizes from config.json, options from the tensors that
+    exist.
 
     `windows`: whether its layers may attend to a window.
     """
@@ -180,7 +180,7 @@ PARTS = {"embedding": "embed_tokens", "head": "lm_head", "vocabulary": D2T}
 
 
 def own_parts(shapes: Shapes, prefix: str = "") -> dict[str, bool]:
-    """Tells which parts a drafter has of its own, by its tensors: the options of its
+    """Tells which parts a drafter does not share with its target, by its tensors: options of its
     configuration.
     """
     names = {"own_embedding": "embed_tokens.weight", "own_head": "lm_head.weight"}
@@ -190,10 +190,10 @@ def own_parts(shapes: Shapes, prefix: str = "") -> dict[str, bool]:
 def taps_of(ids: list[int], offset: int, target: TargetShape) -> tuple[int, ...]:
     """Numbers layers as `language_model(config, taps)` does: 0 is the output of the first.
 
-    There are two ways to count. `offset` 0: the output of layer l, counted from 0 (DFlash,
-    DeepSpec, SGLang). -1: the input of layer l, which is transformers' `hidden_states[l]` (EAGLE,
-    vLLM, speculators). The output of the last layer is refused, too: transformers, with which
-    drafters are trained, has it after the final norm only.
+    Files count in two ways. `offset` 0: the output of layer l, counted from 0 (DFlash, DeepSpec,
+    SGLang). -1: the input of layer l, which is transformers' `hidden_states[l]` (EAGLE, vLLM,
+    speculators). The output of the last layer is refused, too: transformers, with which drafters
+    are trained, has it after the final norm only.
 
     >>> taps_of([2, 16, 29], -1, TargetShape(None, 1, 1, layers=32))
     (1, 15, 28)
@@ -210,8 +210,8 @@ def taps_of(ids: list[int], offset: int, target: TargetShape) -> tuple[int, ...]
 
 
 def check_same(*facts: tuple[str, int | None, int]) -> None:
-    """Compares what a drafter's files say of their target with the target: name, their value (None:
-    silent), its.
+    """Compares the target's sizes in a drafter's files with the target: name, their value (None:
+    not given), its value.
 
     >>> check_same(("layers", None, 4), ("vocabulary size", 13, 16))
     Traceback (most recent call last):

@@ -1,8 +1,8 @@
 """Kangaroo (Liu et al., arXiv 2404.18911): attention and a norm between a target's layer and its
 head.
 
-The network reads the output of one of the target's layers at each position, for draft tokens, too.
-The target's head makes logits of its output. It drafts by `drafters.early_exit`.
+The network reads the output of a layer of the target at each position, for draft tokens, too. The
+target's head makes logits of its output. It drafts by `drafters.early_exit`.
 
 Its files hold attention and norms, named as Llama's. The authors' config.json names neither the
 layer nor the target; files written here do.
@@ -58,7 +58,7 @@ class ExitAdapterConfig:
 
 
 class Net(nn.Module):
-    """The network; its output is what the head reads."""
+    """The network; its output goes to the head."""
 
     config: ExitAdapterConfig
 
@@ -153,8 +153,8 @@ QUERIES = "layers.0.self_attn.q_proj.weight"
 
 
 def matches(table: dict, shapes: Shapes) -> bool:
-    """Tells whether there are layers without feed-forward blocks, and nothing that joins hidden
-    states with tokens.
+    """Tells whether the files have layers without feed-forward blocks, and no projection that joins
+    hidden states with tokens.
     """
     # Kangaroo publishes no other mark: what is missing tells its files apart.
     alone = not any(".mlp." in name or name.startswith("fc.") for name in shapes)
@@ -183,7 +183,7 @@ def read(table: dict, shapes: Shapes, target: TargetShape) -> ExitAdapterConfig:
 
 
 def modules(config: ExitAdapterConfig) -> dict[str, str]:
-    """Names the modules of a network: those of Llama's layers, of which half is not there."""
+    """Names the modules of a network: the attention half of Llama's layers."""
     return {"norm": "norm"} | formats.layer_modules(config.layer)
 
 

@@ -142,8 +142,8 @@ def sizes_of(
     """Makes the type of a recipe's [head] table: the fields of a configuration that a target does
     not say.
 
-    It has those of `layers` where the configuration has layers, with `defaults` of its own, and
-    lacks the fields `without`. A draft_vocab of 0 is the target's, as None is.
+    It has the fields of `layers` if the configuration has layers, with these `defaults`, but lacks
+    the fields `without`. A draft_vocab of 0 is the target's, as None is.
     """
     hints = typing.get_type_hints(config)
     named = {field.name: field for field in dataclasses.fields(config)}

@@ -76,8 +76,8 @@ def load_drafter(
         check: whether to measure how often its first draft token is accepted, on a few texts or on
             prompts that are given, and to warn if that is too seldom for a drafter of this target.
             Nothing else shows that weights are another's: the text stays exact. Takes as long as
-            generating 32 tokens. A warning comes with a table of what was tried, taps, norms,
-            scales, positions and tokens, and says what to look at.
+            generating 32 tokens. The warning has a table of the tried alternatives (taps, norms,
+            scales, positions and tokens) and names the settings to look at.
 
     Returns:
         The drafter, for this target.
@@ -85,10 +85,10 @@ def load_drafter(
     Raises:
         CheckpointError: the folder is missing, damaged, in another format, or for another target.
         ValueError: a revision was given for a source that is not on the hub, or a head for a
-            drafter with its own.
+            drafter that has one.
 
     Warns:
-        UserWarning: the folder names another model than this target, one of the same shapes.
+        UserWarning: the folder names another model of the same shapes than this target.
     """
     folder = _folder_of(source, target, revision)
     mask_token = _mask_token(folder, _table(folder))
@@ -125,7 +125,7 @@ def read_head(
     """Reads the configuration and the parameters of a drafter, to be trained further, say, or to be
     written.
 
-    Arguments and errors as those of `load_drafter`. `draft_heads.save.save` writes them.
+    Arguments and errors as in `load_drafter`. `draft_heads.save.save` writes them.
     """
     if taps is not None:
         stack.check_numbers(taps)
@@ -181,9 +181,9 @@ def _mask_token(folder: Path, table: dict[str, Any]) -> int | None:
 
 
 def _check_name(folder: Path, table: dict[str, Any], target: Model) -> None:
-    """Compares the name of the target with that of the model that a folder says it was made for.
+    """Compares the target's name with the name of the model that a folder was made for.
 
-    Only names that mean one model are compared: the hub's ids, and those of shipped models. A
+    Only names that mean one model are compared: ids of the hub, and names of shipped models. A
     folder may be called anything, and a name that holds the other is a copy's, as a rule:
     quantised, or fine-tuned.
     """
@@ -224,8 +224,8 @@ def shipped() -> dict[str, Path]:
 
 
 def find(source: str | Path, revision: str | None = None) -> Path:
-    """Returns the folder of a drafter that reads hidden states; one of the hub is downloaded
-    first.
+    """Returns the folder of a drafter that reads hidden states, downloaded first if it is on the
+    hub.
     """
     path = models.local(source, shipped(), revision)
     if path is not None:
@@ -249,7 +249,7 @@ class FileTensor(NamedTuple):
 
 
 def restore(folder: Path, target: Model, taps: tuple[int, ...] | None = None) -> tuple[Any, Params]:
-    """Reads a drafter's folder: the configuration of its network, of one of `KINDS`, and its
+    """Reads a drafter's folder: the configuration of its network, which has one of `KINDS`, and its
     parameters.
 
     Matrices get the dtype of the target's computation, and its mesh.

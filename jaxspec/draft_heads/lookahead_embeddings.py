@@ -105,8 +105,7 @@ def lookahead_embeddings(
     The pass gives the target's own distribution of the next token, which is accepted with certainty
     (up to rounding), and a draft token more for each vector; these are independent of each other. A
     round is two passes of the target, which yield at least two tokens: it pays where the vectors
-    are good for a third. What is stored is the vectors alone. gamma is cut to one more than there
-    are vectors.
+    are good for a third. Only the vectors are stored. gamma is cut to their number plus 1.
 
     Args:
         head: `draft_heads.lookahead_embeddings.head(config)` and the vectors, in a `DraftHead`;
@@ -116,7 +115,8 @@ def lookahead_embeddings(
             `jaxspec.trim_vocabulary(target, size=...)`.
 
     Raises:
-        ValueError: the vectors are for another target, or it is no network of `jaxspec.nets`.
+        ValueError: the vectors are for another target, or the target is not a network of
+            `jaxspec.nets`.
 
     Example:
         >>> import jaxspec

@@ -1,4 +1,4 @@
-"""Heads beside a model's own, each of which predicts a token further ahead from the same features
+"""Further heads of a model, which each predict a token further ahead from the same features
 (Medusa).
 
 - Blockwise parallel decoding (Stern, Shazeer, Uszkoreit, arXiv 1811.03115): a feed-forward block
@@ -47,7 +47,7 @@ BLOCKS = ("residual", "feed_forward")
 
 @dataclasses.dataclass(frozen=True)
 class HeadsConfig:
-    """The number of heads, and what they are made of.
+    """The number of heads, and their shape.
 
     Attributes:
         vocab_size, dim: the target's vocabulary, and the width of its features.
@@ -59,9 +59,9 @@ class HeadsConfig:
         bias: whether blocks have biases.
         own_head: whether each head has a vocabulary projection, or takes the target's.
         draft_vocab: size of the heads' vocabulary; None: the target's.
-        reads_tokens: whether a head reads the last committed token and the draft tokens before its
-            own (Hydra): the first block then takes all of them side by side, and adds a projection
-            of them instead of x.
+        reads_tokens: whether a head reads the last committed token and the earlier draft tokens
+            (Hydra): the first block then takes all of them side by side, and adds a projection of
+            them instead of x.
         dtype: the dtype of the computation.
     """
 
@@ -130,8 +130,8 @@ class MedusaHead(nn.Module):
 
 
 class Heads(nn.Module):
-    """The network: `__call__` is all heads at each position, as in training; `logits_of` is one of
-    them in decoding.
+    """The network: `__call__` applies all heads at each position, as in training; `logits_of`
+    applies one head, in decoding.
     """
 
     config: HeadsConfig
@@ -147,8 +147,8 @@ class Heads(nn.Module):
     def __call__(
         self, features: Float[Array, "B T M"], tokens: Int[Array, "B T H"], shared: SharedWithTarget
     ) -> Float[Array, "B T H V"]:
-        """Makes all heads' logits; `tokens[:, t]`: as many after position t as there are heads, for
-        Hydra's only.
+        """Makes all heads' logits; `tokens[:, t]`: one for each head after position t, for Hydra
+        only.
         """
         levels = [
             self.logits_of(i, features, tokens[:, :, : i + 1], shared)
@@ -221,10 +221,9 @@ def init(config: HeadsConfig, key: Key[Array, ""]) -> core.Params:
 def heads(
     head: DraftHead[ParallelHeads], target: core.Model, trimmed: core.Model | None = None
 ) -> core.BoundDrafter:
-    """Drafts as many tokens as there are heads beside the target's own, all from the features of
-    its last pass (Medusa).
+    """Drafts one token for each head, all from the features of the target's last pass (Medusa).
 
-    There is no pass of any model: head i is a small block and a vocabulary projection, which
+    Drafting needs no pass of a model: head i is a small block and a vocabulary projection, which
     predicts the token after i draft tokens. Medusa's and blockwise decoding's heads do not look at
     these, and so each token is drawn independently of those before it; Hydra's do. gamma is cut to
     the number of heads.
@@ -354,9 +353,7 @@ def canonical(name: str) -> str | None:
 
 
 def read(table: dict, shapes: Shapes, target: TargetShape) -> HeadsConfig:
-    """Reads as many heads and blocks as there are tensors of; config.json is often wrong about the
-    former.
-    """
+    """Counts heads and blocks by their tensors; config.json is often wrong about the former."""
     heads, blocks = (
         len({name.split(".")[i] for name in shapes if re.match(r"\d+\.\d+\.", name)})
         for i in (0, 1)

@@ -2,20 +2,19 @@
 the next token.
 
 DeepSeek-V3 (arXiv 2412.19437) and Qwen3-Next publish such modules beside their models' layers. A
-module joins the target's features of a position with the token after it, runs one of the model's
-own layers, and uses the model's embedding and head. To draft several tokens it reads its own
-output.
+module joins the target's features of a position with the token after it, runs a layer like the
+model's, and uses the model's embedding and head. To draft several tokens it reads its last output.
 
-Its tensors lie beside a model's own, in its folder, or in one of `speculators`:
+Its tensors lie in the model's folder, or in a folder of `speculators`:
 
     Qwen3-Next, Qwen3.5    mtp.fc, mtp.pre_fc_norm_embedding, mtp.pre_fc_norm_hidden, mtp.norm, mtp.layers.0.*
     speculators            mtp_layers.0.{input_proj, token_layernorm, hidden_layernorm, final_layernorm, *}
     MiMo                   model.mtp_layers.0.*, with the same names
     DeepSeek-V3, GLM-4     model.layers.N.{eh_proj, enorm, hnorm, shared_head.*, embed_tokens, *} of N layers
 
-The layer of a module is read if it is one of `nets.decoder`, with gated attention (Qwen 3.5) or
-without. A mixture of experts and latent attention are not read. Of several modules the first is
-read. Beside a recurrent target (Qwen 3.5) a module drafts chains: the target takes no trees.
+A module's layer is read if `nets.decoder` has it, with gated attention (Qwen 3.5) or without. A
+mixture of experts and latent attention are not read. Of several modules the first is read. Beside a
+recurrent target (Qwen 3.5) a module drafts chains: the target takes no trees.
 
 Shapes: B batch, T step, M model dimension, V vocabulary.
 """
@@ -142,13 +141,13 @@ def mtp(
     """Drafts with the module that a model's checkpoint brings along for predicting the token after
     the next.
 
-    Such a module is one more of the model's layers, and reads the model's features. Its loop is
-    that of `drafters.eagle`. After the first draft token it reads its own output, so later tokens
-    are accepted less often, unless it was trained that way.
+    Such a module is one more of the model's layers, and reads the model's features. Its loop is the
+    same as in `drafters.eagle`. After the first draft token it reads its last output, so later
+    tokens are accepted less often, unless it was trained that way.
 
     Args:
         head: a network and its parameters: `draft_heads.mtp.head(config)` in a `DraftHead`;
-            `jaxspec.load_drafter` reads those of a model's own folder.
+            `jaxspec.load_drafter` reads both from a model's folder.
         target: the model.
         trimmed: a model whose head is used in place of the target's:
             `jaxspec.trim_vocabulary(target, size=...)`.
@@ -242,7 +241,7 @@ def canonical(name: str) -> str | None:
 
 
 def place_of(shapes: Shapes) -> str | None:
-    """Returns what is in front of a module's names; of DeepSeek's the first."""
+    """Returns the prefix of a module's names; with DeepSeek the first module's."""
     for root in (QWEN, SPECULATORS, MIMO):
         if f"{root}fc.weight" in shapes:
             return root

@@ -3,12 +3,12 @@ MTP).
 
 A pair is the hidden state of one position and the token of the next: pair t gives the hidden state
 of position t + 1, and the logits of token t + 2. In decoding such a network reads the target's
-hidden states up to the last committed token, and its own after that.
+hidden states up to the last committed token, and its outputs after that.
 
 Training-time test (Li et al., EAGLE-3, arXiv 2503.01840) does the same at every position of a row
-at once. At depth k the network reads, at each position, its own output of depth k - 1 with the
-token k places further on. It attends to the pairs of depth 0 up to its position, then to the pairs
-of its own position at depths 1 to k. These are the pairs of a draft that begins there.
+at once. At depth k the network reads, at each position, its output of depth k - 1 with the token k
+places further on. It attends to the pairs of depth 0 up to its position, then to the pairs of the
+same position at depths 1 to k. These are the pairs of a draft that begins there.
 
 Shapes: B batch, T step, N nodes, F fed nodes. S positions of whole rows, A places where drafts
 begin, K depths. D width of the hidden states paired with tokens, M the layers' width, V vocabulary.
@@ -74,7 +74,7 @@ class RecurrentNetwork(PartlyShared):
         return None
 
     def read(self, forward: core.Forward) -> Float[Array, "B T D"]:
-        """Makes what is paired with tokens, of the target's pass."""
+        """Makes the features that are paired with tokens, from the target's pass."""
         return forward.features
 
     def joined(
@@ -85,11 +85,11 @@ class RecurrentNetwork(PartlyShared):
         position: Int[Array, "#B T"],
         inputs: list[LayerInputs],
     ) -> tuple[Float[Array, "B T M"], list[stack.Layer]]:
-        """Makes what goes into the layers, and these, each with its own inputs."""
+        """Makes the layers and their inputs."""
         raise NotImplementedError
 
     def fed_on(self, x: Float[Array, "B T M"]) -> Float[Array, "B T M"]:
-        """Makes what the next pairs are given of the layers' output."""
+        """Makes the features of the next pairs from the layers' output."""
         return x
 
     def logits(
@@ -186,7 +186,7 @@ def functions(
 
 
 def unrolled(network: Callable[[Any], RecurrentNetwork]) -> Callable[..., Float[Array, "B A K M"]]:
-    """Makes `Training.hidden_states` of a network: it is fed what it made.
+    """Makes `Training.hidden_states` of a network that is fed its outputs.
 
     What a step computed inside is computed again for its gradient.
     """
@@ -249,7 +249,7 @@ def unrolled(network: Callable[[Any], RecurrentNetwork]) -> Callable[..., Float[
 
 
 class HiddenState(NamedTuple):
-    """The network's cache, and what its next pass begins with."""
+    """The network's cache, and the inputs of its next pass."""
 
     cache: core.Cache  # pairs of a hidden state and the token after it
     # how many pairs of each row it holds, every hidden state of which is the target's own

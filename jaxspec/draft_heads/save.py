@@ -52,7 +52,7 @@ def save(
         overwrite: whether a Hugging Face folder that is there already may be replaced.
 
     Raises:
-        CheckpointError: there is something at `folder` already, or the format has no such drafter.
+        CheckpointError: `folder` exists already, or the format has no such drafter.
     """
     folder = Path(folder).expanduser().resolve()
     complaint = folders.occupied(folder, "Hugging Face folder", overwrite, marker=CONFIG)

@@ -1,5 +1,4 @@
-"""The parts of a target that draft heads take instead of having their own: its embedding, its head,
-its vocabulary.
+"""The parts of a target that draft heads share: its embedding, its head, its vocabulary.
 
 Shapes: B batch, T step, M model dimension, V the target's vocabulary, W a drafter's.
 """
@@ -48,8 +47,7 @@ def zeros(dim: int, vocab: int) -> SharedWithTarget:
 
 
 class PartlyShared(nn.Module):
-    """A network that has an embedding, a head and a vocabulary of its own, or uses its target's, as
-    its `config` says.
+    """A network whose `config` says whether embedding, head and vocabulary are its target's.
 
     `config` has `own_embedding`, `own_head` and `draft_vocab`, and a `layer`, whose `dim` and
     `vocab_size` these have.
@@ -97,20 +95,22 @@ class PartlyShared(nn.Module):
 def requirements_of(
     config: Any, hidden_size: int, taps: tuple[int, ...] = ()
 ) -> TargetRequirements:
-    """Returns what a `PartlyShared` network expects of its target, whose hidden states it reads."""
+    """Returns the shape that a `PartlyShared` network expects of its target, whose hidden states it
+    reads.
+    """
     return TargetRequirements(config.layer.vocab_size, hidden_size, taps, head=not config.own_head)
 
 
 class TrimmedParams(NamedTuple):
-    """A network's own parameters, and those of the model whose head it uses."""
+    """A network's parameters, and the parameters of the model whose head it uses."""
 
     network: Params
     head: Params
 
 
 class HeadParts(NamedTuple):
-    """The parts that a network drafts with: (weights of a round) -> its own parameters, and what it
-    shares.
+    """The parts that a network drafts with: (weights of a round) -> its parameters, and the shared
+    ones.
     """
 
     lm: LanguageModel  # the target's
@@ -138,8 +138,8 @@ def bind(
 ) -> BoundDrafter:
     """Makes the drafter of a network that drafts for a target.
 
-    With a `trimmed` model the network uses its head in place of the target's, one of fewer tokens
-    (FR-Spec). The text keeps the target's distribution; what the head leaves out is never drafted.
+    With a `trimmed` model the network uses its smaller head in place of the target's (FR-Spec). The
+    text keeps the target's distribution; tokens that the head leaves out are never drafted.
 
     Args:
         functions: (the network's functions, its parts) -> the drafter's functions.
@@ -147,8 +147,8 @@ def bind(
         title: the network's name in errors.
 
     Raises:
-        ValueError: the network is for another target. Or it has a head of its own, or the trimmed
-            model's reads features of another width or writes another vocabulary.
+        ValueError: the network is for another target. Or it has a separate head, or the trimmed
+            model's head reads features of another width or writes another vocabulary.
 
     Reference: Zhao et al., FR-Spec, arXiv 2502.14856.
     """

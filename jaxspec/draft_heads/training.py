@@ -1,5 +1,5 @@
-"""Draft heads in training: how they draft at every position of a text at once, and what they begin
-with.
+"""Draft heads in training: drafting at every position of a text at once, and the initial
+parameters.
 
 A draft that begins after token s + 1 has read the target's hidden states up to position s. Its
 draft token number k (from 0) is to have the target's distribution after token s + 1 + k; the text's
@@ -31,7 +31,7 @@ Frequencies = Int[np.ndarray, " V"]
 
 
 class DraftStarts(NamedTuple):
-    """The places where drafts begin in texts, and what they may read."""
+    """The places where drafts begin in texts, and the positions that they may read."""
 
     forward: Forward  # the target's pass, at positions 0 to S - 1
     tokens: Int[Array, "B S+K-1"]  # token s is the one after position s
@@ -54,7 +54,7 @@ class DraftStep(NamedTuple):
 
 
 def logits_of_head(head: Callable[[Any], Any]) -> Callable[..., tuple[Float[Array, "N V"], None]]:
-    """Makes logits of a draft token from the hidden states at its own depth, with
+    """Makes logits of a draft token from the hidden states at its depth, with
     `head(config).logits`.
     """
 
@@ -71,7 +71,7 @@ def logits_of_head(head: Callable[[Any], Any]) -> Callable[..., tuple[Float[Arra
 def begin_with_copies(config: Any, params: Params, target: Model, often: Frequencies) -> Params:
     """Gives random parameters the target's embedding and head where these fit.
 
-    A drafter with a vocabulary of its own gets the tokens that occur most often.
+    A drafter with a smaller vocabulary gets the tokens that occur most often.
     """
     inside = inside_of(target)
     ids = None
@@ -140,10 +140,10 @@ class Training(NamedTuple):
         predicts_features: configuration -> whether its hidden states are predictions of the
             target's features, whose distance can be a part of the loss (`learn.regression`).
         learned: logits that learn the target's distribution, in place of `logits`; None: the same.
-        own: a lesson besides, weighted by `learn.own`; None if there is none.
+        own: a further lesson, weighted by `learn.own`; None without one.
         names_candidates: whether that lesson is about candidates, whose labels `learn.hard`
             chooses.
-        separate_heads: whether each draft token has a head of its own on the target's features,
+        separate_heads: whether each draft token has a separate head on the target's features,
             without a memory. One head alone can then learn in a step (`learn.one_head`), and the
             target can learn with them (`learn.target_rate`).
     """

@@ -86,8 +86,7 @@ def adaptive(
             of v, from one draft token on.
         v: costs of rounds with 0, 1, 2, ... draft tokens in the same unit, without the c of these;
             `jaxspec.analysis.cost.policy_costs` measures both. Each draft token beyond these adds
-            the mean of what they add. Or one number, what each draft token adds to 1. Either is for
-            all rows.
+            their mean cost. Or one number, what each draft token adds to 1. Either is for all rows.
         alpha, weight: the acceptance rate assumed at the start, and the number of trials it counts
             for.
         forget: share of the evidence that a round with draft tokens loses. The default 0.2 looks
@@ -232,8 +231,8 @@ def _of_all(
 def _is_trial_due(
     together: Together | None, idle: Int[Array, " B"], pause: Int[Array, " B"], remaining: Any = 1
 ) -> Bool[Array, " #B"]:
-    """Says whether a pause is over: a row's own, or that of all rows, of which one may have come
-    later.
+    """Says whether a pause is over: a row's pause, or the pause of all rows, since a row may have
+    come later.
     """
     if together is None:
         return idle >= pause
@@ -271,7 +270,7 @@ def best_length(
 
 
 def _increments(v: Any) -> np.ndarray:
-    """Returns what each draft token adds to the verify pass, one row for all prompts.
+    """Returns the cost that each draft token adds to the verify pass, one row for all prompts.
 
     Its width is a multiple of `WIDTH`, so that lists of any usual length share a program, and it
     always ends with the mean: the last increment of a staircase is most often 0, which does not

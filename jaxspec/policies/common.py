@@ -54,7 +54,7 @@ def no_update(
 
 
 def log_probs(distribution: Distribution) -> Float[Array, "B V"]:
-    """The distribution of one position; in rows at temperature 0, what it is at 1."""
+    """The distribution of one position; rows at temperature 0 use temperature 1."""
     if distribution.log_probs is not None and distribution.greedy is None:
         return distribution.log_probs[:, 0]
     if distribution.logits is None:
@@ -82,8 +82,7 @@ def sureness(distribution: Distribution) -> Float[Array, " B"]:
 def is_sure(
     confidences: Float[Array, "B G"], index: int | Int[Array, ""], threshold: PerRow
 ) -> Bool[Array, " B"]:
-    """Says of which rows the draft token at an index has at least the threshold; none does where it
-    is NaN.
+    """Marks rows whose draft token at an index reaches the threshold; NaN does not.
 
     >>> is_sure(jnp.array([[0.9, 0.2], [0.9, 0.6]]), 1, jnp.array([0.5, 0.5])).tolist()
     [False, True]

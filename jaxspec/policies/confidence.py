@@ -16,8 +16,8 @@ def confidence(threshold: Any = 0.4) -> BoundPolicy:
     """The draft ends after the first draft token whose distribution gives no token a probability of
     `threshold`.
 
-    That draft token is judged like the others: its pass has been paid for. Its distribution ends
-    the draft, not its own value, so the text keeps its distribution. At temperature 0 the
+    That draft token is judged like the others: its pass has been paid for. The draft ends by a
+    token's distribution, not by its value, so the text keeps its distribution. At temperature 0 the
     distribution is the drafter's at temperature 1. A drafter without distributions (a look-up) goes
     on to gamma.
 

@@ -9,8 +9,8 @@ These are exact with every drafter:
 - `coupled`: gives the text of plain sampling with the same key
 - `exact_match`, `classical_rejection`: baselines
 
-`lenient` and `typical` are inexact, each with a guarantee of its own. `trusting` is inexact without
-one. `rule.exact` tells whether a rule is exact, `rule.trees` whether it judges token trees.
+`lenient` and `typical` are inexact; their pages state their guarantees. `trusting` is inexact
+without one. `rule.exact` tells whether a rule is exact, `rule.trees` whether it judges token trees.
 `catalogue` lists all of them with ordinary parameters, to measure or check them.
 """
 

@@ -19,7 +19,7 @@ def block() -> Rule:
     probabilities.
 
     The joint ratio is r_0 = 1, r_i = min(1, r_{i-1} p_i(x_i) / q_i(x_i)). Of n real draft tokens,
-    each prefix of i < n passes a test of its own, a uniform draw, with probability
+    each prefix of i < n passes its test, a uniform draw, with probability
 
         h_i = s_i / (s_i + 1 - r_i),    s_i = sum_x max(0, r_i p_{i+1}(x) - q_{i+1}(x)),
 
@@ -79,8 +79,8 @@ def verify_chain(
 
 
 def trials(keys: Keys, position: Int[Array, " B"], draft: Draft, target: Distribution) -> Trials:
-    """The numbers by which `verify_chain` judges: each draft token's are those of the prefix that
-    ends with it.
+    """The numbers by which `verify_chain` judges: each draft token has the numbers of the prefix
+    that ends with it.
 
     The residual after the prefix before it is max(r p - q, 0), where r is that prefix's joint
     ratio.
@@ -98,8 +98,8 @@ def trials(keys: Keys, position: Int[Array, " B"], draft: Draft, target: Distrib
 
 
 def sound(draft: Draft) -> Draft:
-    """Ends each row's draft before its first draft token that its own distribution does not allow
-    (a distribution of NaN, for example).
+    """Ends each row's draft before its first token that the drafter's distribution excludes (a
+    distribution of NaN, for example).
     """
     return draft._replace(length=common.count_accepted(common.draft_probs(draft) > 0, draft.length))
 

@@ -32,7 +32,7 @@ TRUSTED = 0.5
 
 
 class RuleEntry(NamedTuple):
-    """A rule, and what it promises."""
+    """A rule and its guarantees."""
 
     rule: Rule  # the rule, with ordinary parameters
     # an inexact rule's bound. It maps the target's log probabilities [..., V] to the largest

@@ -74,8 +74,8 @@ def rule_of(name: str, chain: Verify, tree: Verify | None = None, **facts: Any) 
 
 
 def of_chains(trials: TrialsOf) -> TrialsOf:
-    """Makes the trials of a rule that judges trees jointly, where a node has no test of its own:
-    NaN there.
+    """Makes the trials of a rule that judges trees jointly, without a test for each node: NaN
+    there.
     """
 
     def trials_of(
@@ -108,8 +108,8 @@ def count_accepted(accepted: Bool[Array, "B G"], length: Int[Array, " B"]) -> In
 
 
 def chain_verdict(draft: Draft, count: Int[Array, " B"], next_token: Int[Array, " B"]) -> Verdict:
-    """The verdict on a chain of which `count` tokens are accepted: these were tested, and the one
-    after them.
+    """Makes the verdict on a chain whose first `count` tokens are accepted: these were tested, and
+    the next one.
     """
     return Verdict(count, next_token, jnp.minimum(count + 1, draft.length))
 
@@ -162,7 +162,7 @@ def at_nodes(values: Float[Array, "B T V"], draft: Draft) -> Float[Array, "B N"]
 def follow(
     parent: Int[Array, "B N"], passes: Bool[Array, "B N"]
 ) -> tuple[Int[Array, " B"], Int[Array, "B N"]]:
-    """The path from the last committed token on which each node is the first of its siblings that
+    """Finds the path from the last committed token whose nodes are each the first sibling that
     passes.
 
     Returns:
@@ -187,7 +187,7 @@ def tree_verdict(
     path: Int[Array, "B N"],
     next_token: Int[Array, " B"],
 ) -> Verdict:
-    """The verdict on a tree of which a path is accepted.
+    """Makes the verdict on a tree from its accepted path.
 
     Siblings are tested in order, up to the one that is accepted; all children of the last node are.
     """

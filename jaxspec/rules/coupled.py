@@ -28,16 +28,16 @@ def coupled() -> Rule:
     with the same key.
 
     The token at position t is argmax_x (log p_t(x) + g_t(x)), with the Gumbel noise g_t of the
-    row's key and of t itself, the one that `autoregressive` uses. Which tokens are emitted then
-    does not depend on the drafter, on gamma, on the shape of a tree or on where rounds begin, only
-    what they cost; in particular their distribution is the target's. (Up to the rounding of the
-    target's logits: a pass over several tokens is not bit-equal to several passes over one.)
+    row's key and of t itself, the one that `autoregressive` uses. The emitted tokens then depend
+    neither on the drafter nor on gamma, the shape of a tree or the borders of rounds; only their
+    cost does. In particular their distribution is the target's. (Up to the rounding of the target's
+    logits: a pass over several tokens is not bit-equal to several passes over one.)
 
     A draft token that is independent of that noise is accepted with probability p(x), siblings with
-    the sum of theirs. A drafter that draws its own tokens with the same noise
-    (`drafters.model(draft, coupled=True)`, which `jaxspec.generate` takes for this rule) agrees
-    with probability at least (1 - d) / (1 + d), where d = 1 - sum_x min(p(x), q(x)). The rejection
-    rule accepts 1 - d: the difference is the price of the invariance.
+    the sum of theirs. A drafter that draws its tokens with the same noise (`drafters.model(draft,
+    coupled=True)`, which `jaxspec.generate` takes for this rule) agrees with probability at least
+    (1 - d) / (1 + d), where d = 1 - sum_x min(p(x), q(x)). The rejection rule accepts 1 - d: the
+    difference is the price of the invariance.
 
     Returns:
         A rule that does not read `draft.log_probs`.

@@ -1,4 +1,4 @@
-"""Exact match: a draft token is accepted if it is what the target itself would have generated."""
+"""Exact match: a draft token is accepted if the target would have generated the same token."""
 
 from __future__ import annotations
 

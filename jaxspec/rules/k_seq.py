@@ -23,22 +23,22 @@ HALVINGS = 16
 
 @functools.lru_cache
 def k_seq() -> Rule:
-    r"""Accept one of K independent candidates for a token, each with the same chance; the paper's
-    K-SEQ.
+    r"""K-SEQ: accepts one of K independent candidates for a token, each with the same chance.
 
     Each of the K draft tokens x is accepted with probability min(1, p(x) / (r q(x))), one after the
-    other. Let b = sum_x min(p(x) / r, q(x)). One of them is accepted with probability a = 1 - (1 -
-    b)^K; otherwise the token is drawn from norm(p - (a / b) min(p / r, q)). The two add up to p for
-    every r with a <= r b. The smallest such r in [1, K] gives the largest a; bisection finds it.
+    other. Let b = sum_x min(p(x) / r, q(x)). A candidate is accepted with probability a = 1 - (1 -
+    b)^K in all; otherwise the token is drawn from norm(p - (a / b) min(p / r, q)). The two add up
+    to p for every r with a <= r b. The smallest such r in [1, K] gives the largest a; bisection
+    finds it.
 
     After an accepted token the candidates for the next one are what follows it in *all* sequences
     that begin with the accepted tokens: sequences that coincide so far are one path.
 
-    Candidates of several drafters (`Draft.sources`) are judged alike, each by its own distribution
-    q_i: with b_i = sum_x min(p(x) / r, q_i(x)) the i-th is tested with probability c_i = (1 - b_1)
-    ... (1 - b_{i-1}), and the token after K rejections is drawn from norm(p - sum_i c_i min(p / r,
-    q_i)). The smallest r with c_1 + ... + c_K <= r is taken, which is the one above where all q_i
-    are the same.
+    Candidates of several drafters (`Draft.sources`) are judged alike, each by the distribution that
+    it was drawn from q_i: with b_i = sum_x min(p(x) / r, q_i(x)) the i-th is tested with
+    probability c_i = (1 - b_1) ... (1 - b_{i-1}), and the token after K rejections is drawn from
+    norm(p - sum_i c_i min(p / r, q_i)). The smallest r with c_1 + ... + c_K <= r is taken, which is
+    the one above where all q_i are the same.
 
     The output has exactly the target's distribution, whatever the drafter. The candidates must be
     drawn independently (`Draw.WITH_REPLACEMENT`, as `drafters.sequences` and
@@ -141,8 +141,8 @@ class Judging(NamedTuple):
 def verify_tree(
     keys: Keys, position: Int[Array, " B"], draft: Draft, target: Distribution
 ) -> Verdict:
-    """Judges a tree: all candidates for a token at a time, those of all nodes with the same tokens
-    above them.
+    """Judges a tree, all candidates for a token at a time: the children of all nodes with the same
+    tokens above them.
     """
     nodes = residual_tree.read(draft, target)
     number = jnp.arange(draft.tokens.shape[1], dtype=jnp.int32)[None, :]

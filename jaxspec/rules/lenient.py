@@ -24,7 +24,7 @@ def lenient(lenience: float) -> Rule:
     Sampling: accept draft token x with probability min(1, p(x) / (l q(x))); at the first rejection
     draw from norm(max(0, p - q)), as ever. A draft token is accepted with probability sum_x
     min(p(x) / l, q(x)). Guarantee: given the text before it, a token has a probability of at most
-    p(x) / l (there is no lower bound).
+    p(x) / l (without a lower bound).
 
     Temperature 0: accept draft token x if p(x) >= l max(p), with p as it is before all its mass
     moves to the argmax; the next token is the argmax. (The paper prints <=, with which l = 1 would
@@ -94,8 +94,8 @@ def _lenient(lenience: float) -> Rule:
         return verify_draft(keys, position, draft, target, lenience, forced)
 
     def near_best(target: Distribution, draft: Draft) -> Bool[Array, "B N"]:
-        """p(x) >= l max(p); in logarithms, where small probabilities are no zeros, and constants do
-        not matter.
+        """p(x) >= l max(p); in logarithms, because small probabilities do not underflow there and
+        constants cancel.
         """
         if target.logits is None:
             raise ValueError(

@@ -25,8 +25,8 @@ def rejection() -> Rule:
     residual becomes p for the next sibling, and so on (multi-round rejection sampling). With p_1 =
     p, the i-th child x_i of a node is accepted with probability min(1, p_i(x_i) / q_i(x_i)), and
     p_{i+1} = norm(max(0, p_i - q_i)). When no child is left, the next token is drawn from the last
-    p_i. x_i was drawn from q_i, given its earlier siblings (`Draft.draws`). The q_i of siblings may
-    be those of different drafters (`Draft.sources`).
+    p_i. x_i was drawn from q_i, given its earlier siblings (`Draft.draws`). Siblings' q_i may
+    belong to different drafters (`Draft.sources`).
 
     The output has exactly the target's distribution, whatever the drafter. A fixed draft token is a
     point mass: it is accepted with probability p(x), and its residual is p without x. At
@@ -75,7 +75,7 @@ def verify_chain(
     lenience: float = 1.0,
     forced: tuple[Bool[Array, " B"], Bool[Array, "B N"]] | None = None,
 ) -> Verdict:
-    """Judges a chain, token by token; the arguments are those of `verify_tree`."""
+    """Judges a chain, token by token; arguments as in `verify_tree`."""
     assert target.log_probs is not None
     u = common.uniforms(keys, position, draft)
     p = common.gather_probs(target.log_probs[:, :-1], draft.tokens)
@@ -94,8 +94,8 @@ def residual_token(
     target: Distribution,
     count: Int[Array, " B"],
 ) -> Int[Array, " B"]:
-    """The token after `count` accepted ones of a chain: from the residual, or from p itself after
-    the last real one.
+    """Draws the token after `count` accepted ones of a chain: from the residual, or from p after
+    the last draft token.
     """
     assert target.log_probs is not None
     p = jnp.exp(common.take_position(target.log_probs, count))
@@ -110,7 +110,7 @@ def trials(
     target: Distribution,
     lenience: float = 1.0,
 ) -> Trials:
-    """The numbers by which `verify_chain` and `verify_tree` judge.
+    """The numbers that `verify_chain` and `verify_tree` compare.
 
     In a tree they are of a child whose elder siblings are rejected: they left the p_i and q_i that
     it is judged by.
@@ -185,11 +185,11 @@ def verify_tree(
 ) -> Verdict:
     """Judges a tree: every row goes from child to child until it has no child left to try.
 
-    Only a rejection reads the vocabulary, a row of p and one of q. The loop over these ends with
+    Only a rejection reads the vocabulary: one row of p and one of q. The loop over these ends with
     the row that has the most.
 
-    `lenience` scales q in trials (see `rules.lenient`). `forced`: rows in which trials are decided
-    beforehand, and which nodes would be accepted there.
+    `lenience` scales q in trials (see `rules.lenient`). `forced`: rows whose trials are decided
+    beforehand, and the nodes that they accept.
     """
     nodes = residual_tree.read(draft, target)
     number = jnp.arange(draft.tokens.shape[1], dtype=jnp.int32)[None, :]

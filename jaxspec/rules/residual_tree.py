@@ -7,8 +7,7 @@ only, so no array of distributions is carried. Whether a child is accepted is as
 only a rejection reads the vocabulary.
 
 Where several drafters drew the children of a node (`Draft.sources`), p becomes max(a p - b_1 q_1 -
-b_2 q_2 - ..., 0): there is a number b for each of them. Of one drafter the tuples below have one
-entry.
+b_2 q_2 - ..., 0): each drafter has a factor b. With one drafter the tuples below have one entry.
 
 Axis letters as in `jaxspec.core`: B batch, N nodes of a tree, I inner ones, V vocabulary.
 """
@@ -26,7 +25,7 @@ from jaxspec.rules.common import MIN_MASS, at_nodes, real_parent, take_position
 
 
 class Tree(NamedTuple):
-    """A draft tree with what the target and the drafter have at its nodes."""
+    """A draft tree with the target's and the drafter's probabilities at its nodes."""
 
     tokens: Int[Array, "B N"]  # the nodes' tokens
     # `Draft.parent`, with -1 also for padding and for tokens drawn from NaN
@@ -103,8 +102,8 @@ def initial(tree: Tree) -> Residual:
 def trial_probs(
     tree: Tree, residual: Residual, child: Int[Array, " B"]
 ) -> tuple[Float[Array, " B"], Float[Array, " B"]]:
-    """The probability of a child's token in what is left of p at its parent, and in what the child
-    was drawn from.
+    """The probability of a child's token in the residual of p at its parent, and in the
+    distribution that the child was drawn from.
 
     Its elder siblings are rejected. The second is 1 for a point mass.
     """
@@ -139,8 +138,7 @@ def after_rejection(
     All of its elder siblings were rejected before; in rows where it is not `rejected` nothing
     changes.
 
-    Returns:
-        The mass of max(w p - q, 0), and what is left. If the mass is 0 (w p equals q, up to
+    Returns the mass of max(w p - q, 0), and the residual. If the mass is 0 (w p equals q, up to
         rounding), no trial was needed: the numbers stay.
     """
     parent = jnp.maximum(take_position(tree.parent, child), 0)
@@ -168,7 +166,7 @@ def after_rejection(
 
 
 def log_left(tree: Tree, residual: Residual, fed: Int[Array, " B"]) -> Float[Array, "B V"]:
-    """The logarithm of what is left of p after a fed token all of whose children are rejected, not
+    """The logarithm of the residual of p after a fed token whose children are all rejected, not
     normalised.
     """
     a = take_position(residual.a, fed)

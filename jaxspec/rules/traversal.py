@@ -45,7 +45,7 @@ def traversal() -> Rule:
 
     The output has exactly the target's distribution. For a chain the rule is block verification. On
     a tree it accepts at least as many tokens in expectation as `rejection`, which loses a branch
-    with its first token. For point masses alone, and at temperature 0, there is nothing to gain.
+    with its first token. It gains nothing for point masses, or at temperature 0.
 
     As under `block`, verdicts depend on draft tokens after the accepted ones, so all draws must be
     fresh each round.
@@ -84,7 +84,7 @@ class Traversal(NamedTuple):
 def verify_tree(
     keys: Keys, position: Int[Array, " B"], draft: Draft, target: Distribution
 ) -> Verdict:
-    """Judges a tree. Only taking a node off reads the vocabulary, a row of p and one of q.
+    """Judges a tree. Only removing a node reads the vocabulary: one row of p and one of q.
 
     The loop over these ends as soon as every row has accepted a node, and is over as many as the
     row with the most.
@@ -95,7 +95,7 @@ def verify_tree(
     drawn = jnp.pad(uniforms(keys, position, draft), ((0, 0), (1, 0)))
 
     def first_child(s: Traversal) -> tuple[Int[Array, " B"], Bool[Array, " B"]]:
-        """The first child that is left, and whether there is one; below a weight of 0 no node
+        """The first remaining child, and whether one remains; no child of a node of weight 0
         passes.
         """
         children = s.on_tree & (nodes.parent == s.current[:, None])

@@ -1,4 +1,4 @@
-"""Typical acceptance (Cai et al., Medusa, arXiv 2401.10774): accept what the target finds
+"""Typical acceptance (Cai et al., Medusa, arXiv 2401.10774): accept tokens that the target finds
 plausible. Inexact.
 """
 
@@ -20,10 +20,10 @@ def typical(epsilon: float = 0.09, delta: float = 0.3) -> Rule:
     r"""Inexact: accept draft token x if p(x) > min(epsilon, delta exp(-H(p))), where H is the
     entropy; then draw from p.
 
-    An unsure target (large entropy) lets less likely tokens pass. Nothing is random: what is
-    accepted depends on the draft tokens, so the output leans towards the drafter. Guarantee: given
-    the text before it, a token at or below the threshold has a probability of at most p(x). Tokens
-    above the threshold have no bound.
+    An unsure target (large entropy) lets less likely tokens pass. Acceptance is deterministic and
+    depends on the draft tokens, so the output leans towards the drafter. Guarantee: given the text
+    before it, a token at or below the threshold has a probability of at most p(x). Tokens above the
+    threshold have no bound.
 
     In a tree the longest path of draft tokens that all pass is accepted, as in Medusa; of several,
     the one that the target finds likeliest.
@@ -140,7 +140,7 @@ def likeliest_longest(
 def threshold(
     log_probs: Float[Array, "*shape V"], epsilon: float, delta: float
 ) -> Float[Array, "*shape"]:
-    """log min(epsilon, delta exp(-H(p))): what a draft token's log probability must exceed.
+    """log min(epsilon, delta exp(-H(p))): the threshold for a draft token's log probability.
 
     >>> round(
     ...     float(jnp.exp(threshold(jnp.log(jnp.array([[[0.5, 0.5]]])), 0.9, 0.3))[0, 0]), 4

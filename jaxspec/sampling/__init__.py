@@ -3,10 +3,10 @@
     ids past the tokenizer removed, bias and bans, repetition penalty, presence and frequency
     penalties, temperature, top-k, top-p, min-p.
 
-The order is that of transformers (vLLM takes min-p before top-k). All values are traced and per
-row, so changing them recompiles nothing. Only the choice of processors is static: a greedy program
-has no softmax, only top-k and top-p sort the vocabulary, and only penalties count tokens.
-Temperature 0 is the limit: all mass on the largest logit, ties to the lowest id.
+The order matches transformers (vLLM takes min-p before top-k). All values are traced and per row,
+so changing them recompiles nothing. Only the choice of processors is static: a greedy program has
+no softmax, only top-k and top-p sort the vocabulary, and only penalties count tokens. Temperature 0
+is the limit: all mass on the largest logit, ties to the lowest id.
 
 A sampling option is a field of `SamplingParams`, a function that reads it, and an entry of
 `options.SamplingOptions`.

@@ -107,7 +107,7 @@ def values_per_row(values: Any, batch: int, owner: str) -> Any:
 
 
 def as_list(values: Any) -> list[Any]:
-    """Lists one value or several; what is an array, of any library, as Python's numbers.
+    """Lists one value or several; any library's arrays become Python numbers.
 
     >>> as_list(3), as_list({3}), as_list("end"), as_list(np.array([3, 4]))
     ([3], [3], ['end'], [3, 4])
@@ -297,10 +297,10 @@ _FREQUENCY = Option(
 
 
 class SamplingOptions(TypedDict, total=False):
-    """Options that shape the distribution tokens are drawn from, in the order in which they apply.
+    """Options that shape the distribution tokens are drawn from, in the order of their application.
 
-    Each is a number for all rows or one per row, but as noted. The program leaves out options that
-    are None, the default.
+    Each is a number for all rows or one per row, but as noted. The program leaves out options at
+    their default, None.
 
         logit_bias: added to the logits: {id: bias}, or an array [vocab] or [batch, vocab]. banned:
         ids that are never generated. repetition_penalty: divides positive logits of tokens in
@@ -311,10 +311,10 @@ class SamplingOptions(TypedDict, total=False):
         logits`, or of
             `core.Processor`, which remember the text, or of `core.BoundProcessor`, with values.
             They come after the penalties.
-        choices: strings, one of which the text is; or such a list for each row. regex: a regular
-        expression that the whole text matches (Python's `re`); or one for each row. json_schema: a
-        schema that the text, JSON, is valid for: a dict, JSON text or a class of pydantic; or one
-        for
+        choices: a list of strings that the text is chosen from, or such a list for each row. regex:
+        a regular expression that the whole text matches (Python's `re`), or one for each row.
+        json_schema: a schema that the text, JSON, is valid for: a dict, JSON text or a class of
+        pydantic; or one for
             each row. Of these three a row has one at most; None leaves its text free.
         temperature: 0, the default, is greedy. top_k, top_p, min_p: keep the k most probable
         tokens; the most probable with this mass; those at least this
@@ -391,7 +391,7 @@ OPTIONS: dict[str, Option] = {
 
 
 class Sampling(NamedTuple):
-    """A sampler, and what it is called with.
+    """A sampler and its parameters.
 
     Attributes:
         sampler: with the processors that the options need and no others.
@@ -411,8 +411,8 @@ def sampling_of(
     limit: Int[np.ndarray, " batch"],
     ends: Sequence[int],
 ) -> Sampling:
-    """Checks and converts `SamplingOptions`, of which None counts as not given; ids past the
-    tokenizer's are banned.
+    """Checks and converts `SamplingOptions`. None counts as not given; ids past the tokenizer's are
+    banned.
 
     `limit`: most new tokens of each row; `ends`: the tokens that end a row.
     """
@@ -495,8 +495,8 @@ def pattern_rows(
     bias: Float[np.ndarray, "batch vocab"] | None,
     limit: Int[np.ndarray, " batch"],
 ) -> list[tuple[patterns.Pattern | None, tuple[int, ...], int]]:
-    """Returns the arguments of `structured.tables.Pool.add` for each row; banned tokens are no part
-    of its text.
+    """Returns the arguments of `structured.tables.Pool.add` for each row; its text contains no
+    banned tokens.
     """
     if bias is None:
         return [
@@ -564,7 +564,7 @@ def values_of(options: Mapping[str, Any], sizes: Sizes) -> dict[str, np.ndarray]
 
 
 def is_set(value: Any) -> bool:
-    """Says whether an option has a value; None and empty collections are none."""
+    """Says whether an option has a value: neither None nor an empty collection."""
     return value is not None and not (isinstance(value, Sequence | Mapping) and len(value) == 0)
 
 

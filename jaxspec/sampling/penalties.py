@@ -1,7 +1,7 @@
 """Logits processors that change some tokens' logits: bias and bans, and penalties for tokens that
 were generated before. Their counts of tokens are carried from round to round.
 
-F is the number of draft tokens of a pass; the other axis letters are those of `jaxspec.core`.
+F is the number of draft tokens of a pass; other axis letters as in `jaxspec.core`.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def _count_new(values: Any, row: Prompt, start: Int[Array, " B"], vocab: int) ->
 def _count_one_more(
     values: Any, counts: Int[Array, "B V"], token: Int[Array, " B"]
 ) -> Int[Array, "B V"]:
-    """Counts a token of each row; -1 is none.
+    """Counts a token of each row; -1 is skipped.
 
     >>> _count_one_more(None, jnp.zeros((2, 3), jnp.int32), jnp.array([2, -1])).tolist()
     [[0, 0, 1], [0, 0, 0]]
@@ -103,8 +103,8 @@ def _by_count(
     """Logits adjusted by how often each token precedes each position.
 
     The counts of the committed row are the same for all positions. A position's own counts differ
-    from them only at the F draft tokens, whose logits are overwritten. So there is no [B, T, V]
-    array of counts.
+    from them only at the F draft tokens, whose logits are overwritten. So no [B, T, V] array of
+    counts is made.
     """
     assert preceding is not None
     counts = preceding.memory

@@ -39,9 +39,10 @@ class SamplingParams(NamedTuple):
             one; 0 keeps all.
         bias: added to the logits; -inf bans a token.
         repetition: logits of tokens in the row are divided by this if positive, multiplied if
-            negative; 1 is none.
-        presence: subtracted from the logits of tokens that were generated; 0 is none.
-        frequency: subtracted from a token's logit once for each time it was generated; 0 is none.
+            negative; 1 has no effect.
+        presence: subtracted from the logits of tokens that were generated; 0 has no effect.
+        frequency: subtracted from a token's logit once for each time it was generated; 0 has no
+            effect.
         processors: the values of each of the caller's own logits processors.
         structured: the values of structured output, `structured.processor.Values`.
     """
@@ -308,7 +309,7 @@ def match_vocab(
 
     Args:
         logits: the model's.
-        vocab: how many ids there are to be.
+        vocab: the number of ids.
         ids: the number among them of each of the model's; `vocab` for one that has none. By default
             the same number.
 

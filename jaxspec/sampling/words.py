@@ -34,8 +34,8 @@ def banned_words(words: Sequence[Sequence[int]]) -> Processor:
         words: ids of tokens, at least one for each word.
 
     Raises:
-        TypeError: a word is no list of ids.
-        ValueError: there are no words, or a word is empty or has an id that the model lacks.
+        TypeError: a word is not a list of ids.
+        ValueError: the list is empty, or a word is empty or has an id that the model lacks.
 
     Example:
         >>> import jax, jaxspec
@@ -109,7 +109,7 @@ def forced_end(
         max_new_tokens: the limit that `jaxspec.generate` is given, for all rows or for each.
 
     Raises:
-        ValueError: the token is no id of the model's, or a limit is below 1.
+        ValueError: the model lacks the token's id, or a limit is below 1.
 
     Example:
         >>> import jax, jaxspec

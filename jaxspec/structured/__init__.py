@@ -1,7 +1,7 @@
 """Structured output: patterns, their automata over the tokens of a vocabulary, and the processor
 that masks tokens.
 
-In the order in which they are used:
+In the order of their use:
 
     patterns    options of `generate` to patterns, one for each row
     schemas     a JSON schema to a regular expression

@@ -1,7 +1,7 @@
 """Automata over the tokens of a vocabulary: a pattern's automaton over bytes, read token by token.
 
 Tokens that lead to the same state from every state are one class. So a table [states, classes]
-stands for one of [states, vocabulary]: a schema of some fields has hundreds of states and classes.
+replaces a table [states, vocabulary]: a schema of some fields has hundreds of states and classes.
 
 Reference: Willard, Louf, "Efficient Guided Generation for Large Language Models", arXiv 2307.09702.
 """

@@ -331,7 +331,7 @@ def _bytes_of(low: int, high: int) -> Iterator[tuple[tuple[int, int], ...]]:
 def between(
     low: bytes, high: bytes, least: bytes = b"\x80", most: bytes = b"\xbf"
 ) -> Iterator[tuple[tuple[int, int], ...]]:
-    """Yields ranges of bytes between two of the same length, all but the first of which go from
+    """Yields ranges of bytes between two of the same length. All bytes but the first go from
     `least` to `most`.
 
     >>> list(between(b"17", b"99", b"0", b"9"))  # 1[7-9] and [2-9][0-9]

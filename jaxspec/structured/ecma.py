@@ -41,8 +41,8 @@ OUTSIDE = re.compile(r"\\.|\[\^?\]?|\{,[0-9]*\}|.", re.DOTALL)
 
 
 def as_python(pattern: str) -> str:
-    r"""Returns an expression for Python's `re` that matches what a pattern matches in ECMA 262 and
-    in Python.
+    r"""Returns an expression for Python's `re` that matches the texts that a pattern matches in
+    both ECMA 262 and Python.
 
     Raises:
         ValueError: the pattern has a part that the two read differently, other than classes.

@@ -38,7 +38,7 @@ def patterns_of(options: Mapping[str, Any], batch: int) -> list[Pattern | None]:
 
     Raises:
         ValueError, TypeError: an option has another type, or values for another number of rows; a
-            row has two patterns; or a schema asks for what is not supported.
+            row has two patterns; or a schema has an unsupported keyword.
 
     >>> patterns_of({"choices": ["yes", "no"], "regex": None}, 2)[1].choices
     ('yes', 'no')

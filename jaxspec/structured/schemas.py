@@ -372,9 +372,7 @@ class _Part:
         return int(bound)
 
     def _pattern(self, pattern: Any) -> str:
-        """Returns the inside of a string's pattern, in which no character stands that JSON would
-        escape.
-        """
+        """Returns the inside of a string's pattern, without characters that JSON would escape."""
         is_whole = (
             isinstance(pattern, str)
             and pattern.startswith("^")
@@ -434,8 +432,8 @@ def _any_of(expressions: Any) -> str:
 
 
 def _first(pairs: Sequence[tuple[str, bool]]) -> str:
-    """Returns the expression of properties of which none has come yet: each may be required, and
-    needs no comma.
+    """Returns the expression of an object's first properties: each may be required, and needs no
+    comma before it.
     """
     if not pairs:
         return ""
@@ -493,7 +491,7 @@ def integers(least: int | None, most: int | None) -> str:
 
 
 def _between(least: int, largest: int) -> str:
-    """Returns the expression of the numbers from one to another, neither of which is negative.
+    """Returns the expression of the numbers from one to another, both at least 0.
 
     >>> _between(7, 120)
     '(?:[7-9]|[1-9][0-9]|1[0-1][0-9]|120)'

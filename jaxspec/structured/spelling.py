@@ -29,7 +29,7 @@ def of(tokenizer: Any, vocab: int) -> Spelling:
     """Spells the tokens of a tokenizer; ids of the model that it lacks spell nothing.
 
     Raises:
-        ValueError: the text of several tokens is not that of each, put together.
+        ValueError: the text of several tokens is not the texts of each, joined.
 
     >>> from jaxspec.testing import word_tokenizer
     >>> spelling = of(word_tokenizer(["<unk>", "</s>", "the", "old"]), 5)
@@ -95,7 +95,7 @@ def _decoded(tokenizer: Any, vocab: int) -> tuple[list[bytes | None], list[bytes
     tail = _decode(tokenizer, [word, word])[len(head) :]  # with the space that it may have in front
 
     def between(tokens: list[int], head: str) -> bytes | None:
-        """Returns what tokens add to `head` if another word follows them."""
+        """Returns the text that tokens add to `head` if another word follows them."""
         text = _decode(tokenizer, [*tokens, word])
         is_whole = (
             text.startswith(head) and text.endswith(tail) and len(text) >= len(head) + len(tail)
@@ -115,10 +115,9 @@ def _decoded(tokenizer: Any, vocab: int) -> tuple[list[bytes | None], list[bytes
 
 
 def _word(tokenizer: Any, ids: list[int]) -> int | None:
-    """Returns a token whose text stays the same in front of another and after it; None if there is
-    none.
+    """Returns a token whose text stays the same before and after another; None if no token does.
 
-    Its place among the ids says nothing: the first one may be a space, which is no text by itself.
+    Low ids are not better: the first one may be a space, which decodes to nothing by itself.
     """
 
     def is_word(index: int, text: str) -> bool:

@@ -190,8 +190,8 @@ def _numbered_on(automata: Automata, end: Automata) -> Automata:
 def _packed(
     by_class: Bool[np.ndarray, "masks kinds"], of_token: Int[np.ndarray, " vocab"]
 ) -> tuple[UInt[np.ndarray, "masks words"], Int[np.ndarray, " masks"]]:
-    """Packs masks over classes into bits over tokens, and finds the only token of each; -1: there
-    are several.
+    """Packs masks over classes into bits over tokens, and finds the only token of each; -1 if
+    several are allowed.
 
     >>> words, certain = _packed(np.array([[False, True], [True, True]]), np.array([0, 1, 0]))
     >>> words.tolist(), certain.tolist()  # one word: bit j is token j
@@ -214,7 +214,7 @@ def _packed(
 
 
 def _one_width(automata: Automata) -> Automata:
-    """Leaves out what has another width in each part; it is put together apart."""
+    """Leaves out the arrays whose width differs from part to part; they are joined separately."""
     return automata._replace(bound=automata.bound[:, :1], mask=automata.mask[:, :1])
 
 

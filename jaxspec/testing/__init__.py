@@ -1,19 +1,19 @@
 """Proving a decoder exact: language models with known distributions, and the exact distribution of
-what a decoder emits.
+a decoder's texts.
 
 `certify` is the one call: it computes how far the distribution of a decoder's tokens is from plain
 sampling's.
 
-The enumerator's files, from what is called to what it stands on:
+The enumerator's files, from the top down:
 
 - `certificate`: `certify` and `decoder_distribution`: call after call of a decoder, from each text
   that was committed so far, with its probability.
 - `independence`: the keys of a path's draws, which must all differ, or be plain sampling's own.
-- `outcomes`: one call: its paths, each of which fixes as many draws as decide the outcome, with
-  their probabilities.
+- `outcomes`: one call: its paths, which fix as many draws as decide the outcome, with their
+  probabilities.
 - `splitting`: the draw that an unfinished path is split by, and where.
-- `paths`: a path as arrays, the runs of a call along many paths at once, and comparing what they
-  did.
+- `paths`: a path as arrays, the runs of a call along many paths at once, and the comparison of
+  their results.
 - `script`: the call, compiled, with the draws as its argument and its result.
 - `tape`: the functions of `core.noise` that play a script while a call is traced, and record the
   draws.

@@ -19,12 +19,12 @@ def excess(
     bound: Callable[[Array], Array],
     vocab: int,
 ) -> float:
-    """Computes the most by which the probability of a beginning of a text exceeds a bound; 0 or
-    less: none does.
+    """Computes the largest excess of a text beginning's probability over a bound; 0 or less: none
+    does.
 
     A bound says, of the target's distribution, how probable each token may be given what precedes
-    it. Probabilities of what precedes are those of `distribution`: a beginning that is rare cannot
-    exceed by much.
+    it. The probability of the preceding tokens is taken from `distribution`: a rare beginning
+    cannot exceed by much.
 
     Args:
         distribution: the distribution of a decoder's tokens, without end tokens

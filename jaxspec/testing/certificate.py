@@ -6,10 +6,11 @@ functions of `jaxspec.core.noise` return the entries of a script and record the 
 Each text committed so far is a row with a weight, and in each round all outcomes from it are
 enumerated (`outcomes`). Draws that nothing depends on stay open, which makes trees feasible.
 
-Nothing here knows what a draft is. So it treats all decoders alike: drafters that draw nothing,
-rules that use a uniform twice, drafts of varying length, trees, and draws inside of scans, loops
-and conds. A decoder must draw only by the functions of `noise`. It is refused if its output depends
-on its keys in another way, or if a path depends on two draws with one key (`independence`).
+The enumeration works without knowledge of drafts. So it treats all decoders alike: drafters that
+draw nothing, rules that use a uniform twice, drafts of varying length, trees, and draws inside of
+scans, loops and conds. A decoder must draw only by the functions of `noise`. It is refused if its
+output depends on its keys in another way, or if a path depends on two draws with one key
+(`independence`).
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ def certify(
 
     The proof is for these parameters, for a row by itself and for float32, so certify more than one
     pair. Draws that share a key are refused; draws with different keys count as independent. Other
-    keys are tried to see that nothing else in the decoder depends on keys; that is no proof. With
+    keys are tried as a check, without proof, that nothing else in the decoder depends on keys. With
     many draws in a round the enumeration may miss cases (`outcomes`).
 
     Args:
@@ -201,8 +202,8 @@ def with_sampler(
 
 
 def total_variation(first: SequenceDistribution, second: SequenceDistribution) -> float:
-    """Computes half the sum of the absolute differences: the most by which the probability of any
-    event differs.
+    """Computes half the sum of the absolute differences: the largest difference between two
+    probabilities of any event.
 
     >>> total_variation({(0,): 0.5, (1,): 0.5}, {(0,): 0.75, (2,): 0.25})
     0.5
@@ -307,8 +308,8 @@ def _everything(rows: core.State, steps: int) -> list[np.ndarray]:
 def _merge(
     rows: core.State, weight: Weight, used: Used, watch: Any
 ) -> tuple[core.State, Weight, Used]:
-    """Merges rows that are the same to `watch`: one of them stays, with the weight and the used
-    keys of all.
+    """Merges rows that `watch` cannot tell apart: one row stays, with the weight and the used keys
+    of all.
     """
     flat = [
         np.ascontiguousarray(leaf).reshape(len(weight), -1) for leaf in watch(rows) if leaf.size

@@ -78,8 +78,7 @@ def _check_node(draft: core.Draft, node: int) -> None:
 def declared(
     draft: core.Draft, node: int
 ) -> tuple[Float[np.ndarray, "B V"], Bool[np.ndarray, " B"]]:
-    """Returns the distribution that a draft token was drawn from, and the rows in which it was
-    drawn.
+    """Returns the distribution that a draft token was drawn from, and the rows that drew it.
 
     >>> log_probs = np.log(np.array([[[0.5, 0.25, 0.25]]]))
     >>> draft = core.Draft(np.array([[0, 2]]), np.array([2]), np.array([[0, 0]]), log_probs)

@@ -144,7 +144,7 @@ class Draws:
 
 
 def merged(used: Used, which: Int[np.ndarray, " N"]) -> Used:
-    """Joins the used keys of paths that are merged; `which` has the merged one of each path."""
+    """Joins the used keys of paths that are merged; `which` has each path's merged path."""
     together = nothing_used(which.max(initial=-1) + 1)
     for group, keys in zip(which, used, strict=True):
         together[group] = together[group] | keys

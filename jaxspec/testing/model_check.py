@@ -1,8 +1,8 @@
-"""Tries a model of one's own against the contract of a `LanguageModel`.
+"""Checks a user's model against the contract of a `LanguageModel`.
 
-It reads a sequence of tokens in every way in which a decoder does, and compares the logits after
-each token with those of a plainer way. For a decoder-only model the plainest way is prompts, which
-use no cache.
+It reads a sequence of tokens in all ways that a decoder does, and compares the logits after each
+token with a plainer way's. For a decoder-only model the plainest way is prompts, which use no
+cache.
 
 Shapes: B batch, T step, L tokens of the sequence, l of them compared, V vocabulary.
 """
@@ -60,7 +60,7 @@ WAYS = {  # what is tried, what is most often the cause first
 
 
 class LogitsToCompare(NamedTuple):
-    """The logits after some tokens, read in one way, and what they are to equal: [l, V] both."""
+    """The logits after some tokens, read in one way, and the expected ones: [l, V] both."""
 
     logits: Float[Array, "l V"]
     expected: Float[Array, "l V"]
@@ -92,13 +92,12 @@ def check_model(
     """Tries whether a model of your own is what decoding expects: call it once, before you trust
     its text.
 
-    It reads a random sequence in every way in which decoding reads one, and compares the logits.
-    Later tokens, padding and other rows of a batch must not change them. A cache, one pass over
-    several tokens, rows of different lengths, tokens that were taken back and token trees (if the
-    model takes them) must give the same logits as plain reading. Logits must depend on the token
-    that they follow. At the ends of longer and longer rows a pass over several tokens is compared
-    again, until a row's first token no longer matters: then every window of the network was
-    crossed.
+    It reads a random sequence in all ways that decoding does, and compares the logits. Later
+    tokens, padding and other rows of a batch must not change them. A cache, one pass over several
+    tokens, rows of different lengths, tokens that were taken back and token trees (if the model
+    takes them) must give the same logits as plain reading. Logits must depend on the token that
+    they follow. At the ends of longer and longer rows a pass over several tokens is compared again,
+    until a row's first token no longer matters: then every window of the network was crossed.
 
     Args:
         model: to be tried, with the parameters that it will have; random ones show more than zeros.
@@ -112,11 +111,12 @@ def check_model(
 
     Returns:
         The largest difference of each reading, relative to the largest logit. `WAYS` has their
-        names. Its attribute `not_tried` says what was left out, such as rows longer than `longest`.
+        names. Its attribute `not_tried` names the checks that were left out, such as rows longer
+        than `longest`.
 
     Raises:
         ValueError: with everything that is wrong, and what usually causes it; also of shapes.
-        TypeError: it is no model, or its functions return other types.
+        TypeError: not a model, or its functions return other types.
 
     Example:
         >>> import jaxspec
@@ -182,8 +182,8 @@ def check_model(
 def _windows(
     model: Model, length: int, longest: int, tolerance: float, seed: int
 ) -> tuple[float, list[str]]:
-    """Reads longer and longer rows; returns the largest difference at their ends, and what was not
-    tried.
+    """Reads longer and longer rows; returns the largest difference at their ends, and the checks
+    left out.
     """
     lm = model.lm
     largest = 0.0
@@ -341,8 +341,8 @@ def _readings(
 
 
 def _prompts(s: Sequences, cached: Float[Array, "l V"]) -> dict[str, LogitsToCompare]:
-    """Reads prompts, with and without padding; and rows of different lengths, each of which is fed
-    its next token.
+    """Reads prompts, with and without padding; and feeds rows of different lengths their next
+    tokens.
     """
     readings = dict[str, LogitsToCompare]()
     count = len(s.rest)

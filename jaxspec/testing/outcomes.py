@@ -4,20 +4,20 @@ A *path* fixes some of a row's draws: a token has one value, a uniform lies in a
 others are open. A path is finished when the call does the same in all completions of it that are
 tried:
 
-* every combination of what the open draws can be, a uniform at both its ends, if there are no more
-  than `EVERY`;
-* otherwise some of them, the more the likelier the path is (`LEAST` to `MOST`), in which each open
-  draw takes each of its values, a uniform its ends and points in between. What shows only where
-  several open draws take particular values at once may then be missed in one path.
+* every combination of the open draws' values, a uniform at both its ends, up to `EVERY`
+  combinations;
+* otherwise some combinations, more for likelier paths (`LEAST` to `MOST`), such that each open draw
+  takes each of its values, a uniform its ends and points in between. What shows only where several
+  open draws take particular values at once may then be missed in one path.
 
 A path that is not finished is split by one draw: a token into its values, a uniform at the point
 where the call begins to do something else. Bisection over the 2^23 values of `jax.random.uniform`
-finds that point (`splitting`). Any order of the draws would do; the order decides how many paths
-there are.
+finds that point (`splitting`). Any order of the draws would do; the order decides the number of
+paths.
 
 The weight of a path is the product of the probabilities of its tokens, which must not depend on an
-open draw either, and of the widths of its uniforms' intervals. Together those of the paths from one
-row must make its weight.
+open draw either, and of the widths of its uniforms' intervals. The paths from one row must add up
+to its weight.
 
 N is a number of paths.
 """
@@ -162,7 +162,7 @@ class Outcomes:
 
         Returns:
             The paths that are possible; which of them are finished; and three completions of each
-            unfinished one, of which the first two differ.
+            unfinished one; the first two differ.
         """
         count = len(paths.source)
         # A few completions of each path first: LOOKS rows for each of N paths.

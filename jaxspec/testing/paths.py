@@ -103,7 +103,7 @@ def take(tree: Any, index: Any) -> Any:
 
 
 def is_uniform(number: Int[np.ndarray, "*shape"]) -> Bool[np.ndarray, "*shape"]:
-    """Tells which numbers are those of uniforms; see `tape.Record`."""
+    """Tells which numbers belong to uniforms; see `tape.Record`."""
     return np.asarray(number % 2 == 1)
 
 

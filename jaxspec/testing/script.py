@@ -39,8 +39,7 @@ class ScriptedCall:
     def run(
         self, which: Int[np.ndarray, " B"], shared: Any, rows: Any, script: Script
     ) -> tuple[Any, Record]:
-        """Runs a call on rows, with arguments that all share; returns the state without keys, and
-        what was drawn.
+        """Runs a call on rows with shared arguments; returns the state without keys, and the draws.
 
         `which` numbers the rows' keys (`row_keys`). An OverflowError says that a row has drawn more
         than E times: the capacity is larger now, and the call is to be tried again.
@@ -61,7 +60,7 @@ class ScriptedCall:
 def init_program(decoder: Decoder, headroom: int, vocab: int) -> ScriptedCall:
     """Makes the program of `decoder.init`, on rows of (prompt, request without keys).
 
-    `shared` are the weights and what was read before, and then what rows share.
+    `shared`: the weights and caches, followed by other values that rows share.
     """
 
     def call(keys: Keys, shared: Any, rows: Any) -> Any:

@@ -1,12 +1,12 @@
 """Splitting paths: the choice of the draw that decides most, and of the value to split it at.
 
 Each open draw is changed by itself, in three completions of the path: a draw matters if the call
-then does something else. Uniforms come first, if the value at which the call begins to do something
-else is one for all completions; then tokens, if what they are drawn from does not depend on an open
-draw. A draw may also decide only what another one is drawn from, as where a rule takes a token from
-one of two distributions: the path is split where these change. So the earliest decision splits a
-path first: the first draft token, then whether it is accepted, then the tokens after it. Most draws
-of a tree never split one.
+then does something else. Uniforms come first, if all completions agree on the value at which the
+call changes; then tokens, if their distribution does not depend on an open draw. A draw may also
+decide only what another one is drawn from, as where a rule takes a token from from one of two
+distributions: the path is split where these change. So the earliest decision splits a path first:
+the first draft token, then whether it is accepted, then the tokens after it. Most draws of a tree
+never split one.
 
 N is a number of paths, C of completions (contexts), E of draws that a row makes, R of runs with one
 draw changed.
@@ -37,7 +37,7 @@ WIDTH = 3  # C
 
 
 class Contexts(NamedTuple):
-    """Completions in which the draws of each path are changed, C of them for each."""
+    """Completions with changed draws, C for each path."""
 
     # these two: the completions' `tape.Script.turn` and `every`
     turn: Int[np.ndarray, " NC"]
@@ -46,7 +46,7 @@ class Contexts(NamedTuple):
 
 
 class Changes(NamedTuple):
-    """Runs in each of which one draw of one completion has another value."""
+    """Runs with one changed draw of one completion each."""
 
     path: Int[np.ndarray, " R"]  # the path with that draw, 0 .. N - 1.
     context: Int[np.ndarray, " R"]  # its completion, 0 .. N C - 1.
@@ -166,7 +166,7 @@ def _changes(
 def _completion(
     paths: Paths, contexts: Contexts, context: np.ndarray, draw: np.ndarray, value: np.ndarray
 ) -> tuple[Paths, np.ndarray, np.ndarray]:
-    """Fixes all draws of a context, one of them at another value; returns the arguments of
+    """Fixes all draws of a context, with another value for one; returns the arguments of
     `Runs.look`.
     """
     drawn, low = contexts.look.drawn, contexts.look.drawn.value[context].copy()
@@ -183,8 +183,8 @@ def _roles(
     """Summarises the changes of each draw of the first contexts.
 
     Returns:
-        How often it changes the state; whether its own distribution is settled, whatever the open
-        draws are; and how often it changes the distributions of other draws.
+        How often it changes the state; whether its distribution is the same for all open draws; and
+        how often it changes the distributions of other draws.
     """
     owner = np.arange(len(base.drawn.number)) // WIDTH
     before = distributions(base.drawn, key[owner], number[owner])
@@ -219,8 +219,8 @@ def _best(score: Float[np.ndarray, "N E"]) -> tuple[Int[np.ndarray, " N"], Bool[
 def _turning_points(
     runs: Runs, paths: Paths, contexts: Contexts, changes: Changes, chosen: Int[np.ndarray, " N"]
 ) -> tuple[Int[np.ndarray, " N"], Bool[np.ndarray, " N"]]:
-    """Finds the smallest value of a uniform at which each path has another state, in one context;
-    is it so in others?
+    """Finds the smallest value of a uniform at which each path has another state, in one context,
+    and whether the others agree.
 
     chosen: the uniform, a draw of the path's first context; -1: none.
     """
@@ -252,8 +252,8 @@ def _turning_points(
 def _first_change(
     runs: Runs, paths: Paths, contexts: Contexts, changes: Changes
 ) -> Int[np.ndarray, " K"]:
-    """Finds the smallest value of a uniform, between its old and its new one, at which the state is
-    another one.
+    """Finds the smallest value of a uniform, between its old and its new one, at which the state
+    changes.
 
     By bisection, but into as many parts as fill a chunk, because a short one takes as long.
     """

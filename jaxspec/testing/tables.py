@@ -37,7 +37,7 @@ class TableConfig(NamedTuple):
 
 
 class TableCache(NamedTuple):
-    """The tokens of each row, how many there are, and what the encoder read (0 without one)."""
+    """The tokens of each row, their number, and the encoder's input (0 without an encoder)."""
 
     tokens: Int[Array, "batch capacity"]
     length: Int[Array, " batch"]
@@ -217,8 +217,8 @@ def plain_distribution(
 
     A table model's logits are read off its table in numpy, without its prefill and extend. Any
     other model gets whole sequences in one pass, without rewinding a cache. The sampler makes each
-    next-token distribution by itself, after a row that is put together in numpy and in which
-    nothing is a draft token. Products are in float64.
+    next-token distribution separately, after a row assembled in numpy without draft tokens.
+    Products are in float64.
 
     Args:
         target: a model with few enough tokens: every sequence is visited.
@@ -315,7 +315,7 @@ def _table_logits(
 def _network_logits(
     target: core.Model, prompt: core.Prompt, new: Int[np.ndarray, "N t"]
 ) -> Float[np.ndarray, "N t+1 V"]:
-    """Computes the same of any model, from one prefill and one extend."""
+    """Computes the same for any model, from one prefill and one extend."""
     many = jax.tree.map(lambda x: np.repeat(np.asarray(x), len(new), axis=0), prompt)
     return np.asarray(_network(target.lm, target.params, many, jnp.asarray(new)), np.float32)
 
@@ -334,7 +334,7 @@ def prepared_table(**options: Any) -> Prepared:
     """Prepares a small generation for examples: two table models over five tokens, two prompts,
     greedy.
 
-    `options` are those of `prepare`.
+    `options` as in `prepare`.
 
     >>> prepared_table(gamma=2).prompt.length.tolist()
     [2, 1]

@@ -227,7 +227,7 @@ class Tape:
     def _level(
         self, key: Array, number: Array, spread: Array, count: Array, used: Array
     ) -> Int[Array, " B"]:
-        """Chooses the value of an open draw: one of `spread`, or of `count` as combinations are
+        """Chooses the value of an open draw from `spread`, or from `count` while combinations are
         counted.
         """
         turn = self.script.turn
@@ -268,8 +268,8 @@ class Tape:
 
     @contextlib.contextmanager
     def playing(self) -> Iterator[None]:
-        """Replaces the noise, and keeps what is traced meanwhile out of jax's caches, and what is
-        in them out of it.
+        """Replaces the noise. Programs traced meanwhile stay out of jax's caches, and cached ones
+        are not used.
         """
         names = "categorical", "uniform", "without_replacement"
         real = {name: getattr(noise, name) for name in names}

@@ -2,9 +2,9 @@
 of one tree.
 
 The second child of a node is judged only if the first was rejected, and then by the rest of p:
-max(p - q, 0). So the best second drafter is one of that rest, and not another one of p. A token x
-of a text that the target wrote stands for p(x). Counted with the weight max(p(x) - q(x), 0) / p(x),
-it stands for the rest.
+max(p - q, 0). So the best second drafter models that residual, and not p again. A token x of a text
+that the target wrote stands for p(x). Counted with the weight max(p(x) - q(x), 0) / p(x), it stands
+for the rest.
 
 SpecInfer leaves out the samples that earlier drafters get right. Here every token counts as much as
 they miss of it.
@@ -54,7 +54,7 @@ def boosted_ngrams(
         order: 1 for unigrams, 2 for bigrams, ...
         count: how many tables.
         after: drafters that come first, such as a small model.
-        temperature: the temperature at which the drafters will be judged.
+        temperature: the temperature of the generations that the drafters will serve.
         options: other arguments of `drafters.lookups.ngram.count`.
 
     Returns:
@@ -150,8 +150,8 @@ def missed(
 def remaining(
     log_p: Float[Array, "*shape V"], every_log_q: Sequence[Float[Array, "*shape V"]]
 ) -> Float[Array, "*shape V"]:
-    """Computes what is left of p when a token of each q was rejected; its sum is how often that
-    happens.
+    """Computes the residual of p after a rejected token of each q; its sum is the probability of
+    that.
 
     >>> log_p, *both = jnp.log(
     ...     jnp.array([[0.4, 0.3, 0.2, 0.1], [0.1, 0.2, 0.4, 0.3], [0.2, 0.6, 0.1, 0.1]])

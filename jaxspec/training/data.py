@@ -59,8 +59,7 @@ def read_pairs(
     max_target: int,
     also: Sequence[Path] = (),
 ) -> list[Example]:
-    """Reads examples from JSON lines with `task`, `input` and `output`, first those of `path`, then
-    those of `also`.
+    """Reads examples from JSON lines with `task`, `input` and `output`, `path` first, then `also`.
 
     An example with a longer target is left out. A longer source loses its end, but not what stands
     around its text.
@@ -138,7 +137,7 @@ def buckets(widths: Sequence[tuple[int, int]], tokens: int) -> list[Bucket]:
 
 
 def _assign(examples: Sequence[Example], shapes: Sequence[Bucket]) -> list[np.ndarray]:
-    """Finds, for each shape, the indices of the examples for which it is the smallest that fits."""
+    """Finds, for each shape, the indices of the examples that do not fit a smaller one."""
     order = sorted(range(len(shapes)), key=lambda i: shapes[i].source + shapes[i].target)
     chosen: list[list[int]] = [[] for _ in shapes]
     for index, example in enumerate(examples):
@@ -159,7 +158,7 @@ class Batches:
     step alone.
 
     Each epoch visits every example once, in a new order, in batches of one shape each. A shape that
-    is short of rows at the end of its epoch fills up from its own beginning.
+    is short of rows at the end of its epoch is filled up from its beginning.
     """
 
     def __init__(self, examples: Sequence[Example], shapes: Sequence[Bucket], seed: int):
@@ -255,7 +254,9 @@ def examples(options: Data, encoder: bool, folder: Path, tokenizer, heldout: boo
 
 
 def few(tasks: Tasks, count: int) -> Tasks:
-    """Returns about `count` examples of each task, evenly spaced; all where there are fewer."""
+    """Returns about `count` examples of each task, evenly spaced; all of them if a task has
+    fewer.
+    """
     return {task: rows[:: max(1, len(rows) // max(1, count))] for task, rows in tasks.items()}
 
 

@@ -131,8 +131,8 @@ def answers(
     teacher's texts of blockwise parallel decoding are (Stern, Shazeer, Uszkoreit, arXiv
     1811.03115).
 
-    Answers are stored in `path` as they are made: what is there is not made again, so that a killed
-    run goes on and a recipe that asks for more gets the rest. A sample depends on its source alone.
+    Answers are stored in `path` as they are made: stored answers are not made again. A killed run
+    goes on, and a recipe that asks for more makes the rest. A sample depends on its source alone.
 
     Raises:
         ValueError: the file holds other answers; a source is too long for the teacher.
@@ -210,7 +210,7 @@ def _searched(
 
 
 def _open(path: Path, header: dict[str, Any]) -> dict[tuple[int, ...], list[int]]:
-    """Reads the answers in `path`, by source; begins the file if there is none, and drops a line
+    """Reads the answers in `path`, by source; begins the file if it is missing, and drops a line
     that a kill cut.
     """
     if not path.is_file():
@@ -240,10 +240,10 @@ def on_policy(
     eos: Sequence[int] = (),
     seed: int = 0,
 ) -> LossFunction:
-    """Returns the same loss, on texts of which the student has written a share itself (on-policy
+    """Returns the same loss, on a mixture with texts that the student wrote (on-policy
     distillation).
 
-    When it drafts, a model reads its own tokens; so it is taught there, by its target's
+    When it drafts, a model reads tokens that it wrote; so it is taught on them, by its target's
     distributions. Its texts are sampled in the training step itself and are gone after it. They
     depend on the parameters and the batch alone, so a run that is resumed makes the same ones
     (DistillSpec, arXiv 2310.08461).

@@ -1,5 +1,4 @@
-"""The training of a target that its own first layers can draft for: layer dropout and a loss at
-every exit.
+"""The training of a target whose first layers can draft: layer dropout and a loss at every exit.
 
 LayerSkip (Elhoushi et al., arXiv 2404.16710). Rows skip layers at random, later layers more often,
 so that the model relies less on these. All exits share the final norm and the head, which also
@@ -32,9 +31,7 @@ from jaxspec.training.recipes import EarlyExit, Train
 
 
 class Numbered(NamedTuple):
-    """A batch and its step, on which the layers that are dropped and the exits that learn depend,
-    and nothing else.
-    """
+    """A batch and its step. The step alone decides which layers are dropped and which exits learn."""
 
     batch: TrainingBatch
     step: Int[np.ndarray, ""]

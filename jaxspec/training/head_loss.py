@@ -8,7 +8,7 @@ target's after the same tokens. Logits are the largest arrays by far. They and t
 computed a few positions at a time, so that memory does not grow with the length of texts. Only the
 own loss of a target that learns needs the logits of whole texts.
 
-A drafter with its own vocabulary learns the target's distribution among its tokens, at the
+A drafter with a smaller vocabulary learns the target's distribution among its tokens, at the
 positions where the target's most probable token is one of them (EAGLE-3, arXiv 2503.01840). Reports
 count all of the target's probability.
 
@@ -42,7 +42,7 @@ class Lesson(NamedTuple):
     """The data of a step: texts, and the target's parameters, which a compiled program is given as
     arguments.
 
-    Those of a target that learns are not here, but beside the heads' (`apart`).
+    A learning target's parameters are not here, but beside the heads' (`apart`).
     """
 
     batch: TrainingBatch
@@ -58,7 +58,7 @@ class TargetRows(NamedTuple):
 
 
 class HeadTask(NamedTuple):
-    """A drafter and its target, with what it learns."""
+    """A drafter, its target and its objective."""
 
     lm: LanguageModel  # the target's language model
     config: Any  # the configuration of the drafter's network
@@ -86,8 +86,7 @@ TARGET = "target"  # the parameters of a target that learns, beside those of its
 
 
 def apart(params: Params, lesson: Lesson) -> tuple[Params, Lesson]:
-    """Takes the parameters of a target that learns from those of its heads, and gives them to the
-    lesson.
+    """Moves a learning target's parameters from the heads' to the lesson.
 
     >>> params, lesson = apart({"heads_0": 1.0, TARGET: {"norm": 2.0}}, Lesson(None, {}))
     >>> params, lesson.target
@@ -314,8 +313,8 @@ def compare(
     stands for all.
 
     `log_p` are the target's own; their probabilities sum to less than 1 if the drafter has fewer
-    tokens. `among` tells whether the target's most probable token is one of the drafter's, `agrees`
-    whether it is also the drafter's most probable one.
+    tokens. `among` tells whether the drafter has the target's most probable token, `agrees` whether
+    it is also the drafter's most probable one.
     """
     shared = shared_with(task.lm, target)
     ids = task.frozen.get(VOCABULARY)
@@ -374,9 +373,9 @@ def head_loss(task: HeadTask, divergence: Divergence) -> LossFunction:
     """Returns the divergence from the target's distributions, draft tokens weighted by
     `learn.decay`, as a loss.
 
-    A divergence that reads the mean acceptance rate (`blend`) reads that of a part of the batch,
-    and of one depth. With `learn.one_head` the loss is that of one draft token, which is drawn for
-    each batch (Stern, Shazeer, Uszkoreit, arXiv 1811.03115). The logits of the others are not
+    A divergence that reads the mean acceptance rate (`blend`) reads the rate of a part of the
+    batch, at one depth. With `learn.one_head` the loss is that of one draft token, which is drawn
+    for each batch (Stern, Shazeer, Uszkoreit, arXiv 1811.03115). The logits of the others are not
     computed. The target learns nothing.
     """
     apart_from_target = _distances(task, divergence)
@@ -395,13 +394,14 @@ def head_loss(task: HeadTask, divergence: Divergence) -> LossFunction:
 
 
 def combined_loss(task: HeadTask, divergence: Divergence) -> LossFunction:
-    """Returns the loss of a target that learns with its heads: its own on the texts, and theirs.
+    """Returns the loss of a target that learns with its heads: the target's on the texts, and the
+    heads'.
 
     Both are means over tokens; `learn.heads_weight` is the weight of the second (Medusa 2, Cai et
-    al., arXiv 2401.10774). Both learn the texts' own tokens: a target that is the label of its own
-    heads would come to meet them. With `learn.one_head` a batch teaches the target's own head or
-    one of the others, each with the same probability (blockwise parallel decoding's fine-tuning,
-    Stern, Shazeer, Uszkoreit, arXiv 1811.03115).
+    al., arXiv 2401.10774). Both learn the tokens of the texts: a target that labels its heads would
+    drift towards them. With `learn.one_head` a batch teaches the target's own head or one of the
+    others, each with the same probability (blockwise parallel decoding's fine-tuning, Stern,
+    Shazeer, Uszkoreit, arXiv 1811.03115).
     """
     apart_from_target = _distances(task, divergence)
 

@@ -149,11 +149,11 @@ def config_of(recipe: HeadRecipe, target: Model) -> Any:
 
 
 def start(recipe: HeadRecipe, target: Model, frequencies: Int[np.ndarray, " V"]) -> HeadInTraining:
-    """Makes the drafter that a run begins with: random, with what its kind copies of the target, or
-    a trained one.
+    """Makes the drafter that a run begins with: random, with the parts that its kind copies from
+    the target, or a trained one.
 
     Args:
-        frequencies: counts of tokens, of which a vocabulary of its own has the most frequent ones.
+        frequencies: counts of tokens; a smaller vocabulary has the most frequent ones.
     """
     config = config_of(recipe, target)
     head_kind = kind_of(config)

@@ -28,8 +28,8 @@ from jaxspec.training.recipes import Train
 
 
 class TrainState(NamedTuple):
-    """The state that a run resumes from; `average` is the moving average of the parameters, if
-    there is one.
+    """The state that a run resumes from; `average` is the moving average of the parameters, if the
+    recipe wants one.
     """
 
     step: Array
@@ -114,8 +114,8 @@ class Objective(NamedTuple):
 
 
 class Destination(NamedTuple):
-    """The place of a checkpoint, the dtype of its matrices, and whether it may replace what is
-    there.
+    """The place of a checkpoint, the dtype of its matrices, and whether it may replace an existing
+    one.
     """
 
     out: Path
@@ -146,15 +146,15 @@ def fit(
     """Trains as a recipe says, or the rest of it if `folder` holds an earlier, interrupted run.
 
     Orbax renames a complete checkpoint into place, so a run killed at any moment resumes from its
-    last checkpoint. It then computes exactly what it would have computed: batches depend on the
-    step alone.
+    last checkpoint. The result is exactly the same as without the interruption: batches depend on
+    the step alone.
 
     Returns:
         The trained parameters (their moving average, if the recipe wants one), and their held-out
-        loss in nats per token, or what the objective reports.
+        loss in nats per token, or the objective's report.
 
     Raises:
-        FloatingPointError: the loss is no longer finite; the last checkpoint stays.
+        FloatingPointError: the loss became infinite or NaN; the last checkpoint stays.
         OSError: the disk is full; the last checkpoint stays.
         ValueError: `folder` holds the state of another model.
     """
@@ -243,8 +243,7 @@ def _compiled(
     """Compiles the steps for the shapes of the next batches, side by side; returns which function a
     step's batch takes.
 
-    Each shape of a batch is a program of its own. Shapes that come later are compiled when they
-    come.
+    Each shape of a batch compiles a program. Shapes that come later are compiled when they come.
     """
     first = int(state.step)
     shapes = {

@@ -5,7 +5,7 @@ PARD (An et al., arXiv 2504.18583) fine-tunes a small model so. The model reads 
 some of its places, a branch of mask tokens, all in one pass over a token tree. A mask reads the
 text up to its place and the masks before it, as in decoding. Each place of the text learns its next
 token, and each mask the token that it stands before. Spec-Drafter (Xia et al., arXiv 2203.16487)
-learns the same with a vector of its own for each draft token in place of one mask token; here the
+learns the same with a separate vector for each draft token in place of one mask token; here the
 positions tell masks apart.
 
 Shapes: B batch, T places of a text that have a next token, A places with masks, K draft tokens, V

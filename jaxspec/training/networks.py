@@ -1,4 +1,4 @@
-"""The training of networks: their loss, their start, and what is written of them."""
+"""The training of networks: their loss, their start, and their checkpoints."""
 
 from __future__ import annotations
 

@@ -94,7 +94,7 @@ def hits(
     """Returns the share of tokens that are the tables' first draft token, over the first 128 tokens
     of each row.
 
-    Before these stands `begin`, what a decoder's row begins with.
+    `begin`, the beginning of a decoder's row, comes before them.
 
     >>> config, tables = count([[1, 2, 1, 2, 1, 0]], vocab_size=3, order=2)
     >>> hits(

@@ -2,9 +2,9 @@
 (arXiv 2310.07177).
 
 A draft that was trained on one kind of text drafts another kind badly. Between two batches of a job
-it learns the target's distributions at the positions where its own draft tokens were rejected. Its
-parameters are arguments of the compiled decoder, so nothing is compiled again; and whatever they
-are, the text is the target's, at every moment.
+it learns the target's distributions at the positions of rejected draft tokens. Its parameters are
+arguments of the compiled decoder, so nothing is compiled again; and whatever they are, the text is
+the target's, at every moment.
 
 Shapes: B rows of a batch, N rows of the buffer, P tokens of a prompt, T new tokens, K most probable
 tokens, V vocabulary.
@@ -128,8 +128,8 @@ def online(
         ValueError: a drafter that is not one draft model, or whose weights are integers; a number
             or name that is not among those expected. By `update`: rows that are too long, or too
             many.
-        FloatingPointError: by `update`: the loss or a parameter is no longer finite; the state that
-            was given is as it was.
+        FloatingPointError: by `update`: the loss or a parameter became infinite or NaN; the given
+            state is unchanged.
 
     Example:
         >>> import jaxspec
@@ -277,8 +277,8 @@ def _empty(rows: int, prompt: int, new: int, top_k: int) -> Buffer:
 
 
 def _texts(buffer: Buffer, prompt: Prompt, out: Texts, positions: str) -> NewTexts:
-    """Returns a batch's prompts and texts as rows for a buffer; refuses those for which it has no
-    room.
+    """Returns a batch's prompts and texts as rows for a buffer. Raises ValueError for rows that do
+    not fit.
     """
     tokens, learn = (
         (out.tokens, to_learn(out, positions))
@@ -388,7 +388,7 @@ def _model_of(drafter: Model | BoundDrafter) -> Model:
 
 
 def _with_learnt(params: Params, learnt: Params) -> Params:
-    """Returns parameters in their own dtypes, with the learnt values where there are any."""
+    """Returns parameters in their dtypes, with the learnt values where they exist."""
 
     def in_place(new: Array | None, old: Array) -> Array:
         if new is None:

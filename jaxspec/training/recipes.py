@@ -403,7 +403,7 @@ class NGramTables:
 
 @dataclasses.dataclass(frozen=True)
 class TableRecipe:
-    """N-gram tables and what they are counted from; the family is "ngram"."""
+    """N-gram tables and the texts that they count; the family is "ngram"."""
 
     name: str
     family: str
@@ -428,7 +428,7 @@ def load(path: str | Path) -> AnyRecipe:
     """Reads a recipe: a file, or one that comes with jaxspec, by its name.
 
     Raises:
-        FileNotFoundError: there is no such recipe.
+        FileNotFoundError: the recipe does not exist.
         RecipeError: it is not TOML, or has an unknown, missing or ill-typed key.
     """
     path = Path(path)
@@ -450,7 +450,7 @@ def load(path: str | Path) -> AnyRecipe:
 
 
 def parse(table: dict[str, Any], where: str = "recipe") -> AnyRecipe:
-    """A recipe from the tables of its TOML file; its family says of which kind."""
+    """Makes a recipe from the tables of its TOML file; its family decides the kind."""
     family = table.get("family")
     table = dict(table)
     if family not in {**FORMS, **HEADS}:

@@ -132,7 +132,7 @@ def checkpoint(
     Raises:
         FileNotFoundError: the data is not there.
         OSError: another process trains with its state in `work`, or the disk is full.
-        ValueError: there is something at `out`, another recipe's run in `work`, or another dtype.
+        ValueError: `out` exists already, `work` holds another recipe's run, or the dtype differs.
     """
     for written in (out, work / "state"):
         files.check_writable(written)
