@@ -80,8 +80,8 @@ class ConditionalAcceptance(NamedTuple):
     """The share of the tested draft tokens that was accepted; tested: those before were accepted,
     the text goes on.
 
-    Nothing after a round's first rejection is tested, so of the later draft tokens only those of
-    the better rounds are here.
+    Nothing after a round's first rejection is tested, so only better rounds contribute later draft
+    tokens.
 
     Two texts with two draft tokens a round. In the first 2 of 2 are accepted, then none; in the
     second the first of 2:
@@ -241,7 +241,7 @@ def _overlap(
 def preceding_tokens(
     target: core.LanguageModel, prompt: core.Prompt, tokens: Int[Array, "B N"]
 ) -> core.Preceding:
-    """Returns what precedes each new token of a text, for a sampler."""
+    """Returns the tokens before each new token of a text, for a sampler."""
     row = decoder_prompt(target, prompt)
     new = tokens.shape[1]
     # Position t of the text sees the new tokens before it: a strictly lower triangle [1, N, N - 1].

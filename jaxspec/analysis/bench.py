@@ -484,9 +484,7 @@ def _with_speeds(result: BenchResult, plain: BenchResult) -> BenchResult:
 
 
 def _with_texts(run: Run, plain: Run) -> BenchResult:
-    """Compares the texts of a run with plain decoding's, and says what became of the draft
-    tokens.
-    """
+    """Compares the texts of a run with plain decoding's, and reports the fates of the draft tokens."""
     result = run.result
     if not run.setting.temperature and (run.setting.is_plain or run.setting.rule.exact):
         pairs = list(zip(run.texts, plain.texts, strict=True))
@@ -579,8 +577,8 @@ class Predictor:
         self._measured: dict[tuple[Any, ...], Any] = {}
 
     def alpha(self, setting: Setting, prepared: Prepared) -> Rate | None:
-        """Measures the acceptance rate, over all positions of the target's own text; None if there
-        is none.
+        """Measures the acceptance rate, over all positions of the target's text; None if it cannot
+        be measured.
         """
         if not has_alpha(setting):
             return None

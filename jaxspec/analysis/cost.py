@@ -129,7 +129,7 @@ def measure(prepared: Prepared, *, repeats: int = REPEATS, inner: int | None = N
     Args:
         prepared: a generation with a target and a draft model. Its `max_new_tokens` sizes the
             caches, and a pass reads all of them.
-        repeats: measurements of each pass, of which the medians count.
+        repeats: measurements of each pass; medians count.
         inner: passes per measurement; by default as many as take some 30 ms.
 
     Raises:
@@ -189,7 +189,7 @@ def measure_all(
 
 
 def gammas_up_to(most: int, among: Sequence[int] = TIMED) -> tuple[int, ...]:
-    """Lists the gammas at which v is found, up to `most`.
+    """Lists the gammas whose v is measured, up to `most`.
 
     >>> gammas_up_to(9), gammas_up_to(4, (5,)), gammas_up_to(16, (5,))
     ((1, 2, 3, 4, 5, 7, 8, 9), (4,), (5, 16))
@@ -411,7 +411,7 @@ def policy_costs(
 
     Args:
         prepared: with the drafter, and the most draft tokens as its gamma; `max_new_tokens` sizes
-            the caches, all of which a pass reads. Drafts that it leaves no room for are not timed,
+            the caches, which a pass reads whole. Drafts that it leaves no room for are not timed,
             and count as 10^6 rounds.
         begin: makes the state of the rows after prefill, each with a limit of `max_new_tokens`, by
             default from the generation's own prompts. For a job's slots it is

@@ -2,7 +2,7 @@
 
 Functions of probabilities [..., vocabulary] that broadcast, computed in float64: p is the target's
 distribution and q the drafter's, both as they are sampled from (after temperature and truncation).
-An array that is no distribution, or is of another vocabulary, is a ValueError.
+An array that is not a distribution, or has another vocabulary, is a ValueError.
 
 Reference: Leviathan, Kalman, Matias, ICML 2023, arXiv 2211.17192.
 """
@@ -21,12 +21,12 @@ def beta(p: ArrayLike, q: ArrayLike, lenience: float = 1.0) -> np.ndarray:
 
     Args:
         p, q: distributions of target and drafter [..., vocabulary].
-        lenience: l, above 0 and at most 1; below 1 the output's distribution is no longer p, but at
-            most p / l.
+        lenience: l, above 0 and at most 1; below 1 the output's distribution differs from p, but is
+            at most p / l.
 
     Raises:
-        ValueError: p or q is no distribution, their vocabularies differ, or the lenience is out of
-            range.
+        ValueError: p or q is not a distribution, their vocabularies differ, or the lenience is out
+            of range.
 
     Example:
         >>> p, q = [0.5, 0.5, 0.0], [0.25, 0.25, 0.5]
@@ -54,7 +54,7 @@ def d_lk(p: ArrayLike, q: ArrayLike) -> np.ndarray:
         p, q: distributions of target and drafter [..., vocabulary].
 
     Raises:
-        ValueError: p or q is no distribution, or their vocabularies differ.
+        ValueError: p or q is not a distribution, or their vocabularies differ.
 
     Example, two positions:
         >>> d_lk([[0.5, 0.3, 0.2], [1.0, 0.0, 0.0]], [[0.2, 0.6, 0.2], [0.0, 0.5, 0.5]]).round(
@@ -73,7 +73,7 @@ def alpha(p: ArrayLike, q: ArrayLike, lenience: float = 1.0) -> float:
     It has the arguments and errors of `beta`. Take positions of text that the target generates;
     `jaxspec.analysis.acceptance` measures this for a pair of models.
 
-    Example, two positions, of which the drafter is right at one:
+    Example, two positions; the drafter is right at one:
         >>> alpha([[0.5, 0.5], [1.0, 0.0]], [[0.5, 0.5], [0.0, 1.0]])
         0.5
     """
@@ -96,7 +96,7 @@ def beta_of_candidates(p: ArrayLike, q: ArrayLike, count: int) -> np.ndarray:
         [..., K]; the first is `beta`.
 
     Raises:
-        ValueError: p or q is no distribution, their vocabularies differ, or count < 1.
+        ValueError: p or q is not a distribution, their vocabularies differ, or count < 1.
 
     Example:
         >>> beta_of_candidates([0.5, 0.3, 0.2], [0.1, 0.2, 0.7], 3).round(
@@ -125,7 +125,7 @@ def classical_rejection(p: ArrayLike, q: ArrayLike) -> np.ndarray:
     Never more than `beta`, and 0 as soon as the drafter excludes one token that the target may
     generate.
 
-    Example, of which `beta` accepts 0.75 and 0.9:
+    Example; `beta` accepts 0.75 and 0.9:
         >>> classical_rejection([[0.5, 0.5], [0.9, 0.1]], [[0.25, 0.75], [1.0, 0.0]]).tolist()
         [0.5, 0.0]
     """

@@ -11,8 +11,7 @@ RANGE = "min..max"  # the head of the least and the largest
 
 
 def fitting(view: Table, width: int | None, beside: int = 1) -> list[Table]:
-    """Splits a table into tables that are no wider than so many characters, each with the first
-    columns.
+    """Splits a table into tables of at most so many characters, each with the first columns.
 
     Args:
         view: the table; its title goes to the first part.

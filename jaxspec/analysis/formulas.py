@@ -11,8 +11,8 @@ paper's:
     c_bytes bytes that a pass of the drafter reads over those of the target.
 
 Equation 1 assumes an endless text, and draft tokens that are accepted independently of each other.
-`expected_rounds` takes a text that ends and the probabilities of its own positions (from `replay`).
-It computes the mean of a Markov chain over the text's tokens, without sampling. An argument out of
+`expected_rounds` takes a text that ends and the probabilities of its positions (from `replay`). It
+computes the mean of a Markov chain over the text's tokens, without sampling. An argument out of
 range is a ValueError. `roofline` has v from a machine.
 
 Shapes: T tokens of one text, G gamma.

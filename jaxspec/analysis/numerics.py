@@ -22,7 +22,7 @@ from jaxspec.decode.request import Prepared
 
 
 class Mismatch(NamedTuple):
-    """The first new token at which the texts of one prompt differ."""
+    """The first new token that differs between two texts of a prompt."""
 
     row: int  # the prompt
     position: int  # the new token, counted from 0

@@ -91,7 +91,7 @@ class Plan(NamedTuple):
     """The draft to take at one batch size, and what it and the others promise.
 
     Tokens per round, and so the speed, are those of a row. A batch goes on until its slowest row is
-    done: the more rows, and the less alike they are, the further its own speed falls short of this.
+    done: the more rows, and the less alike they are, the further its speed falls short of this.
     Whole texts have `SHARE` of it.
     """
 
@@ -348,8 +348,7 @@ def of_sizes(
             its share of one.
 
     Raises:
-        ValueError: there is no such machine or size, or no pair of these two: one of them has an
-            encoder.
+        ValueError: unknown machine or size; or the two make no pair, because one has an encoder.
 
     >>> of_sizes(0.75, "11B", "77M", "tpu-v4").gamma
     12
@@ -406,8 +405,8 @@ PADDED = 256  # ids by which vocabularies of one tokenizer may differ
 
 
 def check_pair(target: str, draft: str) -> str:
-    """Refuses two shapes of which `generate` makes no pair, and says what others need. Sizes such
-    as "11B" say nothing.
+    """Raises ValueError if `generate` cannot pair two shapes; the message names the requirement.
+    Sizes such as "11B" say nothing.
 
     >>> check_pair("llama-3.1-8b", "t5-small")
     Traceback (most recent call last):
@@ -437,8 +436,8 @@ def check_pair(target: str, draft: str) -> str:
 
 
 def _weight_bytes(size: str, load: roofline.Load) -> float:
-    """Returns the bytes of all weights of a shape, those of prefill alone too; of a number, of so
-    many.
+    """Returns the bytes of all weights of a shape, including weights that prefill alone uses, or of
+    a number of weights.
     """
     config = roofline.shape_of(size)
     if config is None:

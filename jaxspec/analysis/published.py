@@ -52,7 +52,7 @@ def table() -> list[Published]:
 
 
 def of(drafter: str, target: str = "") -> Published:
-    """Returns what a plan can rest on.
+    """Returns the evidence for a plan.
 
     Args:
         drafter: its hub id.
@@ -78,7 +78,7 @@ def of(drafter: str, target: str = "") -> Published:
 
 
 def needed(target: str) -> str:
-    """Says what to give as a drafter for a target on a machine that is not here, with the published
+    """Explains which drafters can be planned for a target on an absent machine, with the published
     ones.
     """
     rows = {name: row for name, row in _planned().items() if _same(row.target, target)}

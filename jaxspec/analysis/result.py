@@ -92,16 +92,14 @@ class Setting(NamedTuple):
 
     @property
     def drafter_name(self) -> str:
-        """The name of the drafter: its own, else that of the model or the factory; empty for plain
-        decoding.
-        """
+        """The name of the drafter, or of its model or factory; empty for plain decoding."""
         if self.is_plain:
             return ""
         return self.name or getattr(self.drafter, "name", "") or "unnamed"
 
     @property
     def policy_label(self) -> str:
-        """The name of the policy: its own, else that of its factory; empty if there is none."""
+        """The name of the policy, or of its factory; empty without one."""
         if self.policy is None or isinstance(self.policy, str):
             return self.policy_name or self.policy or ""
         return self.policy_name or self.policy.name or "unnamed"
@@ -400,9 +398,7 @@ def ratio(plain: np.ndarray, other: np.ndarray, tokens: float = 1.0) -> Spread |
 
 
 def over(result: BenchResult, other: BenchResult) -> Spread | None:
-    """Divides a result's speed by that of another which was interleaved with it, repeat by
-    repeat.
-    """
+    """Divides a result's speed by another's that was interleaved with it, repeat by repeat."""
     if result.group != other.group or not (result.seconds and other.seconds and other.tokens):
         return None
     return ratio(np.array(other.seconds), np.array(result.seconds), result.tokens / other.tokens)
@@ -468,14 +464,14 @@ class ResultStore:
     """Results by the fingerprint of their settings, so that a run that was interrupted goes on
     where it was.
 
-    In memory only, if there is no file; else each is a line of JSON.
+    In memory without a file; else each is a line of JSON.
 
     Args:
         file: the file of an earlier run, or a new one.
 
     Raises:
-        ValueError: a line of the file is no result. The last one may be cut: the run ended while it
-            was written. It is then replaced, so it has to begin as a result does.
+        ValueError: a line of the file is not a result. The last one may be cut: the run ended while
+            it was written. It is then replaced, so it has to begin as a result does.
     """
 
     def __init__(self, file: Path | None):

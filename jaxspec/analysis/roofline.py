@@ -3,11 +3,11 @@ machine.
 
 A pass reads every weight once, whatever it is fed, and each row's cache; it multiplies every weight
 with every token of every row. It reads the experts that any token chose, and multiplies each token
-with its own experts. Recurrent layers read and write a state for each token, and for those that a
-round may take back (`Load.row_bytes`). A pass takes as long as the slower of memory and arithmetic.
-So a verify pass is free while its batch (gamma + 1) tokens leave arithmetic idle. Beyond that it
-costs up to gamma + 1 passes, and speculation loses. Real passes are slower than this, small ones by
-much.
+with the experts that it chose. Recurrent layers read and write a state for each token, and for
+those that a round may take back (`Load.row_bytes`). A pass takes as long as the slower of memory
+and arithmetic. So a verify pass is free while its batch (gamma + 1) tokens leave arithmetic idle.
+Beyond that it costs up to gamma + 1 passes, and speculation loses. Real passes are slower than
+this, small ones by much.
 
 For GPUs two measured numbers are added, so that times are estimates and no floors: the share of its
 bandwidth that a product reaches, and the time of a small kernel. A pass of a small model is made of
@@ -178,7 +178,7 @@ def published_shapes() -> dict[str, Any]:
 
 
 def shape_of(name: str) -> Any:
-    """Returns the configuration of a shape; None if there is none of that name.
+    """Returns the configuration of a shape; None for an unknown name.
 
     Args:
         name: a published shape, the hub id of a model that has one, a checkpoint's folder, a
@@ -285,7 +285,7 @@ def verify_cost(machine: Machine, load: Load, gamma: ArrayLike, batch: ArrayLike
 def draft_cost(
     machine: Machine, draft: Load, target: Load, batch: ArrayLike = 1, gamma: ArrayLike = 1
 ) -> np.ndarray:
-    """Computes c, a one-token pass of the drafter in those of the target.
+    """Computes c, the cost of a one-token pass of the drafter over the target's.
 
     In recurrent layers a drafter's pass does gamma + 2 tokens again: its round may take back a
     whole draft.
@@ -300,8 +300,8 @@ def draft_cost(
 
 
 def spare_tokens(machine: Machine, load: Load) -> float:
-    """Computes the tokens (rows times gamma + 1) up to which a pass takes no longer than over one
-    token.
+    """Computes the largest number of tokens (rows times gamma + 1) whose pass takes no longer than
+    a pass over one.
 
     Where caches are read too, memory rules longer; this counts the weights alone, and all experts
     as read.

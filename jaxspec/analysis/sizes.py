@@ -27,7 +27,7 @@ class SizeTable(NamedTuple):
     heads: dict[str, int]  # parameters of draft heads
 
     def to_json(self) -> str:
-        """Writes the sizes, each on a line of its own."""
+        """Writes the sizes, one a line."""
         families = []
         for title, sizes in self.families.items():
             rows = ",\n".join(f"    {json.dumps(size._asdict())}" for size in sizes)

@@ -162,7 +162,7 @@ def tables(
     columns each.
 
     Args:
-        columns: groups of them, after those of the settings that differ.
+        columns: groups of columns, after the columns of settings that differ.
         width: characters of a line, into which a table of each group is made to fit; None for a
             document, which has all columns in one table.
     """
@@ -262,8 +262,8 @@ def of_policies(results: Sequence[BenchResult]) -> list[str]:
 
 
 def notes(results: Sequence[BenchResult]) -> list[str]:
-    """Says what the numbers mean: promises kept or not, plans, texts that differ, a machine that
-    was busy.
+    """Explains the numbers: promises kept or not, plans, texts that differ, a machine that was
+    busy.
     """
     lines = []
     for name, label in {

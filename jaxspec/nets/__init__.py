@@ -77,7 +77,7 @@ def axes_of(config: Any) -> Axes:
 
 
 def embedding_scale(config: Any) -> float:
-    """Returns the factor between rows of a network's embedding and what its first layer reads; 1 if
+    """Returns the factor between rows of a network's embedding and its first layer's input; 1 if
     unknown.
     """
     network = find(config)
@@ -87,8 +87,8 @@ def embedding_scale(config: Any) -> float:
 
 
 def logits_cap(config: Any) -> float | None:
-    """Returns the soft cap that a network's head ends with; None if there is none, or nothing is
-    known of it.
+    """Returns the soft cap at the end of a network's head; None without a cap, or for an unknown
+    network.
     """
     network = find(config)
     if network is None:
@@ -130,7 +130,7 @@ def replace(config: Any, **changes: Any) -> Any:
 
 
 def table_of(config: Any) -> dict[str, Any]:
-    """Returns the table that `from_table` reads: that of a configuration's shortest form."""
+    """Returns the table that `from_table` reads, in a configuration's shortest form."""
     form = form_of(config)[1]
     table = dataclasses.asdict(form)
     if isinstance(form, decoder.DecoderConfig):

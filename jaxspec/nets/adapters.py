@@ -1,9 +1,9 @@
-"""Models of one's own as a `LanguageModel`: any function, a Linen module, an NNX module.
+"""Users' models as a `LanguageModel`: any function, a Linen module, an NNX module.
 
 Two kinds of function will do, and the same two as a module's `__call__`:
 
     apply(params, tokens) -> logits a causal forward pass over whole rows: tokens [batch, step],
-        logits [batch, step, vocab]. There is no cache; each pass recomputes the row. Exact, and
+        logits [batch, step, vocab]. It has no cache; each pass recomputes the row. Exact, and
         enough to try an idea out.
 
     apply(params, cache, tokens, positions) -> (logits, cache) tokens and positions [batch, step]:
@@ -184,8 +184,8 @@ def from_linen(
     Its `__call__` takes what `apply` at the top of this file takes, without `params`.
 
     Raises:
-        TypeError: the module is a class, or none of Linen's. At trace time: the parameters are no
-            dict.
+        TypeError: the module is a class, or none of Linen's. At trace time: the parameters are not
+            a dict.
         ValueError: at trace time: the parameters are not the module's, or all of its variables, or
             it is in training; as `from_function`.
 
@@ -216,7 +216,7 @@ def _apply_of(module: nn.Module) -> Callable[..., Any]:
 
 
 def _apply(module: nn.Module, variables: Any, *arguments: Any, **named: Any) -> Any:
-    """Calls a Linen module; what is wrong with its parameters is said in the caller's words."""
+    """Calls a Linen module; errors about its parameters are put in the caller's words."""
     params = variables["params"]
     name = type(module).__name__
     way = f'expected what {name}.init(key, tokens)["params"] returns'
@@ -266,8 +266,8 @@ def from_linen_cache(
 
     Its `__call__` takes tokens [batch, step]. `module.init` of as many tokens as a row may hold
     makes the cache, zeros but for its shapes; each call writes entries from the index on, a scalar
-    in the collection, and attends to what lies before. Here every row has its own index, so that
-    rows accept their own number of draft tokens.
+    in the collection, and attends to what lies before. Here each row has an index, so that rows may
+    accept different numbers of draft tokens.
 
     Args:
         module: in decoding mode.
@@ -362,11 +362,11 @@ def from_nnx(
     """Makes a language model of an NNX module, and returns its parameters with it.
 
     The module is split once, here, and merged inside the traced body. Its `__call__` takes what
-    `apply` at the top of this file takes, without `params`; it must not keep state of its own
-    (dropout off, no nnx.Cache).
+    `apply` at the top of this file takes, without `params`; it must not keep state (dropout off, no
+    nnx.Cache).
 
     Raises:
-        TypeError: the module is none of NNX's.
+        TypeError: the module is not an `nnx.Module`.
         ValueError: at trace time: the parameters are not the module's, or it is in training; as
             `from_function`.
     """
@@ -457,7 +457,7 @@ def _checked_logits(logits: Any, tokens: Int[Array, "B T"], vocab: int) -> Float
 
 
 def _described(returned: Any) -> str:
-    """Describes what a model returned: "one array", "a tuple of array, int"."""
+    """Describes a model's result: "one array", "a tuple of array, int"."""
     names = [
         "array" if hasattr(x, "shape") else type(x).__name__ for x in jax.tree.leaves(returned)
     ]

@@ -54,8 +54,8 @@ def for_queries(
     or how to make them.
 
     In a wide pass, as in training on long texts, masks, biases and scores are made for
-    `chunks.LONGEST` queries at a time, so that no array of [step, step] is alive. Those of a tree
-    (`parent` is not None) are made whole.
+    `chunks.LONGEST` queries at a time, so that no array of [step, step] is alive. A tree's mask
+    (`parent` is not None) is made whole.
 
     >>> def make(first, count):
     ...     return jnp.ones((1, 1, count, 600), bool), None
@@ -83,9 +83,9 @@ def attend(
     2309.17453; gpt-oss).
 
     Over few keys the scores are made whole. Over many they are made for KEYS keys at a time, and
-    only from the first that any query may read to the last: a cache costs what is filled of it, and
-    a window what lies in it. (On a TPU `jax.experimental.pallas.ops.tpu.splash_attention` would go
-    here, for passes over a chunk without biases.)
+    only from the first that any query may read to the last: the cost grows with the filled entries
+    of a cache, or with a window. (On a TPU `jax.experimental.pallas.ops.tpu.splash_attention` would
+    go here, for passes over a chunk without biases.)
     """
     arrays = (query, keys, values, mask, bias, sinks)
     step = query.shape[2]
@@ -160,7 +160,7 @@ def _by_keys(
     """Computes `_whole` block of keys by block, with the largest score and the sum of weights so
     far carried along.
 
-    Its gradient is that of `_whole`. Reference: Milakov, Gimelshein, arXiv 1805.02867.
+    Its gradient is `_whole`'s. Reference: Milakov, Gimelshein, arXiv 1805.02867.
     """
     B, H, T, D = query.shape
     K, size = keys.shape[1:3]
@@ -297,9 +297,7 @@ def _made_with_source(
 
 
 class EncoderKeys(NamedTuple):
-    """The keys and values that a layer has of what an encoder read, and which of its P positions
-    are real.
-    """
+    """A layer's keys and values of an encoder's output, and which of its P positions are real."""
 
     keys: Float[Array, "B K P D"]
     values: Float[Array, "B K P D"]
@@ -307,7 +305,7 @@ class EncoderKeys(NamedTuple):
 
 
 class LayerInputs(NamedTuple):
-    """A layer's inputs beside the stream: those of attention, by positions, and its part of the
+    """A layer's inputs beside the stream: attention's, by positions, and the layer's part of the
     side inputs.
     """
 
@@ -322,10 +320,10 @@ class Attention(nn.Module):
     """The projections and the softmax between them; masks, biases and the cache are the caller's.
 
     Attributes:
-        shape: a `shapes.AttentionShape`, which says what there is.
+        shape: the parts of the layer.
         dim: the model dimension.
         norm: makes the normalisation of queries and keys, by the number of heads that have a scale
-            each; 0: one of all.
+            each; 0: one scale for all.
         epsilon: added to the mean square where a value head is normalised.
     """
 
@@ -401,7 +399,7 @@ class Attention(nn.Module):
     def mix(
         self, x: Float[Array, "B T M"], read: Callable[..., Any], inputs: LayerInputs
     ) -> tuple[Float[Array, "B T M"], Any]:
-        """Computes what the layer adds, and what its cache is to hold; see `shapes.Mixer`."""
+        """Computes the layer's output and its cache's new entries; see `shapes.Mixer`."""
         (keys, values), mask, source = (
             read(*self.keys_values(x, inputs.rotary)),
             inputs.mask,
@@ -453,7 +451,7 @@ class Attention(nn.Module):
         return self.out(joined if gate is None else joined * jax.nn.sigmoid(gate))
 
     def of_source(self, x: Float[Array, "B T M"], source: EncoderKeys) -> Float[Array, "B T M"]:
-        """Attends from `x` to what an encoder read, as cross-attention does."""
+        """Attends from `x` to an encoder's output: cross-attention."""
         return self(
             x,
             source.keys,
@@ -541,9 +539,9 @@ class Norm(nn.Module):
 
     Attributes:
         epsilon: added to the mean square.
-        unit_offset: whether what is stored is the scale minus 1 (Gemma, Nemotron).
+        unit_offset: whether the scale minus 1 is stored (Gemma, Nemotron).
         centred: whether the mean is subtracted first (LayerNorm).
-        scaled, has_bias: whether there is a scale, and whether a bias is added.
+        scaled, has_bias: whether the norm has a scale, and a bias.
         heads: number of heads [B, heads, T, M] with a scale each; 0 for one scale of all.
     """
 

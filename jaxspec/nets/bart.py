@@ -41,14 +41,14 @@ class BartConfig:
         dim, ff_dim, heads: model and feed-forward sizes, and heads of dim / heads dimensions.
         encoder_layers, decoder_layers: depth of either side.
         source_vocab: rows of the encoder's own embedding; None: it shares the decoder's.
-        activation: one of `attention.ACTIVATIONS`.
+        activation: a name in `attention.ACTIVATIONS`.
         positions: "learned", "sinusoids" (Marian) or "inclusive sinusoids" (M2M-100), whose last
             frequency is 1/10000.
         offset: number of the row's first position (2 in BART and M2M-100).
         max_positions: longest prompt, and longest output.
         norms_after: whether blocks are normalised after they are added to the stream; False:
             before.
-        embedding_norm: whether what the first layer reads is normalised.
+        embedding_norm: whether the first layer's input is normalised.
         final_norm: whether either side ends in a norm.
         scale_embedding: whether embedded tokens are multiplied by the root of `dim`.
         tied_head: whether the head is the decoder's embedding.
@@ -182,7 +182,7 @@ class Bart(EncoderDecoder):
     def _embedded(
         self, tokens: Int[Array, "B T"], position: Int[Array, "#B T"], table: Embedding, side: str
     ) -> Float[Array, "B T M"]:
-        """Computes what the first layer of a side reads."""
+        """Computes the input of a side's first layer."""
         c = self.config
         x = table(tokens)
         if c.scale_embedding:
@@ -200,7 +200,7 @@ class Bart(EncoderDecoder):
         return x
 
     def encode(self, prompt: Prompt, mask: Bool[Array, "B 1 1 P"]) -> Float[Array, "B P M"]:
-        """Computes the encoder's output; `mask` is that of `real`."""
+        """Computes the encoder's output; `mask` comes from `real`."""
         position = jnp.arange(prompt.tokens.shape[1], dtype=jnp.int32)[None]
         if self.config.source_vocab is None:
             table = self.embedding

@@ -1,10 +1,9 @@
 """The decoder-only network of today's model families: norms, attention and feed-forward blocks,
 layer by layer.
 
-A configuration says of each layer what it is made of (`nets.shapes`). Llama, Mistral, Qwen, Gemma
-and GPT-2 are values of it: see `jaxspec.weights.hf_families`. Layers with a window attend to it
-only, and their caches are rings that hold little more (`core.kv_cache`), where there is room for
-more.
+A configuration lists the parts of each layer (`nets.shapes`). Llama, Mistral, Qwen, Gemma and GPT-2
+are values of it: see `jaxspec.weights.hf_families`. Layers with a window attend to it only, and
+their caches are rings that hold little more (`core.kv_cache`), if rows may grow longer.
 
 Shapes: B batch, T step, S cache capacity, H heads, D head dimension, M model dimension.
 """
@@ -54,10 +53,10 @@ class DecoderLayer(nn.Module):
         post_norms, pre_norms, parallel, added_scale: the fields of `shapes.LayerShape`.
         has_ff_norm: its `ff_norm`.
         last: the block at the end; None for none.
-        cross: the attention to what an encoder read; None for none.
+        cross: the attention to an encoder's output; None without one.
         norms_after: whether a norm is applied to the sum of the stream and a block's output
             (Vaswani et al., arXiv 1706.03762), in place of the block's input.
-        make_bias: makes a table of position biases of its own (umT5); None: it has none.
+        make_bias: makes the layer's table of position biases (umT5); None: it has none.
     """
 
     attention: Any
@@ -93,7 +92,7 @@ class DecoderLayer(nn.Module):
     def cross_keys_values(
         self, encoded: Float[Array, "B P M"]
     ) -> tuple[Float[Array, "B K P D"], ...]:
-        """Computes the keys and values that the layer has of what an encoder read."""
+        """Computes the layer's keys and values of an encoder's output."""
         return (self.attention if self.cross is None else self.cross).keys_values(encoded)
 
     def __call__(
@@ -134,7 +133,7 @@ class DecoderLayer(nn.Module):
     def _added(
         self, block: str, x: Float[Array, "B T M"], added: Float[Array, "B T M"]
     ) -> Float[Array, "B T M"]:
-        """Adds what a block computed to the stream."""
+        """Adds a block's output to the stream."""
         if self.post_norms:
             added = getattr(self, f"{block}_post_norm")(added)
         if self.added_scale != 1.0:
@@ -153,7 +152,7 @@ def layer_of(
     without_keys: bool = False,
     **options: Any,
 ) -> Any:
-    """Makes a layer of a configuration; `options` are those of another kind of layer.
+    """Makes a layer of a configuration; `options` are for other kinds of layers.
 
     `without_keys`: its attention reads keys that its caller has, whichever layer they are of.
     """
@@ -374,7 +373,7 @@ def init(config: DecoderConfig, key: Key[Array, ""]) -> Params:
 
 
 def numbers_of(layers: Sequence[LayerShape]) -> list[int]:
-    """Numbers the shapes of layers, in the order in which they occur first."""
+    """Numbers the shapes of layers in the order of their first occurrence."""
     numbers = {shape: number for number, shape in enumerate(dict.fromkeys(layers))}
     return [numbers[shape] for shape in layers]
 
@@ -424,7 +423,7 @@ _AXES = ["heads", "kv_heads", "experts", "ff", "vocab"]  # in the order in which
 
 
 def _share(config: DecoderConfig, path: str) -> float:
-    """Positions are looked up, as is an embedding that is no head."""
+    """Positions are looked up, and so is an embedding that does not serve as the head."""
     # Blocks know their own matrices: an expert's is multiplied with few of the tokens.
     block = re.match(r"layers_(\d+)/(attention|cross|ff|last)/(.*)", path)
     if block:

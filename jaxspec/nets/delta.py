@@ -6,7 +6,7 @@ it has for the token's key towards the token's value, and reads it with the toke
 keys and values come from a short convolution over the last tokens' projections, which is part of
 the state.
 
-There are two forms. `DeltaRule.step` reads one token, in decoding and in the passes of rounds.
+It has two forms. `DeltaRule.step` reads one token, in decoding and in the passes of rounds.
 `DeltaRule.many` reads a prompt in chunks of CHUNK tokens by matrix products. Within a chunk the
 corrections form a triangular system.
 
@@ -50,8 +50,8 @@ class DeltaShape(Mixer):
     """A layer of the gated delta rule, in place of attention.
 
     Attributes:
-        key_heads, value_heads: heads of queries and keys, and heads of values, of which consecutive
-            ones share a key.
+        key_heads, value_heads: heads of queries and keys, and heads of values; consecutive ones
+            share a key.
         key_dim, value_dim: their dimensions.
         kernel: tokens that the convolution reads, the token's own included.
     """
@@ -103,7 +103,7 @@ class DeltaShape(Mixer):
 
 
 class Delta(nn.Module):
-    """The projections, the recurrence and the gated norm of what it reads."""
+    """The projections, the recurrence and the gated norm of its output."""
 
     shape: DeltaShape
     dim: int
@@ -114,7 +114,7 @@ class Delta(nn.Module):
     def mix(
         self, x: Float[Array, "B T M"], read: Callable[..., Any], inputs: LayerInputs
     ) -> tuple[Float[Array, "B T M"], Any]:
-        """Computes what the layer adds, and its record; see `shapes.Mixer`."""
+        """Computes the layer's output and its record; see `shapes.Mixer`."""
         s = self.shape
 
         def dense(name: str, features: int) -> Any:
@@ -174,8 +174,8 @@ class DeltaRule:
     def many(
         self, state: DeltaState, entries: DeltaEntries, count: Int[Array, " B"]
     ) -> tuple[Float[Array, "B N H V"], DeltaState]:
-        """Reads N tokens in chunks; returns what they read, and the state after the first `count`
-        of each row.
+        """Reads N tokens in chunks; returns their outputs, and the state after the first `count` of
+        each row.
         """
         # [B, kernel - 1 + N, channels]
         window = jnp.concatenate([state["inputs"], entries["inputs"]], axis=1)
@@ -220,7 +220,7 @@ def chunked(
 ) -> tuple[Float[Array, "B N H V"], Float[Array, "B H K V"]]:
     """Computes the gated delta rule by matrix products over CHUNK tokens at a time, in float32.
 
-    Let k_i be the keys of a chunk, w_i what its tokens write, and G_i the sum of decays up to token
+    Let k_i be the keys of a chunk, w_i its tokens' updates, and G_i the sum of decays up to token
     i. The memory after token i is exp(G_i) S + sum_{j <= i} exp(G_i - G_j) k_j w_j^T. Token i
     writes beta_i times its error, which is v_i - exp(G_i) S^T k_i - sum_{j < i} exp(G_i - G_j) (k_j
     k_i) w_j: a triangular system.

@@ -1,5 +1,4 @@
-"""Products with weights [out, in], the layout of PyTorch's: what a decoding step does most of the
-time.
+"""Products with weights [out, in], PyTorch's layout: most of the time of a decoding step.
 
 Shapes: B batch, T step.
 """
@@ -31,7 +30,7 @@ class Dense(nn.Module):
 
     Attributes:
         features: the width of the output.
-        use_bias: whether there is a bias.
+        use_bias: whether a bias is added.
         weight_init: the initialiser of the weights, whose last axis is the input.
     """
 
@@ -153,8 +152,8 @@ def _on_tpu(x: Float[Array, "B T in"], weight: Matrix) -> Float[Array, "B T out"
 def _among_two(
     x: Float[Array, "B T in"], matrix: Quantised, precision: Precision
 ) -> Float[Array, "B T out"]:
-    """Multiplies apart from loops; one row with a large matrix of one scale per output as one of
-    two.
+    """Multiplies outside of loops. A single row with a large matrix with one scale per output is
+    multiplied as two rows.
 
     A GPU's product of one row is compiled in float32 (TF32), and every entry is converted to it.
     Products of two rows stay in bfloat16 (docs/gpu.md). The padding may be a kernel, which a small

@@ -1,8 +1,8 @@
 """A dense feed-forward block beside a mixture of experts, both of the same stream (Gemma 4
 26B-A4B).
 
-Each has a norm before it and one after it, and the router has a norm of its own: the block
-normalises its input itself (`LayerShape.ff_norm` is False).
+Each has a norm before it and one after it, and the router has another norm: the block normalises
+its input itself (`LayerShape.ff_norm` is False).
 
 Shapes: B batch, T step, M model dimension, E experts.
 """

@@ -20,7 +20,7 @@ class Embedding(nn.Module):
     """Looks rows up, as `dtype`; a tied head multiplies with them.
 
     Parameters may have a second matrix, `more` [n, dim]: ids from `size` on are its rows. These are
-    vectors to be fed that are no tokens (`draft_heads.lookahead_embeddings`).
+    vectors to be fed in place of tokens (`draft_heads.lookahead_embeddings`).
 
     Attributes:
         size, dim: rows of the matrix, and their width.
@@ -74,7 +74,7 @@ class Embedding(nn.Module):
 
 
 def _one_of_two(table: Float[Array, "V M"], ids: Int[Array, "*shape"]) -> Float[Array, "*shape M"]:
-    """Looks a single row up as one of two, for GPUs.
+    """Looks a single row up together with a second one, for GPUs.
 
     Of one row XLA makes a slice before it splits the program over devices; a slice of a table that
     is split gathers all of it on each device, in every step: 2.1 GB of Llama 3.1 70B. Of two rows

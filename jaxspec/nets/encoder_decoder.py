@@ -71,7 +71,7 @@ def side(
         config: the network's shape, with vocab_size, dim and dtype.
         depth: the number of layers.
         attention, ff, norm: the shape of their blocks and norms.
-        has_cross: whether they also attend to what the encoder read, as a decoder's do.
+        has_cross: whether they also attend to the encoder's output, as a decoder's layers do.
         options: further attributes of `DecoderLayer`.
     """
     layer = LayerShape(attention, ff, cross=attention if has_cross else None)
@@ -107,11 +107,11 @@ class EncoderDecoder(nn.Module):
     Its `setup` makes `embedding`, the lists `encoder` and `decoder` of layers (`DecoderLayer`), and
     `decoder_norm`. It has these methods:
 
-    - `encode(source, mask)`: the encoder's output [B, P, M] of what it reads; `mask` is what `real`
-      returned.
+    - `encode(source, mask)`: the encoder's output [B, P, M] for its input; `mask` comes from
+      `real`.
     - `real(source)`: the mask [B, 1, 1, P] of the encoder's output, where that is not a prompt of
       tokens.
-    - `embed_at(tokens, position)`: what the first decoder layer reads [B, T, M], by tokens and
+    - `embed_at(tokens, position)`: the first decoder layer's input [B, T, M], by tokens and
       positions [#B, T].
     - `logits(features, training, raw=False)`: the head.
 
@@ -149,7 +149,7 @@ class EncoderDecoder(nn.Module):
 
     @staticmethod
     def example(config: Any) -> Any:
-        """Returns what an encoder may read, of which only shapes and dtypes matter."""
+        """Returns a possible input of an encoder; only shapes and dtypes matter."""
         return Prompt(jnp.zeros((1, 2), jnp.int32), jnp.full((1,), 2, jnp.int32))
 
     def real(self, prompt: Any) -> Bool[Array, "B 1 1 P"]:
@@ -203,7 +203,7 @@ class EncoderDecoder(nn.Module):
     def run_encoder(
         self, x: Float[Array, "B P M"], inputs: Iterable[LayerInputs]
     ) -> Float[Array, "B P M"]:
-        """Runs the encoder's layers, as far as the final norm; `inputs` are those of each."""
+        """Runs the encoder's layers, up to the final norm; `inputs` has each layer's."""
         layers = [
             functools.partial(layer, inputs=x)
             for layer, x in zip(self.encoder, inputs, strict=True)

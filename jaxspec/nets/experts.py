@@ -46,12 +46,12 @@ class ExpertsShape(Block):
         count: number of experts.
         top: number of experts that each token is given to.
         dim: hidden units of an expert.
-        activation: one of those of `FeedForwardShape`, or "clamped": for g the gate's output up to
+        activation: an activation of `FeedForwardShape`, or "clamped": for g the gate's output up to
             `limit`, and u the other projection's from -limit to limit, (u + 1) g sigmoid(alpha g)
             (gpt-oss).
         bias: whether the router and the experts' projections have biases.
-        renormalised: whether the weights of a token's experts add up to 1; if not, those of all
-            experts would.
+        renormalised: whether the weights of a token's chosen experts add up to 1; if not, the
+            weights of all experts do.
         alpha, limit: numbers of "clamped".
     """
 
@@ -154,7 +154,7 @@ class Experts(nn.Module):
     def __call__(
         self, x: Float[Array, "B T M"], ids: Int[Array, "B T k"], weights: Float[Array, "B T k"]
     ) -> Float[Array, "B T M"]:
-        """Computes the weighted sum of what the experts `ids` make of each token."""
+        """Computes the weighted sum of the experts' outputs for each token."""
         count = self.shape.count
         hidden = self.shape.dim
         use_bias = self.shape.bias
@@ -203,7 +203,7 @@ def by_blocks(
     """Multiplies block by block, each of at most `FEW` tokens of one expert; the sum is float32.
 
     Up to `FEW` tokens each expert that is used has one block: its matrices are read once, and no
-    other's. Without conditions there are as many blocks as there could be; those without tokens
+    other's. Without conditions the number of blocks is the largest possible; blocks without tokens
     read the last expert again.
 
     Args:

@@ -1,4 +1,4 @@
-"""Parameters that are not those of the network they are used with, named."""
+"""Names parameters that do not belong to the network they are used with."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ SHOWN = 3  # parameters that an error names
 def named_mismatch(
     params: Params, init: Init, config: Any, layers: Mapping[str, int]
 ) -> Iterator[None]:
-    """Says which parameters are not those of a network, where running it fails or they have more
-    layers than it.
+    """Names the parameters that do not belong to a network, if running it fails or they have more
+    layers.
 
     Args:
         params: the parameters that the network was given.
-        init, config: the function that makes its own, called only where something is wrong.
+        init, config: the function that makes the network's parameters, called only after an error.
         layers: how many layers it has, by the name that their parameters begin with.
 
     >>> init = lambda config, key: {"weight": jax.random.normal(key, (config, 2))}

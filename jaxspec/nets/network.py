@@ -36,8 +36,8 @@ class Load(NamedTuple):
             question.
         state_bytes: states of recurrent layers among these.
         dtype: the weights' and the arithmetic's.
-        experts: (share, numbers) of weights of which each token is multiplied with a share: 1/16
-            where 8 experts of 128 are used.
+        experts: (share, numbers) of weights that each token uses a share of: 1/16 for 8 experts of
+            128.
         matrices: (numbers, count) of the matrices that make up `parameters`; empty where they are
             not known.
         small_kernels: kernels of a pass on a GPU besides the products (norms, rotation, attention,
@@ -90,7 +90,8 @@ class Load(NamedTuple):
         arrays broadcast.
 
         A pass begins by doing tokens again in recurrent layers: as many as a round may take back
-        (`core.token_rows.room`). Each of these and of its own reads a state and writes it.
+        (`core.token_rows.room`). Each of these tokens, and each token of the pass, reads a state
+        and writes it.
 
         Args:
             tokens: tokens that the pass is fed.
@@ -146,16 +147,17 @@ class Network(NamedTuple):
             prefill makes.
         axes: configuration -> how its parameters may be split over devices.
         share: (configuration, path) -> the share of a matrix that each token of a decoding pass is
-            multiplied with: 0 for what is looked up, or what prefill alone uses.
+            multiplied with: 0 for tables that are looked up, and for weights that prefill alone
+            uses.
         spread: (configuration, path) -> a factor of a random matrix, beside the inverse root of its
             columns' number.
-        embedding_scale: configuration -> the factor between rows of its embedding and what its
-            first layer reads.
+        embedding_scale: configuration -> the factor between rows of its embedding and its first
+            layer's input.
         logits_cap: configuration -> the soft cap that its head ends with.
         trimmed: (configuration, tokens) -> the configuration with a head for so many tokens, and
             the names of the head's parameters, "head" or "embedding". None: it has no head.
-        source: (configuration, rows) -> what an encoder reads for so many prompts, where that is no
-            text; else None.
+        source: (configuration, rows) -> an encoder's input for so many prompts, if it is not text;
+            else None.
         small_kernels: kernels of a layer on a GPU besides its products.
         forms: (family, short form of the configuration) for each family; none: the configuration is
             short itself.
@@ -218,8 +220,8 @@ class Network(NamedTuple):
         ]
 
     def total(self, config: Any, measure: Callable[[Any], int]) -> int:
-        """Adds up an amount to which every layer adds its own, from small networks that have each
-        shape of layer once.
+        """Adds up an amount over all layers, from small networks that have each shape of layer
+        once.
 
         >>> from jaxspec.nets import decoder
         >>> config = decoder.gpt_config(32, dim=8, ff_dim=8, layers=12, heads=2)
@@ -249,8 +251,8 @@ class Network(NamedTuple):
         """Computes the load of a decoding pass.
 
         It leaves out the weights that prefill alone uses: an encoder, a position table, an
-        embedding that is no head, keys and values of cross-attention. It also leaves out norms and
-        biases, which are few.
+        embedding that does not serve as the head, keys and values of cross-attention. It also
+        leaves out norms and biases, which are small.
 
         Args:
             config: the network's, with its dtype.

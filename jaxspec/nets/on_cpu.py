@@ -56,9 +56,8 @@ def quantised_product(
     result is float32.
 
     XLA makes both factors one type in memory before it multiplies them, each matrix in a buffer of
-    its own. Here the buffer is that of a part. It stays in cache, and all products share it. (On a
-    mesh of CPUs, groups that are split over devices are gathered: a group is multiplied on all of
-    them.)
+    its own. Here the buffer holds a part. It stays in cache, and all products share it. (On a mesh
+    of CPUs, groups that are split over devices are gathered: a group is multiplied on all of them.)
     """
     if 4 * entries_of(matrix).size <= SMALL:
         return apart_from_loops(x, matrix, precision)
@@ -70,7 +69,7 @@ def quantised_product(
 
 
 def _rows(x: Float[Array, "B T in"]) -> Float[Array, "N in"]:
-    """Returns all rows. Those of one sequence are padded; those of a batch may lie on several
+    """Returns all rows. Rows of one sequence are padded; rows of a batch may lie on several
     devices.
     """
     *batch, step, columns = x.shape
@@ -97,13 +96,13 @@ def _multiply(
 ) -> Float[Array, "N out"]:
     """Multiplies `x @ weight.T`; sums have 32 bits or more.
 
-    float32: XLA copies a large matrix into its own layout to multiply it with a few rows, which
+    float32: XLA copies a large matrix into another layout to multiply it with a few rows, which
     takes as long as two to three passes over one row. With the matrix as the left factor it does
     not: 1.1 to 1.5 passes. 5 to 7 rows are faster as 8, and 9 to 15 as 16.
 
-    bfloat16: a product whose result is bfloat16, too, is made in float32, from a float32 copy of
-    the matrix, and so is one of a single row. With float32 sums and two rows or more there is no
-    copy.
+    bfloat16: a product with a bfloat16 result is computed in float32, from a float32 copy of the
+    matrix, and so is a product of a single row. With float32 sums and two rows or more nothing is
+    copied.
     """
     rows_last: Any = (((1,), (1,)), ((), ()))
     if is_narrow(x.dtype):
@@ -155,8 +154,8 @@ def block_rows(rows: int, columns: int) -> int:
     """Chooses the rows of a block: as many as fit, at most half of them, and a divisor of them if
     one is near.
 
-    Half, since a loop that runs once is none, and what it widens would be moved out of generation's
-    loop again.
+    Half, because XLA unrolls a loop that runs once, and would move its widened matrix out of
+    generation's loop again.
 
     >>> (
     ...     block_rows(256, 256),

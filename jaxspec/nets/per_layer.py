@@ -1,9 +1,8 @@
-"""Embeddings that each layer has of its own, and the block at a layer's end that adds them (Gemma
-4).
+"""Embeddings for each layer, and the block at a layer's end that adds them (Gemma 4).
 
 A token's embeddings for all layers are one row of a table. To each is added a part of a projection
 of the token's ordinary embedding. They go through the network behind the stream
-(`DecoderConfig.side`), and each layer reads its own.
+(`DecoderConfig.side`), and each layer reads its part.
 
 Shapes: B batch, T step, M model dimension, P dimension of the embeddings.
 """

@@ -15,21 +15,21 @@ A group is `width` neighbouring columns of a row, so a matrix of G groups is G m
 per output, side by side. A scale belongs to an output, so x @ (s q)^T = s (x @ q^T). The entries
 are widened to the dtype of x where they are multiplied. Sums are float32. The product is scaled
 before it is rounded; the scaled products of groups are added up. Entries have at most 7 bits and
-bfloat16 has 8, so widening them is exact in either. Scales are float32; those of "float4" are
+bfloat16 has 8, so widening them is exact in either. Scales are float32; scales of "float4" are
 powers of two, in bfloat16. Two habits of XLA would bring the copies back:
 
 Widened weights are the same in every round of a generation, so they are moved out of its loop: all
 matrices, as floats, for as long as it runs. Tying the entries to the activations by a barrier
 prevents that (`apart_from_loops`).
 
-On CPU, factors are made one type in memory before they are multiplied, each matrix in a buffer of
-its own. There a product is a loop over parts of the matrix (`nets.on_cpu`).
+On CPU, factors are converted to one type in memory before they are multiplied, each matrix in a
+separate buffer. There a product is a loop over parts of the matrix (`nets.on_cpu`).
 
 A TPU's compiler does neither. It widens inside the product, a tile at a time, and leaves that in
 the loop (tests/test_tpu.py). A barrier would make two layers of Llama 8B in bfloat16 a third
-slower: 0.85 million estimated cycles of a v5p in place of 0.64 for a token. Groups are widened so,
-too, because each is a matrix of its own here. Scaled first, as [out, in], the whole matrix would be
-written to memory.
+slower: 0.85 million estimated cycles of a v5p in place of 0.64 for a token. Groups are widened in
+the same way, because each is a separate matrix here. Scaled first, as [out, in], the whole matrix
+would be written to memory.
 
 Shapes: B batch, T step, N = B T, G groups of `width` columns.
 """
@@ -84,8 +84,8 @@ def entries_name(matrix: Quantised) -> str:
 
 
 def shape(matrix: Matrix) -> tuple[int, ...]:
-    """Returns [out, in], of a quantised matrix too, or [experts, out, in]; the shape of any other
-    array is its own.
+    """Returns [out, in], of a quantised matrix too, or [experts, out, in]; other arrays keep their
+    shape.
 
     >>> shape({"int4": jnp.zeros((2, 5, 32), jnp.int4), "scale": jnp.ones((5, 2))})
     (5, 64)
@@ -122,7 +122,7 @@ def is_whole(matrix: Quantised) -> bool:
 
 
 def take_rows(matrix: Matrix, rows: Int[Array, " n"]) -> Matrix:
-    """Takes some rows of a matrix, or entries of a vector, in the form in which it is."""
+    """Takes some rows of a matrix, or entries of a vector, without changing its form."""
     if not isinstance(matrix, Mapping):
         return jnp.take(matrix, rows, axis=0)
     return {
@@ -165,7 +165,7 @@ def product(
     """Multiplies `x @ widen(matrix).T`, summed and scaled in float32.
 
     Args:
-        x: activations, whose dtype is that of the product.
+        x: activations; the product has their dtype.
         matrix: quantised.
         precision: the product's precision; see `dense.precision`.
         how: how the entries are multiplied, which depends on the backend: `at_once` (None),
@@ -183,9 +183,9 @@ def at_once(
 ) -> Float[Array, "B T out"]:
     """Multiplies with the entries in the dtype of `x`, sums in float32, and scales.
 
-    Of groups, few rows of activations are multiplied with each group apart, whose sums are scaled:
-    what is read is the entries. Of many rows these sums [G, N, out] would be more than the matrix:
-    it is scaled inside of the product, and rounded to the dtype of `x`.
+    With groups, few rows of activations are multiplied with each group separately and the sums are
+    scaled, so that only the entries are read. Of many rows these sums [G, N, out] would be more
+    than the matrix: it is scaled inside of the product, and rounded to the dtype of `x`.
     """
     entries = entries_of(matrix)
     scale = matrix["scale"].astype(jnp.float32)
@@ -229,8 +229,8 @@ def _dot(x: Array, y: Array, axes: Any, precision: Precision) -> Array:
 def rows(tokens: Int[Array, "*shape"], matrix: Quantised) -> Float[Array, "*shape dim"]:
     """Reads some rows of the matrix, in float32.
 
-    One row is read as one of two: for a single one a TPU's compiler copies the whole matrix into
-    another layout first, in every step (0.5 GB of Llama 3.1 8B).
+    One row is read together with a second one: for a single row a TPU's compiler copies the whole
+    matrix into another layout first, in every step (0.5 GB of Llama 3.1 8B).
 
     >>> matrix = {"int8": jnp.array([[3, 4], [5, 6]], jnp.int8), "scale": jnp.array([[1.0], [0.5]])}
     >>> rows(jnp.array([1]), matrix).tolist()

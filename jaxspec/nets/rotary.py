@@ -20,7 +20,7 @@ SCALINGS = ("default", "linear", "llama3", "yarn")
 
 @dataclasses.dataclass(frozen=True)
 class RopeScaling:
-    """The lower frequencies by which a model trained on short rows was made to read longer ones.
+    """The lower frequencies that let a model trained on short rows read longer ones.
 
     Attributes:
         kind: "default" leaves them alone, "linear" divides all by `factor`. "llama3" and "yarn"
@@ -52,8 +52,8 @@ class Rotary:
         dims: how many dimensions of a head are rotated, the first ones; None for all.
         scaling: the change of the lower frequencies.
         magnitude: multiplies cosines and sines (YaRN).
-        proportional: whether frequencies and pairs are those of the whole head, of which those
-            beyond `dims` stand still (Gemma 4).
+        proportional: whether frequencies and pairs span the whole head; pairs beyond `dims` are not
+            rotated (Gemma 4).
         factors: divisors of the frequencies, one for each; empty for none (Phi's "longrope").
         adjacent: whether dimensions 2 i and 2 i + 1 are a pair, not i and i + dims / 2 (Cohere,
             GLM-4).
@@ -157,8 +157,7 @@ def _passage(head_dim: int, base: float, scaling: RopeScaling) -> np.ndarray:
 
 
 def yarn_magnitude(factor: float, weight: float = 1.0) -> float:
-    """Returns what YaRN multiplies cosines and sines by, so that attention over longer rows is as
-    sharp.
+    """Returns YaRN's factor on cosines and sines, which keeps attention over longer rows as sharp.
 
     >>> round(yarn_magnitude(4.0), 4)
     1.1386

@@ -64,9 +64,9 @@ class Mixer(Block):
     returned, for the cache.
 
     Attributes:
-        window: number of positions that a query attends to; None for all, or where there are no
+        window: number of positions that a query attends to; None for all, or in layers without
             queries.
-        shares: number of the layer whose keys it reads; None: its own, or none.
+        shares: number of the layer whose keys it reads; None: it stores keys, or reads none.
     """
 
     window: int | None = None
@@ -74,7 +74,7 @@ class Mixer(Block):
 
     @property
     def rotation(self) -> tuple[Rotary, int] | None:
-        """The rotation of its inputs, and the dimension of what is rotated; None for none."""
+        """The rotation of its inputs, and the rotated dimension; None without one."""
         return None
 
     def cache(self, config: DecoderConfig) -> kv.CacheMaker:
@@ -89,27 +89,26 @@ class AttentionShape(Mixer):
     Attributes:
         heads, kv_heads, head_dim: query heads, key-value heads that groups of them share, and their
             dimension.
-        window: number of positions that a query attends to, its own included; None for all.
+        window: number of positions that a query attends to, including itself; None for all.
         rotary: how queries and keys are rotated; None where they are not.
         query_scalar: scores are divided by its root; None for head_dim.
         cap: the soft cap of the scores; None for none.
         qkv_bias, out_bias: whether these projections have biases.
-        key_bias: whether that of keys has one where `qkv_bias` says so (Whisper's has none).
+        key_bias: whether `qkv_bias` holds for keys, too (not in Whisper).
         head_norms: whether each query head and key head is normalised, before it is rotated (Qwen
             3, Gemma 3).
-        norms_of: "head" for these. With "each" every head has a scale of its own, without a bias
+        norms_of: "head" for these. With "each" every head has a separate scale, without a bias
             (Command R+, StableLM 2 12B). With "rotated" heads are normalised after they are rotated
             (Hunyuan), with "whole" all heads together (OLMo 2).
         value_norm: whether each value head is normalised, without a scale (Gemma 4).
         keys_are_values: whether values are the projected keys, before their norm and rotation
             (Gemma 4).
-        shares: the number of the layer whose keys and values it attends to, in place of its own;
+        shares: the number of the layer whose keys and values it attends to instead of storing any;
             None: its own.
-        gate: whether a gate of each head, projected beside its query, multiplies what the head
-            mixes (Qwen 3.5).
-        sinks: whether each head has one more score, of no key, among those of its softmax
-            (gpt-oss).
-        reads_source: whether it attends to an encoder's keys beside its own (T5Gemma 2).
+        gate: whether a gate of each head, projected beside its query, multiplies the head's output
+            (Qwen 3.5).
+        sinks: whether each head's softmax has one more score, without a key (gpt-oss).
+        reads_source: whether it attends to an encoder's keys as well (T5Gemma 2).
     """
 
     heads: int
@@ -214,12 +213,11 @@ class LayerShape:
     Attributes:
         attention, ff: the two blocks: an `AttentionShape` and a `FeedForwardShape`, or classes with
             their methods.
-        post_norms: whether what a block adds is normalised (Gemma 2 and 3).
-        pre_norms: whether what a block reads is normalised; not in OLMo 2, which has post-norms
-            alone.
+        post_norms: whether a block's output is normalised (Gemma 2 and 3).
+        pre_norms: whether a block's input is normalised; not in OLMo 2, which has post-norms alone.
         ff_norm: whether `pre_norms` holds of the feed-forward block; False for one that normalises
             its input itself.
-        cross: the attention to what an encoder read, between these two blocks; None for none.
+        cross: the attention to an encoder's output, between these two blocks; None without one.
             Nothing in it is rotated.
         parallel: whether both blocks read the same stream, after one norm (Cohere).
         added_scale: a factor of what each block adds (Granite).
@@ -330,9 +328,7 @@ class DecoderConfig:
             number(getattr(self, name), name, "a finite number above 0", above=0)
 
     def norm_module(self, heads: int = 0) -> Any:
-        """Makes one of the norms, or one with a scale for each of so many heads, which has no
-        bias.
-        """
+        """Makes a norm; with `heads`, a norm with a scale for each head and without a bias."""
         centred = self.norm.kind == "layer"
         has_bias = centred and self.norm.bias and not heads
         return Norm(

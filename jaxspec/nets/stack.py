@@ -45,7 +45,7 @@ def init_params(module: nn.Module, key: Key[Array, ""], *inputs: Any, **more: An
 
     Args:
         key: the key of all draws.
-        inputs: the arrays that the module is called with, of which only shapes and dtypes matter.
+        inputs: the module's arguments; only shapes and dtypes matter.
         more: its other arguments.
 
     Raises:
@@ -93,7 +93,7 @@ def with_cache(
 
     Returns:
         The residual stream after the last layer, the tapped streams and the cache. Tapped streams
-        lie one after the other on the last axis, in the order of `taps`; None if there are none.
+        lie one after the other on the last axis, in the order of `taps`; None without taps.
 
     Example:
         >>> def running_sum(x, read):  # a "layer" whose keys are its inputs
@@ -132,7 +132,7 @@ def with_cache(
 
 
 def check_numbers(taps: Sequence[int]) -> None:
-    """Refuses taps that are no numbers, of whatever layers.
+    """Raises TypeError for taps that are not numbers of layers.
 
     >>> check_numbers("02")
     Traceback (most recent call last):
@@ -178,7 +178,7 @@ def without_cache(
     runs: Bool[Array, "layers B"] | None = None,
     empty: kv.KVCache | None = None,
 ) -> list[Float[Array, "B T M"]]:
-    """Runs layers over whole rows, as in training; a layer attends to its own keys, or reads
+    """Runs layers over whole rows, as in training; a layer attends to the rows' keys, or reads
     `empty`.
 
     Args:
@@ -186,8 +186,8 @@ def without_cache(
         x: the embedded tokens.
         runs: the rows that run each layer, in training with layer dropout; the others' stream goes
             on as it is. None: all run all.
-        empty: an empty cache, or its shapes, for layers that read other things than their own keys;
-            None: none do.
+        empty: an empty cache, or its shapes, for layers that read more than the rows' keys; None:
+            none do.
 
     Returns:
         The residual stream after each layer.
@@ -214,9 +214,7 @@ def without_cache(
 def with_past(
     layers: Iterable[Layer], x: Float[Array, "B S M"], past: Past
 ) -> tuple[Float[Array, "B S M"], Past]:
-    """Runs layers over whole rows whose keys and values are put after those of earlier calls; () is
-    no earlier one.
-    """
+    """Runs layers over whole rows whose keys and values follow an earlier call's; () without one."""
     # Drafters in training append to their past [B, K, S, D]; there is no cache of a fixed size.
     grown: list[PastLayer] = []
     for index, layer in enumerate(layers):

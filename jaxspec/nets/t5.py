@@ -1,10 +1,10 @@
 """T5 (Raffel et al., arXiv 1910.10683), T5 v1.1 and umT5 (2304.09151): encoder-decoders with
 relative position biases.
 
-v1.1 has a gated GELU feed-forward and its own output head; 1.0 has a ReLU one and reuses the
+v1.1 has a gated GELU feed-forward and a separate output head; 1.0 has a ReLU one and reuses the
 embedding as its head, which reads the decoder's output times dim ** -0.5. Cross-attention keys and
-values are computed once, in prefill. Attention is not scaled (the initialisation is), there are no
-biases, and normalisation is RMS.
+values are computed once, in prefill. Attention is not scaled (the initialisation is), layers have
+no biases, and normalisation is RMS.
 
 Shapes: B batch, P prompt (encoder), T step (decoder), S cache capacity, H heads, D head dimension,
 M model dimension.
@@ -44,11 +44,11 @@ class T5Config:
         encoder_layers, decoder_layers: depth of either side.
         activation, gated: "gelu" (by tanh) and True for v1.1, "relu" and False for 1.0; of
             `attention.ACTIVATIONS`.
-        tied_head: whether the head is the embedding (1.0) or a matrix of its own (v1.1).
+        tied_head: whether the head is the embedding (1.0) or a separate matrix (v1.1).
         scaled_head: whether the head reads the decoder's output times dim ** -0.5; None for what
             `tied_head` is, as in 1.0 and v1.1. After construction True or False.
         buckets, max_distance: options of the relative position biases.
-        bias_by_layer: whether each layer has biases of its own (umT5); False for one table per
+        bias_by_layer: whether each layer has a table of biases (umT5); False for one table per
             side.
         start_token: the id that the decoder's row begins with (T5 uses its padding id).
         max_positions: longest prompt and longest output to accept; T5's biases would go on for
@@ -158,7 +158,7 @@ class T5(EncoderDecoder):
             self.head = Dense(c.vocab_size, dtype=dtype)
 
     def encode(self, prompt: Prompt, mask: Bool[Array, "B 1 1 P"]) -> Float[Array, "B P M"]:
-        """Computes the encoder's output; `mask` is that of `real`."""
+        """Computes the encoder's output; `mask` comes from `real`."""
         pass_ = kv.Pass(jnp.zeros((1,), jnp.int32), prompt.tokens.shape[1])
         # The mask [B, 1, 1, P] is of all queries; biases are [1, H, T, P].
         inputs = self._inputs(
@@ -214,7 +214,7 @@ class T5(EncoderDecoder):
     def logits(
         self, features: Float[Array, "B T M"], training: bool = False, *, raw: bool = False
     ) -> Float[Array, "B T V"]:
-        """Applies the head; `raw` changes nothing, since the scale is one of features, and there is
+        """Applies the head; `raw` changes nothing, since the scale belongs to features, and T5 has
         no cap.
         """
         c = self.config

@@ -1,10 +1,10 @@
 """T5Gemma (arXiv 2504.06225) and T5Gemma 2 (2512.14856): encoder-decoders made of Gemma 2's and
 Gemma 3's layers.
 
-Both sides are `shapes.DecoderConfig`s, and their layers those of `nets.decoder`. The encoder reads
-in both directions; its windows are centred. T5Gemma's decoder layers have cross-attention between
-their two blocks. Those of T5Gemma 2 attend to their own keys and the encoder's in one softmax, and
-both sides share an embedding. The encoder's keys are rotated in neither.
+Both sides are `shapes.DecoderConfig`s, with layers of `nets.decoder`. The encoder reads in both
+directions; its windows are centred. T5Gemma's decoder layers have cross-attention between their two
+blocks. Layers of T5Gemma 2 attend to the decoder's keys and the encoder's in one softmax, and both
+sides share an embedding. The encoder's keys are rotated in neither.
 
 Shapes: B batch, P prompt (encoder), T step (decoder), K key-value heads, D head dimension, M model
 dimension.
@@ -40,12 +40,12 @@ class T5GemmaConfig(DecoderConfig):
 
     Attributes:
         encoder: the encoder's shape. A window is the number of positions that a token attends to,
-            its own in the middle; of an even number one more lies ahead of it than behind.
+            with itself in the middle; an even number has one more position ahead than behind.
         start_token: the id that the decoder's row begins with.
         begin_tokens: ids that follow it in each row.
         shares_embedding: whether both sides read tokens with one embedding (T5Gemma 2).
-        end_of_image: the id of a token with a vector of its own in place of its row of the
-            embedding; None for none.
+        end_of_image: the id of a token with a separate vector in place of its row of the embedding;
+            None without one.
     """
 
     encoder: DecoderConfig = dataclasses.field(kw_only=True)
@@ -67,9 +67,7 @@ class T5GemmaConfig(DecoderConfig):
 
     @property
     def source_vocab(self) -> int | None:
-        """Number of ids that the encoder reads with an embedding of its own; None: it shares the
-        decoder's.
-        """
+        """Number of ids of the encoder's embedding; None: it shares the decoder's."""
         if self.shares_embedding:
             return None
         return self.encoder.vocab_size
@@ -93,7 +91,7 @@ def t5gemma_config(
     Args:
         encoder: the encoder's shape.
         decoder: the decoder's; its layers get cross-attention of the shape of their self-attention.
-        merged: whether they read the encoder in one softmax with their own keys instead (T5Gemma
+        merged: whether they read the encoder's keys in the same softmax as the decoder's (T5Gemma
             2).
         options: the fields that `T5GemmaConfig` adds to these.
 
@@ -166,7 +164,7 @@ class T5Gemma(EncoderDecoder, DecoderNet):
         return self.norm
 
     def encode(self, prompt: Prompt, mask: Bool[Array, "B 1 1 P"]) -> Float[Array, "B P M"]:
-        """Computes the encoder's output; `mask` is that of `real`."""
+        """Computes the encoder's output; `mask` comes from `real`."""
         c = self.config.encoder
         width = prompt.tokens.shape[1]
         position = jnp.arange(width, dtype=jnp.int32)
@@ -250,8 +248,8 @@ def init(config: T5GemmaConfig, key: Key[Array, ""]) -> Params:
 
 
 def _pieces(config: T5GemmaConfig) -> list[tuple[T5GemmaConfig, int]]:
-    """Each side varies while the other one is shallow; what is shallow on both sides was counted
-    twice.
+    """Each side varies while the other one is shallow; the network with two shallow sides was
+    counted twice.
     """
     decoders = decoder.NETWORK.pieces(config)
     encoders = decoder.NETWORK.pieces(config.encoder)

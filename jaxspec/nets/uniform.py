@@ -43,7 +43,7 @@ class UniformDecoder:
         epsilon, norms_from_one: fields of `shapes.NormShape`.
         post_norms: the field of `shapes.LayerShape`.
         attention_cap: the soft cap of the scores.
-        window: number of positions that a local layer attends to, its own included.
+        window: number of positions that a local layer's token attends to, including itself.
         local: whether layer 0, 1, ... is local; repeated as often as needed. Empty: none is.
         positions: "rotary" or "relative".
         rope_base, local_rope_base: rotary bases of global layers, and of local ones (None: the

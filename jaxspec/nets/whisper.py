@@ -72,10 +72,10 @@ class WhisperConfig:
         source_positions: positions of the encoder's output; it reads twice as many frames.
         max_positions: longest row of the decoder, its beginning included.
         start_token: the id that the decoder's row begins with.
-        activation: one of `attention.ACTIVATIONS`.
+        activation: a name in `attention.ACTIVATIONS`.
         dtype: the dtype of the computation, "float32" or "bfloat16". Logits are float32 always.
         end_tokens: ids that end a row; empty for the tokenizer's end-of-sequence token.
-        begin_tokens: ids after the start token, where a prompt has no beginning of its own.
+        begin_tokens: ids after the start token, for prompts that do not say how rows begin.
         speech: the tokens of languages, tasks and timestamps.
     """
 
@@ -204,7 +204,7 @@ class Whisper(EncoderDecoder):
     def encode(
         self, source: Float[Array, "B C F"], mask: Bool[Array, "B 1 1 P"]
     ) -> Float[Array, "B P M"]:
-        """Computes the encoder's output; `mask` is that of `real`."""
+        """Computes the encoder's output; `mask` comes from `real`."""
         # whatever the layers' activation is
         c = self.config
         act = ACTIVATIONS["gelu_erf"]
