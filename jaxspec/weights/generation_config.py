@@ -1,7 +1,7 @@
 """generation_config.json, which lies beside a config.json: tokens that begin and end a text, and
 further options.
 
-transformers reads what a text begins and ends with from there alone, if there is such a file.
+If the file exists, transformers reads the tokens that begin and end a text from it alone.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ QUANTISED_CACHE = ("cache_implementation", "quantized")  # other values of the k
 
 
 class GenerationConfig(NamedTuple):
-    """The content of the file, or of config.json where there is none."""
+    """The content of the file, or of config.json if it is missing."""
 
     path: Path  # the file that was read
     table: dict[str, Any]

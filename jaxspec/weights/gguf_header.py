@@ -66,8 +66,8 @@ def name_of(path: Path) -> str:
 
 
 def read(path: Path) -> Header:
-    """Reads the header of a file; of a part of a split file, that of all parts, which lie beside
-    it.
+    """Reads the header of a file; for a part of a split file, the headers of all parts, which lie
+    beside it.
     """
     header = _read(path)
     count = header.metadata.get("split.count", 1)

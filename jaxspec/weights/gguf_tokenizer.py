@@ -68,7 +68,7 @@ NOT_ENDS = (  # where all of the first end a text, the second does not
 
 
 class Cut(NamedTuple):
-    """The way in which a byte-level tokenizer cuts text into words."""
+    """How a byte-level tokenizer cuts text into words."""
 
     patterns: tuple[str, ...]  # each cuts what those before it left
     # whether a word that is in the vocabulary is its token, whatever the merges
@@ -116,7 +116,7 @@ CUTS = {
 
 
 def tokenizer(path: Path, metadata: Mapping[str, Any]) -> Any:
-    """Makes the tokenizer of a file, as one of transformers'; None if the file holds none.
+    """Makes a file's tokenizer, as a class of transformers; None if the file has no tokenizer.
 
     Args:
         path: the file's path, for messages.
@@ -148,7 +148,7 @@ def tokenizer(path: Path, metadata: Mapping[str, Any]) -> Any:
 
 
 def end_ids(metadata: Mapping[str, Any]) -> tuple[int, ...]:
-    """Lists the tokens at which llama.cpp ends a text, by their keys or texts; the end-of-sequence
+    """Lists the tokens that end a text in llama.cpp, by their keys or texts; the end-of-sequence
     token is first.
 
     >>> end_ids(
@@ -254,8 +254,8 @@ def _tokenizer(model: str, metadata: Mapping[str, Any]) -> Any:
 def _sentencepiece(
     metadata: Mapping[str, Any], ids: Mapping[str, int]
 ) -> tuple[Any, Sequence[str]]:
-    """Makes one of Llama 2's kind, Mistral's or Gemma's: pairs are merged by the scores of what
-    they make.
+    """Makes a tokenizer like Llama 2's, Mistral's or Gemma's: pairs are merged by the scores of the
+    merged tokens.
     """
     from tokenizers import Tokenizer, decoders, models, normalizers
 
@@ -297,7 +297,7 @@ def merges_of(tokens: Sequence[str], rank: Sequence[float]) -> list[tuple[str, s
 
 
 def _byte_level(metadata: Mapping[str, Any], ids: Mapping[str, int]) -> tuple[Any, Sequence[str]]:
-    """Makes one of GPT-2's kind: Llama 3's, Qwen's, Mistral's newer ones."""
+    """Makes a tokenizer like GPT-2's: Llama 3's, Qwen's, Mistral's newer ones."""
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
     name = metadata.get(f"{KEY}pre", "default")

@@ -17,7 +17,7 @@ IN_FOLDERS = "*/*"  # where repositories keep other formats of the same weights
 
 
 def refuse_adapter(folder: Path, name: str | Path) -> None:
-    """Refuses the changes to a model that an adapter is, which are no model by themselves."""
+    """Raises ValueError for a folder with an adapter, which is not a model by itself."""
     if not (folder / lora.CONFIG).is_file():
         return
     try:
@@ -43,7 +43,7 @@ def download(
     Args:
         name: owner/name.
         revision: a branch, a tag or a commit; None for the main branch.
-        files: patterns of what may hold weights. The first that is there is taken.
+        files: patterns of what may hold weights. The first existing one is taken.
         is_adapter: whether it is an adapter that is wanted; if not, one is refused.
     """
     from huggingface_hub import snapshot_download

@@ -1,9 +1,9 @@
 """Hugging Face folders and hub ids: config.json, weights by name, tokenizer; in and out.
 
 Parameters go to the device tensor by tensor, so the host holds about one tensor (one file, of
-formats that cannot be read in parts) besides the model. `jaxspec.weights.hf_families` says which
-network a config.json describes and what its tensors are called; `jaxspec.weights.tensors` reads the
-files.
+formats that cannot be read in parts) besides the model. `jaxspec.weights.hf_families` knows the
+network that a config.json describes and the names of its tensors; `jaxspec.weights.tensors` reads
+the files.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ T = TypeVar("T")
 
 
 def is_folder(folder: Path) -> bool:
-    """Tells whether there is a Hugging Face model: a folder with a config.json."""
+    """Tells whether a folder is a Hugging Face model: it has a config.json."""
     return (folder / CONFIG).is_file()
 
 
@@ -76,8 +76,8 @@ def restore(
 
     Raises:
         CheckpointError: the model is of another family, or its files are absent, damaged, or
-            another model's. Then the message lists what is missing, unexpected, and of another
-            shape, before any weights are read.
+            another model's. Then the message lists missing and unexpected tensors and other shapes,
+            before any weights are read.
     """
     folder = Path(folder)
     # A quantised layer has other tensors than the network: it is presented as the matrix before
@@ -110,7 +110,7 @@ def restore(
 
 
 def _tell_of_others(folder: Path, family: Family, files: list[tensors.Shard]) -> None:
-    """Names what a model that also sees or hears has beside its text half, which alone is read."""
+    """Names the parts of a model beside its text half, which alone is read."""
     names = [name for shard in files for name in shard.shapes if family.canonical(name) is None]
     parts = sorted(
         {name.removeprefix("model.").removeprefix("encoder.").split(".")[0] for name in names}
@@ -249,14 +249,14 @@ def save(
     `jax.distributed` all processes call this, and the first writes.
 
     Args:
-        model: a model of one of the families in `hf_families`.
+        model: a model of a family in `hf_families`.
         folder: where to.
         overwrite: whether a Hugging Face folder that is there already may be replaced.
         keys: further entries of config.json.
 
     Raises:
-        CheckpointError: there is something at `folder` already, no room, or transformers has no
-            such model.
+        CheckpointError: `folder` exists already, the disk is full, or transformers has no such
+            model.
     """
     folder = Path(folder).expanduser().resolve()
     dtype = _saved_as(model)
@@ -395,7 +395,7 @@ def write_weights(folder: Path, named: Iterable[tuple[str, np.ndarray]]) -> None
 
 
 def _by_tensor(names: dict[str, Tensor]) -> dict[str, list[tuple[str, Tensor]]]:
-    """Groups our parameters by the tensor that holds them, in the order in which it does."""
+    """Groups our parameters by the tensor that holds them, in the tensor's order."""
     parts: dict[str, list[tuple[str, Tensor]]] = {}
     for path, tensor in names.items():
         parts.setdefault(tensor.name, []).append((path, tensor))

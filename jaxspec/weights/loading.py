@@ -125,21 +125,22 @@ def load(
             name.
         source_language, target_language: languages of a model that translates; see
             `jaxspec.with_languages`.
-        **others: none; those of other libraries are refused with what they are here.
+        **others: none; options of other libraries are refused with their names here.
 
     Returns:
         The model. Each matrix of its parameters has the given dtype; its config says the dtype of
-        the computation. Its tokenizer is None if the folder holds none; prompt it with token ids.
-        `jaxspec.weights.t5x` says what a T5X checkpoint leaves open about its network. A drafter's
-        checkpoint may say which tokens it drafts (`weights.orbax.save`). Its head is then trimmed
-        to these (`jaxspec.trim_vocabulary`, which `jaxspec.vocab.trim.untrimmed` undoes).
+        the computation. Its tokenizer is None if the folder has no tokenizer; prompt it with token
+        ids. `jaxspec.weights.t5x` lists the properties of a network that a T5X checkpoint leaves
+        open. A drafter's checkpoint may say which tokens it drafts (`weights.orbax.save`). Its head
+        is then trimmed to these (`jaxspec.trim_vocabulary`, which `jaxspec.vocab.trim.untrimmed`
+        undoes).
 
     Raises:
         CheckpointError: the model is missing, damaged, or of a family that jaxspec does not have.
-        ValueError: the dtype is none of these. There is no such mesh. The chat template cannot be
-            read. `revision` is given for a source that is not on the hub, or `compute` without
-            matrices of int8 or int4.
-        TypeError: the source is not a path, or there is no such option.
+        ValueError: another dtype. The mesh is impossible. The chat template cannot be read.
+            `revision` is given for a source that is not on the hub, or `compute` without matrices
+            of int8 or int4.
+        TypeError: the source is not a path, or an option is unknown.
 
     >>> load("debian-t5-base", dtype="float8")
     Traceback (most recent call last):
@@ -197,7 +198,7 @@ def _with_adapter(reader: Reader, adapter: str | Path, folder: Path) -> Reader:
 
 
 def find_adapter(adapter: str | Path) -> Path:
-    """Returns the folder of a LoRA adapter; one of the hub is downloaded first."""
+    """Returns the folder of a LoRA adapter, downloaded first if it is on the hub."""
     path = Path(adapter).expanduser()
     if path.exists():
         return path
@@ -307,7 +308,7 @@ def with_taps(target: Model, taps: Sequence[int]) -> Model:
     `load_drafter` does this where a head asks for it. A program that reads no taps computes none.
 
     Args:
-        target: a model with one of jaxspec's networks.
+        target: a model with a network of jaxspec.
         taps: layers; 0 is the output of the first one. See `nets.stack.check_taps`.
 
     Raises:
@@ -328,8 +329,8 @@ def with_taps(target: Model, taps: Sequence[int]) -> Model:
 
 
 def format_of(path: Path) -> ModelFormat:
-    """Returns the format of a folder or file. Of any other path it is jaxspec's, whose reader says
-    what is wrong.
+    """Returns the format of a folder or file. Any other path is read as jaxspec's format, whose
+    reader explains the error.
 
     >>> format_of(shipped()["debian-t5-base"]).name
     'jaxspec'
@@ -410,8 +411,7 @@ def find(source: str | Path, revision: str | None = None) -> Path:
 
 
 def is_hub_id(source: str | Path) -> bool:
-    """Tells whether `source` can only be meant as owner/name: it is no path to anything that
-    exists.
+    """Tells whether `source` can only mean owner/name: no such path exists.
 
     >>> is_hub_id("google/t5-v1_1-small"), is_hub_id("checkpoints/debian"), is_hub_id("gpt2")
     (True, False, False)

@@ -59,7 +59,9 @@ class Change(NamedTuple):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of the matrix that it changes; all axes of both where they are no factors."""
+        """The shape of the matrix that it changes; all axes of both for tensors that are not
+        factors.
+        """
         if len(self.A.shape) != 2 or len(self.B.shape) != 2 or self.A.shape[0] != self.B.shape[1]:
             return (*self.B.shape, *self.A.shape)
         shape = (self.B.shape[0], self.A.shape[1])
@@ -178,8 +180,8 @@ def merge(
         canonical: a tensor's name -> the name that all spellings of it have in common; None for one
             that is not read.
         is_transposed: whether a tensor of that name is stored [in, out], as GPT-2's are.
-        tied: names of embedding and head where these are one matrix, of which files may hold a
-            copy; None if not.
+        tied: names of embedding and head if these are one matrix, which files may hold twice; None
+            if not.
 
     Raises:
         CheckpointError: the adapter is another model's, or the model's files are quantised.

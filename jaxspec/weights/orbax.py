@@ -77,9 +77,9 @@ def save(
 ) -> Manifest:
     """Writes a checkpoint: the whole folder, or nothing.
 
-    Everything is written beside `folder` and renamed into place at the end: a crash leaves what was
-    there. Under `jax.distributed` all processes call this, with the same arguments and a folder
-    that all of them see; each writes what lies on its own devices.
+    Everything is written beside `folder` and renamed into place at the end: a crash leaves the old
+    contents. Under `jax.distributed` all processes call this, with the same arguments and a folder
+    that all of them see; each writes the parts on its devices.
 
     Args:
         folder: where to; its name is usually the model's.
@@ -100,8 +100,8 @@ def save(
             there, and the two stay together.
 
     Raises:
-        CheckpointError: there is something at `folder` already, no room, the parameters are not
-            those of `config` or not finite, or an argument is not as described.
+        CheckpointError: `folder` exists already, the disk is full, the parameters do not match
+            `config` or are not finite, or an argument is not as described.
     """
     folder = Path(folder).expanduser().resolve()
     tokenizer_folder = Path(tokenizer_folder).expanduser()
@@ -115,7 +115,7 @@ def save(
         drafted = [int(token) for token in draft_tokens]
     if drafted is not None:
         _check_tokens(drafted, "draft_tokens", config.vocab_size)
-    # Compared by what quantised matrices stand for: any of them may be stored in any dtype.
+    # Quantised matrices are compared by their values: each may be stored in any dtype.
     wide = jax.eval_shape(
         lambda tree: jax.tree.map(_as_float32, quantisation.dequantise(tree)), params
     )
@@ -164,15 +164,15 @@ def restore(
     Args:
         dtype: the matrices' dtype, "float32", "bfloat16", "int8" or "int4". Quantised ones are
             taken as they are stored.
-        mesh: the devices to place the parameters on (`jaxspec.sharding`): each is sent its own
-            part, whatever they were saved from. None for the default device.
+        mesh: the devices to place the parameters on (`jaxspec.sharding`): each gets its part,
+            whatever mesh they were saved from. None for the default device.
 
     Returns:
-        The parameters (other leaves float32, tables integers), the network's configuration, whose
-        dtype is that of the computation, and the manifest.
+        The parameters (other leaves float32, tables integers), the network's configuration, with
+        the computation's dtype, and the manifest.
 
     Raises:
-        CheckpointError: there is none, it is damaged, or its parameters are not those of its
+        CheckpointError: the checkpoint is missing or damaged, or its parameters do not match its
             configuration.
     """
     folder = Path(folder).expanduser().absolute()
@@ -305,10 +305,11 @@ def _is_stored_as(module: Params, reference: Params, name: str, dtype: str) -> b
 
 
 def read_manifest(folder: str | Path) -> Manifest:
-    """Reads what a checkpoint says about itself, and no weights.
+    """Reads a checkpoint's manifest without its weights.
 
     Raises:
-        CheckpointError: there is no checkpoint, or its manifest is damaged or of another version.
+        CheckpointError: the checkpoint is missing, or its manifest is damaged or of another
+            version.
     """
     folder = Path(folder)
     folders.recover(folder)
@@ -381,7 +382,7 @@ def tokenizer_of(folder: Path) -> Any:
 
 
 def tokenizer_files(present: Iterable[str]) -> tuple[str, ...]:
-    """Returns the names of a tokenizer's files, by what is in its folder.
+    """Returns the names of a tokenizer's files in its folder.
 
     >>> tokenizer_files(["tokenizer.json", "added_tokens.json", "params"])
     ('tokenizer.json', 'tokenizer_config.json')
@@ -531,7 +532,7 @@ def _shape(x: Any) -> str:
 
 
 def is_folder(folder: Path) -> bool:
-    """Tells whether there is a checkpoint: a folder with a manifest."""
+    """Tells whether a folder is a checkpoint: it has a manifest."""
     return (folder / MANIFEST).is_file()
 
 

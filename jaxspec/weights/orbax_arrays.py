@@ -1,11 +1,11 @@
 """Arrays into and out of Orbax's files, a few at a time, so that the host never holds a model
 besides the devices.
 
-Orbax on its own copies a tree to the host before it writes any of it, and reads all of it before it
+Orbax alone copies a tree to the host before it writes any of it, and reads all of it before it
 gives any back. Here a leaf is made, copied and written when its turn comes, each process writing
-what lies on its own devices; and what was read is placed before the next is read. The files are
-those of a tree of NumPy arrays: they say nothing of devices, and plain Orbax reads them on any,
-without a warning.
+the parts on its devices; and a leaf that was read is placed before the next is read. The files are
+as for a tree of NumPy arrays: without devices, so that plain Orbax reads them on any, without a
+warning.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def write(folder: Path, params: Params, store: Callable[[str, Any], Any]) -> Non
 
     Args:
         params: the tree; its matrices may be quantised.
-        store: (path, parameter) -> what is stored of it, an array or a dict of arrays.
+        store: (path, parameter) -> its stored form, an array or a dict of arrays.
     """
     # here and below: slow to import, and needed only where files are touched
     import orbax.checkpoint as ocp
@@ -102,8 +102,7 @@ def read(
         folder: a folder that `write` wrote.
         chosen: whether to read a path.
         check: called with the parameters, whose arrays have only a shape and a dtype yet.
-        put: makes of each path and parameter, a dict if that is a quantised matrix, what is to be
-            in its place.
+        put: (path, parameter) -> its replacement; a quantised matrix is given as a dict.
     """
     import orbax.checkpoint as ocp
 

@@ -31,9 +31,7 @@ ADVICE = (
 
 
 def complaint(folder: Path) -> str | None:
-    """Returns what a folder is and what to do with it, if Orbax wrote it; None of any other
-    folder.
-    """
+    """Explains a folder that Orbax wrote, and how to use it; None for any other folder."""
     layout = _tree(folder) or _items(folder) or _steps(folder)
     if layout is None:
         return None

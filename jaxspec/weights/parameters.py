@@ -50,7 +50,7 @@ def shapes(config: Any) -> dict[str, ArrayShape]:
 
 
 def check_float(where: Path, name: str, dtype: str) -> None:
-    """Refuses what stored weights cannot be."""
+    """Raises ValueError for impossible values in stored weights."""
     if dtype not in FLOATS:
         if dtype.startswith(NARROW):
             quantised = ", so it is quantised, and no scales lie beside it"
@@ -69,7 +69,7 @@ def place(path: str, x: np.ndarray | Stored, axes: Axes, mesh: Mesh | None, dtyp
     Args:
         path: the parameter's path.
         x: the parameter, in any of `FLOATS`; what still lies in a file is read by rows.
-        axes: the network's, by which it is split.
+        axes: the network's axes, which decide how it is split.
         mesh: the devices to split it over (`jaxspec.sharding`); None for the default device.
         dtype: a matrix' dtype: "float32", "bfloat16", or "int8" or "int4", which make it entries
             and scales (`weights.quantisation`), or take those that are stored. All other parameters
@@ -155,7 +155,7 @@ def _converted(x: np.ndarray | Stored, dtype: Any) -> np.ndarray:
 
 
 def put(path: str, x: np.ndarray | jax.Array, axes: Axes, mesh: Mesh | None) -> jax.Array:
-    """Places a parameter on its device, or its parts on those of a mesh, as it is.
+    """Places a parameter on its device, or its parts on a mesh's devices, unchanged.
 
     The file's own memory is let go of: what comes from NumPy is copied, and that is waited for.
     """
@@ -165,10 +165,10 @@ def put(path: str, x: np.ndarray | jax.Array, axes: Axes, mesh: Mesh | None) -> 
 
 
 def apart(x: Any) -> jax.Array:
-    """Makes the same buffers an array of its own: a copy of it on the host is let go of with it.
+    """Wraps the same buffers in a new array, so that its cached copy on the host is freed with it.
 
     A `jax.Array` and its parts keep the copy that `np.asarray` makes of it for as long as they
-    live. On one CPU device there is no copy.
+    live. On one CPU device nothing is copied.
     """
     if not isinstance(x, jax.Array):
         return jnp.asarray(x)
@@ -232,7 +232,7 @@ def keys(path: str) -> tuple[Any, ...]:
 
 
 def batches(items: Iterable[T], size: Callable[[T], int], most: int) -> Iterator[list[T]]:
-    """Groups what is on its way together: at least one, and at most `most` in size.
+    """Groups arrays for one transfer: at least one, and at most `most` in size.
 
     >>> list(batches([3, 4, 1, 9, 1], lambda x: x, most=8))
     [[3, 4, 1], [9], [1]]
@@ -262,12 +262,12 @@ def differences(
     stored: dict[str, Any],
     shown: Callable[[Any], str] = lambda shape: str(list(shape)),
 ) -> str:
-    """Says what is missing, what is unexpected, what is wrong, a line each; empty if nothing.
+    """Lists missing, unexpected and wrong parameters, a line each; empty if all match.
 
     Args:
         expected, stored: shapes by name, or whatever `shown` takes: those that there should be, and
             those that are.
-        shown: a shape in words; two that are shown alike are no difference.
+        shown: a shape in words; shapes with equal words count as equal.
 
     >>> differences({"a": (2,), "b": (3, 4)}, {"b": (4, 3)})
     '\\n  missing (1): a\\n  wrong (1): b is [4, 3], expected [3, 4]'

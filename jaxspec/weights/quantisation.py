@@ -9,8 +9,8 @@ entry moves by more than s / 2.
 
 int4: the same for groups of a row, `GROUPS` columns each, with s = r m / -8. The entry m has the
 largest magnitude. Its sign gets the longer side of the grid, which reaches from -8 to 7. The ratio
-r is that of `RATIOS` with the least squared error. A ratio below 1 cuts off a few large entries and
-brings all others nearer: normal weights then have 0.89 of the error that they have with r = 1.
+r is the one in `RATIOS` with the least squared error. A ratio below 1 cuts off a few large entries
+and brings all others nearer: normal weights then have 0.89 of the error that they have with r = 1.
 Embeddings and heads are int8, as in most published files of 4 bits.
 
 A scale keeps 17 of float32's 24 significant bits. |q| needs 7, so s * q is exact. Reading back
@@ -44,14 +44,14 @@ def is_matrix(path: tuple[Any, ...], leaf: Any) -> bool:
     """Tells whether a leaf is a matrix of weights, or several in one array: experts'.
 
     Args:
-        path: the leaf's path in its tree, as `jax.tree_util` gives it; its last name says what the
-            leaf is.
+        path: the leaf's path in its tree, as `jax.tree_util` gives it; its last name tells the kind
+            of the leaf.
     """
     return jax.tree_util.keystr(path[-1:], simple=True) in MATRICES and len(leaf.shape) > 1
 
 
 def kind_of(path: tuple[Any, ...], dtype: Any) -> str | None:
-    """Returns what entries a matrix has in a dtype: "int8", "int4", or None where it is not
+    """Returns the type of a matrix's entries in a dtype: "int8", "int4", or None if it is not
     quantised.
 
     >>> weight = tuple(map(jax.tree_util.DictKey, ("ff", "wi", "weight")))
@@ -69,10 +69,9 @@ def kind_of(path: tuple[Any, ...], dtype: Any) -> str | None:
 
 
 def as_dtype(path: tuple[Any, ...], leaf: Any, dtype: Any) -> Any:
-    """Makes a leaf what it is in a dtype: matrices are cast, or quantised; others stay.
+    """Converts a leaf to a dtype: matrices are cast or quantised; others stay.
 
-    A quantised matrix stays as it is, or gets wider entries. In a dtype of floats it becomes what
-    it stands for.
+    A quantised matrix stays as it is, or gets wider entries. A dtype of floats restores its values.
     """
     scheme = kind_of(path, dtype)
     if is_quantised(leaf):

@@ -1,4 +1,4 @@
-"""A target that drafts for itself with a copy of its own matrices in int8 or int4."""
+"""A target that drafts for itself with a copy of its matrices in int8 or int4."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ def quantised(target: Model, *, bits: int = 8, compute: str | None = None) -> Bo
 
     In int8 a pass reads half of the bytes of a bfloat16 target, a quarter of a float32 one's, and
     nearly all draft tokens are accepted; in int4 it reads half of that, and fewer are. Either way
-    there is nothing to train, and nothing to train again when the target's weights change, as in
-    reinforcement learning. The text is exactly the unrounded target's. What there is to gain is
-    bounded by c, the time of a pass of the copy over the target's.
+    nothing needs training, or training again when the target's weights change, as in reinforcement
+    learning. The text is exactly the unrounded target's. The gain is bounded by c, the time of a
+    pass of the copy over the target's.
 
     An encoder is not copied: the drafter's decoder reads the output of the target's.
 
     Args:
-        target: a model with one of `jaxspec.nets`, whose matrices are floating-point numbers; on a
-            mesh the copy lies on that, too.
+        target: a model with a network of `jaxspec.nets` and floating-point matrices. On a mesh the
+            copy lies on the same mesh.
         bits: 8 or 4, of the copy's matrices; see `jaxspec.weights.quantisation`.
         compute: the dtype of the copy's activations and caches, as `jaxspec.load` takes it with
             these.
 
     Raises:
-        TypeError: the target is no model.
+        TypeError: the target is not a model.
         ValueError: its matrices are quantised already, it is of no network of `jaxspec.nets`, or
             `bits` is another.
 

@@ -114,9 +114,7 @@ class Quantised(Stored):
 
 
 class Scheme(NamedTuple):
-    """The form in which a file's layers are stored; a layer's parts are tensors by the ends of
-    their names.
-    """
+    """The stored form of a file's layers; a layer's parts are tensors by the ends of their names."""
 
     dtype: str  # in which `load` takes them as they are
     main: str  # the end of the name of the tensor that holds the entries
@@ -180,8 +178,7 @@ def _refuse(*description: str) -> Any:
 
 
 def unread(folder: Path, names: Iterable[str]) -> str:
-    """Says that tensors which nobody reads are those of a quantisation, where their names show it;
-    else it is empty.
+    """Explains unread tensors if their names show a quantisation; otherwise empty.
 
     >>> unread(Path(), ["fc.weight"]), unread(Path(), ["fc.qweight"])[:55]
     ('', 'its weights are quantised (fc.qweight), and config.json')
@@ -244,9 +241,7 @@ def _kind(group: dict) -> str:
 
 
 class PackedLayout(NamedTuple):
-    """The way in which a format stores integers [out, in] in words, and scales and zero points
-    [out, G].
-    """
+    """How a format stores integers [out, in] in words, and scales and zero points [out, G]."""
 
     # these three: the ends of their tensors' names
     words: str
@@ -277,9 +272,7 @@ class PackedLayout(NamedTuple):
         return fields.T
 
     def sizes(self, parts: Mapping[str, Array], in_word: int) -> tuple[int, int, int]:
-        """Returns how many outputs, columns and groups there are, once the parts have the shapes
-        for these.
-        """
+        """Returns the numbers of outputs, columns and groups, once the parts have matching shapes."""
         words = parts[self.words]
         scales = parts[self.scales]
         zeros = parts.get(self.zeros)

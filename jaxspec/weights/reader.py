@@ -14,7 +14,7 @@ from jaxspec.core import Params
 
 
 class Reader(NamedTuple):
-    """A model's files, opened; what a function raises for damaged files is a CheckpointError."""
+    """A model's files, opened. For damaged files its functions raise CheckpointError."""
 
     path: Path  # the folder or file that is read
     name: str  # the model's

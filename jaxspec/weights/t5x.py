@@ -7,9 +7,9 @@ not say these three:
     the reach of the relative biases        assumed 128
     the token that the decoder begins with  assumed 0
 
-A config.json of transformers' in the checkpoint's folder, or in that of its run, goes before all
-this. Beside it may lie a tokenizer, as transformers has it. A LongT5 with local attention looks
-like a T5. Relative biases are read where the layers of a side share them, or have equal ones
+A config.json of transformers in the checkpoint's folder or its parent takes precedence. Beside it
+may lie a tokenizer, as transformers has it. A LongT5 with local attention looks like a T5. Relative
+biases are read where the layers of a side share them, or have equal ones
 (`jaxspec.weights.t5x_names`).
 """
 

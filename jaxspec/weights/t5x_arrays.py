@@ -15,10 +15,10 @@ and in the one that T5X writes through Orbax
 or, by early versions of Orbax, folders of zarr as above, of which "checkpoint" says
 "PLACEHOLDER://target....kernel".
 
-A checkpoint is data, and not trusted. Nothing is unpickled; and of what it says about where an
-array lies, only the name is used, so that nothing is read from outside the folder, or from a
-network. What is absent or cut short is found out in either layout; a flipped bit, only where gzip's
-checksum covers it, as it does in the first.
+A checkpoint is data, and not trusted. Nothing is unpickled. Only the name of an array's location is
+used, so that nothing is read from outside the folder, or from a network. What is absent or cut
+short is found out in either layout; a flipped bit, only where gzip's checksum covers it, as it does
+in the first.
 
 Reference: Roberts et al., arXiv 2203.17189; the layouts are described in t5x/checkpoints.py.
 """
@@ -182,7 +182,7 @@ def _msgpack_leaves(index: Path) -> Iterator[tuple[str, np.ndarray | _Apart]]:
 
 
 def _apart(name: str, leaf: Any) -> _Apart:
-    """Reads what a placeholder, or a tensorstore spec, says of a name and a shape; all else is left
+    """Reads the name and the shape in a placeholder or a tensorstore spec; other leaves are left
     alone.
     """
     if isinstance(leaf, str) and leaf.startswith(PLACEHOLDER):
@@ -244,9 +244,7 @@ def _open_all(root: Path, leaves: dict[str, Any]) -> dict[str, Stored]:
 
 
 def _spec(root: Path, name: str) -> dict[str, Any]:
-    """Says where an array lies. A chunk that is not there is an error: tensorstore would take it
-    for zeros.
-    """
+    """Says where an array lies. A missing chunk is an error: tensorstore would read zeros."""
     base = {"driver": "file", "path": f"{root.absolute()}/"}
     if (root / OCDBT).is_file():
         where = {"driver": "ocdbt", "base": base, "path": f"{name}/"}

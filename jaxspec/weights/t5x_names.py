@@ -1,7 +1,7 @@
 """The names of a T5's parameters in T5X, and the T5 that arrays with such names are of.
 
 T5X has two networks of a T5. In examples/t5 the biases are shared by the layers of a side. In
-examples/scalable_t5 each layer has its own, layers may be stacked along axis 1, and projections are
+examples/scalable_t5 each layer has one, layers may be stacked along axis 1, and projections are
 [dim, heads, head_dim]. Here all of them have the names and shapes of the first: `unstacked`
 translates.
 
@@ -41,8 +41,8 @@ BLOCKS = {  # of a side's layers, by our names: T5X's and its norm's
 
 
 def unstacked(name: str, shape: ArrayShape) -> tuple[list[str], ArrayShape]:
-    """Returns what examples/t5 has in the place of an array: a name for each of its layers, and
-    their shape.
+    """Returns the arrays of examples/t5 that an array stands for: a name for each of its layers,
+    and their shape.
 
     >>> unstacked("decoder/decoder/self_attention/out/kernel", (2, 3, 4, 16))
     (['decoder/layers_0/self_attention/out/kernel', 'decoder/layers_1/self_attention/out/kernel', \
@@ -63,8 +63,8 @@ def unstacked(name: str, shape: ArrayShape) -> tuple[list[str], ArrayShape]:
 
 
 def family(config: T5Config) -> Family:
-    """Makes the family of such arrays: biases of further layers repeat those of the first, or it is
-    another network.
+    """Makes the family of such arrays. Biases of further layers must repeat the first layer's, or
+    it is another network.
     """
     layers = {"encoder": config.encoder_layers, "decoder": config.decoder_layers}
     copies = {

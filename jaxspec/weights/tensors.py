@@ -47,9 +47,7 @@ SAFETENSORS_DTYPES = {
 
 
 class CheckpointError(ValueError):
-    """A checkpoint that cannot be written or read; the message says what was found and what was
-    expected.
-    """
+    """A checkpoint cannot be written or read; the message has its contents and the expected ones."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -280,7 +278,7 @@ def _safetensors(path: Path) -> Shard:
 
 
 def from_file(path: Path, offset: int, shape: tuple[int, ...], dtype: np.dtype) -> Stored:
-    """Opens a tensor that lies in a file as it is, in C order; what was read of it does not stay in
+    """Opens a tensor that lies in a file unchanged, in C order; rows that were read do not stay in
     memory.
     """
     row_shape = shape[1:]
@@ -320,8 +318,7 @@ def _msgpack(path: Path) -> Shard:
 
 
 def torch_name(name: str) -> tuple[str, bool]:
-    """Returns what PyTorch calls a tensor of a Flax checkpoint, and whether it stores the
-    transpose.
+    """Returns PyTorch's name of a tensor of a Flax checkpoint, and whether it stores the transpose.
 
     >>> torch_name("encoder.block.0.layer.1.DenseReluDense.wo.kernel")
     ('encoder.block.0.layer.1.DenseReluDense.wo.weight', True)
@@ -380,7 +377,7 @@ def _pickle(path: Path) -> Shard:
 
 
 def _numpy(x: Any) -> np.ndarray:
-    """Copies a tensor into an array of its own. A mapped one would change with the file."""
+    """Copies a tensor into a new array. A mapped one would change with the file."""
     import torch
 
     x = x.detach()  # parameters that were saved as such

@@ -28,7 +28,7 @@ def load(folder: str | Path) -> Any:
 
 
 def read(kind: Any, folder: Path, **options: Any) -> Any:
-    """Loads a tokenizer of one of transformers' classes."""
+    """Loads a tokenizer with transformers' classes."""
     try:
         return kind.from_pretrained(folder, local_files_only=True, **options)
     except Exception as error:  # transformers raises anything
@@ -50,7 +50,7 @@ def with_template(tokenizer: Any, template: str | Path, name: str) -> Any:
     """Gives a tokenizer another chat template.
 
     Args:
-        tokenizer: one of transformers'; None where a model has none.
+        tokenizer: transformers' tokenizer; None for models without one.
         template: the text of a Jinja template, or the path of a file with it. A .json file, such as
             transformers' chat_template.json, has it under "chat_template".
         name: the model's, for errors.

@@ -1,7 +1,7 @@
 """BART, mBART, Marian (opus-mt), M2M-100 and NLLB: one network, whose norms and positions the
 family decides.
 
-Keys of the first files that say what a family always does, such as normalize_before, are not read,
+Keys of early files that repeat a family's fixed behaviour, such as normalize_before, are not read,
 as in transformers. `forced_eos_token_id` is not done: a row that ends at its limit has no end
 token.
 """
@@ -47,7 +47,7 @@ def read(options: dict[str, Any], activation: str, table: dict) -> BartConfig:
 
     Args:
         options: the fields that the family decides.
-        activation: the one of a file that names none.
+        activation: the default for files that do not name one.
         table: the file's content. Both sides must have layers of the same sizes.
     """
     common.only(

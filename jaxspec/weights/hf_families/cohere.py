@@ -14,8 +14,8 @@ from jaxspec.weights.hf_families.common import only
 
 
 def read_cohere(table: dict) -> DecoderConfig:
-    """Reads the network of a Command R; heads of a Command R+ are normalised, each by a scale of
-    its own.
+    """Reads the network of a Command R; heads of a Command R+ are normalised, with a scale for
+    each.
     """
     return _read(
         decoders.with_defaults(table, rope_theta=500_000.0), bool(table.get("use_qk_norm", False))

@@ -18,8 +18,8 @@ HEAD = "lm_head.weight"
 
 
 class FamilyError(ValueError):
-    """A config.json that describes none of our networks; the message says what was got and what was
-    expected.
+    """A config.json does not describe a network of jaxspec; the message has its value and the
+    expected one.
     """
 
 
@@ -100,13 +100,12 @@ class Family(NamedTuple):
             anything.
         names: configuration -> {path of our parameter: where it lies}.
         canonical: name of a tensor -> its name in `names`; None if the tensor is not a parameter.
-        sizes: {name: configuration} of what was published.
+        sizes: {name: configuration} of published models.
         unwritten: fields of a configuration that config.json has no place for:
-            `weights.huggingface.save` writes the end tokens beside it, and dtypes are those of the
-            tensors.
-        copies: {name of a tensor: that of the one it repeats}, of those that some files hold twice.
-            Whether it does is checked before it is left out. A tied head is not among them: see
-            `HEAD`.
+            `weights.huggingface.save` writes the end tokens beside it, and tensors have dtypes.
+            copies: {name of a tensor that some files hold twice: name of the tensor that it
+            repeats}. Whether it does is checked before it is left out. A tied head is not among
+            them: see `HEAD`.
         unused: configuration -> names of tensors that a file may hold, and that the network does
             not use.
         read_generation: (configuration, generation_config.json) -> the configuration with the
@@ -234,10 +233,10 @@ MOST = {  # lists and tables are made with an entry for each
 
 
 def check(table: dict) -> None:
-    """Refuses sizes and numbers that none can be, in whatever table of a config.json they are; null
-    is no value.
+    """Raises FamilyError for impossible sizes and numbers anywhere in a config.json. null counts as
+    missing.
 
-    The end of a key says what its value is.
+    The end of a key tells the kind of its value.
 
     >>> check({"hidden_size": "64"})
     Traceback (most recent call last):
@@ -284,8 +283,8 @@ def need(table: Mapping[str, Any], key: str) -> Any:
 
 
 def read_keys(table: Mapping[str, Any], keys: Mapping[str, str], **defaults: Any) -> dict[str, Any]:
-    """Reads entries into fields of a network; null is no value, and a field without a default is
-    needed.
+    """Reads entries into fields of a network. null counts as missing; a field without a default is
+    required.
 
     >>> read_keys({"n_embd": 64, "n_head": None}, {"dim": "n_embd", "heads": "n_head"}, heads=4)
     {'dim': 64, 'heads': 4}
@@ -381,8 +380,8 @@ generation_config.json.
 
 
 def only(table: dict, **expected: Any) -> None:
-    """Refuses values that change what a model computes in a way that the network does not have;
-    null is no value.
+    """Raises FamilyError for values that ask for a computation that the network lacks. null counts
+    as missing.
 
     >>> only({"scale_attn_weights": False}, scale_attn_weights=True)
     Traceback (most recent call last):

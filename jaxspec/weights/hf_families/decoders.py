@@ -54,7 +54,7 @@ def read(table: dict, changed: LayerChange | None = None, **options: Any) -> Dec
     """Reads the configuration of a config.json of any of these families.
 
     Args:
-        changed: (number of a layer, its shape) -> the layer's shape in this family; None: that of
+        changed: (number of a layer, its shape) -> the layer's shape in this family; None: as in
             Llama.
         options: the additions of the family, as arguments of `UniformDecoder`.
     """
@@ -121,7 +121,7 @@ def with_layers(
 def change(
     layer: LayerShape, attention: dict[str, Any], ff: dict[str, Any] | None = None, **norms: Any
 ) -> LayerShape:
-    """Replaces options of a layer's attention and of its feed-forward block, and its own."""
+    """Replaces options of a layer's attention, of its feed-forward block, and of the layer."""
     replaced = (
         dataclasses.replace(layer.attention, **attention),
         dataclasses.replace(layer.ff, **ff or {}),
@@ -152,7 +152,7 @@ def partial_rotary(table: dict, share: float = 1.0) -> tuple[dict, float]:
 
 
 def with_defaults(table: dict, **defaults: Any) -> dict:
-    """Fills in what a config.json leaves out or gives as null."""
+    """Fills in keys that a config.json leaves out or gives as null."""
     return table | {key: value for key, value in defaults.items() if table.get(key) is None}
 
 
@@ -164,8 +164,8 @@ def partial_key(config: DecoderConfig) -> dict[str, Any]:
 
 
 def turned(layer: LayerShape, share: float = 1.0, **options: Any) -> dict[str, Rotary]:
-    """Returns the attention option of a layer that rotates a share of each head; `options` are
-    those of `Rotary`.
+    """Returns the attention option of a layer that rotates a share of each head; `options` as in
+    `Rotary`.
     """
     # 30 of 88 dimensions are 29.99... by their share.
     rotary = layer.attention.rotary
@@ -185,8 +185,8 @@ def biases(table: dict, *keys: str) -> dict[str, Any]:
 
 
 def _with_first_context(table: dict) -> dict:
-    """Moves the context of the training among the rotary keys: as in transformers, it counts before
-    what they say.
+    """Moves the training's context length among the rotary keys, and over theirs, as in
+    transformers.
     """
     if table.get(FIRST_CONTEXT) is None:
         return table
@@ -376,8 +376,8 @@ OTHERS = (
 
 
 def text_half(table: dict) -> dict:
-    """Returns the part of a config.json that describes the text half, where there is another; else
-    all of it.
+    """Returns the part of a config.json that describes the text half, or all of it if the model has
+    no other half.
 
     >>> text_half(
     ...     {"tie_word_embeddings": False, "text_config": {"hidden_size": 8}, "vision_config": {}}
@@ -429,7 +429,7 @@ def family(
         title, model_types, read, sizes, canonical, apart: fields of `Family`.
         architecture: the entry of "architectures" in config.json.
         keys: the keys of config.json that it adds: fields of `UniformDecoder`, functions of one, or
-            what is written.
+            written values.
         more_keys: further keys, from the layers themselves.
         renamed: names of a layer's modules that differ from Llama's, by the path of ours. Modules
             with one name are parts of one tensor, in the order of `LLAMA`.
@@ -463,7 +463,7 @@ def mixture(config: DecoderConfig) -> ExpertsShape:
 
 
 def _dense(config: DecoderConfig) -> DecoderConfig:
-    """Puts dense blocks where there are experts, for the numbers that all layers have."""
+    """Replaces experts by dense blocks, for the numbers that all layers have."""
     dense = [layer.ff for layer in config.layers if isinstance(layer.ff, FeedForwardShape)]
 
     def changed(index: int, layer: LayerShape) -> LayerShape:

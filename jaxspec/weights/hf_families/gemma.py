@@ -59,8 +59,8 @@ def read_gemma2(table: dict) -> DecoderConfig:
 
 
 def read_gemma3(table: dict) -> DecoderConfig:
-    """Reads the network of a Gemma 3: five local layers to a global one, whose positions have a
-    base of their own.
+    """Reads the network of a Gemma 3: five local layers to a global one, which has another base for
+    positions.
 
     Of a model that also sees, only the text half is read. A soft cap of its scores is refused:
     transformers ignores it.

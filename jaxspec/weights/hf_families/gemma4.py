@@ -1,8 +1,7 @@
-"""The text half of Gemma 4 (Google, 2026): layers of two head sizes, of which the last ones may
-share earlier keys.
+"""The text half of Gemma 4 (Google, 2026): layers of two head sizes; the last ones may share
+earlier keys.
 
-What a folder has for images and sound is not read. Names and equations are those of transformers
-5.24.
+What a folder has for images and sound is not read. Names and equations follow transformers 5.24.
 """
 
 from __future__ import annotations
@@ -190,7 +189,7 @@ def _sizes(table: dict, kinds: list[str]) -> list[tuple[int, int]]:
 
 
 def _source(kinds: list[str], sizes: list[tuple[int, int]], index: int, first_shared: int) -> int:
-    """Returns the layer whose keys a layer reads: the last one of its kind that has its own."""
+    """Returns the layer whose keys a layer reads: the last one of its kind that stores keys."""
     sources = [i for i in range(first_shared) if kinds[i] == kinds[index]]
     if not sources or sizes[sources[-1]] != sizes[index]:
         raise FamilyError(
@@ -317,7 +316,7 @@ def names(config: DecoderConfig) -> dict[str, Tensor]:
 
 
 def unused(config: DecoderConfig) -> set[str]:
-    """Names the tensors that published files hold of layers without keys of their own."""
+    """Names the tensors that published files hold for layers that store no keys."""
     without = [i for i, layer in enumerate(config.layers) if layer.attention.shares is not None]
     parts = (
         "k_proj.weight",

@@ -30,7 +30,7 @@ def read_glm(table: dict, **norms: Any) -> DecoderConfig:
 
 
 def read_glm4(table: dict) -> DecoderConfig:
-    """Reads the network of a GLM-4-0414: as GLM-4 9B, with norms on what the blocks add, too."""
+    """Reads the network of a GLM-4-0414: as GLM-4 9B, with norms on the blocks' outputs as well."""
     return read_glm(table, post_norms=True)
 
 

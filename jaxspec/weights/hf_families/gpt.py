@@ -1,8 +1,7 @@
 """GPT-2 (Radford et al. 2019), and the GPT-like decoder of the paper (arXiv 2211.17192, section 4):
 one network.
 
-By the sizes that the paper gives, its head is a matrix of its own; GPT-2's is tied to the
-embedding.
+By the paper's sizes, its head is a separate matrix; GPT-2's is tied to the embedding.
 """
 
 from __future__ import annotations

@@ -100,7 +100,7 @@ def config_json(metadata: Mapping[str, Any], shapes: Mapping[str, ArrayShape]) -
 
 
 def _take(keys: dict[str, Any], key: str, otherwise: Any = None) -> Any:
-    """Takes a key, and returns its value; of one that is listed by layers, that of all of them."""
+    """Takes a key and returns its value; a list by layers must have one value."""
     value = keys.pop(key, otherwise)
     if isinstance(value, list) and value and all(x == value[0] for x in value):
         return value[0]
@@ -195,7 +195,7 @@ def _decoder(
     Args:
         epsilon: its key; all but "rms_norm_eps" are of norms that subtract a mean.
         rotates_part: whether `rope.dimension_count` may be less than a head's width.
-        read_from: keys of config.json, and those of the file that they come from.
+        read_from: keys of config.json, and the file's keys that they come from.
         fixed: keys of config.json, and the values that llama.cpp's code has for the architecture.
     """
     dim, heads, width = _attention(keys, rotates_part)
@@ -323,8 +323,8 @@ def _phi3(keys: dict[str, Any], shapes: Mapping[str, ArrayShape]) -> dict[str, A
 
 
 def _rope_scaling(keys: dict[str, Any], longest: int | None) -> dict[str, Any] | None:
-    """Takes the scaling of positions: linear unless another kind is named; YaRN's with a magnitude
-    beside its own.
+    """Takes the scaling of positions: linear unless another kind is named; YaRN's with a further
+    magnitude.
     """
     rope_type = _take(keys, "rope.scaling.type", "linear")
     # Older files have a linear scale under a key of its own.

@@ -81,7 +81,7 @@ def read_hunyuan(table: dict) -> DecoderConfig:
 def read_stablelm(table: dict) -> DecoderConfig:
     """Reads the network of a StableLM 2: a quarter of each head is rotated, and norms have biases.
 
-    The 12B model has both blocks side by side, and normalises each head by a scale of its own.
+    The 12B model has both blocks side by side, and normalises each head with a separate scale.
     """
     table, share = decoders.partial_rotary(
         decoders.with_defaults(table, layer_norm_eps=1e-5), share=0.25

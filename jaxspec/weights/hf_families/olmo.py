@@ -1,5 +1,5 @@
-"""OLMo 2 (arXiv 2501.00656), OLMo 3 and EXAONE 4 (arXiv 2507.11407): norms on what the blocks add,
-none before them.
+"""OLMo 2 (arXiv 2501.00656), OLMo 3 and EXAONE 4 (arXiv 2507.11407): norms after the blocks instead
+of before them.
 """
 
 from __future__ import annotations

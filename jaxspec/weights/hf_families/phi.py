@@ -23,9 +23,9 @@ def read(table: dict) -> DecoderConfig:
     """Reads the network of a config.json.
 
     Positions scaled by "longrope", as in files for 128k tokens, have other frequencies in rows
-    longer than those of the training: all of a row's, its first tokens' too. A cache has one set of
-    them: that of rows up to that length, which is the longest row. A file whose short factors are
-    the long ones has these for all rows.
+    longer than in training: all of a row's, its first tokens' too. A cache has one set of them:
+    that of rows up to that length, which is the longest row. A file whose short factors are the
+    long ones has these for all rows.
     """
     table, share = decoders.partial_rotary(decoders.with_defaults(table, rms_norm_eps=1e-5))
     rope = decoders.rotary_keys(table)

@@ -82,9 +82,7 @@ def read(table: dict) -> DecoderConfig:
 
 
 def _attends(config: DecoderConfig) -> DecoderConfig:
-    """Returns the configuration with attention in every layer; ValueError: it is none of these
-    models.
-    """
+    """Returns the configuration with attention in every layer. Raises ValueError for other models."""
     # What a Llama's writer needs of each layer is there once all are alike.
     mixers = [layer.attention for layer in config.layers]
     attention = next((x for x in mixers if isinstance(x, AttentionShape)), ATTENTION)

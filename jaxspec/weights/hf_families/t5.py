@@ -66,7 +66,7 @@ def read_mt5(table: dict) -> T5Config:
 
 
 def read_umt5(table: dict) -> T5Config:
-    """Reads the network of an umT5, each of whose layers has its own biases."""
+    """Reads the network of an umT5, whose layers each have position biases."""
     return dataclasses.replace(
         read({"feed_forward_proj": "gated-gelu", **table}), bias_by_layer=True
     )

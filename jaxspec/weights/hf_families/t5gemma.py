@@ -82,7 +82,7 @@ def _joined(
 
 
 def _as_encoder(encoder: DecoderConfig, decoder: DecoderConfig) -> DecoderConfig:
-    """Drops what a side says of its head and of its longest row, which are the decoder's."""
+    """Drops a side's keys about its head and its longest row, which are the decoder's."""
     return replace(encoder, tied_head=True, logits_cap=None, max_positions=decoder.max_positions)
 
 
