@@ -1,6 +1,7 @@
-# @title Install jaxspec, and print what it runs on Where jaxspec is missing, pip installs it: from
-# a checkout that the notebook lies in or beside, from a wheel or zip that was uploaded to this
-# folder, or from this address, which a fork changes (`repo_url` in mkdocs.yml).
+# @title Install jaxspec, and print what it runs on
+# Where jaxspec is missing, pip installs it: from a checkout that the notebook lies in or beside,
+# from a wheel or zip that was uploaded to this folder, or from this address, which a fork changes
+# (`repo_url` in mkdocs.yml).
 REPOSITORY = "ADDRESS"
 
 import glob
@@ -10,7 +11,7 @@ import shutil
 import subprocess
 import sys
 
-# once loaded
+# A kernel that has loaded one of these cannot go on with another version.
 CANNOT_CHANGE = ("numpy", "scipy", "ml_dtypes", "jax", "jaxlib", "flax", "transformers", "psutil")
 
 

@@ -3,9 +3,10 @@
 # [![Open In Kaggle](https://kaggle.com/static/images/open-in-kaggle.svg)](https://kaggle.com/kernels/welcome?src=https://github.com/jaxspec/jaxspec/blob/main/colab/gemma4.ipynb)
 
 # %%
-# @title Install jaxspec, and print what it runs on Where jaxspec is missing, pip installs it: from
-# a checkout that the notebook lies in or beside, from a wheel or zip that was uploaded to this
-# folder, or from this address, which a fork changes (`repo_url` in mkdocs.yml).
+# @title Install jaxspec, and print what it runs on
+# Where jaxspec is missing, pip installs it: from a checkout that the notebook lies in or beside,
+# from a wheel or zip that was uploaded to this folder, or from this address, which a fork changes
+# (`repo_url` in mkdocs.yml).
 REPOSITORY = "https://github.com/jaxspec/jaxspec"
 
 import glob
@@ -15,7 +16,7 @@ import shutil
 import subprocess
 import sys
 
-# once loaded
+# A kernel that has loaded one of these cannot go on with another version.
 CANNOT_CHANGE = ("numpy", "scipy", "ml_dtypes", "jax", "jaxlib", "flax", "transformers", "psutil")
 
 

@@ -28,6 +28,8 @@ ADDRESS = re.findall(r"^repo_url: (https://github\.com/\S+)", SITE, re.MULTILINE
 REPOSITORY = ADDRESS.removeprefix("https://github.com/")  # what the badges open
 FIRST_CELL = "first_cell"
 TITLE = "# %% [markdown]\n# # "  # what begins after the common cells
+# A cell that repeats a part of a file: `# @title docs/nano.py, part 1: A transformer`, and the part.
+PART = re.compile(r"(?m)^(# @title (docs/\w+\.py), part (\d): .*\n)((?:(?!# %%).*\n?)*)")
 LINK = re.compile(r"https://github\.com/[\w.-]+/jaxspec/blob/main/")  # to a file of this repository
 
 BADGES = """\
@@ -92,7 +94,17 @@ def with_head(name: str, text: str) -> str:
         "# PREPARATION\n", PREPARATIONS.get(name, "")
     )
     body = LINK.sub(f"{ADDRESS}/blob/main/", text[text.index(TITLE) :])
+    body = PART.sub(lambda cell: f"{cell[1]}{part(cell[2], int(cell[3]))}\n\n", body)
     return f"{badges}{first_cell}\n{body}"
+
+
+def part(file: str, number: int) -> str:
+    """A part of a file, which begins with a comment `# ---- 1. A transformer`; 0 is its imports."""
+    source = (FOLDER.parent / file).read_text(encoding="utf-8")
+    imports, *parts = re.split(r"(?m)^# -+ \d\. .*\n+", source)
+    if number == 0:
+        return imports[imports.index("from __future__") :].strip()
+    return parts[number - 1].strip()
 
 
 def notebook(name: str, text: str, results: Mapping[str, Result] = MappingProxyType({})) -> str:
