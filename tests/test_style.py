@@ -153,6 +153,36 @@ def test_entries_of_docstrings_are_noun_phrases():
     assert inverted == [], "begin with a noun: `limit: the limit of rounds`"
 
 
+def undocumented(tree: ast.Module) -> Iterator[tuple[str, str, int]]:
+    """Yields entries of functions' Args that are not parameters: function, entry, line."""
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.FunctionDef) or not ast.get_docstring(node):
+            continue
+        arguments = node.args
+        parameters = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
+        parameters += [x for x in (arguments.vararg, arguments.kwarg) if x is not None]
+        section = re.search(r"Args:\n((?: {4}.*\n?|\n)*)", ast.get_docstring(node) or "")
+        for line in section[1].splitlines() if section else ():
+            entry = re.match(r" {4}([\w*][\w*, ]*):", line)
+            for name in entry[1].split(",") if entry else ():
+                if name.strip().lstrip("*") not in {x.arg for x in parameters}:
+                    yield node.name, name.strip(), node.lineno
+
+
+def test_entries_that_are_not_parameters_are_seen():
+    source = 'def f(x, **more):\n    """Adds.\n\n    Args:\n        x, at: a row.\n        **more: options.\n    """\n'
+    assert [entry for _, entry, _ in undocumented(ast.parse(source))] == ["at"]
+
+
+def test_documented_arguments_exist():
+    renamed = [
+        f"{file.relative_to(PACKAGE.parent)}:{line}: {function} has no argument {entry}"
+        for file in sorted(PACKAGE.rglob("*.py"))
+        for function, entry, line in undocumented(ast.parse(file.read_text(encoding="utf-8")))
+    ]
+    assert renamed == []
+
+
 def test_comments_on_fields_are_noun_phrases():
     """`length: Int[Array, "B"]  # tokens of each row`, not `# of each row`."""
     inverted = re.compile(r"\s+\w+: [^#]*# (of|that|those|as) ")

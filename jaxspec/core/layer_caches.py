@@ -272,7 +272,7 @@ class Recurrent(LayerCache):
         A row that was rewound to before its state (`can_rewind`) gets NaN.
 
         Args:
-            at: the pass, over a chain.
+            pass_: the pass, over a chain.
             records: not read.
             step: the recurrence by one token.
             new: the entries of the tokens, a pytree of [B, T, ...].

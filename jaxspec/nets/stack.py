@@ -89,7 +89,7 @@ def with_cache(
         taps: numbers of layers whose output is wanted, too; see `check_taps`.
         parts: the parts to run; None: all. Layers that do not run leave the stream and their cache
             as they are.
-        at: the pass; None: over a chain, of which everything is remembered.
+        pass_: the pass; None: over a chain, whose tokens are all remembered.
 
     Returns:
         The residual stream after the last layer, the tapped streams and the cache. Tapped streams
