@@ -10,8 +10,8 @@ from jaxtyping import Array, Float, Int
 
 
 class Draw(enum.IntEnum):
-    """How a draft token was chosen from its distribution: its parent's entry of `Draft.log_probs`,
-    or of another drafter's (`Draft.sources`).
+    """The kinds of choices of a draft token from its distribution: its parent's entry of
+    `Draft.log_probs`, or of another drafter's (`Draft.sources`).
     """
 
     # not drawn: a function of what precedes it (an argmax, a look-up), which is a point mass

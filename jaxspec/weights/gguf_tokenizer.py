@@ -68,7 +68,7 @@ NOT_ENDS = (  # where all of the first end a text, the second does not
 
 
 class Cut(NamedTuple):
-    """How a byte-level tokenizer cuts text into words."""
+    """The splitting of text into words by a byte-level tokenizer."""
 
     patterns: tuple[str, ...]  # each cuts what those before it left
     # whether a word that is in the vocabulary is its token, whatever the merges

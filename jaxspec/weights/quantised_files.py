@@ -241,7 +241,7 @@ def _kind(group: dict) -> str:
 
 
 class PackedLayout(NamedTuple):
-    """How a format stores integers [out, in] in words, and scales and zero points [out, G]."""
+    """A format's layout of integers [out, in] in words, and of scales and zero points [out, G]."""
 
     # these three: the ends of their tensors' names
     words: str
