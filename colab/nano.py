@@ -127,6 +127,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+
 # %%
 # @title docs/nano.py, part 1: a transformer with a cache
 Params = dict[str, jax.Array]
@@ -225,6 +226,7 @@ def read_text(params: Params, cache: Cache, tokens: jax.Array) -> tuple[jax.Arra
     start = jnp.zeros(rows, jnp.int32)
     return read(params, cache, tokens, start, np.tri(width, dtype=bool), np.arange(width))
 
+
 # %% [markdown]
 # The cache does not know how many of its entries are valid: its user counts them. So a rejected
 # guess costs nothing but its own computation.
@@ -238,6 +240,7 @@ again, cache = read(target, cache, jnp.array([[2]]), start, np.ones((1, 1), bool
 other = read_text(target, empty_cache(target, 1, 8), jnp.array([[0, 2, 2]]))[0]
 print("after 0 2 1:", whole[0, -1], "\nafter 0 2 2:", again[0, -1])
 assert jnp.allclose(again[0, -1], other[0, -1], atol=1e-4)
+
 
 # %%
 # @title docs/nano.py, part 2: a tree of guesses
@@ -264,6 +267,7 @@ class Tree:
         self.levels = [np.flatnonzero(self.depth == d) for d in range(self.depth.max() + 1)]
         # How many guesses there are at most for the place after a node of each level but the last.
         self.tries = [max(len(children[node]) for node in level) for level in self.levels[:-1]]
+
 
 # %%
 tree = Tree([0, 0, 1])
@@ -319,6 +323,7 @@ def without(probabilities: jax.Array, token: jax.Array) -> jax.Array:
     """Takes one token out of a distribution, and scales the others up."""
     is_token = jnp.arange(probabilities.shape[-1]) == token[:, None]
     return scaled(jnp.where(is_token, 0.0, probabilities))
+
 
 # %%
 # @title docs/nano.py, part 4: a round
@@ -457,6 +462,7 @@ def generate(target, drafter, prompts, lengths, dice, *, new_tokens, tree, tempe
     round_of = functools.partial(one_round, target, drafter, tree, temperature, goal)
     return jax.lax.while_loop(lambda state: jnp.any(state.length < goal), round_of, state)
 
+
 # %%
 # @title docs/nano.py, part 5: a proof by enumeration
 def certify(target, drafter, prompt, tree: Tree, new_tokens=2, temperature=1.0) -> float:
@@ -511,6 +517,7 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+
 
 # %% [markdown]
 # ## The text has the right distribution, with any drafter

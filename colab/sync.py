@@ -43,7 +43,9 @@ BADGES = """\
 PREPARATIONS = {  # what must run before jax is imported
     "tpu": """\
 # Where there is no accelerator, this simulates 8 devices. It must run before jax is imported.
-os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
+os.environ["XLA_FLAGS"] = (
+    os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
+)
 
 """,
 }
@@ -94,7 +96,7 @@ def with_head(name: str, text: str) -> str:
         "# PREPARATION\n", PREPARATIONS.get(name, "")
     )
     body = LINK.sub(f"{ADDRESS}/blob/main/", text[text.index(TITLE) :])
-    body = PART.sub(lambda cell: f"{cell[1]}{part(cell[2], int(cell[3]))}\n\n", body)
+    body = PART.sub(lambda cell: f"{cell[1]}{part(cell[2], int(cell[3]))}\n\n\n", body)
     return f"{badges}{first_cell}\n{body}"
 
 

@@ -96,7 +96,9 @@ if changed_packages():
     raise Stop(f"Runtime > Restart, then run this cell again: {', '.join(changed_packages())}.")
 
 # Where there is no accelerator, this simulates 8 devices. It must run before jax is imported.
-os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
+os.environ["XLA_FLAGS"] = (
+    os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
+)
 
 import jax
 

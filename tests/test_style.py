@@ -44,7 +44,9 @@ ALLOWED = {
     "weights/parameters.py": {"most"},
     "weights/tokenizers.py": {"kind"},
 }  # outside nets, arguments of public functions; of testing/model_check, a property
-NO_SENTENCE = re.compile(r"(Of|That|As|Those|All|What|Which|How|Whether|Where|When|Raises:?)\b")
+NO_SENTENCE = re.compile(
+    r"(?:(?:Of|That|As|Those|All|What|Which|How|Whether|Where|When)\b|Raises:)"
+)
 
 
 def local_names(tree: ast.Module) -> Iterator[tuple[str, int]]:

@@ -309,42 +309,20 @@ def _row(
         )
     before, ids = _encoded(target, prompt, scored, number, template)
     # A tokenizer may have put the beginning there already; it is not doubled.
-    if is_decoder and first is not None and (prompt is None or not before) and ids[:1] != [first]:
+    lacks_beginning = (prompt is None or not before) and ids[:1] != [first]
+    if is_decoder and first is not None and lacks_beginning:
         before = [first, *before]
     if end:
         ids = [*ids, token_ids.ends(target)[0]]
-    row = [*before, *ids] if is_decoder else ids
     if prompt is not None and not before:
         raise ValueError(
             f"{name} has an empty prompt: give start, a token to begin with, such as "
             "'<|endoftext|>'"
         )
-    if not ids or (is_decoder and len(row) < 2):
-        if not ids:
-            complaint = "no token"
-        else:
-            complaint = "one token, and nothing before it: give start, a token to begin with"
-        raise ValueError(f"{name} has {complaint}")
-    for tokens, vocab in ((before, target.lm.prompt_vocab), (ids, target.lm.vocab_size)):
-        outside = [token for token in tokens if not 0 <= token < vocab]
-        if outside:
-            raise ValueError(
-                f"{name} has token id {outside[0]}: expected ids from 0 to {vocab - 1}"
-            )
-    max_positions = target.lm.limits.max_positions
-    read = len(row) + len(target.lm.limits.first_tokens)
-    if max_positions is not None and read > max_positions:
-        raise ValueError(
-            f"{name} has {read} tokens, and the model has {max_positions} positions: cut it into "
-            "parts"
-        )
+    _check_ids(target, name, before, ids)
     if not is_decoder:
-        longest = target.lm.limits.max_prompt
-        if longest is not None and len(before) > longest:
-            raise ValueError(
-                f"{name} has a source of {len(before)} tokens, and the model reads {longest}"
-            )
         return _Row(before, ids, 0, num_bytes)
+    row = [*before, *ids]
     # Nothing precedes a first token of the text, which is not scored.
     if not before and isinstance(scored, str):
         unscored = token_ids.num_bytes_of_first(target.tokenizer, scored, row[0])
@@ -352,6 +330,37 @@ def _row(
         if unscored is not None:
             num_bytes = len(scored.encode()) - unscored
     return _Row(row[:1], row[1:], max(len(before) - 1, 0), num_bytes)
+
+
+def _check_ids(target: core.Model, name: str, before: list[int], ids: list[int]) -> None:
+    """Raises ValueError if a model cannot score `ids` after `before` (a prompt or a source)."""
+    lm = target.lm
+    is_decoder = lm.limits.start_token is None
+    if not ids:
+        raise ValueError(f"{name} has no token")
+    if is_decoder and len(before) + len(ids) < 2:
+        raise ValueError(
+            f"{name} has one token, and nothing before it: give start, a token to begin with"
+        )
+    for tokens, vocab in ((before, lm.prompt_vocab), (ids, lm.vocab_size)):
+        outside = [token for token in tokens if not 0 <= token < vocab]
+        if outside:
+            raise ValueError(
+                f"{name} has token id {outside[0]}: expected ids from 0 to {vocab - 1}"
+            )
+    row_tokens = len(ids) + len(lm.limits.first_tokens)
+    if is_decoder:
+        row_tokens += len(before)
+    positions = lm.limits.max_positions
+    if positions is not None and row_tokens > positions:
+        raise ValueError(
+            f"{name} has {row_tokens} tokens, and the model has {positions} positions: cut it into parts"
+        )
+    longest = lm.limits.max_prompt
+    if not is_decoder and longest is not None and len(before) > longest:
+        raise ValueError(
+            f"{name} has a source of {len(before)} tokens, and the model reads {longest}"
+        )
 
 
 def _encoded(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -188,46 +188,24 @@ def merge(
     """
     # Both sides by the name that all spellings of a tensor have in common.
     names = {name: canonical(name) for name in (*adapter.changes, *adapter.replaced)}
-    unread = [name for name, key in names.items() if key is None]
-    if unread:  # of a model that also sees
-        parts = ", ".join(sorted({name.removeprefix("model.").split(".")[0] for name in unread}))
-        text = "%s: what it changes of %s (%d tensors) is left out: only the text half is read"
-        logging.getLogger(__name__).warning(text, adapter.folder, parts, len(unread))
-    changes = {
-        key: change._replace(is_transposed=change.is_transposed or is_transposed(key))
-        for name, change in adapter.changes.items()
-        if (key := names[name]) is not None
-    }
-    replaced = {key: x for name, x in adapter.replaced.items() if (key := names[name]) is not None}
+    _warn_of_unread(adapter, [name for name, key in names.items() if key is None])
+    changes: dict[str, Change] = {}
+    for name, change in adapter.changes.items():
+        key = names[name]
+        if key is not None:
+            turned = change.is_transposed or is_transposed(key)
+            changes[key] = change._replace(is_transposed=turned)
+    replaced = {names[name]: x for name, x in adapter.replaced.items() if names[name] is not None}
     shapes = {canonical(name): shape for shard in shards for name, shape in shard.shapes.items()}
     both = {**changes, **replaced}
     if tied is not None and tied[0] in both and tied[1] not in both:
         text = f"{adapter.folder} changes {tied[0]}, with which the head is tied, and not the head"
         raise CheckpointError(f"{text}: merge it with peft, which decides for one of two readings")
-    # the head becomes a tensor of its own
+    # A head that the adapter changes is no longer tied: it becomes a tensor beside the embedding.
     if tied is not None and tied[1] in both and tied[1] not in shapes:
         shards = [*shards, _copy(shards, canonical, *tied)]
         shapes[tied[1]] = shapes[tied[0]]
-    of_experts = [
-        name for name in both if name.endswith((".experts.weight", ".experts.base_layer.weight"))
-    ]
-    if of_experts:
-        text = f"{adapter.folder} changes {of_experts[0]}, the matrices of all experts"
-        raise CheckpointError(f"{text}: merge it with peft")
-    unknown = [name for name in both if name not in shapes]
-    if unknown:
-        changed = f"{adapter.folder} changes {some(sorted(unknown))}"
-        raise CheckpointError(f"{changed}, which the model lacks: is it another's?")
-    for name, shape in [
-        (name, tuple(x.shape)) for table in (changes, replaced) for name, x in table.items()
-    ]:
-        if shape != tuple(shapes[name]):
-            text = (
-                f"{adapter.folder} changes {name} by {list(shape)}, and the model's is "
-                f"{list(shapes[name])}"
-            )
-            advice = "is it another model's? Of a vocabulary that was resized, merge it with peft"
-            raise CheckpointError(f"{text}: {advice}")
+    _check_fit(adapter, {name: tuple(x.shape) for name, x in both.items()}, shapes)
 
     def merged(shard: Shard) -> Shard:
         def load(names: Collection[str]) -> Iterator[tuple[str, np.ndarray | Stored]]:
@@ -239,6 +217,41 @@ def merge(
         return shard._replace(load=load)
 
     return [merged(shard) for shard in shards]
+
+
+def _warn_of_unread(adapter: Adapter, names: list[str]) -> None:
+    """Warns that changes of a model's other halves, which see or hear, are left out."""
+    if not names:
+        return
+    parts = ", ".join(sorted({name.removeprefix("model.").split(".")[0] for name in names}))
+    text = "%s: what it changes of %s (%d tensors) is left out: only the text half is read"
+    logging.getLogger(__name__).warning(text, adapter.folder, parts, len(names))
+
+
+def _check_fit(
+    adapter: Adapter,
+    changed: Mapping[str, tuple[int, ...]],
+    shapes: Mapping[str | None, Any],
+) -> None:
+    """Raises CheckpointError if an adapter changes tensors that the model lacks, or other shapes."""
+    of_experts = [
+        name for name in changed if name.endswith((".experts.weight", ".experts.base_layer.weight"))
+    ]
+    if of_experts:
+        text = f"{adapter.folder} changes {of_experts[0]}, the matrices of all experts"
+        raise CheckpointError(f"{text}: merge it with peft")
+    unknown = [name for name in changed if name not in shapes]
+    if unknown:
+        text = f"{adapter.folder} changes {some(sorted(unknown))}"
+        raise CheckpointError(f"{text}, which the model lacks: is it another's?")
+    for name, shape in changed.items():
+        if shape != tuple(shapes[name]):
+            text = (
+                f"{adapter.folder} changes {name} by {list(shape)}, and the model's is "
+                f"{list(shapes[name])}"
+            )
+            advice = "is it another model's? Of a vocabulary that was resized, merge it with peft"
+            raise CheckpointError(f"{text}: {advice}")
 
 
 def _copy(

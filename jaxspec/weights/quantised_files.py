@@ -138,37 +138,61 @@ def scheme_of(table: Mapping[str, Any]) -> Scheme | None:
     config = {}
     if isinstance(table[CONFIG], dict):
         config = table[CONFIG]
-    method = config.get("quant_method", "of no method that it names")
-    bits = config.get("bits")
-    form = config.get("checkpoint_format") or config.get("format") or config.get("version")
-    if method == "compressed-tensors":
-        return _of_compressed_tensors(config)
     # GPTQModel: other bits, or none, for layers by the patterns of their names.
-    if config.get("dynamic"):
-        _refuse(str(method), "other options for some layers (dynamic)")
-    version = str(form or {"gptq": "gptq", "awq": "gemm"}.get(method, "")).lower()
+    if config.get("dynamic") and config.get("quant_method") != "compressed-tensors":
+        _refuse(_method(config), "other options for some layers (dynamic)")
+    read = METHODS.get(_method(config))
+    scheme = None
+    if read is not None:
+        scheme = read(config)
+    if scheme is not None:
+        return scheme
+    bits = config.get("bits") or config.get("w_bit")
+    if not bits and config.get("load_in_4bit"):
+        bits = 4
+    elif not bits and config.get("load_in_8bit"):
+        bits = 8
+    _refuse(
+        _method(config),
+        str(_form(config) or ""),
+        f"{bits} bits" if bits else "",
+        str(config.get("fmt") or ""),
+    )
+
+
+def _method(config: Mapping[str, Any]) -> str:
+    return str(config.get("quant_method", "of no method that it names"))
+
+
+def _form(config: Mapping[str, Any]) -> Any:
+    """Returns the name of a method's form, under any key that writers give it."""
+    return config.get("checkpoint_format") or config.get("format") or config.get("version")
+
+
+def _of_gptq(config: Mapping[str, Any]) -> Scheme | None:
+    form = str(_form(config) or "gptq").lower()
+    bits = config.get("bits")
     width = config.get("group_size", -1)
-    if (
-        method == "gptq"
-        and bits in (4, 8)
-        and version in ("gptq", "gptq_v2")
-        and isinstance(width, int)
-    ):
-        return _integers(_GPTQ, bits, width, less=int(version == "gptq"))
+    if bits not in (4, 8) or form not in ("gptq", "gptq_v2") or not isinstance(width, int):
+        return None
+    return _integers(_GPTQ, bits, width, less=int(form == "gptq"))
+
+
+def _of_awq(config: Mapping[str, Any]) -> Scheme | None:
+    bits = config.get("bits")
     if bits is None:
         bits = config.get("w_bit")
-    if method == "awq" and bits == 4 and version == "gemm":
-        return _integers(_AWQ, 4, config.get("group_size", config.get("q_group_size", -1)))
+    if bits != 4 or str(_form(config) or "gemm").lower() != "gemm":
+        return None
+    return _integers(_AWQ, 4, config.get("group_size", config.get("q_group_size", -1)))
+
+
+def _of_fp8(config: Mapping[str, Any]) -> Scheme | None:
+    if config.get("fmt", "e4m3") != "e4m3":
+        return None
     # DeepSeek and Qwen: blocks of rows and columns, each with a scale.
     block = config.get("weight_block_size")
-    if method == "fp8" and config.get("fmt", "e4m3") == "e4m3":
-        return _fp8(tuple(block) if block else None)
-    if method == "mxfp4":
-        return _mxfp4()
-    bits = bits or (4 if config.get("load_in_4bit") else 8 if config.get("load_in_8bit") else None)
-    _refuse(
-        str(method), str(form or ""), f"{bits} bits" if bits else "", str(config.get("fmt") or "")
-    )
+    return _fp8(tuple(block) if block else None)
 
 
 def _refuse(*description: str) -> Any:
@@ -475,6 +499,16 @@ def _mxfp4() -> Scheme:
         return Quantised(shape, FLOAT32, turned, stored, scale, floats=True)
 
     return Scheme("bfloat16", "_blocks", ("_scales",), (), shape, matrix, end="")
+
+
+# quant_method -> the reader of its options, which returns None for a form that is not read
+METHODS: Mapping[str, Callable[[Mapping[str, Any]], Scheme | None]] = {
+    "awq": _of_awq,
+    "compressed-tensors": _of_compressed_tensors,
+    "fp8": _of_fp8,
+    "gptq": _of_gptq,
+    "mxfp4": lambda config: _mxfp4(),
+}
 
 
 def _fields(words: np.ndarray | Stored, bits: int) -> np.ndarray:
