@@ -245,8 +245,8 @@ def fitting(settings: list[Setting]) -> list[Setting]:
     """Returns the settings that can be, with a line on standard error for each kind that cannot.
 
     Trees are refused by rules that judge chains, and by policies that stop a draft token by token.
-    Rules that need sampling are refused at temperature 0. A plan needs an acceptance rate, which is known beforehand of models: other drafters have the
-    other gammas, or `GAMMA`.
+    Rules that need sampling are refused at temperature 0. A plan needs an acceptance rate, which is
+    known beforehand of models: other drafters have the other gammas, or `GAMMA`.
     """
     from jaxspec.analysis.bench import has_alpha
     from jaxspec.core import Model

@@ -337,12 +337,13 @@ def check_judges(rule: core.Rule, temperature: Any) -> None:
 
     >>> check_judges(rules.trusting(0.9), np.array([1.0, 0.0]))
     Traceback (most recent call last):
-    ValueError: the rule trusting(0.9) reads the probabilities of draft tokens, which they lack at temperature 0: ...
+    ValueError: the rule trusting(0.9) reads the probabilities of draft tokens, which they lack ...
     """
     if rule.needs_sampling and not np.all(np.asarray(temperature) > 0):
         raise ValueError(
-            f"the rule {rule.name} reads the probabilities of draft tokens, which they lack at temperature 0: set a "
-            "temperature above 0, or use rules.rejection(), or rules.lenient(), which has a form for temperature 0"
+            f"the rule {rule.name} reads the probabilities of draft tokens, which they lack at "
+            "temperature 0: set a temperature above 0, or use rules.rejection(), or "
+            "rules.lenient(), which has a form for temperature 0"
         )
 
 

@@ -27,8 +27,8 @@ def trusting(threshold: float) -> Rule:
     Guarantee: none. A token of any probability p(x) above 0 passes, if the drafter is sure of it. A
     token that the target's truncation leaves out (top_k, top_p) does not pass.
 
-    A draft token without a distribution (a look-up's) has no q(x), and is judged by rejection. At temperature 0 no
-    draft token has one, so rows at temperature 0 are refused (`Rule.needs_sampling`).
+    A draft token without a distribution (a look-up's) has no q(x), and is judged by rejection. At
+    temperature 0 no draft token has one, so such rows are refused (`Rule.needs_sampling`).
 
     Args:
         threshold: from above 0 to 1. Above every q(x) the rule is `rejection`.

@@ -176,7 +176,9 @@ def test_a_missing_beam_ends_a_round_only_if_it_could_matter():
 
 
 def test_random_models_find_the_hypotheses_of_plain_search():
-    """Narrow drafts often lack a beam. Tables give the same logits in every pass, so scores are equal bit by bit."""
+    """Narrow drafts often lack a beam. Tables give the same logits in every pass, so scores are
+    equal bit by bit.
+    """
     passes, steps = 0, 0
     options = dict(beams=2, max_new_tokens=NEW, eos_ids=[2])
     for seed in range(24):

@@ -54,7 +54,7 @@ def test_the_distance_from_the_target_is_what_can_be_worked_out():
 
 
 def test_rows_at_temperature_0_are_refused():
-    """Their draft tokens have no q(x): the rejection rule would judge them, under the other rule's name."""
+    """Their draft tokens have no q(x), so the rejection rule would judge them."""
     model = table_model(jax.random.key(1), vocab=5)
     options = dict(drafter=model, rule=rules.trusting(0.5), key=jax.random.key(0), max_new_tokens=4)
     expected = "at temperature 0: set a temperature above 0"
