@@ -114,12 +114,15 @@ print(
 # jaxspec implements five documents: the paper of Leviathan, Kalman and Matias (arXiv 2211.17192), a
 # survey in Chinese, notes on a PyTorch implementation (`speculative_generate`), lecture notes by
 # Karl Stratos, and a lesson with widgets. Here are their formulas and printed numbers, computed
-# again, and the statements that do not hold. All of it is arithmetic.
+# again, and the statements that do not hold. All of it is arithmetic, but for the last cells, which
+# run a small pair of models.
 
 # %%
 import jax.numpy as jnp
 import numpy as np
+from IPython.display import HTML
 
+from jaxspec import trace
 from jaxspec.analysis import divergence, formulas, widgets
 from jaxspec.sampling import apply_temperature, keep_top_p
 
@@ -298,3 +301,57 @@ print(
     f"{accepted:.2f}"
 )
 assert drafted != np.argmax(p) and np.isclose(accepted, 0.5)
+
+# %% [markdown]
+# ## The notes' two switches
+#
+# `speculative_generate` has `first_target` and `skip_sample_adjustment`. jaxspec has neither. It
+# refuses both names, and says why.
+#
+# **`first_target=True`** lets the target write the first token, before anything is drafted. So does
+# jaxspec, since the pass that reads the prompt gives that token for nothing. With `False` the first
+# token is drafted and judged like the others. Its distribution is p in both cases.
+#
+# **`skip_sample_adjustment=True`** draws from p after a rejection, and not from norm(max(0, p − q))
+# (`max_fn` in the notes). It is for debugging: the text is then wrong. Here 15% of the probability
+# lies at other tokens.
+
+# %%
+first_target = p
+drafted_first = np.minimum(p, q) + (1 - beta) * residual
+skipped = np.minimum(p, q) + (1 - beta) * p
+print(f"first_target: True {first_target}, False {drafted_first}")
+print(f"skip_sample_adjustment: {skipped}, off by {divergence.d_lk(skipped, p):.2f}")
+assert np.allclose(drafted_first, first_target) and np.isclose(
+    0.5 * np.abs(skipped - p).sum(), 0.15
+)
+
+# %% [markdown]
+# ## The notes' `debug=True`: a trace with numbers
+#
+# The notes print q of each draft token, r, p / q and the adjusted sample. `trace_numbers=True`
+# keeps these numbers, of a GPT that describes Debian packages and its small drafter. One line is a
+# round. Under it stands each draft token: it is accepted where r is below min(1, p / q). Z is the
+# mass of max(0, p − q), from which the next token is drawn after the rejection.
+
+# %%
+target, draft = jaxspec.load("debian-gpt-base"), jaxspec.load("debian-gpt-small")
+sampling = dict(temperature=0.7, key=jax.random.key(7), gamma=3, max_new_tokens=12)
+out = jaxspec.generate(
+    target, "This package contains the", drafter=draft, trace_numbers=True, **sampling
+)
+rounds = trace.of_row(out.tokens[0, : out.lengths[0]], out.trace, 0)
+HTML(trace.html(rounds, target.tokenizer))
+
+# %% [markdown]
+# The same numbers as columns, for `pandas.DataFrame` or as they are:
+
+# %%
+columns = out.trace.table()
+tested = columns["tested"]
+passes = columns["r"] < np.minimum(1.0, columns["ratio"])
+print(
+    f"{tested.sum()} of {len(tested)} draft tokens were tested, {columns['accepted'].sum()} accepted"
+)
+assert np.array_equal(passes[tested], columns["accepted"][tested])
+assert np.allclose(columns["ratio"], columns["p"] / columns["q"])

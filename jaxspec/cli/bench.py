@@ -245,8 +245,8 @@ def fitting(settings: list[Setting]) -> list[Setting]:
     """Returns the settings that can be, with a line on standard error for each kind that cannot.
 
     Trees are refused by rules that judge chains, and by policies that stop a draft token by token.
-    A plan needs an acceptance rate, which is known beforehand of models: other drafters have the
-    other gammas, or `GAMMA`.
+    Rules that need sampling are refused at temperature 0. A plan needs an acceptance rate, which is
+    known beforehand of models: other drafters have the other gammas, or `GAMMA`.
     """
     from jaxspec.analysis.bench import has_alpha
     from jaxspec.core import Model
@@ -270,6 +270,10 @@ def fitting(settings: list[Setting]) -> list[Setting]:
             if stops:
                 reason = f"the policy {setting.policy_label} stops a draft token by token"
             notes[f"{name} drafts trees, and {reason}: left out"] = None
+        elif rule.needs_sampling and not setting.is_plain and setting.temperature == 0:
+            notes[
+                f"the rule {rule.name} reads probabilities of draft tokens: left out at temperature 0"
+            ] = None
         elif setting.gamma != PLANNED or has_alpha(setting):
             fit.append(setting)
         else:

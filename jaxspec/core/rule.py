@@ -76,6 +76,9 @@ class Rule(NamedTuple):
         trials: the numbers of the tests, computed again for a trace with numbers: noise is
             addressed, so they are those that `verify` compared. None of rules that draw no number
             for each draft token.
+        needs_sampling: whether it says nothing at temperature 0, where draft tokens have no
+            probabilities. Rows at temperature 0 are then refused, since another rule would judge
+            them.
 
     >>> import jax.numpy as jnp
     >>> def nothing(keys, position, draft, target):  # plain greedy decoding, in its own terms
@@ -98,3 +101,4 @@ class Rule(NamedTuple):
     acceptance_ratio: AcceptanceRatio | None = None
     lenience: float | None = None
     trials: TrialsOf | None = None
+    needs_sampling: bool = False

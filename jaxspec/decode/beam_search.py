@@ -71,10 +71,10 @@ def beam_search(
     batch ends by itself.
 
     With a drafter the hypotheses are the same, in fewer passes of the target. In each round the
-    draft model continues the running beams by a beam search. The target verifies all these tokens,
-    a tree, in one pass. The search then takes steps for as long as the target's best (beam, token)
-    pairs are all in the tree. In float32 the result is equal up to ties between scores: passes over
-    other numbers of tokens round differently.
+    draft model continues the running beams by a beam search. The target verifies all these
+    tokens, a tree, in one pass. The search then takes steps for as long as the target's best (beam,
+    token) pairs are all in the tree, or those that are missing cannot matter. In float32 the result
+    is equal up to ties between scores: passes over other numbers of tokens round differently.
 
     Args:
         target: the model; it must take token trees (`LanguageModel.select`), as all networks of
@@ -449,11 +449,17 @@ def _steps(
     draft: DraftTree,
     goal: Goal,
 ) -> tuple[Beams, Walk]:
-    """Makes as many steps as the verified tree allows: one, and one more for each level that holds
-    all beams.
+    """Makes as many steps as the verified tree allows.
+
+    The first step is always known. A later step is known if the tree holds the last tokens of all
+    running beams. It is also known if a beam is missing whose continuations cannot matter. A
+    continuation is never more probable than its beam. So no continuation of a missing beam belongs
+    to the step if all that the step takes are more probable than that beam itself. This is the
+    "more elaborate procedure" of the paper's appendix A.4.
     """
     count = search.num_candidates(goal)
     node = jnp.broadcast_to(jnp.arange(search.beams, dtype=jnp.int32)[None, :], beams.scores.shape)
+    has_node = jnp.ones(beams.scores.shape, bool)  # whether the tree holds a beam's last token
     all_fed = jnp.arange(search.fed, dtype=jnp.int32)[None, None, :]
     moved = going = ~beams.done
     walk = Walk(jnp.zeros((len(going), search.fed), bool), node, moved, jnp.zeros_like(going))
@@ -464,15 +470,20 @@ def _steps(
             jnp.take_along_axis(x, node[:, :, None], axis=1) for x in (log_probs, tokens)
         )
         alive = beams.scores > -jnp.inf
-        bad = jnp.any(jnp.isnan(at_node[..., 0]) & alive, axis=1)
-        at_node = jnp.where(alive[:, :, None], at_node, -jnp.inf)
+        is_read = alive & has_node
+        bad = jnp.any(jnp.isnan(at_node[..., 0]) & is_read, axis=1)
+        at_node = jnp.where(is_read[:, :, None], at_node, -jnp.inf)
         # The same step as plain beam search's, on logits of the verified tree: hypotheses cannot
         # differ from its.
         candidates = bookkeeping.best_candidates(beams.scores, at_node, best, count, search.best)
         stepped, origins, chosen = bookkeeping.advance(beams, candidates, goal)
+        least = bookkeeping.least_taken(candidates, stepped, goal)
+        bound = jnp.max(jnp.where(alive & ~has_node, beams.scores, -jnp.inf), axis=1)
+        # At equal scores a missing continuation could come first.
+        going = going & ((bound == -jnp.inf) | (least > bound))
         above = jnp.take_along_axis(node, origins, axis=1)
         # [B, K, F] to [B, F]: a fed token is retained if some live beam stands on it.
-        on_way = jnp.any((node[:, :, None] == all_fed) & alive[:, :, None], axis=1)
+        on_way = jnp.any((node[:, :, None] == all_fed) & is_read[:, :, None], axis=1)
         walk = Walk(
             walk.retained | (on_way & going[:, None]),
             jnp.where(going[:, None], above, walk.above),
@@ -481,14 +492,13 @@ def _steps(
         )
         # Prompts that left the tree, or are done, keep the beams of their last step.
         beams = token_rows.where(going, stepped, beams)
-        # A prompt goes on while the draft tree holds the last token of all of its running beams.
+        going = going & ~beams.done
         if depth < search.gamma:
             follows = draft.parent[:, None, :] == search.retained + above[:, :, None]
             # [B, K, D]: the draft node that has a beam's new token, after the node where the beam
             # was.
             same = follows & (draft.tokens[:, None, :] == chosen[:, :, None])
-            covered = jnp.any(same, axis=-1) | (beams.scores == -jnp.inf)
-            going = going & jnp.all(covered, axis=1) & ~beams.done
+            has_node = jnp.any(same, axis=-1)
             node = search.beams + jnp.argmax(same, axis=-1).astype(jnp.int32)
     return beams, walk
 

@@ -254,6 +254,26 @@ def advance(
     return where(beams.done, beams, after), origins, tokens
 
 
+def least_taken(candidates: Candidates, stepped: Beams, goal: Goal) -> Float[Array, " B"]:
+    """Returns the score of the last candidate that a step takes.
+
+    A step takes the K best candidates, which may end, and the K best of those that go on. It is the
+    same whatever candidates come after these. -inf: it takes all there are.
+
+    >>> goal = Goal(jnp.array([9]), jnp.array([[7]]), jnp.float32(1.0), jnp.int32(0))
+    >>> scores, tokens = jnp.array([[-1.0, -2.0, -3.0, -4.0]]), jnp.array([[5, 7, 6, 8]])
+    >>> origins = jnp.zeros_like(tokens)
+    >>> log_probs = TokenLogProbs(scores, origins[..., None], scores[..., None])
+    >>> candidates = Candidates(scores, origins, tokens, log_probs)
+    >>> stepped, _, _ = advance(start(1, 2, 9, None), candidates, goal)
+    >>> least_taken(candidates, stepped, goal).tolist()  # 5 and 7, which ends, and in its place 6
+    [-3.0]
+    """
+    beam_count = stepped.scores.shape[1]
+    is_last = stepped.steps >= goal.max_new_tokens  # in the last step all candidates end
+    return jnp.where(is_last, candidates.scores[:, beam_count - 1], stepped.scores[:, -1])
+
+
 def pattern_states(beams: Beams, goal: Goal) -> RowState | None:
     """Follows the patterns over the running beams' tokens [B, K]; None where hypotheses are
     free.

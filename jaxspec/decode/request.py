@@ -208,6 +208,8 @@ def _prepared(target: core.Model, prompt: core.Prompt, options: Mapping[str, Any
     key = _key(o.key, samples, is_sampled=bool(np.any(np.asarray(params.temperature) > 0)))
     # 7 to 10. Target and drafter, with each other, with the rows and with the prefix.
     target, bound = bind(target, o.drafter, rule, gamma)
+    if bound is not None:
+        check_judges(rule, params.temperature)
     if policy is not None and bound is None:
         if o.drafter is None:
             cause = "no drafter"
@@ -328,6 +330,21 @@ def _key(key: Any, samples: int, *, is_sampled: bool) -> jax.Array:
         )
     # nothing is drawn at temperature 0
     return inputs.key_of(jax.random.key(0) if key is None else key)
+
+
+def check_judges(rule: core.Rule, temperature: Any) -> None:
+    """Checks that no row is at temperature 0 if the rule needs sampling.
+
+    >>> check_judges(rules.trusting(0.9), np.array([1.0, 0.0]))
+    Traceback (most recent call last):
+    ValueError: the rule trusting(0.9) reads the probabilities of draft tokens, which they lack ...
+    """
+    if rule.needs_sampling and not np.all(np.asarray(temperature) > 0):
+        raise ValueError(
+            f"the rule {rule.name} reads the probabilities of draft tokens, which they lack at "
+            "temperature 0: set a temperature above 0, or use rules.rejection(), or "
+            "rules.lenient(), which has a form for temperature 0"
+        )
 
 
 def reported_tokens(log_probs: Any, top: Any, vocab: int) -> int | None:

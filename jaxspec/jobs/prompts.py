@@ -16,7 +16,7 @@ import numpy as np
 from jaxspec.core import Model, token_ids
 from jaxspec.core.checks import integers, one_of
 from jaxspec.decode import encoding, stopping
-from jaxspec.decode.request import Prepared, end_ids, readers
+from jaxspec.decode.request import Prepared, check_judges, end_ids, readers
 from jaxspec.decode.shared_prefix import SharedPrefix
 from jaxspec.jobs import fields as job_fields
 from jaxspec.jobs.slots import Row
@@ -150,6 +150,7 @@ class PromptReader:
         self._samples = options.get("num_samples", 1)
         self._has_key = options.get("key") is not None
         self._options = {name: options[name] for name in OPTIONS if is_set(options.get(name))}
+        self._rule = None if options.get("drafter") is None else options.get("rule")
         # and digests of ids
         self._sizes = sizes_of(target, 1)
         self._numbers = Numbers()
@@ -317,6 +318,8 @@ class PromptReader:
         temperature = sampling.get("temperature", 0.0)
         if settings.sampling:
             row = row._replace(sampling=values_of(sampling, self._sizes))
+        if self._rule is not None:
+            check_judges(self._rule, temperature)
         if not np.any(np.asarray(temperature) > 0):
             if samples > 1:
                 raise ValueError(

@@ -27,7 +27,8 @@ def trusting(threshold: float) -> Rule:
     Guarantee: none. A token of any probability p(x) above 0 passes, if the drafter is sure of it. A
     token that the target's truncation leaves out (top_k, top_p) does not pass.
 
-    Drafts without distributions (look-ups, and any draft at temperature 0) are judged by rejection.
+    A draft token without a distribution (a look-up's) has no q(x), and is judged by rejection. At
+    temperature 0 no draft token has one, so such rows are refused (`Rule.needs_sampling`).
 
     Args:
         threshold: from above 0 to 1. Above every q(x) the rule is `rejection`.
@@ -70,4 +71,4 @@ def _trusting(threshold: float) -> Rule:
         log_q = jnp.where(is_drafted & is_trusted, -jnp.inf, draft.log_probs)
         return judge(keys, position, draft._replace(log_probs=log_q), target)
 
-    return Rule(verify, f"trusting({threshold:g})", exact=False)
+    return Rule(verify, f"trusting({threshold:g})", exact=False, needs_sampling=True)

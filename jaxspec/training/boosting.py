@@ -75,19 +75,38 @@ def boosted_ngrams(
     drafters: list[Model] = list(after)
     tables: list[Model] = []
     for _ in range(count):
-        weighed = None
-        if drafters:
-            weighed = [
-                np.rint(PARTS * row).astype(np.int64)
-                for row in missed(rows, target, drafters, temperature)
-            ]
-            if not any(row.any() for row in weighed):
-                raise ValueError(
-                    f"{len(drafters)} drafters miss nothing of the texts: expected a smaller count"
-                )
+        weighed = weights(rows, target, drafters, temperature) if drafters else None
         tables.append(ngram(rows, target, order=order, weights=weighed, **options))
         drafters.append(tables[-1])
     return tables
+
+
+def weights(
+    rows: Sequence[Sequence[int] | np.ndarray],
+    target: Model,
+    drafters: Sequence[Model],
+    temperature: float = 1.0,
+) -> list[Int[np.ndarray, " T"]]:
+    """Computes what `missed` does, as the whole numbers that `drafters.lookups.ngram.count` takes.
+
+    Raises:
+        ValueError: the drafters miss nothing.
+
+    >>> from jaxspec.testing import table_model_from
+    >>> target, draft = (
+    ...     table_model_from(jnp.log(jnp.array(x))) for x in ([0.5, 0.3, 0.2], [0.2, 0.3, 0.5])
+    ... )
+    >>> weights([[2, 0, 1, 2, 0]], target, [draft])[0].tolist()
+    [0, 60, 0, 0, 60]
+    """
+    weighed = [
+        np.rint(PARTS * row).astype(np.int64) for row in missed(rows, target, drafters, temperature)
+    ]
+    if not any(row.any() for row in weighed):
+        raise ValueError(
+            f"{len(drafters)} drafters miss nothing of the texts: leave the next one out"
+        )
+    return weighed
 
 
 def missed(
@@ -100,7 +119,7 @@ def missed(
     accepted with.
 
     The drafters draw a child each, in this order, and rejection judges them. Its weight is 0 for
-    the first token of a row, which nothing precedes.
+    the first token of a row, which nothing precedes, and for tokens past a model's last position.
 
     Args:
         rows, target, temperature: the arguments of `boosted_ngrams`.
@@ -123,8 +142,9 @@ def missed(
             "the target or a drafter is an encoder-decoder: expected language models without an "
             "encoder"
         )
+    limits = [model.lm.limits.max_positions for model in models]
     vocab = target.lm.vocab_size
-    width = max(map(len, rows))
+    width = min([max(map(len, rows)), *(limit for limit in limits if limit is not None)])
 
     @jax.jit
     def shares(params: list[Any], tokens: Int[Array, "B T"]) -> Float[Array, "B T-1"]:
@@ -136,15 +156,19 @@ def missed(
         p, missed_p = (jnp.take_along_axis(x, tokens[:, 1:, None], axis=-1)[..., 0] for x in both)
         return jnp.where(p > 0, missed_p / jnp.where(p > 0, p, 1.0), 0.0)
 
-    weights = []
+    shares_of_rows = []
     for first in range(0, len(rows), ROWS):
         batch = rows[first : first + ROWS]
         tokens = np.zeros((ROWS, max(width, 2)), np.int32)
         for i, row in enumerate(batch):
-            tokens[i, : len(row)] = row
+            tokens[i, : len(row)] = row[:width]
         following = np.asarray(shares([model.params for model in models], jnp.asarray(tokens)))
-        weights += [np.append(0.0, following[i])[: len(row)] for i, row in enumerate(batch)]
-    return weights
+        for i, row in enumerate(batch):
+            share = np.zeros(len(row))
+            read = min(len(row), width)
+            share[1:read] = following[i, : read - 1]
+            shares_of_rows.append(share)
+    return shares_of_rows
 
 
 def remaining(

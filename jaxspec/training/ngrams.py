@@ -7,6 +7,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,12 +16,20 @@ from jaxtyping import Array, Int
 
 import jaxspec
 from jaxspec import progress as bars
+from jaxspec.core import LanguageModel, Model
 from jaxspec.drafters.lookups.ngram import count
-from jaxspec.drafters.lookups.ngram_model import NGramConfig, Tables, first_draft_tokens
+from jaxspec.drafters.lookups.ngram_model import (
+    NGramConfig,
+    Tables,
+    first_draft_tokens,
+    language_model,
+)
 from jaxspec.files.corpus import read_texts, token_rows
+from jaxspec.training import boosting
 from jaxspec.training.loop import Destination
-from jaxspec.training.recipes import TableRecipe
+from jaxspec.training.recipes import NGramTables, TableRecipe
 from jaxspec.weights import orbax, vocabulary
+from jaxspec.weights.loading import load
 
 # held-out tokens that are predicted at once
 ROWS = 16
@@ -35,6 +44,7 @@ def write(recipe: TableRecipe, folder: Path, to: Destination, progress: bool = T
     data = recipe.data
     options = recipe.tables
     target = vocabulary.load(options.target)
+    boosted = Boosted.of(options) if options.after else None
     texts, others = (
         read_texts(folder / file, data.field, data.tasks) for file in (data.train, data.heldout)
     )
@@ -51,6 +61,7 @@ def write(recipe: TableRecipe, folder: Path, to: Destination, progress: bool = T
             )
             for split in (texts, few)
         )
+        weights = None if boosted is None else boosting.weights(rows, *boosted)
         config, tables = count(
             rows,
             vocab_size=target.size,
@@ -58,6 +69,7 @@ def write(recipe: TableRecipe, folder: Path, to: Destination, progress: bool = T
             followers=options.followers,
             least=options.least,
             begin=target.begin,
+            weights=weights,
             advance=lambda: bar.advance(counting),
         )
     provenance = {
@@ -72,20 +84,63 @@ def write(recipe: TableRecipe, folder: Path, to: Destination, progress: bool = T
         "heldout_hits": round(hits(config, tables, heldout, target.begin), 3),
         "jaxspec": jaxspec.__version__,
     }
+    further = ""
+    if boosted is not None:
+        missed, remaining = boosted.shares(heldout, language_model(config), tables)
+        provenance["after"] = list(options.after)
+        provenance["heldout_missed"] = [round(missed, 3), round(remaining, 3)]
+        names = " and ".join(options.after)
+        further = (
+            f"; {missed:.1%} of these are missed by {names} at temperature {options.temperature:g}"
+        )
+        further = f"{further}, {remaining:.1%} with the tables"
     with vocabulary.tokenizer_folder(target) as words:
-        options = {
+        named = {
             "name": recipe.name,
             "family": recipe.family,
             "dtype": to.dtype,
             "overwrite": to.overwrite,
         }
-        manifest = orbax.save(to.out, tables, config, words, description=provenance, **options)
+        manifest = orbax.save(to.out, tables, config, words, description=provenance, **named)
     contexts = ", ".join(f"{n:,} of {length} tokens" for length, n in enumerate(config.contexts, 1))
     size = sum(entry[0] for entry in manifest.files.values())
     share = (
         f"the first draft token is right for {provenance['heldout_hits']:.1%} of held-out tokens"
     )
-    return f"{to.out}: {size:,} bytes; contexts: {contexts or 'none'}; {share}"
+    return f"{to.out}: {size:,} bytes; contexts: {contexts or 'none'}; {share}{further}"
+
+
+class Boosted(NamedTuple):
+    """The models that boosted tables are weighed with.
+
+    These are the arguments of `boosting.weights` after the texts.
+    """
+
+    target: Model
+    before: list[Model]  # the drafters that come first
+    temperature: float
+
+    @classmethod
+    def of(cls, options: NGramTables) -> Boosted:
+        """Loads the models of a recipe."""
+        before = [load(name) for name in options.after]
+        return cls(load(options.target), before, options.temperature)
+
+    def shares(
+        self, rows: Sequence[np.ndarray], lm: LanguageModel, tables: Tables
+    ) -> tuple[float, float]:
+        """Returns the share of texts that the first drafters miss, and the share that they miss
+        together with the tables.
+        """
+        cut = [row[:WIDTH] for row in rows]
+        together = [*self.before, Model(lm, tables)]
+        without, beside = (
+            np.concatenate(
+                [row[1:] for row in boosting.missed(cut, self.target, drafters, self.temperature)]
+            )
+            for drafters in (self.before, together)
+        )
+        return float(without.mean()), float(beside.mean())
 
 
 def hits(

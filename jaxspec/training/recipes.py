@@ -15,15 +15,13 @@ from jaxspec.draft_heads.training import Training
 from jaxspec.files import read_text
 from jaxspec.files.strict_tables import RecipeError, build
 from jaxspec.nets import FORMS, decoder_layers, from_table, net_of
+from jaxspec.training import unused_keys
 from jaxspec.training.divergences import DIVERGENCES
 
 HEADS = {head_kind.name: head_kind.sizes for head_kind in KINDS if head_kind.sizes is not None}
 TRAININGS = {
     head_kind.name: head_kind.training for head_kind in KINDS if head_kind.training is not None
 }
-
-
-HEADS_WEIGHT = 0.2  # of their loss beside that of a target that learns, as in Medusa 2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,13 +118,6 @@ class Answers:
     prompt: int = 16
 
     def __post_init__(self):
-        defaults = {field.name: field.default for field in dataclasses.fields(self)}
-        for name in ("temperatures", "texts"):
-            if not self.answers and getattr(self, name) != defaults[name]:
-                raise ValueError(
-                    f"{name} is {getattr(self, name)!r} and answers is missing: set both, or "
-                    "neither"
-                )
         at_least(1, prompt=self.prompt, beams=self.beams)
         if self.beams > 1 and not (self.answers and 0.0 in self.temperatures):
             got = (
@@ -299,10 +290,9 @@ class Learn(Answers):
     target_rate: float = 0.0
     # share of the steps, at the beginning, in which the heads learn and the target does not
     heads_first: float = 0.0
-    heads_weight: float = (
-        # weight of the heads' loss beside the target's own; with `one_head` both count alike
-        HEADS_WEIGHT
-    )
+    # weight of the heads' loss beside the target's own, by default that of Medusa 2; with
+    # `one_head` both count alike
+    heads_weight: float = 0.2
     # drafts begin at every `stride`-th position; the first one changes from batch to batch
     stride: int = 1
     chunk: int = 256  # positions of a batch, about, whose logits are in memory at once
@@ -326,12 +316,6 @@ class Learn(Answers):
             raise ValueError(
                 f"heads_first is {self.heads_first} and target_rate is 0: set both, or neither"
             )
-        if self.heads_weight != HEADS_WEIGHT and (self.one_head or not self.target_rate):
-            if self.one_head:
-                reason = "one_head is true, where both losses count alike"
-            else:
-                reason = "target_rate is 0"
-            raise ValueError(f"heads_weight is {self.heads_weight} and {reason}: leave it out")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -396,9 +380,14 @@ class NGramTables:
     order: int  # 1 for unigrams, 2 for bigrams, ...
     followers: int = 8  # tokens stored after each context
     least: int = 1  # contexts seen less often than this are left out
+    # drafters that come first in a tree, as `jaxspec.load` takes them: the tables learn what these
+    # miss of the texts, which the target has written (`training.boosting`)
+    after: tuple[str, ...] = ()
+    temperature: float = 1.0  # with `after`: the temperature at which the drafters will be judged
 
     def __post_init__(self):
         at_least(1, order=self.order, followers=self.followers, least=self.least)
+        at_least(0, temperature=self.temperature)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -473,6 +462,9 @@ def parse(table: dict[str, Any], where: str = "recipe") -> AnyRecipe:
         parts = {"data": NGramTexts, "tables": NGramTables}
     elif "model" in table:
         table["model"] = from_table(family, table["model"], f"{where}: [model]")
+    written = dict(table)
     for key in (key for key in parts if key in table):
         table[key] = build(parts[key], table[key], f"{where}: [{key}]")
-    return build(recipe, table, where)
+    parsed = build(recipe, table, where)
+    unused_keys.check(parsed, written, where)
+    return parsed

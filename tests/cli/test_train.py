@@ -13,11 +13,13 @@ from absl import logging as absl
 from typer.testing import CliRunner
 
 import jaxspec
+from jaxspec import drafters
 from jaxspec.cli.main import app
 from jaxspec.core import Room
+from jaxspec.files.corpus import token_rows
 from jaxspec.nets import decoder
 from jaxspec.testing import word_tokenizer
-from jaxspec.training import recipes, run
+from jaxspec.training import boosting, recipes, run
 from jaxspec.vocab import trim
 from jaxspec.weights import huggingface, loading, orbax
 from tests.small import tiny_gpt
@@ -214,6 +216,41 @@ def test_tables_are_counted_saved_loaded_and_drafted_with(target):
         >= {"target": "trained/target", "order": 2, "texts": 4, "tokens": 40}.items()
     )
     assert "is there already" in refused("pairs.toml")
+
+
+@pytest.mark.slow
+def test_tables_learn_what_the_drafters_before_them_miss(target, project):
+    (project / "pairs.toml").write_text(COUNTED.replace("order = 2", "order = 1"))
+    assert call("pairs.toml").exit_code == 0
+    recipe = (
+        COUNTED.replace('"pairs"', '"boosted"') + 'after = ["trained/pairs"]\ntemperature = 1.0\n'
+    )
+    (project / "boosted.toml").write_text(recipe)
+    result = call("boosted.toml")
+    assert result.exit_code == 0, result.output
+    said = result.stdout.replace("\n", " ")
+    assert "are missed by trained/pairs at temperature 1, " in said and said.rstrip().endswith(
+        " with the tables"
+    )
+    base, first, boosted = (
+        loading.load(f"trained/{name}") for name in ("target", "pairs", "boosted")
+    )
+    texts = ["the old dog saw a new cat again today"] * 4
+    rows = token_rows(texts, base.tokenizer, encoder=False)
+    (expected,) = boosting.boosted_ngrams(rows, base, order=2, after=[first])
+    assert jax.tree.all(
+        jax.tree.map(lambda a, b: bool((a == b).all()), boosted.params, expected.params)
+    )
+    missed, remaining = orbax.read_manifest("trained/boosted").about["heldout_missed"]
+    assert missed > remaining
+    shares = [
+        np.mean(boosting.missed(rows, base, drafters)[0][1:])
+        for drafters in ([first], [first, boosted])
+    ]
+    assert [missed, remaining] == [round(float(share), 3) for share in shares]
+    tree = drafters.tree([first, boosted], (2,))
+    out = jaxspec.generate(base, "the old", drafter=tree, max_new_tokens=6)
+    assert (out.tokens == jaxspec.generate(base, "the old", max_new_tokens=6).tokens).all()
 
 
 def test_a_drafters_head_is_trimmed_to_the_most_frequent_tokens_of_the_answers(

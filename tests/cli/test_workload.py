@@ -41,6 +41,20 @@ def test_a_target_without_a_sibling_has_a_look_up(capsys):
     assert "No model is known that drafts for stranger" in capsys.readouterr().err
 
 
+def test_a_rule_that_needs_sampling_is_left_out_at_temperature_0(capsys):
+    work = Workload(
+        draft="debian-t5-draft", rule="rejection, trusting", gamma="2", temperature="0,1"
+    )
+    _, settings = settings_of(work._replace(task="translation", count=2, rows=1))
+    assert {(setting.rule.name, setting.temperature) for setting in settings} == {
+        *(("rejection", 0.0), ("rejection", 1.0), ("trusting(0.5)", 1.0))
+    }
+    assert (
+        "the rule trusting(0.5) reads probabilities of draft tokens: left out at temp"
+        in capsys.readouterr().err
+    )
+
+
 def test_a_tree_whose_size_is_its_own_is_measured_once():
     names = "debian-t5-draft,tree=2x1:debian-t5-draft"
     _, settings = settings_of(
@@ -111,7 +125,7 @@ def test_rules_by_their_names_and_numbers():
         rules.block(),
         rules.typical(0.09, 0.3),
     ]
-    every = settings_of(Workload(rule="all", task="translation", gamma="2"))[1]
+    every = settings_of(Workload(rule="all", task="translation", gamma="2", temperature="1"))[1]
     assert [setting.rule for setting in every] == [entry.rule for entry in catalogue.RULES.values()]
 
 

@@ -145,6 +145,62 @@ def test_hypotheses_are_the_same_with_any_drafter(name):
     assert out.steps_per_pass == pytest.approx((out.steps - 1) / out.passes)
 
 
+def test_a_missing_beam_ends_a_round_only_if_it_could_matter():
+    """Beams 0 and 1 become 0 0 (0.54) and 1 0 (0.04). The tree has 0 0 and 0 1, and lacks 1 0."""
+    search = importlib.import_module("jaxspec.decode.beam_search")
+    plan = search.SearchPlan(TARGET.lm, TARGET.lm, beams=2, draft_beams=2, gamma=1, new=4)
+    goal = search.Goal(jnp.array([4]), jnp.array([[-1]]), jnp.float32(1.0), jnp.int32(0))
+    state = search.bookkeeping.start(1, 2, 4, None)
+    state = state._replace(scores=jnp.log(jnp.array([[0.6, 0.1]])), steps=jnp.array([1]))
+    state = state._replace(tokens=state.tokens.at[0, 1, 0].set(1))
+    tree = search.DraftTree(jnp.array([[0, 1]]), jnp.full((1, 2), plan.retained), None)
+    best = jnp.broadcast_to(jnp.arange(4), (1, 4, 4))
+    first = [[0.9, 0.05, 0.03, 0.02], [0.4, 0.3, 0.2, 0.1]]
+    for after_0_0, expected in (
+        (
+            [0.5, 0.4, 0.06, 0.04],
+            [[0, 0, 0], [0, 0, 1]],
+        ),  # 0.27 and 0.216: nothing after 1 0 has more than 0.04
+        (
+            [0.95, 0.04, 0.006, 0.004],
+            [[0, 0], [1, 0]],
+        ),  # 0.513 and 0.0216: a continuation of 1 0 may have more
+        ([0.9, 0.074, 0.02, 0.006], [[0, 0], [1, 0]]),  # 0.486 and 0.03996, a little less than 0.04
+    ):
+        log_probs = jnp.log(jnp.array([[*first, after_0_0, [0.25] * 4]]))
+        beams, walk = search._steps(plan, state, log_probs, best, tree, goal)
+        steps = len(expected[0])
+        assert beams.steps.tolist() == [steps] and beams.tokens[0, :, :steps].tolist() == expected
+        # Of the nodes both last tokens are retained, and 0 0 if the search went on after it.
+        assert walk.retained.tolist() == [[True, True, steps == 3, False]]
+
+
+def test_random_models_find_the_hypotheses_of_plain_search():
+    """Narrow drafts often lack a beam. Tables give the same logits in every pass, so scores are
+    equal bit by bit.
+    """
+    passes, steps = 0, 0
+    options = dict(beams=2, max_new_tokens=NEW, eos_ids=[2])
+    for seed in range(24):
+        sharpness = (0.5, 1.5, 4.0)[seed % 3]
+        target, other = (
+            table_model(jax.random.key(n), VOCAB, order=3, sharpness=sharpness)
+            for n in (seed, seed + 99)
+        )
+        draft = between(target, other, (0.0, 0.6, 0.9, 1.0)[seed % 4])
+        options |= dict(
+            early_stopping=MODES[seed % 3], length_penalty=(0.0, 0.6, 2.0)[seed // 3 % 3]
+        )
+        plain = jaxspec.beam_search(target, PROMPTS, **options)
+        fast = jaxspec.beam_search(
+            target, PROMPTS, drafter=draft, gamma=4, draft_beams=2, **options
+        )
+        for name in ("tokens", "lengths", "scores", "steps"):
+            np.testing.assert_array_equal(getattr(fast, name), getattr(plain, name))
+        passes, steps = passes + fast.passes.sum(), steps + plain.passes.sum()
+    assert passes < 0.7 * steps
+
+
 @pytest.mark.parametrize(
     "drafter", [None, pytest.param(ITS_DRAFT, marks=pytest.mark.slow)], ids=["plain", "speculative"]
 )

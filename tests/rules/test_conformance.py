@@ -117,7 +117,10 @@ def cells(kind, gamma):
 @functools.cache
 def text_distribution(name, kind, gamma, pair, sampling):
     target, draft = PAIRS[pair]
-    prepared = prepare(target, PROMPT, drafter=DRAFTERS[kind](draft), rule=RULES[name], gamma=gamma)
+    sampled = dict(temperature=1.0, key=jax.random.key(0))  # replaced on the next line
+    prepared = prepare(
+        target, PROMPT, drafter=DRAFTERS[kind](draft), rule=RULES[name], gamma=gamma, **sampled
+    )
     prepared = with_sampler(prepared, EVERYTHING, SAMPLING[sampling])
     assert gamma > 0 or prepared.decoder is autoregressive(target.lm, EVERYTHING)
     return decoder_distribution(prepared, steps=STEPS)

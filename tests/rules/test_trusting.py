@@ -7,9 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import jaxspec
 from jaxspec import rules
+from jaxspec.cli import names
 from jaxspec.core import Distribution, Draft, noise
-from jaxspec.testing import certify, table_model_from
+from jaxspec.testing import certify, table_model, table_model_from
 
 
 def test_what_is_trusted_is_accepted_and_the_rest_is_judged():
@@ -49,6 +51,26 @@ def test_the_distance_from_the_target_is_what_can_be_worked_out():
     off = certify(target, drafter=draft, rule=rules.trusting(0.5), gamma=1, steps=2)
     assert off == pytest.approx(0.5, abs=1e-5)  # half of |0.6 - 0.1| + |0.3 - 0.5| + |0.1 - 0.4|
     assert certify(target, drafter=draft, rule=rules.trusting(0.7), gamma=1, steps=2) < 1e-6
+
+
+def test_rows_at_temperature_0_are_refused():
+    """Their draft tokens have no q(x), so the rejection rule would judge them."""
+    model = table_model(jax.random.key(1), vocab=5)
+    options = dict(drafter=model, rule=rules.trusting(0.5), key=jax.random.key(0), max_new_tokens=4)
+    expected = "at temperature 0: set a temperature above 0"
+    for temperature in (0.0, [1.0, 0.0]):
+        with pytest.raises(ValueError, match=expected):
+            jaxspec.generate(model, [[3], [1]], temperature=temperature, **options)
+    prompts = [{"prompt": [3], "temperature": 0.0}]
+    (row,) = jaxspec.generate_many(
+        model, prompts, temperature=1.0, slots=1, on_error="yield", **options
+    )
+    assert expected in row.error
+    with pytest.raises(ValueError, match=expected):
+        names.check_options(True, rule=names.rule("trusting=0.9"), temperature=0.0)
+    names.check_options(
+        False, rule=names.rule("trusting=0.9"), temperature=0.0
+    )  # nothing is drafted
 
 
 def test_a_threshold_is_a_probability():

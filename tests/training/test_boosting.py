@@ -44,7 +44,7 @@ def test_each_table_learns_what_those_before_it_miss():
     weight = sum(row.sum() for row in boosting.missed(rows, TARGET, [BOTH[0], second])) / 400
     assert weight < 0.04 and third.name == "1-gram"
     with pytest.raises(
-        ValueError, match="1 drafters miss nothing of the texts: expected a smaller count"
+        ValueError, match="1 drafters miss nothing of the texts: leave the next one out"
     ):
         boosting.boosted_ngrams([[3, 0, 0]], TARGET, order=1, after=[TARGET], temperature=0)
 

@@ -102,7 +102,7 @@ def test_a_whole_number_will_do_for_a_float():
         (TABLE | {"distil": dict(teacher="x", texts=2)}, "texts is 2 and answers is missing"),
         (
             TABLE | {"distil": dict(teacher="x", temperatures=[1.0])},
-            r"temperatures is \(1.0,\) and answers is missing",
+            r"\[distil\] temperatures is \[1.0\] and answers is missing",
         ),
         (
             TABLE | {"distil": dict(teacher="x", beams=4)},
