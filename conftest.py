@@ -114,7 +114,6 @@ SEPARATE = {
 # of a processor.
 SLOW_EXAMPLES = {
     "testing.exactness.certificate",
-    "analysis.layers.search_layers",
     "analysis.plan.of_pair",
     "decode.beam_search.beam_search",
     "draft_heads.block.block",

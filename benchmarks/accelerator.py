@@ -16,7 +16,8 @@ of a round is as in real decoding. For each dtype and batch the lines have
     costs       c, a draft step over a plain one, and v, a pass over 2 to 64 tokens over a plain one
     chain, tree tokens a second at that acceptance rate, and how many times plain decoding
     prefill     tokens a second of a long prompt
-    gpu kernels plain decoding and the chain with a kernel of `nets.on_gpu`, over those without, on a GPU, one row:
+    gpu kernels plain decoding and the chain with a kernel of `benchmarks.kernels`, over those
+                without, on a GPU, one row:
                 attention's in bfloat16, that of products in int8 and int4; and the largest
                 difference of logits, over the largest logit
     head        milliseconds a round with a published draft head of random weights, and in plain steps
@@ -35,17 +36,15 @@ written after each line.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import functools
 import importlib
 import importlib.util
 import itertools
 import json
 import operator
-import os
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -56,8 +55,10 @@ from rich.console import Console
 
 import jaxspec
 from benchmarks import pairs
+from benchmarks.estimates import absent
+from benchmarks.kernels import triton
 from jaxspec import drafters
-from jaxspec.analysis import aot, cost, environment, memory, random_model, roofline
+from jaxspec.analysis import cost, environment, memory, random_model, roofline
 from jaxspec.analysis.cost import interleave, only_first, run_all
 from jaxspec.core import (
     Distribution,
@@ -74,7 +75,7 @@ from jaxspec.core import (
 from jaxspec.decode import loop
 from jaxspec.decode.request import Prepared, prepare
 from jaxspec.draft_heads import kind_of
-from jaxspec.nets import on_gpu
+from jaxspec.nets import kernels
 
 WIDTHS = (2, 4, 8, 16, 32, 64)  # tokens of the passes whose v is measured
 TREE = (4, 2, 1, 1, 1)  # children at each depth: 4 + 8 + 8 + 8 + 8 = 36 nodes
@@ -128,18 +129,6 @@ def accepting(alpha: float) -> Rule:
         return Verdict(accepted, after, accepted, jnp.stack(path, axis=1))
 
     return Rule(verify, f"accepting({alpha:g})", exact=False, trees=True)
-
-
-@contextlib.contextmanager
-def gpu_kernels(name: str) -> Iterator[None]:
-    """Turns a kernel of `nets.on_gpu` on; programs are traced anew, then and afterwards."""
-    os.environ[on_gpu.SWITCH] = name
-    jax.clear_caches()
-    try:
-        yield
-    finally:
-        del os.environ[on_gpu.SWITCH]
-        jax.clear_caches()
 
 
 def rate(prepared: Prepared, repeats: int) -> tuple[float, float]:
@@ -223,17 +212,12 @@ def measured(
             "prefill", tokens_per_second=prefill_rate(pair, settings.long_prompt, settings.repeats)
         )
     # Last, since no card has run these kernels: an error ends this pair.
-    if (
-        left()
-        and batch == 1
-        and jax.default_backend() == "gpu"
-        and os.environ.get(on_gpu.SWITCH, "0") == "0"
-    ):
+    if left() and batch == 1 and jax.default_backend() == "gpu":
         name, expected = (
-            "attention" if dtype in ("bfloat16", "float32") else "products",
+            "attention" if dtype in ("bfloat16", "float32") else "product",
             some_logits(target),
         )
-        with gpu_kernels(name):
+        with kernels.replaced(**triton.replacements(name)):
             apart = jnp.max(jnp.abs(some_logits(target) - expected)) / jnp.max(jnp.abs(expected))
             speeds = [rate(prepared, settings.repeats)[0] for prepared in (chain.plain(), chain)]
         over = {"over_plain": speeds[0] / plain, "over_chain": speeds[1] / speculative}
@@ -517,7 +501,7 @@ def _share(prepared: Prepared, steps_per_second: float) -> float | None:
     return (
         None
         if machine is None
-        else steps_per_second * aot.floors(prepared, 1, 1)["target"] / machine.bandwidth
+        else steps_per_second * absent.floors(prepared, 1, 1)["target"] / machine.bandwidth
     )
 
 

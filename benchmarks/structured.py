@@ -34,10 +34,11 @@ from rich.table import Table
 
 import jaxspec
 from benchmarks import peer
+from benchmarks.estimates import absent
 from benchmarks.estimates.estimate import estimate
 from benchmarks.long_prompts import shown
 from jaxspec import drafters
-from jaxspec.analysis import aot, environment
+from jaxspec.analysis import environment
 from jaxspec.core import Model, Prompt, token_ids
 from jaxspec.decode import request
 from jaxspec.structured import automaton
@@ -97,10 +98,10 @@ def estimated(tokenizer: Any, shape: str, topology: str, masked: dict[str, Any])
     Args:
         tokenizer: the tokenizer, whose ids the shape has.
         shape: a published shape (`jaxspec models`), in bfloat16.
-        topology: a topology as `jaxspec compile` takes it.
+        topology: a topology as `benchmarks.estimates.compile` takes it.
         masked: the options that make the mask.
     """
-    target = aot.shape_model(shape, "bfloat16")._replace(tokenizer=tokenizer)
+    target = absent.shape_model(shape, "bfloat16")._replace(tokenizer=tokenizer)
     rows, ends = (
         Prompt(jnp.zeros((1, 64), jnp.int32), jnp.full(1, 64, jnp.int32)),
         tokenizer.eos_token_id,

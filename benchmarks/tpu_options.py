@@ -17,9 +17,10 @@ from collections.abc import Iterator, Mapping
 import jax
 import jax.numpy as jnp
 
+from benchmarks.estimates import absent, chips
 from benchmarks.estimates.program_text import read
 from jaxspec import nets
-from jaxspec.analysis import aot, chips, roofline
+from jaxspec.analysis import aot, roofline
 from jaxspec.core import Prompt, programs
 from jaxspec.decode.request import Prepared, prepare
 
@@ -34,7 +35,7 @@ def cut(shape: str, layers: int, dtype: str) -> Prepared:
     """
     shapes = roofline.published_shapes()
     target, draft = (
-        aot.shape_model(nets.replace(shapes[name], layers=count, vocab_size=VOCAB), dtype)
+        absent.shape_model(nets.replace(shapes[name], layers=count, vocab_size=VOCAB), dtype)
         for name, count in ((shape, layers), ("llama-3.2-1b", 2))
     )
     prompt = Prompt(jnp.zeros((1, 64), jnp.int32), jnp.array([64]))

@@ -24,8 +24,8 @@ import jax.numpy as jnp
 from jax.experimental.layout import Format, Layout
 from jax.sharding import SingleDeviceSharding
 
+from benchmarks.estimates import chips
 from benchmarks.estimates.program_text import read
-from jaxspec.analysis import chips
 from jaxspec.core.programs import COMPILER_OPTIONS
 
 MATRICES = {

@@ -641,14 +641,16 @@ assert read > 0
 # A TPU's time need not go into compiling. Its compiler runs on any Linux machine, without a TPU and
 # without weights:
 #
-# ```console $ pip install --no-deps --target ~/libtpu 'libtpu==0.0.42.*' && export
-# PYTHONPATH=~/libtpu $ jaxspec compile --target flan-t5-large --draft flan-t5-small --gamma 4
-# --batch 8 --prompt 32 --max-new-tokens 32 \
+# ```console
+# $ pip install --no-deps --target ~/libtpu 'libtpu==0.0.42.*' && export PYTHONPATH=~/libtpu
+# $ python -m benchmarks.estimates.compile --target flan-t5-large --draft flan-t5-small \
+#     --gamma 4 --batch 8 --prompt 32 --max-new-tokens 32 \
 #     --topology v5e:2x4 --mesh model=8 --save programs
 # ```
 #
-# keeps the program in a folder, and `aot.load` runs it where the chips are. A program of other
-# versions, chips, shapes or options is refused. Here this machine compiles for its own devices.
+# in a checkout of jaxspec keeps the program in a folder, and `aot.load` runs it where the chips
+# are. A program of other versions, chips, shapes or options is refused. Here this machine compiles
+# for its own devices.
 
 # %%
 import tempfile

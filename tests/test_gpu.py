@@ -16,8 +16,9 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import SingleDeviceSharding
 
-from jaxspec.analysis import chips
-from jaxspec.nets import dense, on_gpu
+from benchmarks.estimates import chips
+from benchmarks.kernels import triton
+from jaxspec.nets import dense, kernels
 from tests.conftest import compiled_cases
 
 SCRIPT = Path(__file__).parent / "scripts" / "gpu_programs.py"
@@ -116,10 +117,9 @@ def test_a_round_is_passes_and_little_else(programs):
     assert sum(parts[name]["kernels"] for name in ("accept", "commit", "rest")) < 30
 
 
-def test_attention_is_one_kernel(programs, monkeypatch: pytest.MonkeyPatch):
+def test_attention_is_one_kernel(programs):
     """Scores, softmax and mixing were three in a layer of Llama's; and no byte more is read."""
-    monkeypatch.setenv(on_gpu.SWITCH, "attention")
-    chain = compiled_cases(SCRIPT, "Llama, chain")["Llama, chain"]["programs"]
+    chain = compiled_cases(SCRIPT, "Llama, chain", "kernel=attention")["Llama, chain"]["programs"]
     for name, before in programs["Llama, chain"]["programs"].items():
         for part in {"target", "draft step"} & before["parts"].keys():
             fewer, more = chain[name]["parts"][part], before["parts"][part]
@@ -127,20 +127,19 @@ def test_attention_is_one_kernel(programs, monkeypatch: pytest.MonkeyPatch):
             assert fewer["bytes_read"] < 1.01 * more["bytes_read"], (name, part)
 
 
-def test_a_quantised_product_is_a_kernel_of_ours(programs, monkeypatch: pytest.MonkeyPatch):
+def test_a_quantised_product_is_a_kernel_of_ours(programs):
     """Groups of int4 are added up as they are read, so a pass over several tokens reads the
     matrices alone.
     """
-    monkeypatch.setenv(on_gpu.SWITCH, "products")
     name = "Llama, chain, int4"
-    chain = compiled_cases(SCRIPT, name)[name]["programs"]["speculative"]["parts"]
+    chain = compiled_cases(SCRIPT, name, "kernel=product")[name]["programs"]["speculative"]["parts"]
     before = programs[name]["programs"]["speculative"]["parts"]
     for part in "target", "draft step":
         assert chain[part]["kernels"] <= before[part]["kernels"] - 3, part
     assert chain["target"]["bytes_read"] < 0.9 * before["target"]["bytes_read"]
 
 
-def test_an_int8_product_is_compiled_as_our_kernel_where_it_is_on(monkeypatch: pytest.MonkeyPatch):
+def test_an_int8_product_is_compiled_as_our_kernel_where_it_is_on():
     """For one row, too; XLA's program has none of it."""
     device = SingleDeviceSharding(chips.devices_of("h100")[1][0])
     shapes = {
@@ -150,22 +149,22 @@ def test_an_int8_product_is_compiled_as_our_kernel_where_it_is_on(monkeypatch: p
     }
     arrays = {name: jax.ShapeDtypeStruct(*shape, sharding=device) for name, shape in shapes.items()}
     x = arrays.pop("x")
-    for setting, expected in ("0", False), ("products", True):
-        monkeypatch.setenv(on_gpu.SWITCH, setting)
-        program = jax.jit(lambda *arguments: dense.product(*arguments)).lower(x, arrays).compile()
+    for names, expected in ((), False), (("product",), True):
+        with kernels.replaced(**triton.replacements(*names)):
+            product = jax.jit(lambda *arguments: dense.product(*arguments))
+            program = product.lower(x, arrays).compile()
         assert ("gpu.triton" in program.as_text()) == expected
 
 
 def test_the_command_keeps_programs(tmp_path: Path):
-    """The whole way of `jaxspec compile`, on checkpoints that ship, of which only the shapes are
-    read.
+    """The whole way of `benchmarks.estimates.compile`, on checkpoints that ship, of which only the
+    shapes are read.
     """
     options = "--target debian-t5-base --draft debian-t5-small --gamma 2 --topology h100 --json"
     command = [
         sys.executable,
         "-m",
-        "jaxspec",
-        "compile",
+        "benchmarks.estimates.compile",
         *options.split(),
         "--save",
         str(tmp_path),

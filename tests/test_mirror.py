@@ -12,12 +12,11 @@ PACKAGE, TESTS = Path(jaxspec.__file__).parent, Path(__file__).parent
 TESTED_BY = {
     "__main__.py": "cli/test_main.py",
     "optional_imports.py": "test_packaging.py",  # the hints name extras that there are
-    "analysis/chips.py": "analysis/test_aot.py",
     "analysis/fitting.py": "analysis/test_table.py",
     "analysis/memory.py": "analysis/test_table.py",
     "analysis/optimal_tree.py": "analysis/test_tree.py",
     "analysis/published.py": "cli/test_plan.py",
-    "analysis/random_model.py": "analysis/test_aot.py",
+    "analysis/random_model.py": "cli/test_workload.py",
     "analysis/sizes.py": "cli/test_models.py",
     "analysis/timed_loops.py": "analysis/test_cost.py",
     "cli/drafter_names.py": "cli/test_options.py",

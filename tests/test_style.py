@@ -20,7 +20,6 @@ from benchmarks.code_census import VAGUE, Density, densities, density
 PACKAGE = Path(jaxspec.__file__).parent
 ALLOWED = {
     "analysis/bench.py": {"part"},
-    "analysis/chips.py": {"kind"},
     "analysis/cost.py": {"kind", "most"},
     "analysis/formulas.py": {"most"},
     "analysis/plan.py": {"most"},

@@ -161,8 +161,8 @@ def test_a_round_is_passes_and_little_else(programs, pair: str):
     ("topology", "name"), [("v5e --mesh model=2", "v5e:2x2"), ("v4", "v4:2x2x1")]
 )
 def test_the_command_keeps_programs_of_a_mesh(topology: str, name: str, tmp_path: Path):
-    """The whole way of `jaxspec compile`, on checkpoints that ship, of which only the shapes are
-    read.
+    """The whole way of `benchmarks.estimates.compile`, on checkpoints that ship, of which only the
+    shapes are read.
 
     One chip, which is what is used without a mesh, is two devices of a v4.
     """
@@ -172,8 +172,7 @@ def test_the_command_keeps_programs_of_a_mesh(topology: str, name: str, tmp_path
     command = [
         sys.executable,
         "-m",
-        "jaxspec",
-        "compile",
+        "benchmarks.estimates.compile",
         *options.split(),
         "--save",
         str(tmp_path),

@@ -6,7 +6,7 @@
     python -m benchmarks.estimates --target llama-3.1-8b --draft yuhuili/EAGLE3-LLaMA3.1-Instruct-8B
     --topology h100
 
-The options are those of `jaxspec compile`, whose programs are read here. --draft takes more: the
+The options are those of `benchmarks.estimates.compile`, whose programs are read here. --draft takes more: the
 published heads of docs/pairs.md, and the recipe of a head (debian-t5-block, or a .toml file) for an
 untrained one of its sizes. dynamic_tree=60x7x10:HEAD is a dynamic tree of 60 nodes, 7 deep, 10
 wide. Times of TPUs are the compiler's estimates, those of GPUs follow from measured kernels. --plan
@@ -24,13 +24,13 @@ from rich.console import Console
 from rich.text import Text
 
 from benchmarks import options, pairs
+from benchmarks.estimates import compile as compiling
 from benchmarks.estimates import estimate as estimating
+from benchmarks.estimates.compile import CompileInputs
 from jaxspec import drafters
 from jaxspec.analysis import aot, cost
 from jaxspec.analysis import plan as planning
-from jaxspec.cli import compile as compiling
 from jaxspec.cli import console
-from jaxspec.cli.compile import CompileInputs
 from jaxspec.core import BoundDrafter, Model, Params, chunks
 from jaxspec.draft_heads import check
 from jaxspec.draft_heads.kind import in_dtype
@@ -39,9 +39,7 @@ from jaxspec.training import recipes
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Parses the options, and ends with one line, as `jaxspec compile` does, where they cannot be
-    used.
-    """
+    """Parses the options, and ends with one line where they cannot be used."""
     parser = options.parser_of(__doc__)
     parser.add_argument(
         "--alpha", type=float, help="acceptance rate, for tokens/s, the speed-up and plans"
@@ -50,16 +48,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     inputs, chosen = options.grouped(CompileInputs, parser, arguments)
     if refusal := refused(inputs, chosen.alpha, chosen.plan):
         parser.error(refusal)
-    try:
-        run(inputs, chosen.alpha, chosen.plan)
-    except (ValueError, OSError, ImportError) as error:
-        if isinstance(error, ImportError) and "pip install" not in str(error):
-            raise  # a bug of ours
-        parser.error(console.message(error))
+    compiling.checked(parser, lambda: run(inputs, chosen.alpha, chosen.plan))
 
 
 def run(inputs: CompileInputs, alpha: float | None, plans: bool) -> None:
-    """Compiles a generation as `jaxspec compile` does, and prints its estimate or a plan.
+    """Compiles a generation as `benchmarks.estimates.compile` does, and prints its estimate or a plan.
 
     Raises:
         ValueError, OSError: options that cannot be used together, or name nothing.

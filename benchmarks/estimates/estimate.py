@@ -1,4 +1,4 @@
-"""Estimates of a generation, from programs that `jaxspec.analysis.aot` compiled for TPUs or GPUs
+"""Estimates of a generation, from programs that `absent` compiled for TPUs or GPUs
 that are not here.
 
 Times of a TPU are its compiler's own estimates, which it writes on every fused operation. Times of
@@ -15,11 +15,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from benchmarks.estimates import absent
+from benchmarks.estimates.absent import Programs
+from benchmarks.estimates.chips import GPUS
 from benchmarks.estimates.program_text import Contents, Part, read
-from jaxspec.analysis import acceptance, aot, cost, formulas
+from jaxspec.analysis import acceptance, cost, formulas
 from jaxspec.analysis import plan as planning
-from jaxspec.analysis.aot import Programs
-from jaxspec.analysis.chips import GPUS
 from jaxspec.decode.request import Prepared
 
 ROUND = ("draft", "draft step", "target", "accept", "commit", "rest")
@@ -137,10 +138,10 @@ class Estimate(NamedTuple):
 
 
 def estimate(prepared: Prepared, topology: str, **options: Any) -> Estimate:
-    """Compiles a generation as `aot.compile_for` does, with its arguments and errors, and estimates
+    """Compiles a generation as `absent.compile_for` does, with its arguments and errors, and estimates
     its times.
     """
-    programs = aot.compile_for(prepared, topology, **options)
+    programs = absent.compile_for(prepared, topology, **options)
     texts = {name: kept.executable.as_text() or "" for name, kept in programs.compiled.items()}
     contents = {name: read(text, programs.machine) for name, text in texts.items()}
     return Estimate(programs, contents["plain"], contents.get("speculative"))
@@ -161,8 +162,8 @@ def plan(
 
     Args:
         alpha: acceptance rate.
-        prepared: a generation with a target and a draft model; shapes will do (`aot.shape_model`).
-        topology: the argument of `aot.compile_for`, for one chip.
+        prepared: a generation with a target and a draft model; shapes will do (`absent.shape_model`).
+        topology: the argument of `absent.compile_for`, for one chip.
         most: the largest gamma to consider.
         advance: called before each of the programs: plain decoding, and a round with each of the
             gammas.
@@ -276,7 +277,7 @@ def notes(estimated: Estimate, alpha: float | None = None) -> list[str]:
             "Cycles leave out the memory where matrices are prefetched: ms are the larger of "
             "cycles and reads."
         ]
-    if programs.compiled["plain"].program.collectives and not estimated.on_gpus:
+    if programs.collectives.get("plain") and not estimated.on_gpus:
         said += ["Cycles leave out what chips wait for each other."]
     for name, contents in (("plain", estimated.plain), ("speculative", estimated.speculative)):
         if contents is None:
@@ -313,7 +314,7 @@ def notes(estimated: Estimate, alpha: float | None = None) -> list[str]:
 def to_dict(estimated: Estimate) -> dict[str, Any]:
     """Returns an estimate as plain values, for JSON; without the executables."""
     both = {"plain": estimated.plain, "speculative": estimated.speculative}
-    report = aot.to_dict(estimated.programs)
+    report = absent.to_dict(estimated.programs)
     report |= {
         "contents": {name: contents for name, contents in both.items() if contents is not None}
     }

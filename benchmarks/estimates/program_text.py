@@ -26,8 +26,8 @@ import re
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
+from benchmarks.estimates.absent import array_bytes
 from jaxspec.analysis import roofline
-from jaxspec.analysis.aot import array_bytes
 
 # bytes above which a copy in the loop is one of a weight or a cache, not of a step's activations
 LARGE = 1 << 20

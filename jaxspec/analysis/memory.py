@@ -8,10 +8,9 @@ import sys
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 
 from jaxspec.core import Prompt, State, token_rows
-from jaxspec.decode import inputs, loop
+from jaxspec.decode import loop
 from jaxspec.decode.request import Prepared, readers
 from jaxspec.nets import net_of
 from jaxspec.weights import quantisation
@@ -52,7 +51,7 @@ def account(prepared: Prepared) -> MemoryUse:
     target, *drafting = (lm for _, lm in readers(prepared.target, prepared.drafter))
     lms = [target, *dict.fromkeys(drafting)]
     positions = len(prepared.prompt.length) * (prepared.decoder.nodes + 1)
-    caches = quantisation.nbytes(_state(prepared, prepared.prompt).caches)
+    caches = quantisation.nbytes(state_shapes(prepared, prepared.prompt).caches)
     logits = 4 * positions * sum(lm.vocab_size for lm in lms)
     return MemoryUse(
         program,
@@ -63,47 +62,11 @@ def account(prepared: Prepared) -> MemoryUse:
     )
 
 
-def _state(prepared: Prepared, prompt: Prompt) -> State:
+def state_shapes(prepared: Prepared, prompt: Prompt) -> State:
+    """Returns the shapes of what a generation holds beside weights, for some prompts."""
     headroom = token_rows.headroom(prepared.max_new_tokens, prepared.decoder.nodes)
     init = functools.partial(prepared.decoder.init, headroom=headroom)
     return jax.eval_shape(init, prepared.weights, prompt, prepared.request)
-
-
-def longest_prompt(prepared: Prepared, room: float) -> tuple[int, int, int]:
-    """Says how long prompts may be for a generation to fit, by the sum of weights, caches and rows
-    alone.
-
-    Args:
-        prepared: the generation; of arrays only shapes and dtypes are read, and of its prompts
-            their number.
-        room: bytes of all devices that share it.
-
-    Returns:
-        The largest bucket of prompts, 0 if none fits; bytes of the weights; and bytes for each
-        token of the prompts.
-
-    Example:
-        >>> from jaxspec.testing import prepared_table
-        >>> longest_prompt(prepared_table(), 10**6)[::2]  # two rows, in three buffers of int32
-        (40960, 24)
-    """
-
-    def held(width: int) -> int:
-        rows = prepared.prompt.length.shape
-        arrays: Any = [jax.ShapeDtypeStruct(shape, jnp.int32) for shape in ((*rows, width), rows)]
-        return inputs.size_of(_state(prepared, Prompt(*arrays)))
-
-    # where layers with windows have all that they will ever have
-    few = 2**15
-    many = 2**16
-    at_few = held(few)
-    weights = inputs.size_of(prepared.weights)
-    per_token = (held(many) - at_few) // (many - few)
-    longest = few + (room - weights - at_few) // max(per_token, 1)
-    width = 0
-    while (wider := token_rows.bucket(width + 1)) <= longest:
-        width = wider
-    return width, weights, per_token
 
 
 class PairMemory(NamedTuple):

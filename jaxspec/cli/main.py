@@ -32,7 +32,6 @@ COMMANDS = {
     "bench": "Compare the speed of drafters, gammas, policies, rules, dtypes.",
     "measure": "Measure a pair: α, c and v, the speed-up predicted and measured.",
     "plan": "Tell whether to speculate here, with which γ, how much faster.",
-    "compile": "Compile for TPUs or GPUs that are not here: does it fit?",
     "verify": "Compute how far each rule's text is from the target's.",
     "models": "List models: shipped, in this folder, published sizes.",
     "convert": "Write a model in the other format, or in another dtype.",

@@ -134,8 +134,8 @@ def skip_layers(
 
     No training is needed, nor a second model or cache. The layers before the first one that is
     skipped are not run again by verification, as in `drafters.early_exit`.
-    `analysis.layers.search_layers` finds sets that are fast on your prompts; good ones skip some of
-    the later half, most of them attention.
+    `benchmarks.layers_to_skip`, in a checkout, finds sets that are fast on your prompts; good ones
+    skip some of the later half, most of them attention.
 
     Args:
         target: the model whose text is drafted, one of jaxspec's networks.

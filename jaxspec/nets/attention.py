@@ -19,7 +19,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxspec.core import chunks
 from jaxspec.core import kv_cache as kv
-from jaxspec.nets import on_gpu
+from jaxspec.nets import kernels
 from jaxspec.nets.dense import Dense, parameter, precision
 from jaxspec.nets.rotary import Rotation, pairs_apart, rotate
 
@@ -77,7 +77,7 @@ def attend(
     cap: float | None,
     sinks: Sinks = None,
 ) -> Float[Array, "B H T D"]:
-    """Mixes values by the softmax of scores; the place to choose a kernel for a backend.
+    """Mixes values by the softmax of scores; `nets.kernels` puts a kernel of yours in its place.
 
     A sink is one more score of a head, of no key: its weight goes to nothing (Xiao et al., arXiv
     2309.17453; gpt-oss).
@@ -96,17 +96,15 @@ def attend(
     # layer.
     if size > KEYS and step * size >= MANY_SCORES:
         return by_keys(*arrays)
-    if on_gpu.is_on("attention") and on_gpu.takes_attention(query, keys):
-        kernel = on_gpu.with_gradient_of(
-            at_once, functools.partial(on_gpu.attention, scale=scale, cap=cap)
-        )
-        otherwise = at_once if size < MANY_KEYS else by_keys
-        return jax.lax.platform_dependent(*arrays, cuda=kernel, rocm=at_once, default=otherwise)
-    if size < MANY_KEYS:
-        return at_once(*arrays)
     # A GPU asks its host whether a loop goes on, which takes longer than a step of few tokens reads
     # more keys.
-    return jax.lax.platform_dependent(*arrays, cuda=at_once, rocm=at_once, default=by_keys)
+    usual: dict[str, kernels.ArrayFunction] = {"default": at_once}
+    if size >= MANY_KEYS:
+        usual = {"cuda": at_once, "rocm": at_once, "default": by_keys}
+    forms = usual | kernels.forms("attention", at_once, *arrays, scale=scale, cap=cap)
+    if forms == {"default": at_once}:
+        return at_once(*arrays)
+    return jax.lax.platform_dependent(*arrays, **forms)
 
 
 def _whole(

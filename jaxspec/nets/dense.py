@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from flax import errors
 from jaxtyping import Array, Float
 
-from jaxspec.nets import on_cpu, on_gpu, quantised
+from jaxspec.nets import kernels, on_cpu, quantised
 from jaxspec.nets.quantised import Matrix, Precision, Quantised
 
 FEW = on_cpu.FEW  # rows up to which backends differ
@@ -95,8 +95,8 @@ def product(x: Float[Array, "B T in"], weight: Matrix) -> Float[Array, "B T out"
     A pass over a few tokens should cost little more than a pass over one, which reads the weights
     once.
 
-    `nets.on_cpu` has the forms for a CPU. `nets.on_gpu` has a kernel for quantised matrices, which
-    is off by default.
+    `nets.on_cpu` has the forms for a CPU. `nets.kernels` lets a kernel multiply with quantised
+    matrices.
 
     On a TPU, the product of one row is compiled for the vector unit, which is far slower than the
     memory. Padded to 8 rows it goes to the matrix unit. A gated feed-forward block of 4096 by 10240
@@ -118,12 +118,13 @@ def product(x: Float[Array, "B T in"], weight: Matrix) -> Float[Array, "B T out"
         multiply = functools.partial(quantised.product, precision=precision(x.dtype))
         on_cpus = functools.partial(multiply, how=on_cpu.quantised_product)
         on_gpus = functools.partial(multiply, how=_among_two)
-        kernel = {}
-        if on_gpu.is_on("products") and on_gpu.takes_product(x, weight):
-            kernel["cuda"] = on_gpu.with_gradient_of(on_gpus, on_gpu.quantised_product)
-        return jax.lax.platform_dependent(
-            x, weight, cpu=on_cpus, tpu=_on_tpu, default=on_gpus, **kernel
-        )
+        usual: dict[str, kernels.ArrayFunction] = {
+            "cpu": on_cpus,
+            "tpu": _on_tpu,
+            "default": on_gpus,
+        }
+        forms = usual | kernels.forms("product", on_gpus, x, weight)
+        return jax.lax.platform_dependent(x, weight, **forms)
     # Parameters keep their dtype; XLA fuses the conversion into the product.
     weight = weight.astype(x.dtype)
     rows = x.shape[0] * x.shape[1]

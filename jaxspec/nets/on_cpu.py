@@ -2,7 +2,7 @@
 
 A pass over a few tokens should cost little more than a pass over one, which reads the weights once.
 XLA hands products to libraries, and which form it hands over decides the time. What is here was
-measured on two cores of an AMD EPYC (`python -m benchmarks.cpu_products`).
+measured on two cores of an AMD EPYC.
 
 Shapes: N rows of activations, G groups of `width` columns.
 """

@@ -21,7 +21,7 @@ from jaxspec import sharding
 from jaxspec.core import Model
 from jaxspec.core.checks import check_names, suggest
 from jaxspec.files import folders
-from jaxspec.nets import axes_of, net_of, on_gpu
+from jaxspec.nets import axes_of, net_of
 from jaxspec.vocab.languages import with_languages
 from jaxspec.vocab.trim import draft_tokens, trim_vocabulary, untrimmed
 from jaxspec.weights import gguf, hub, huggingface, lora, orbax, quantisation, t5x, tokenizers
@@ -150,7 +150,6 @@ def load(
     dtype, computed = dtype_names(dtype, compute)
     if mesh is not None:
         mesh = sharding.mesh(mesh)
-        on_gpu.refuse_mesh()
     folder = find(source, revision)
     hub.refuse_adapter(folder, source)
     reader = format_of(folder).open(folder)

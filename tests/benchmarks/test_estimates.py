@@ -9,9 +9,10 @@ import jax
 import pytest
 
 from benchmarks.estimates import __main__ as command
+from benchmarks.estimates import absent, chips
 from benchmarks.estimates import estimate as estimating
 from benchmarks.estimates.program_text import Contents, Part
-from jaxspec.analysis import aot, chips, roofline
+from jaxspec.analysis import aot, roofline
 from jaxspec.analysis import plan as planning
 
 PAIR = ("--target", "debian-t5-base", "--draft", "debian-t5-small", "--gamma", "3")
@@ -37,9 +38,9 @@ def estimate_by_hand() -> estimating.Estimate:
     )
     floors = {"target": 500.0, "draft": 50.0}
     compiled = dict.fromkeys(
-        ("plain", "speculative"), aot.Compiled(aot.Program(1.0, 10, 0, 5, 1, {}), None, {})
+        ("plain", "speculative"), aot.Compiled(aot.Program(1.0, 10, 0, 5, 1), None, {})
     )
-    programs = aot.Programs("v5e:2x2", 1, "", machine, 2, 3, False, floors, compiled)
+    programs = absent.Programs("v5e:2x2", 1, "", machine, 2, 3, False, floors, compiled)
     return estimating.Estimate(programs, plain, speculative)
 
 
@@ -88,7 +89,7 @@ def run(monkeypatch, capsys):
         "draft step": Part(2, 2, 2),
         "target": Part(10, 10, 2, 1),
     }
-    program = aot.Compiled(aot.Program(1.0, 100, 20, 3, 1, {"all-reduce": (2, 64)}), None, {})
+    program = aot.Compiled(aot.Program(1.0, 100, 20, 3, 1), None, {})
 
     def estimate(prepared, topology, *, mesh, advance):
         machine = roofline.machine("h100" if topology.startswith("h100") else "tpu-v5p")
@@ -97,8 +98,10 @@ def run(monkeypatch, capsys):
             ["plain", "speculative"][: 1 + (prepared.drafter is not None)],
         )
         batch = len(prepared.prompt.length)
-        programs = aot.Programs(
-            topology, 4, mesh or "", machine, batch, 3, False, floors, dict.fromkeys(names, program)
+        compiled, moved = dict.fromkeys(names, program), {"all-reduce": (2, 64)}
+        programs = absent.Programs(
+            *(topology, 4, mesh or "", machine, batch, 3, False, floors, compiled),
+            collectives=dict.fromkeys(names, moved),
         )
         read = Contents(parts, {}, {})
         return estimating.Estimate(programs, read, read if len(names) > 1 else None)
@@ -209,8 +212,8 @@ def test_a_tpus_compiler_tells_c_and_v(run, monkeypatch):
         gamma, batch = prepared.decoder.gamma, len(prepared.prompt.length)
         parts = {"draft": Part(10), "draft step": Part(10), "target": Part(100 + 4 * gamma)}
         seen.append((topology, gamma, batch, plain is None))
-        kept = {"plain": plain or aot.Compiled(aot.Program(1.0, 1, 0, 0, 0, {}), None, {})}
-        programs = aot.Programs(
+        kept = {"plain": plain or aot.Compiled(aot.Program(1.0, 1, 0, 0, 0), None, {})}
+        programs = absent.Programs(
             topology, 1, "", roofline.machine("tpu-v5p"), batch, gamma, False, {}, kept
         )
         return estimating.Estimate(
@@ -241,7 +244,7 @@ def test_a_published_head_is_a_drafter_of_shapes():
     """Of docs/pairs.md, with a target by its published shape: nothing is downloaded, and nothing
     computed.
     """
-    target, name = aot.shape_model("llama-3.1-8b"), "yuhuili/EAGLE3-LLaMA3.1-Instruct-8B"
+    target, name = absent.shape_model("llama-3.1-8b"), "yuhuili/EAGLE3-LLaMA3.1-Instruct-8B"
     chain, tree = (
         command.head_of(spelling)(target) for spelling in (name, f"dynamic_tree=60x7x10:{name}")
     )
@@ -251,7 +254,7 @@ def test_a_published_head_is_a_drafter_of_shapes():
 
 
 def test_the_recipe_of_a_head_is_a_drafter_of_shapes(tmp_path):
-    target = aot.shape_model("debian-t5-large", "bfloat16")
+    target = absent.shape_model("debian-t5-large", "bfloat16")
     drafter = command.head_of("debian-t5-block")(target)
     assert drafter.functions.longest == 4
     assert {leaf.dtype.name for leaf in jax.tree.leaves(drafter.params)} <= {

@@ -5,9 +5,9 @@ TPU's.
 import pytest
 
 from benchmarks.estimates import program_text
+from benchmarks.estimates.absent import collectives
 from benchmarks.estimates.program_text import Part, read
 from jaxspec.analysis import roofline
-from jaxspec.analysis.aot import collectives
 
 CYCLES = 'backend_config={"window_config":{"estimated_cycles":"%d"}}'
 SCOPE = 'metadata={op_name="jit(generation)/%s"}'

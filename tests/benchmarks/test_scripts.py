@@ -5,8 +5,6 @@ import importlib
 import importlib.util
 import json
 import os
-import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -15,17 +13,14 @@ from types import SimpleNamespace
 import jax
 import pytest
 
-import jaxspec
 from benchmarks import (
     accelerator,
     batch_sizes,
     goodness_of_fit,
-    job_overhead,
     jobs,
     loading,
     model_card,
     options,
-    overlap,
     pairs,
     paper,
     peer,
@@ -40,7 +35,7 @@ from jaxspec import Model, nets
 from jaxspec.analysis import bench, environment, random_model
 from jaxspec.analysis.result import BenchResult, SettingSummary, Spread
 from jaxspec.draft_heads import eagle
-from jaxspec.nets import decoder, on_gpu
+from jaxspec.nets import decoder, kernels
 from jaxspec.rules import catalogue
 from jaxspec.testing import table_model, word_tokenizer
 from jaxspec.weights import loading as model_loading
@@ -199,27 +194,6 @@ def test_rules_are_replayed(loading, few_rules, capsys):
     rule_acceptance.main([*PAIR, *FEW, "--gamma", "2", "--temperature", "0", "1"])
     shown = capsys.readouterr().out
     assert shown.count("block") == 2 and shown.count("one of 4") == 2 and "typical" not in shown
-
-
-def test_a_model_shares_all_of_its_distribution_with_itself(loading, capsys):
-    overlap.main(
-        [
-            "debian-t5-large",
-            "--dtype",
-            "float32",
-            "--others",
-            "debian-t5-draft",
-            *FEW,
-            "--references",
-            "2",
-        ]
-    )
-    first, itself, other = (
-        [cell.strip() for cell in line.split("|")]
-        for line in capsys.readouterr().out.splitlines()[2:]
-    )
-    assert itself[1:] == ["float32", "1.0000±0.0000", first[3], "0.0000", ""]
-    assert float(other[2].partition("±")[0]) < 1 and float(other[4]) > 0 and other[3] != first[3]
 
 
 @pytest.mark.slow
@@ -430,11 +404,6 @@ def test_examples_hold(path):
             "compare_commits", ". . --repeats 1 --only gpt8", "same", marks=pytest.mark.exhaustive
         ),
         (
-            "cpu_products",
-            "--matrices 64x256 --rows 5 --repeats 1 --megabytes 0.1",
-            "| 64x256 | 5 | int4, groups |",
-        ),
-        (
             "greedy_equality",
             "debian-t5-base debian-t5-small --count 1 --only jacobi",
             "| jacobi | 1 of 1 |",
@@ -465,15 +434,6 @@ def test_examples_hold(path):
             "--target debian-gpt-small --count 1 --repeats 1 --max-new-tokens 40",
             "same texts: yes",
         ),
-        ("tree_overhead", "--repeats 1 --rule rejection --shape gpt-6m", "rejection"),
-        pytest.param(  # what it does is tested in analysis/test_tree.py
-            *(
-                "tree_tokens",
-                "debian-t5-base debian-t5-small --temperature 0 --count 2 --nodes 4",
-                "|",
-            ),
-            marks=pytest.mark.exhaustive,
-        ),
         ("zlab_parity", "--only windows", "DFlash 2, windows"),
     ],
 )
@@ -490,62 +450,12 @@ def test_a_script_runs(script, arguments, shown):
 
 
 @pytest.mark.slow
-def test_ways_of_distilling_are_compared(tmp_path):
-    folder = tmp_path / "data" / "tokenizer-gpt"
-    folder.mkdir(parents=True)
-    for file in (ROOT / "checkpoints" / "debian-gpt-base").glob("tokenizer*.json"):
-        shutil.copy(file, folder)
-    for name, count in (("gpt.train", 64), ("gpt.heldout", 8)):
-        texts = [
-            f"This package contains the documentation of the library number {i}."
-            for i in range(count)
-        ]
-        lines = "".join(json.dumps({"text": text}) + "\n" for text in texts)
-        (tmp_path / "data" / f"{name}.jsonl").write_text(lines)
-    few = ["--steps", "1", "--answers", "4", "--count", "1", "--max-new-tokens", "4"]
-    folders = ("--data", str(tmp_path / "data"), "--work", str(tmp_path / "runs"))
-    command = (
-        sys.executable,
-        "-m",
-        "benchmarks.compare_distillation",
-        "debian-gpt-small",
-        *folders,
-        *few,
-    )
-    done = subprocess.run(
-        (*command, "--only", "text kl"), cwd=ROOT, capture_output=True, text=True, env=os.environ
-    )
-    assert done.returncode == 0, done.stderr
-    assert "| text | kl | " in done.stdout
-
-
-@pytest.mark.slow
 def test_a_job_is_timed_against_fixed_batches(loading, capsys):
     every = ("--decoding", "plain,speculative,adaptive")
     jobs.main(["--prompts", "5", "--slots", "2", "--limits", "2,8", "--parts", "2", *every])
     printed = capsys.readouterr().out
     assert printed.startswith("5 prompts")
     assert printed.count("5 of 5") == 7
-
-
-@pytest.mark.slow
-def test_what_a_job_costs_beside_its_rounds_is_printed(loading, capsys):
-    job_overhead.main(["--prompts", "7", "--slots", "2", "--limits", "2,8", "--repeats", "1"])
-    printed = capsys.readouterr().out
-    assert printed.startswith("7 prompts") and printed.count("speculative") == 1
-    assert len(re.findall(r"[+-]\d+\.\d% \([+-]", printed)) == 2
-
-
-@pytest.mark.slow
-def test_slots_may_be_prefilled_when_they_are_free(loading):
-    """The texts and counts of a job are the same; what differs is when its prompts are read."""
-    target, draft = (jaxspec.load(name) for name in PAIR[1::2])
-    prompts, limits = jobs.prompts_and_limits(target, 9, 2, 8)
-    work = job_overhead.Work(target, draft, prompts, limits, slots=2, gamma=2)
-    ahead, late = (
-        job_overhead.run_job(work, ahead=way)._replace(live=0, idle=0) for way in (True, False)
-    )
-    assert ahead == late and (ahead.done, ahead.new_tokens) == (9, limits.sum())
 
 
 @pytest.mark.slow
@@ -624,7 +534,7 @@ def test_an_accelerator_is_measured_at_a_given_acceptance_rate(tmp_path, capsys,
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("dtype", "kernel"), [("bfloat16", "attention"), ("int8", "products")])
+@pytest.mark.parametrize(("dtype", "kernel"), [("bfloat16", "attention"), ("int8", "product")])
 def test_kernels_of_a_gpu_are_timed_last_and_compared(monkeypatch, dtype, kernel):
     """On this CPU they change nothing."""
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
@@ -648,7 +558,7 @@ def test_kernels_of_a_gpu_are_timed_last_and_compared(monkeypatch, dtype, kernel
     )
     assert list(lines)[-1] == "gpu kernels"
     assert lines["gpu kernels"]["kernel"] == kernel and lines["gpu kernels"]["logits_apart"] == 0.0
-    assert on_gpu.SWITCH not in os.environ
+    assert not kernels._replacements
 
 
 @pytest.mark.slow

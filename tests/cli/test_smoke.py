@@ -165,11 +165,6 @@ def test_plan(run):
     assert "2.44" in json.dumps(report)  # 1 + 0.8 + 0.64
 
 
-def test_compile(run, monkeypatch):
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert "pip install --no-deps 'libtpu==" in run("compile", *PAIR, "--topology", "v5e", code=2)
-
-
 def test_verify(run, monkeypatch):
     from jaxspec.rules import catalogue
 

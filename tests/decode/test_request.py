@@ -12,7 +12,8 @@ from tokenizers import Tokenizer, models, processors
 from transformers import PreTrainedTokenizerFast
 
 import jaxspec
-from jaxspec.analysis import acceptance, aot
+from benchmarks.estimates import absent
+from jaxspec.analysis import acceptance
 from jaxspec.analysis.random_model import random_params
 from jaxspec.core import Model, Prompt, Rule, Verdict, token_rows
 from jaxspec.decode import batches, encoding, inputs, loop, request
@@ -777,7 +778,7 @@ def test_what_does_not_fit_is_refused_only_where_it_would_run(monkeypatch):
     and not what is prepared as a whole and run in parts.
     """
     monkeypatch.setattr(inputs.psutil, "virtual_memory", lambda: SimpleNamespace(total=10**6))
-    shape = aot.shape_model(TINY, "float32")
+    shape = absent.shape_model(TINY, "float32")
     here = shape._replace(params=random_params(TINY, "float32", jax.random.key(0)))
     long, many = (
         Prompt(np.zeros((rows, n), np.int32), np.full(rows, n))

@@ -219,7 +219,7 @@ def test_a_mesh_splits_every_expert(dtype):
 ON_TWO_DEVICES = """
 import jax, jax.numpy as jnp, numpy as np
 from jaxspec import sharding
-from jaxspec.analysis import aot
+from benchmarks.estimates.absent import collectives
 from jaxspec.core import Prompt, Room
 from jaxspec.nets import experts, net_of
 from jaxspec.weights import quantisation
@@ -238,7 +238,7 @@ for name in ("gpt-oss", "Qwen 3"):
         placed = jax.device_put(params, sharding.parameters(params, axes, sharding.mesh("model=2")))
         block = jax.jit(experts.Mixture(MIXTURES[name], DIM).apply)
         compiled = block.lower({"params": placed["layers_1"]["ff"]}, jnp.ones((1, 3, DIM))).compile()
-        assert set(aot.collectives(compiled.as_text())) == {"all-gather"}, aot.collectives(compiled.as_text())
+        assert set(collectives(compiled.as_text())) == {"all-gather"}, collectives(compiled.as_text())
 """
 
 

@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import SingleDeviceSharding
 
-from jaxspec.analysis import chips
+from benchmarks.estimates import chips
 from jaxspec.nets.experts import Experts, ExpertsShape
 
 LAYERS, DIM, SHAPE = 4, 2048, ExpertsShape(count=32, top=8, dim=768)

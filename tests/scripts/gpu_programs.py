@@ -6,6 +6,7 @@ installed (a folder on PYTHONPATH will do), and jax be kept from looking for a G
 
     JAX_PLATFORMS=cpu python tests/scripts/gpu_programs.py            # all: some minutes
     JAX_PLATFORMS=cpu python tests/scripts/gpu_programs.py int8       # those whose names have this word
+    JAX_PLATFORMS=cpu python tests/scripts/gpu_programs.py kernel=attention  # with that kernel
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ import sys
 from tpu_programs import LLAMA, SMALL, SMALL_LLAMA, T5, Case, compiled, matrices, report
 
 from benchmarks.estimates import program_text
+from benchmarks.kernels import triton
 from jaxspec import nets, policies
+from jaxspec.nets import kernels
 
 ONE_LLAMA = tuple(nets.replace(config, layers=1) for config in LLAMA)
 THREE_T5 = tuple(dataclasses.replace(config, encoder_layers=1, decoder_layers=3) for config in T5)
@@ -41,7 +44,14 @@ CASES = [
 def main() -> None:
     """Compiles the cases, and prints a line of JSON of each."""
     program_text.LARGE = SMALL
-    words = sys.argv[1:]
+    names = [word.removeprefix("kernel=") for word in sys.argv[1:] if word.startswith("kernel=")]
+    words = [word for word in sys.argv[1:] if not word.startswith("kernel=")]
+    with kernels.replaced(**triton.replacements(*names)):
+        run(words)
+
+
+def run(words: list[str]) -> None:
+    """Compiles the cases with these words in their names."""
     named = [case for case in CASES if case.name in words]
     for case in named or CASES:
         if named or all(word in case.name for word in words):

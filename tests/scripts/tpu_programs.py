@@ -19,9 +19,9 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from benchmarks.estimates import program_text
+from benchmarks.estimates import absent, chips, program_text
 from jaxspec import drafters, policies
-from jaxspec.analysis import aot, chips, roofline
+from jaxspec.analysis import aot, roofline
 from jaxspec.core import Prompt
 from jaxspec.decode.request import prepare
 from jaxspec.nets.decoder import decoder_config
@@ -87,7 +87,7 @@ CASES = [
 
 def compiled(case: Case) -> dict[str, aot.Compiled]:
     """Compiles a case, and plain decoding if the two are to be compared."""
-    target, draft = (aot.shape_model(config, case.dtype) for config in (case.target, case.draft))
+    target, draft = (absent.shape_model(config, case.dtype) for config in (case.target, case.draft))
     prompt = Prompt(np.zeros((case.batch, 64), np.int32), np.full(case.batch, 64, np.int32))
     drafter = drafters.tree(draft, case.branching) if case.branching else draft
     options = {"temperature": case.temperature, "key": jax.random.key(0), "policy": case.policy}
@@ -103,7 +103,7 @@ def compiled(case: Case) -> dict[str, aot.Compiled]:
 
 def matrices(case: Case) -> list[int]:
     """Lists the bytes of both models' matrices, whole and, on a mesh, as a chip holds them."""
-    models = [aot.shape_model(config, case.dtype) for config in (case.target, case.draft)]
+    models = [absent.shape_model(config, case.dtype) for config in (case.target, case.draft)]
     leaves = [
         leaf for model in models for leaf in jax.tree.leaves(model.params) if len(leaf.shape) == 2
     ]

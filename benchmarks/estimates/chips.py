@@ -15,10 +15,10 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from jaxspec.analysis import roofline
+from jaxspec.analysis.aot import plugin
 
 # shapes of the smallest hosts
 SMALLEST = {"v4": "2x2x1", "v5p": "2x2x1", "v5e": "2x2", "v6e": "2x2"}
-PLUGINS = ("xla_cuda13", "xla_cuda12")  # of jax: the first that is installed is taken
 
 
 class Gpu(NamedTuple):
@@ -122,18 +122,6 @@ def _gpus(topology: str) -> tuple[str, list[Any]]:
         platform="cuda", topology=shape, target_config=described
     ).devices
     return f"{chip}:{written or 1}", list(devices)
-
-
-def plugin() -> str | None:
-    """Names the package of the CUDA plugin that is installed, if one is: its version is that of the
-    compiler.
-    """
-    if importlib.util.find_spec("jax_plugins") is None:
-        return None
-    installed = (
-        name for name in PLUGINS if importlib.util.find_spec(f"jax_plugins.{name}") is not None
-    )
-    return next((f"jax-{name.removeprefix('xla_')}-pjrt" for name in installed), None)
 
 
 def how_to_get() -> str:

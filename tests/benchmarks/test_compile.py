@@ -1,24 +1,26 @@
-"""`jaxspec compile`: what it prints of compiled programs, and what it refuses; the programs are
-those of test_aot.
+"""`benchmarks.estimates.compile`: what it prints of compiled programs, and which options it
+rejects.
 """
 
 import importlib.util
 import json
 import re
+from types import SimpleNamespace
 
+import jax
 import pytest
-from typer.testing import CliRunner
 
-from jaxspec.analysis import aot, chips, roofline
-from jaxspec.cli.main import app
+from benchmarks.estimates import absent, chips
+from benchmarks.estimates import compile as command
+from jaxspec.analysis import aot, roofline
 
 PAIR = ("--target", "debian-t5-base", "--draft", "debian-t5-small", "--gamma", "3")
 
 
 @pytest.fixture
-def run(monkeypatch):
+def run(monkeypatch, capsys):
     """Runs the command with a compiler that makes of every program the same."""
-    program = aot.Compiled(aot.Program(1.0, 100, 20, 3, 1, {"all-reduce": (2, 64)}), None, {})
+    program = aot.Compiled(aot.Program(1.0, 100, 20, 3, 1), None, {})
 
     def compile_for(prepared, topology, *, mesh, advance):
         machine = roofline.machine("h100" if topology.startswith("h100") else "tpu-v5p")
@@ -27,13 +29,30 @@ def run(monkeypatch):
             ["plain", "speculative"][: 1 + (prepared.drafter is not None)],
         )
         batch = len(prepared.prompt.length)
-        return aot.Programs(
-            topology, 4, mesh or "", machine, batch, 3, False, floors, dict.fromkeys(names, program)
+        compiled, moved = dict.fromkeys(names, program), {"all-reduce": (2, 64)}
+        return absent.Programs(
+            *(topology, 4, mesh or "", machine, batch, 3, False, floors, compiled),
+            collectives=dict.fromkeys(names, moved),
         )
 
-    monkeypatch.setattr(aot, "compile_for", compile_for)
+    monkeypatch.setattr(absent, "compile_for", compile_for)
     monkeypatch.setattr(chips, "devices_of", lambda topology: (topology, []))
-    return lambda *options: CliRunner().invoke(app, ["compile", *options], env={"COLUMNS": "160"})
+    monkeypatch.setattr(jax.config, "update", lambda *_: None)
+    monkeypatch.setenv("COLUMNS", "160")
+    return lambda *options: result_of(capsys, options)
+
+
+def result_of(capsys, options):
+    """Runs the command; returns what it printed, and its exit code."""
+    code = 0
+    try:
+        command.main(options)
+    except SystemExit as end:
+        code = end.code
+    printed = capsys.readouterr()
+    return SimpleNamespace(
+        exit_code=code, stdout=printed.out, output=" ".join((printed.out + printed.err).split())
+    )
 
 
 def test_sizes_and_reads_are_printed(run):
@@ -47,7 +66,7 @@ def test_sizes_and_reads_are_printed(run):
 
 
 def test_what_would_fit_is_said_of_what_does_not(run, monkeypatch):
-    monkeypatch.setattr(aot.Programs, "fits", False)
+    monkeypatch.setattr(absent.Programs, "fits", False)
     result = run("--target", "llama-3.2-1b", "--prompt", "32768")
     assert result.exit_code == 0, result.output
     said = (
@@ -61,9 +80,9 @@ def test_what_would_fit_is_said_of_what_does_not(run, monkeypatch):
 
 
 def test_a_whisper_is_compiled_for_windows_of_sound(run, monkeypatch):
-    prompts, compile_for = [], aot.compile_for
+    prompts, compile_for = [], absent.compile_for
     monkeypatch.setattr(
-        aot,
+        absent,
         "compile_for",
         lambda it, *more, **named: prompts.append(it.prompt) or compile_for(it, *more, **named),
     )
@@ -130,15 +149,21 @@ def test_a_shape_that_is_unknown_is_refused(run):
 
 
 @pytest.mark.parametrize(
-    ("topology", "command"),
+    ("topology", "package"),
     [
         ("v5p", "pip install --no-deps 'libtpu=="),
         ("h100", "pip install --no-deps --target ~/cuda jax-cuda13-pjrt=="),
     ],
 )
-def test_without_the_compiler_one_line_names_the_package(topology, command, monkeypatch):
+def test_without_the_compiler_one_line_names_the_package(topology, package, monkeypatch, capsys):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    result = CliRunner().invoke(
-        app, ["compile", *PAIR, "--topology", topology], env={"COLUMNS": "400"}
-    )
-    assert result.exit_code == 2 and command in result.output
+    monkeypatch.setattr(jax.config, "update", lambda *_: None)
+    result = result_of(capsys, [*PAIR, "--topology", topology])
+    assert result.exit_code == 2 and package in result.output
+
+
+def test_numbers_out_of_range_are_rejected(run):
+    for option, expected in ("--gamma", "1"), ("--batch", "1"), ("--max-new-tokens", "2"):
+        result = run(*PAIR, option, "0")
+        name = option.removeprefix("--").replace("-", "_")
+        assert result.exit_code == 2 and f"{name} is 0: expected" in result.output, expected

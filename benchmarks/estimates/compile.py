@@ -1,90 +1,100 @@
-"""`jaxspec compile`: does a generation fit TPUs or GPUs that are not here, and what will a round
-read.
+"""Compiles a generation for TPUs or GPUs that are not here: does it fit?
+
+    python -m benchmarks.estimates.compile --target llama-3.1-8b --draft llama-3.2-1b
+    python -m benchmarks.estimates.compile --target t5-v1_1-xxl --topology v6e:2x2 --mesh model=4
+    python -m benchmarks.estimates.compile --target llama-3.1-8b --topology h100 --dtype int8
+
+It also tells the least bytes that a round reads. The program is the one that `generate` runs, made
+from shapes: no weights are loaded, nothing runs. The compilers, libtpu and jax's CUDA plugin, need
+no TPU and no GPU. Sizes and collectives are exact. Plain decoding is compiled, too. Large models
+take minutes.
+
+--target is a published shape (`jaxspec models`), its hub id, a folder or a config.json, and --draft
+likewise, or a drafter such as tree=8x1x1:SHAPE. --topology is v4, v5e, v5p or v6e, as v5p:2x2x1, or
+a100, l4, h100, h200 or b200, as h100:8. --mesh splits over chips, as model=4. --save FOLDER keeps
+the programs for `jaxspec.analysis.aot.load`. `python -m benchmarks.estimates` takes the same
+options and adds the compiler's estimates of time.
 """
 
 from __future__ import annotations
 
+import argparse
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import Any, NamedTuple
 
-import typer
+import jax
+import jax.numpy as jnp
+import numpy as np
 from rich import filesize
 from rich.text import Text
 
-from jaxspec.cli import console, drafter_names, options
+from benchmarks.estimates import absent, chips
+from benchmarks.estimates.absent import Programs
+from benchmarks.options import grouped, parser_of
+from jaxspec.analysis import aot
+from jaxspec.cli import console, drafter_names
 from jaxspec.cli.console import Console
-from jaxspec.cli.options import Json, number, text
-
-if TYPE_CHECKING:
-    from jaxspec.analysis.aot import Programs
-    from jaxspec.core import Model
-    from jaxspec.decode.request import Prepared
-
+from jaxspec.core import Model, Prompt, checks
+from jaxspec.decode import request
+from jaxspec.decode.request import Prepared
+from jaxspec.nets import net_of
+from jaxspec.vocab.remap import map_vocabulary
 
 PADDING = 0.01  # of a head's rows, by which those of models with one vocabulary may differ
 
 
 class CompileInputs(NamedTuple):
-    """The options of `compile`."""
+    """The options of the command."""
 
-    target: Annotated[
-        str,
-        text("SHAPE", "A published shape (`jaxspec models`), its hub id, a folder, a config.json."),
-    ] = "llama-3.1-8b"
-    draft: Annotated[
-        str,
-        text(
-            "SHAPE",
-            "The drafter: likewise, or tree=8x1x1:SHAPE, ...; none: plain.",
-            "--draft",
-            "-d",
-        ),
-    ] = "none"
-    topology: Annotated[
-        str, text("CHIPS", "v4, v5e, v5p, v6e: v5p:2x2x1; a100, l4, h100, h200, b200: h100:8.")
-    ] = "v5p:2x2x1"
-    mesh: Annotated[str, text("AXES", "Split over chips, such as model=4; default: one chip.")] = ""
-    gamma: Annotated[int, number("Draft tokens a round.", "--gamma", "-g")] = 5
-    batch: Annotated[int, number("Rows.")] = 1
-    prompt: Annotated[int, number("Tokens of a prompt.")] = 64
-    max_new_tokens: Annotated[
-        int, number("Most new tokens.", "--max-new-tokens", "-n", least=2)
-    ] = 128
-    temperature: Annotated[
-        float, text("T", "Sampling temperature; 0 is greedy.", "--temperature", "-t")
-    ] = 0.0
-    dtype: Annotated[str, text("DTYPE", "float32, bfloat16, int8 or int4.")] = "bfloat16"
-    save: Annotated[Path | None, text("FOLDER", "Keep the compiled programs there.")] = None
-    as_json: Json = False
+    target: str = "llama-3.1-8b"  # a published shape, its hub id, a folder or a config.json
+    draft: str = "none"  # the drafter: likewise, or tree=8x1x1:SHAPE, ...; none: plain decoding
+    topology: str = "v5p:2x2x1"
+    mesh: str = ""  # how to split over chips, such as model=4; empty: one chip
+    gamma: int = 5  # draft tokens a round
+    batch: int = 1  # rows
+    prompt: int = 64  # tokens of a prompt
+    max_new_tokens: int = 128
+    temperature: float = 0.0
+    dtype: str = "bfloat16"
+    save: Path | None = None  # a folder for the compiled programs
+    as_json: bool = False
+
+    def check(self) -> None:
+        """Raises ValueError if a number is out of its range."""
+        checks.integers(1, gamma=self.gamma, batch=self.batch, prompt=self.prompt)
+        checks.integers(2, max_new_tokens=self.max_new_tokens)
 
 
-@options.group_of("inputs", CompileInputs)
-def compile(inputs: CompileInputs, context: typer.Context) -> None:
-    """Compile for TPUs or GPUs that are not here: does it fit?
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Parses the options, and ends with one line where they cannot be used."""
+    parser = parser_of(__doc__)
+    inputs, _ = grouped(CompileInputs, parser, arguments)
+    checked(parser, lambda: run(inputs))
 
-    It also tells the least bytes that a round reads. The program is the one that `generate` runs,
-    made from shapes: no weights are loaded, nothing runs. The compilers, libtpu and jax's CUDA
-    plugin, need no TPU and no GPU. Sizes and collectives are exact. Plain decoding is compiled,
-    too. Large models take minutes. In a checkout, `python -m benchmarks.estimates` takes the same
-    options and adds the compiler's estimates of time.
 
-    \b
-        jaxspec compile --target llama-3.1-8b --draft llama-3.2-1b
-        jaxspec compile --target t5-v1_1-xxl --topology v6e:2x2 --mesh model=4
-        jaxspec compile --target llama-3.1-8b --topology h100 --dtype int8
-    """
-    from jaxspec.analysis import aot
+def checked(parser: argparse.ArgumentParser, run: Callable[[], object]) -> None:
+    """Runs a command, and ends it with one line if its options cannot be used."""
+    try:
+        run()
+    except (ValueError, OSError, ImportError) as error:
+        if isinstance(error, ImportError) and "pip install" not in str(error):
+            raise  # a bug of ours
+        parser.error(console.message(error))
 
+
+def run(inputs: CompileInputs) -> None:
+    """Compiles a generation and plain decoding, and prints what they take."""
     prepared = start(inputs)
     with console.counting("compile", 1 + (prepared.drafter is not None)) as advance:
-        programs = aot.compile_for(
+        programs = absent.compile_for(
             prepared, inputs.topology, mesh=inputs.mesh or None, advance=advance
         )
     if inputs.save is not None:
         aot.save(programs.compiled, inputs.save)
     if inputs.as_json:
         return console.print_json(
-            aot.to_dict(programs) | {"about": pair(inputs), "dtype": inputs.dtype}
+            absent.to_dict(programs) | {"about": pair(inputs), "dtype": inputs.dtype}
         )
     out = Console(highlight=False)
     show_sizes(out, inputs, programs, "What the compiler made")
@@ -101,21 +111,12 @@ def start(inputs: CompileInputs) -> Prepared:
     """Prepares the generation of shapes, with jax kept from looking for a TPU or a GPU, as their
     compiler is there.
     """
-    import jax
-    import jax.numpy as jnp
-    import numpy as np
-
-    from jaxspec.analysis import aot, chips
-    from jaxspec.core import Prompt
-    from jaxspec.decode import request
-    from jaxspec.nets import net_of
-    from jaxspec.vocab.remap import map_vocabulary
-
+    inputs.check()
     jax.config.update("jax_platforms", "cpu")
     chips.devices_of(inputs.topology)  # refuses a wrong name or a missing compiler first
 
     def drafting(name: str) -> Model:
-        model = aot.shape_model(name, inputs.dtype)
+        model = absent.shape_model(name, inputs.dtype)
         draft_ids = np.arange(model.lm.vocab_size)
         ids = np.arange(target.lm.vocab_size)
         if len(draft_ids) == len(ids) or abs(len(draft_ids) - len(ids)) > PADDING * len(ids):
@@ -129,7 +130,7 @@ def start(inputs: CompileInputs) -> Prepared:
             np.minimum(ids, both - 1)[:, None].tolist(),
         )
 
-    target = aot.shape_model(inputs.target, inputs.dtype)
+    target = absent.shape_model(inputs.target, inputs.dtype)
     if inputs.draft == "none":
         drafter = None
     else:
@@ -165,10 +166,11 @@ def show_sizes(out: Console, inputs: CompileInputs, programs: Programs, source: 
     heads = "arguments", "temporaries", "code", "all, per chip", "of", "collectives", "compiled in"
     view = console.table(heads, first="program")
     room = programs.machine.memory
-    for name, program in ((name, kept.program) for name, kept in programs.compiled.items()):
+    for name, kept in programs.compiled.items():
+        program = kept.program
         moved = [
             f"{n} {operation} ({filesize.decimal(size)})"
-            for operation, (n, size) in program.collectives.items()
+            for operation, (n, size) in programs.collectives.get(name, {}).items()
         ]
         # a GPU's compiler does not say
         if program.code:
@@ -186,8 +188,6 @@ def show_sizes(out: Console, inputs: CompileInputs, programs: Programs, source: 
 
 def show_fit(out: Console, inputs: CompileInputs, prepared: Prepared, programs: Programs) -> None:
     """Prints whether the programs fit, and where they are kept."""
-    from jaxspec.analysis import aot
-
     if programs.fits:
         out.print(
             Text("It fits: arguments, results, temporaries and code take no more than a chip has.")
@@ -199,6 +199,10 @@ def show_fit(out: Console, inputs: CompileInputs, prepared: Prepared, programs: 
                 "code take."
             )
         )
-        out.print(Text(f"{aot.what_fits(prepared, programs.machine, programs.chips)}."))
+        out.print(Text(f"{absent.what_fits(prepared, programs.machine, programs.chips)}."))
     if inputs.save is not None:
         out.print(Text(f"Programs in {inputs.save}: {', '.join(programs.compiled)}"))
+
+
+if __name__ == "__main__":
+    main()

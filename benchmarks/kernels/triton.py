@@ -5,9 +5,8 @@ XLA makes scores, softmax and mixing up to three kernels, and reads the whole ro
 `attention` does all three, and reads what is filled. A product of an int4 matrix writes the sums of
 its groups, and a second kernel adds them. `quantised_product` adds them as it reads. Both are
 written for Triton. They compile for an H100, and in Pallas' interpreter their results are XLA's.
-**No card has timed them**, so they are off unless the environment variable JAXSPEC_GPU_KERNELS
-names them when a program is traced: "attention", "products", or 1 for both. On a mesh they must
-stay off: XLA cannot split them.
+**No card has timed them**, so they are not part of the package: `jaxspec.nets.kernels.replaced`
+puts those that `replacements` returns in place of XLA's. XLA cannot split them over a mesh.
 
 Shapes: B batch, T step, S keys, H query heads, K key-value heads, D head dimension; R = H / K * T
 rows of queries that read the same keys; N spans of keys. Of products: N = B T rows, G groups of
@@ -16,22 +15,17 @@ columns, P numbers in a word of memory.
 
 from __future__ import annotations
 
-import os
+import functools
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
+from jaxspec.nets.kernels import ArrayFunction, Replacement
 from jaxspec.nets.quantised import Quantised, entries_name, entries_of
 
-SWITCH = "JAXSPEC_GPU_KERNELS"
-SETTINGS = {
-    "0": (),
-    "1": ("attention", "products"),
-    "attention": ("attention",),
-    "products": ("products",),
-}
 # keys of one product, and of one program: 2,048 keys of 8 heads are read by 64 programs
 KEYS = 64
 SPAN = 256
@@ -47,30 +41,36 @@ PROGRAMS = 1024
 WORDS = {"int8": (1, 128), "int4": (8, 64)}
 
 
-def is_on(name: str) -> bool:
-    """Tells whether a kernel is to be used: "attention" or "products".
+def replacements(*names: str) -> dict[str, Replacement]:
+    """Returns the kernels of some names ("attention", "product"), for `jaxspec.nets.kernels`.
 
-    Raises:
-        ValueError: the environment variable has none of its values.
+    They are for one GPU, without a mesh. Where one takes other shapes, XLA's form stays.
+
+    >>> sorted(replacements("attention", "product"))
+    ['attention', 'product']
     """
-    setting = os.environ.get(SWITCH) or "0"
-    if setting not in SETTINGS:
-        expected = "attention, products, 1 (both) or 0 (neither)"
-        raise ValueError(f"the environment variable {SWITCH} is {setting!r}: expected {expected}")
-    return name in SETTINGS[setting]
+    known = {"attention": attention_forms, "product": product_forms}
+    return {name: known[name] for name in names}
 
 
-def refuse_mesh() -> None:
-    """Refuses a mesh while a kernel is on: XLA would gather what it cannot split.
+def attention_forms(
+    plain: ArrayFunction, *arrays: Any, scale: float, cap: float | None
+) -> dict[str, ArrayFunction]:
+    """Returns the kernel for `nets.attention.attend` on a GPU of CUDA, if it takes the arrays."""
+    query, keys, *_ = arrays
+    if not takes_attention(query, keys):
+        return {}
+    kernel = functools.partial(attention, scale=scale, cap=cap)
+    return {"cuda": with_gradient_of(plain, kernel)}
 
-    Raises:
-        ValueError: a kernel is on.
-    """
-    if any(map(is_on, SETTINGS["1"])):
-        setting = os.environ[SWITCH]
-        raise ValueError(
-            f"got a mesh, and {SWITCH}={setting}: such kernels are for one GPU. Unset {SWITCH}"
-        )
+
+def product_forms(
+    plain: ArrayFunction, x: Float[Array, "B T in"], matrix: Quantised
+) -> dict[str, ArrayFunction]:
+    """Returns the kernel for a quantised product on a GPU of CUDA, if it takes the matrix."""
+    if not takes_product(x, matrix):
+        return {}
+    return {"cuda": with_gradient_of(plain, quantised_product)}
 
 
 def with_gradient_of(

@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from benchmarks import layers_to_skip
 from jaxspec import Model, Prompt
-from jaxspec.analysis import layers
 from jaxspec.nets import decoder
 from jaxspec.testing import table_model
 from tests.small import random_params, tiny_gpt
@@ -26,13 +26,17 @@ def test_the_fastest_set_stays_and_none_is_tried_twice(monkeypatch):
 
     def measure(skipped, prepared, before, repeats):
         speed = 10.0 + 2 * len(skipped[0]) + len(skipped[1])
-        trial = layers.Trial(*skipped, speed, speed / best[0], 1.5)
+        trial = layers_to_skip.Trial(*skipped, speed, speed / best[0], 1.5)
         best[0] = max(best[0], speed)
         return trial
 
-    monkeypatch.setattr(layers, "_measure", measure)
-    monkeypatch.setattr(layers.cost, "interleave", lambda calls, repeats: np.array([[3.0], [1.5]]))
-    search = layers.search_layers(target(4), PROMPT, trials=12, progress=False, max_new_tokens=4)
+    monkeypatch.setattr(layers_to_skip, "_measure", measure)
+    monkeypatch.setattr(
+        layers_to_skip.cost, "interleave", lambda calls, repeats: np.array([[3.0], [1.5]])
+    )
+    search = layers_to_skip.search_layers(
+        target(4), PROMPT, trials=12, progress=False, max_new_tokens=4
+    )
     assert (
         search.best.tokens_per_second
         == max(trial.tokens_per_second for trial in search.trials)
@@ -52,7 +56,7 @@ def test_the_fastest_set_stays_and_none_is_tried_twice(monkeypatch):
 )
 def test_what_cannot_be_searched(model, options, message):
     with pytest.raises(ValueError, match=message):
-        layers.search_layers(model, PROMPT, progress=False, max_new_tokens=4, **options)
+        layers_to_skip.search_layers(model, PROMPT, progress=False, max_new_tokens=4, **options)
 
 
 @pytest.mark.parametrize(
@@ -66,6 +70,6 @@ def test_what_cannot_be_searched(model, options, message):
     ],
 )
 def test_what_is_no_search_is_refused_before_the_prompts_are_read(options, message, monkeypatch):
-    monkeypatch.setattr(layers, "prepare", lambda *_, **__: pytest.fail("prepared"))
+    monkeypatch.setattr(layers_to_skip, "prepare", lambda *_, **__: pytest.fail("prepared"))
     with pytest.raises(ValueError, match=message):
-        layers.search_layers(target(2), PROMPT, progress=False, max_new_tokens=4, **options)
+        layers_to_skip.search_layers(target(2), PROMPT, progress=False, max_new_tokens=4, **options)

@@ -12,12 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import jaxspec
+from benchmarks.kernels import triton
 from jaxspec import nets
-from jaxspec.analysis import aot
 from jaxspec.core import Prompt, Room
-from jaxspec.nets import attention, dense, on_gpu, quantised
-from jaxspec.testing import prepared_table
+from jaxspec.nets import attention, dense, kernels, quantised
 from tests.small import random_params, tiny_llama, tiny_t5
 
 
@@ -49,8 +47,8 @@ def test_attention(heads, kv_heads, step, keys, width, options):
     bias = drawn(1, heads, step, keys) if "bias" in options else None
     sinks, cap = drawn(heads) if "sinks" in options else None, 2.0 if "cap" in options else None
     arrays, scale = (query, key, value, mask, bias, sinks), width**-0.5
-    assert on_gpu.takes_attention(query, key)
-    kernel = functools.partial(on_gpu.attention, scale=scale, cap=cap, interpret=True)
+    assert triton.takes_attention(query, key)
+    kernel = functools.partial(triton.attention, scale=scale, cap=cap, interpret=True)
     expected = attention._whole(scale, cap, *arrays)
     np.testing.assert_allclose(jax.jit(kernel)(*arrays), expected, atol=2e-6)
 
@@ -70,8 +68,8 @@ def test_quantised_product(dtype, rows, groups, outputs, width):
         random_matrix(dtype, groups, outputs, width),
         drawn(1, rows, groups * width).astype(jnp.bfloat16),
     )
-    assert on_gpu.takes_product(x, matrix)
-    got = jax.jit(functools.partial(on_gpu.quantised_product, interpret=True))(x, matrix)
+    assert triton.takes_product(x, matrix)
+    got = jax.jit(functools.partial(triton.quantised_product, interpret=True))(x, matrix)
     assert got.dtype == jnp.bfloat16 and got.shape == (1, rows, outputs)
     # Products and sums are float32; only the order of sums differs, which may decide how the last
     # bit is rounded.
@@ -91,7 +89,7 @@ def random_matrix(dtype: str, groups: int, outputs: int, width: int) -> dict[str
 
 def test_a_product_in_float16():
     matrix, x = random_matrix("int4", 2, 24, 128), drawn(1, 2, 256).astype(jnp.float16)
-    got = on_gpu.quantised_product(x, matrix, interpret=True)
+    got = triton.quantised_product(x, matrix, interpret=True)
     np.testing.assert_allclose(
         *(np.asarray(y, np.float32) for y in (got, quantised.product(x, matrix))), rtol=2e-3
     )
@@ -99,18 +97,18 @@ def test_a_product_in_float16():
 
 def test_other_products_stay_with_xla():
     x, matrix = drawn(1, 2, 64).astype(jnp.bfloat16), random_matrix("int8", 1, 24, 64)
-    assert on_gpu.takes_product(x, matrix)
-    assert not on_gpu.takes_product(x.astype(jnp.float32), matrix)
-    assert not on_gpu.takes_product(jnp.tile(x, (1, 40, 1)), matrix)  # 80 rows
-    assert not on_gpu.takes_product(x, matrix | {"zero": jnp.zeros((24, 1), jnp.int8)})
+    assert triton.takes_product(x, matrix)
+    assert not triton.takes_product(x.astype(jnp.float32), matrix)
+    assert not triton.takes_product(jnp.tile(x, (1, 40, 1)), matrix)  # 80 rows
+    assert not triton.takes_product(x, matrix | {"zero": jnp.zeros((24, 1), jnp.int8)})
     # turns of 8 columns
-    assert not on_gpu.takes_product(x[..., :40], random_matrix("int8", 1, 24, 40))
-    assert not on_gpu.takes_product(x[..., :36], random_matrix("int4", 1, 24, 36))  # half a word
-    assert not on_gpu.takes_product(x, jax.tree.map(lambda leaf: leaf[None], matrix))  # experts
+    assert not triton.takes_product(x[..., :40], random_matrix("int8", 1, 24, 40))
+    assert not triton.takes_product(x[..., :36], random_matrix("int4", 1, 24, 36))  # half a word
+    assert not triton.takes_product(x, jax.tree.map(lambda leaf: leaf[None], matrix))  # experts
     # Command R+'s head: its offsets need more than 31 bits.
     scale = jax.ShapeDtypeStruct((256_000, 1), jnp.float32)
     head = {"int8": jax.ShapeDtypeStruct((256_000, 12_288), jnp.int8), "scale": scale}
-    assert not on_gpu.takes_product(jax.ShapeDtypeStruct((1, 1, 12_288), jnp.bfloat16), head)
+    assert not triton.takes_product(jax.ShapeDtypeStruct((1, 1, 12_288), jnp.bfloat16), head)
 
 
 def test_one_row_of_a_large_int8_matrix_is_one_of_two_on_a_gpu(monkeypatch: pytest.MonkeyPatch):
@@ -145,7 +143,7 @@ def test_the_kernel_in_a_product_and_its_gradient(dtype, groups, monkeypatch: py
         )(x)
 
     expected = run()
-    monkeypatch.setenv(on_gpu.SWITCH, "1")
+    turn_on(monkeypatch)
     as_on_a_gpu(monkeypatch)
     assert "pallas_call" in str(jax.make_jaxpr(dense.product)(x, matrix))
     np.testing.assert_allclose(run()[0], expected[0], rtol=1e-2)
@@ -154,10 +152,16 @@ def test_the_kernel_in_a_product_and_its_gradient(dtype, groups, monkeypatch: py
     )
 
 
+def turn_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Puts both kernels in the networks, as `kernels.replaced` does for a block."""
+    for name, replacement in triton.replacements("attention", "product").items():
+        monkeypatch.setitem(kernels._replacements, name, replacement)
+
+
 def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Has a GPU's branches run here, and the kernels in the interpreter."""
-    for name in ("attention", "quantised_product"):
-        monkeypatch.setattr(on_gpu, name, functools.partial(getattr(on_gpu, name), interpret=True))
+    for name in "attention", "quantised_product":
+        monkeypatch.setattr(triton, name, functools.partial(getattr(triton, name), interpret=True))
 
     def branch(*arrays: Any, default: Any, cuda: Any = None, **_: Any) -> Any:
         return (cuda or default)(*arrays)
@@ -186,12 +190,12 @@ def test_networks(config, monkeypatch: pytest.MonkeyPatch):
         return jax.jit(run)(params, row)
 
     expected = logits()
-    monkeypatch.setenv(on_gpu.SWITCH, "1")
-    on_cpu = logits()  # where there is no GPU the switch changes nothing
+    turn_on(monkeypatch)
+    on_cpu = logits()  # where there is no GPU they change nothing
     as_on_a_gpu(monkeypatch)
-    for plain, unchanged, kernels in zip(expected, on_cpu, logits(), strict=True):
+    for plain, unchanged, ours in zip(expected, on_cpu, logits(), strict=True):
         np.testing.assert_array_equal(plain, unchanged)
-        np.testing.assert_allclose(plain, kernels, atol=1e-5)
+        np.testing.assert_allclose(plain, ours, atol=1e-5)
 
 
 def test_gradients_are_those_without_it(monkeypatch: pytest.MonkeyPatch):
@@ -204,39 +208,10 @@ def test_gradients_are_those_without_it(monkeypatch: pytest.MonkeyPatch):
         return jnp.sum(attention.attend(*arrays, mask, None, 0.3, None) ** 2)
 
     expected = jax.grad(loss, (0, 1, 2))(*arrays)
-    monkeypatch.setenv(on_gpu.SWITCH, "1")
+    turn_on(monkeypatch)
     as_on_a_gpu(monkeypatch)
     jax.tree.map(
         lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5),
         jax.grad(loss, (0, 1, 2))(*arrays),
         expected,
     )
-
-
-def test_the_switch_names_kernels(monkeypatch: pytest.MonkeyPatch):
-    on = {}
-    for setting in ("", "0", "1", "attention", "products"):
-        monkeypatch.setenv(on_gpu.SWITCH, setting)
-        on[setting] = on_gpu.is_on("attention"), on_gpu.is_on("products")
-    both, none = (True, True), (False, False)
-    assert on == {
-        "": none,
-        "0": none,
-        "1": both,
-        "attention": (True, False),
-        "products": (False, True),
-    }
-    monkeypatch.setenv(on_gpu.SWITCH, "yes")
-    with pytest.raises(
-        ValueError,
-        match=rf"{on_gpu.SWITCH} is 'yes': expected attention, products, 1 \(both\) or 0",
-    ):
-        on_gpu.is_on("products")
-
-
-def test_a_mesh_is_refused_while_a_kernel_is_on(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv(on_gpu.SWITCH, "products")
-    with pytest.raises(ValueError, match=f"got a mesh, and {on_gpu.SWITCH}=products: .* Unset"):
-        jaxspec.load("debian-gpt-small", mesh="model=1")
-    with pytest.raises(ValueError, match=f"got a mesh, and {on_gpu.SWITCH}=products"):
-        aot.compile_generation(prepared_table(), jax.devices(), "model=1")
