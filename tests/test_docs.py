@@ -465,6 +465,7 @@ def is_there(name: str) -> bool:
         }
         return first in options or first in {
             "copy_from",
+            "after",
             *MODULES,
             *shipped(),
             *recipes.shipped(),
