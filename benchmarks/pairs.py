@@ -532,11 +532,17 @@ HEADS = (
     "target",
     "drafter",
     "format",
+    "settings",
     "tokens a round, as published",
-    "bfloat16, GB",
-    "int8, GB",
-    *CHIPS,
+    "GB",
+    "fits",
 )
+
+
+def settings(pair: Pair) -> str:
+    """Writes the options that the pair's command needs beside the names and the dtype."""
+    chat = "--chat " if pair.chat else ""
+    return f"`{chat}--gamma {pair.gamma}{f' {pair.options}' if pair.options else ''}`"
 
 
 def command(pair: Pair) -> str:
@@ -553,20 +559,21 @@ def command(pair: Pair) -> str:
 def cells(pair: Pair) -> list[str]:
     """Computes a row of the page."""
     wide, narrow = sizes(pair)
-    fits = [
-        "yes" if wide.fits(machine) else "int8" if narrow.fits(machine) else "no"
-        for machine in (roofline.MACHINES[chip] for chip in CHIPS.values())
-    ]
-    quantised = _gigabytes(narrow) if "int8" in fits else ""
-    drafter = code(pair.drafter) if pair.drafter != pair.target else "its own module"
+    fits = []
+    for chip, machine in CHIPS.items():
+        if wide.fits(roofline.MACHINES[machine]):
+            fits.append(chip)
+        elif narrow.fits(roofline.MACHINES[machine]):
+            fits.append(f"{chip} (int8)")
+    drafter = code(pair.drafter) if pair.drafter != pair.target else "its MTP module"
     return [
         code(pair.target),
         drafter,
         pair.format,
+        settings(pair),
         pair.tokens,
         _gigabytes(wide),
-        quantised,
-        *fits,
+        ", ".join(fits) or "–",
     ]
 
 
@@ -575,19 +582,12 @@ def _gigabytes(size: Sizes) -> str:
 
 
 def sections() -> Iterator[str]:
-    """Writes the part of the page that is computed: counts, then of each family a heading, a table
-    and the commands.
-    """
+    """Writes the part of the page that is computed: counts, and one table with a line per family."""
     yield origins()
+    lines = [list(HEADS), ["---"] * len(HEADS)]
     for family, rows in itertools.groupby(pairs(), lambda pair: pair.family):
-        rows = list(rows)
-        lines = [HEADS, ["---"] * len(HEADS), *map(cells, rows)]
-        table = "\n".join(f"| {' | '.join(line)} |".replace("|  |", "| |") for line in lines)
-        yield (
-            f"### {family}\n\n{table}\n\n```console\n"
-            + "".join(f"$ {command(row)}\n" for row in rows)
-            + "```\n"
-        )
+        lines += [[f"**{family}**", *[""] * (len(HEADS) - 1)], *map(cells, rows)]
+    yield "".join(f"| {' | '.join(line)} |\n".replace("|  ", "| ") for line in lines)
     yield PROMISES + promises()
 
 
