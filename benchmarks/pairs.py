@@ -29,13 +29,13 @@ from jaxspec.core import BoundDrafter, Model, Params
 from jaxspec.draft_heads import KINDS, check, kind_of, load
 from jaxspec.draft_heads.kind import shape_of
 from jaxspec.nets import decoder_layers, net_of
-from jaxspec.nets.whisper import speech_of
 from jaxspec.weights import huggingface, quantisation, tensors
 from jaxspec.weights.loading import DTYPES
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER, PAGE = ROOT / "tests" / "pairs", ROOT / "docs" / "pairs.md"
-CHIPS = {"v5e-1": "tpu-v5e", "v6e-1": "tpu-v6e", "v5p": "tpu-v5p", "H100": "h100"}
+# by memory, the smallest first
+CHIPS = {"v5e-1": "tpu-v5e", "v6e-1": "tpu-v6e", "H100": "h100", "v5p": "tpu-v5p"}
 ROW, PROMPT = 2048, 512  # tokens in the caches of one row, and of a T5's prompt
 TEMPORARIES = 1e9  # bytes that a program takes beside weights and caches
 GB = 1e9
@@ -535,7 +535,7 @@ HEADS = (
     "settings",
     "tokens a round, as published",
     "GB",
-    "fits",
+    "fits from",
 )
 
 
@@ -545,26 +545,15 @@ def settings(pair: Pair) -> str:
     return f"`{chat}--gamma {pair.gamma}{f' {pair.options}' if pair.options else ''}`"
 
 
-def command(pair: Pair) -> str:
-    """Writes the command that generates with a pair."""
-    draft = pair.drafter if pair.format in ("model", "LayerSkip") else f"head:{pair.drafter}"
-    chat = "--chat " if pair.chat else ""
-    options = f"--target {pair.target} --draft {draft} --gamma {pair.gamma}"
-    options += f" {pair.options}" if pair.options else ""
-    if speech_of(model(pair.target).config) is not None:
-        return f"jaxspec transcribe {options} --dtype bfloat16 talk.wav"
-    return f'jaxspec generate {chat}{options} --dtype bfloat16 "..."'
-
-
 def cells(pair: Pair) -> list[str]:
     """Computes a row of the page."""
     wide, narrow = sizes(pair)
-    fits = []
-    for chip, machine in CHIPS.items():
-        if wide.fits(roofline.MACHINES[machine]):
-            fits.append(chip)
-        elif narrow.fits(roofline.MACHINES[machine]):
-            fits.append(f"{chip} (int8)")
+    machines = [(chip, roofline.MACHINES[name]) for chip, name in CHIPS.items()]
+    whole = next((chip for chip, machine in machines if wide.fits(machine)), None)
+    rounded = next((chip for chip, machine in machines if narrow.fits(machine)), None)
+    smallest = [whole] if whole else []
+    if rounded is not None and rounded != whole:
+        smallest.append(f"{rounded} (int8)")
     drafter = code(pair.drafter) if pair.drafter != pair.target else "its MTP module"
     return [
         code(pair.target),
@@ -573,7 +562,7 @@ def cells(pair: Pair) -> list[str]:
         settings(pair),
         pair.tokens,
         _gigabytes(wide),
-        ", ".join(fits) or "–",
+        ", ".join(smallest) or "–",
     ]
 
 
