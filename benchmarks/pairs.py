@@ -29,13 +29,13 @@ from jaxspec.core import BoundDrafter, Model, Params
 from jaxspec.draft_heads import KINDS, check, kind_of, load
 from jaxspec.draft_heads.kind import shape_of
 from jaxspec.nets import decoder_layers, net_of
-from jaxspec.nets.whisper import speech_of
 from jaxspec.weights import huggingface, quantisation, tensors
 from jaxspec.weights.loading import DTYPES
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER, PAGE = ROOT / "tests" / "pairs", ROOT / "docs" / "pairs.md"
-CHIPS = {"v5e-1": "tpu-v5e", "v6e-1": "tpu-v6e", "v5p": "tpu-v5p", "H100": "h100"}
+# by memory, the smallest first
+CHIPS = {"v5e-1": "tpu-v5e", "v6e-1": "tpu-v6e", "H100": "h100", "v5p": "tpu-v5p"}
 ROW, PROMPT = 2048, 512  # tokens in the caches of one row, and of a T5's prompt
 TEMPORARIES = 1e9  # bytes that a program takes beside weights and caches
 GB = 1e9
@@ -532,41 +532,37 @@ HEADS = (
     "target",
     "drafter",
     "format",
+    "settings",
     "tokens a round, as published",
-    "bfloat16, GB",
-    "int8, GB",
-    *CHIPS,
+    "GB",
+    "fits from",
 )
 
 
-def command(pair: Pair) -> str:
-    """Writes the command that generates with a pair."""
-    draft = pair.drafter if pair.format in ("model", "LayerSkip") else f"head:{pair.drafter}"
+def settings(pair: Pair) -> str:
+    """Writes the options that the pair's command needs beside the names and the dtype."""
     chat = "--chat " if pair.chat else ""
-    options = f"--target {pair.target} --draft {draft} --gamma {pair.gamma}"
-    options += f" {pair.options}" if pair.options else ""
-    if speech_of(model(pair.target).config) is not None:
-        return f"jaxspec transcribe {options} --dtype bfloat16 talk.wav"
-    return f'jaxspec generate {chat}{options} --dtype bfloat16 "..."'
+    return f"`{chat}--gamma {pair.gamma}{f' {pair.options}' if pair.options else ''}`"
 
 
 def cells(pair: Pair) -> list[str]:
     """Computes a row of the page."""
     wide, narrow = sizes(pair)
-    fits = [
-        "yes" if wide.fits(machine) else "int8" if narrow.fits(machine) else "no"
-        for machine in (roofline.MACHINES[chip] for chip in CHIPS.values())
-    ]
-    quantised = _gigabytes(narrow) if "int8" in fits else ""
-    drafter = code(pair.drafter) if pair.drafter != pair.target else "its own module"
+    machines = [(chip, roofline.MACHINES[name]) for chip, name in CHIPS.items()]
+    whole = next((chip for chip, machine in machines if wide.fits(machine)), None)
+    rounded = next((chip for chip, machine in machines if narrow.fits(machine)), None)
+    smallest = [whole] if whole else []
+    if rounded is not None and rounded != whole:
+        smallest.append(f"{rounded} (int8)")
+    drafter = code(pair.drafter) if pair.drafter != pair.target else "its MTP module"
     return [
         code(pair.target),
         drafter,
         pair.format,
+        settings(pair),
         pair.tokens,
         _gigabytes(wide),
-        quantised,
-        *fits,
+        ", ".join(smallest) or "–",
     ]
 
 
@@ -575,19 +571,12 @@ def _gigabytes(size: Sizes) -> str:
 
 
 def sections() -> Iterator[str]:
-    """Writes the part of the page that is computed: counts, then of each family a heading, a table
-    and the commands.
-    """
+    """Writes the part of the page that is computed: counts, and one table with a line per family."""
     yield origins()
+    lines = [list(HEADS), ["---"] * len(HEADS)]
     for family, rows in itertools.groupby(pairs(), lambda pair: pair.family):
-        rows = list(rows)
-        lines = [HEADS, ["---"] * len(HEADS), *map(cells, rows)]
-        table = "\n".join(f"| {' | '.join(line)} |".replace("|  |", "| |") for line in lines)
-        yield (
-            f"### {family}\n\n{table}\n\n```console\n"
-            + "".join(f"$ {command(row)}\n" for row in rows)
-            + "```\n"
-        )
+        lines += [[f"**{family}**", *[""] * (len(HEADS) - 1)], *map(cells, rows)]
+    yield "".join(f"| {' | '.join(line)} |\n".replace("|  ", "| ") for line in lines)
     yield PROMISES + promises()
 
 
