@@ -109,7 +109,7 @@ print(
 )
 
 # %% [markdown]
-# # The seeds, recomputed
+# # The papers, recomputed
 #
 # jaxspec implements five documents: the paper of Leviathan, Kalman and Matias (arXiv 2211.17192), a
 # survey in Chinese, notes on a PyTorch implementation (`speculative_generate`), lecture notes by
