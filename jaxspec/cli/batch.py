@@ -45,11 +45,10 @@ from jaxspec.jobs.many import WidePrompt
 from jaxspec.jobs.prompts import Line, PromptReader, limits_of
 from jaxspec.jobs.slots import Row, Slots
 
-# Options of `BatchSettings` that a job may go on with in another way: its results do not depend on
-# them. A manifest has every other option. A new one is therefore a part of the job, unless it is
-# named here.
+# Options that may change when a job is resumed, since its results do not depend on them. The
+# manifest has every other option, so a new option is part of the job unless it is named here.
 INDEPENDENT = ("output", "slots", "mesh")
-DESCRIBED_APART = (  # options that a manifest has under other names, or as digests of their files
+DESCRIBED_APART = (  # options that the manifest stores under another name, or as digests of files
     *("target", "draft", "adapter", "chat_template", "prefix"),
     *("input", "field", "chat", "shard", "num_shards", "chunk"),
 )
@@ -58,8 +57,8 @@ GO_ON = "give the same command with --resume to go on; the rows that are done ar
 
 
 class BatchSettings(NamedTuple):
-    """The options of `batch` that describe a job, but for those of sampling; `INDEPENDENT` names
-    exceptions.
+    """The options of `batch` that define a job, except `INDEPENDENT`; sampling options are
+    separate.
     """
 
     input: Annotated[
@@ -117,7 +116,7 @@ def batch(
     """
     in_range(0, settings.num_shards - 1, shard=settings.shard)
     check_paths(settings.input)
-    if not resume:  # else the job that is there has it
+    if not resume:  # when resuming, the manifest is compared instead
         options.check_json_lines(settings.input, field=(settings.field, PROMPT))
     err = Console(stderr=True, highlight=False)
     with signals.leaving_soon(lambda: say_interrupted(err)), contextlib.ExitStack() as stack:
@@ -165,7 +164,7 @@ class _Job(NamedTuple):
     output: Output  # the folder of the results
     survey: Survey  # the input, looked through once
     target: Model  # the model
-    # the options of `generate_many` that `prepare` takes, and `num_samples`
+    # options of `generate_many` that `prepare` takes, plus `num_samples`
     generation: dict[str, Any]
 
     @property
@@ -179,9 +178,7 @@ class _Job(NamedTuple):
         return self.generation["rule"] is None or self.generation["rule"].exact
 
     def results(self, prompts: Iterable[Any], **calls: Callable[..., Any]) -> Iterator[Completion]:
-        """Decodes prompts; `calls` are callbacks: `progress`, and `skipped` for lines that are left
-        out.
-        """
+        """Decodes prompts; `calls` are callbacks: `progress`, and `skipped` for skipped lines."""
         s = self.settings
         fixed: dict[str, Any] = {
             "max_prompt_tokens": s.max_prompt_tokens,
@@ -192,7 +189,7 @@ class _Job(NamedTuple):
         return generate_many(self.target, prompts, **fixed, **calls, **self.generation)
 
     def prepared(self, rows: int, without: tuple[str, ...] = ()) -> Prepared:
-        """Prepares a generation of some rows, without some of the options."""
+        """Prepares a generation of `rows` rows, without the options named in `without`."""
         fixed = {
             name: value
             for name, value in self.generation.items()
@@ -201,7 +198,9 @@ class _Job(NamedTuple):
         return prepare(self.target, [[0]] * rows, **fixed)
 
     def reader(self, prepared: Prepared, prompts: Iterator[Line]) -> PromptReader:
-        """Reads prompts as the job does, a block of as many as there are slots at a time."""
+        """Makes a reader of prompts like the job's, which reads one block of `slots` prompts at a
+        time.
+        """
         s = self.settings
         limits = limits_of(prepared, s.pair.max_new_tokens, s.max_prompt_tokens, s.too_long)
         return PromptReader(self.target, prompts, limits, s.slots, self.generation)
@@ -214,9 +213,7 @@ def _prepared(
     err: Console,
     stack: contextlib.ExitStack,
 ) -> _Job:
-    """Checks all that can be wrong with a job before its first row, and writes its manifest;
-    `stack` holds its lock.
-    """
+    """Checks a whole job before its first row, and writes its manifest; `stack` keeps its lock."""
     pair = pairs.with_drafter(settings.pair)
     generation = pairs.checked_options(pair, sampling)
     generation |= {
@@ -258,12 +255,12 @@ def _prepared(
             f"The rule {pair.rule} is inexact: the texts need not have the target's distribution."
         )
         err.print(Text(inexact, "yellow"), soft_wrap=True)
-    job.results([])  # refuses what is wrong while there is no manifest yet
+    job.results([])  # raises on wrong options before the manifest is written
     if not output.manifest.exists():
         with err.status("looking for a line that can be decoded"):
             _check_some_line(job)
         stack.enter_context(output.locked())
-        output.check(resume=resume)  # another process may have been faster
+        output.check(resume=resume)  # another process may have begun the job meanwhile
     with err.status("reading the models' files"):
         output.begin(manifest_of(source, output, *_description(settings, pair, shared, sampling)))
     if pair.policy.partition("=")[0] == "adaptive":
@@ -283,7 +280,7 @@ def _prepared(
 def _description(
     settings: BatchSettings, pair: Pair, shared: str | None, sampling: dict[str, Any]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Returns a job's models, each as its name and the digests of its files, and its options."""
+    """Returns a job's models, each with the digests of its files, and its options."""
     from jaxspec.weights import loading
 
     models: dict[str, Any] = {"target": [pair.target, drafter_names.digests_of(pair.target)]}
@@ -309,7 +306,7 @@ def _decode(
     bar: _Bar,
     max_errors: int | None,
 ) -> Progress:
-    """Decodes the prompts that are missing, and writes their rows; returns the counts of all."""
+    """Decodes the missing prompts and writes their rows; returns the totals of the whole job."""
     for rows in _by_prompt(job.results(feed, progress=bar.update, skipped=chunks.skip)):
         totals = functools.reduce(Progress.plus, rows, totals)
         chunks.add(*_lines(rows, job.settings))
@@ -340,7 +337,7 @@ def _lines(rows: list[dict[str, Any]], settings: BatchSettings) -> list[dict[str
 
 
 def _sentences(job: _Job, totals: Progress, before: int, is_complete: bool) -> Iterator[str]:
-    """Says what a user should know of a job that has ended, but for its counts."""
+    """Yields sentences about a job that has ended: skipped lines, cut prompts, the first error."""
     if before:
         yield f"{job.settings.output}: {before:,} of {job.total:,} lines were done before"
     if is_complete and (skipped := job.total - totals.prompts):
@@ -353,7 +350,7 @@ def _sentences(job: _Job, totals: Progress, before: int, is_complete: bool) -> I
 
 
 def _check_some_line(job: _Job) -> None:
-    """Refuses an input of which no line can be decoded, whatever the reason: a field, a template, a
+    """Raises ValueError if no line can be decoded, whatever the reason: a field, a template, a
     length.
     """
     reader = job.reader(job.prepared(1), job.source._replace(shard=InputShard()).prompts())
@@ -375,14 +372,14 @@ def _check_some_line(job: _Job) -> None:
 
 
 def say_interrupted(err: Console) -> None:
-    """Says, on a terminal whose bar was cut short, how a job is resumed."""
+    """Tells the user how to resume, and shows the cursor that the bar had hidden."""
     err.show_cursor()
     err.print(f"interrupted: {GO_ON}")
 
 
 def _costs(job: _Job, err: Console) -> dict[str, Any]:
-    """Measures what rounds cost when the slots are full of the job's first prompts, but for
-    unusually wide ones.
+    """Measures the costs of rounds with slots full of the job's first prompts, except unusually
+    wide ones.
     """
     from jaxspec.analysis.cost import policy_costs
 
@@ -394,7 +391,7 @@ def _costs(job: _Job, err: Console) -> dict[str, Any]:
     rows = [row._replace(max_new_tokens=prepared.max_new_tokens) for row in rows]
     rows = rows or [Row(0, [*(prefix.tokens if prefix else ()), 0], prepared.max_new_tokens)]
     widths = [prepared.widths(len(row.tokens))[0] for row in rows]
-    # wider prompts may be errors of the job, for lack of memory
+    # the median width: wider prompts may not fit in memory, and then fail in the job, too
     widest = sorted(widths)[(len(rows) - 1) // 2]
     longest = None
     if job.settings.max_prompt_tokens:
@@ -421,7 +418,7 @@ def _costs(job: _Job, err: Console) -> dict[str, Any]:
 
 
 def _until(is_terminated: threading.Event, prompts: Iterator[Line]) -> Iterator[Line]:
-    """Yields prompts until the process is told to end; what was read by then is decoded."""
+    """Yields prompts until SIGTERM; the prompts read by then are still decoded."""
     for prompt in prompts:
         yield prompt
         if is_terminated.is_set():
@@ -453,7 +450,9 @@ class _Bar:
         self._warnings.__exit__(None, None, None)
 
     def _warn(self, warning: Any) -> None:
-        """Prints a warning of the library's, with the option of the command where it names one."""
+        """Prints a library warning, with the command's option in place of the library's
+        argument.
+        """
         if isinstance(warning, WidePrompt):
             text = warning.advise("--max-prompt-tokens")
         else:
@@ -479,18 +478,18 @@ class _Bar:
 
     @property
     def _per_round(self) -> float:
-        p = self._progress  # of a prompt that is no error, prefill has made one token
+        p = self._progress  # prefill made the first token of every text that did not fail
         return (p.new_tokens - (p.done - p.failed)) / max(1, p.rounds)
 
     def report(self) -> dict[str, Any]:
-        """Returns what was done as plain values, with the seconds that it took."""
+        """Returns the counts of this run as plain values, with its seconds."""
         return self._progress.to_dict() | {
             "seconds": time.perf_counter() - self._began,
             "tokens_per_second": self._rate,
         }
 
     def sentence(self, folder: Path, totals: Progress) -> str:
-        """Says what was done, and how much of the whole job has failed."""
+        """Returns a sentence with the counts of this run, and the failures of the whole job."""
         p = self._progress
         idle = p.idle / max(1, p.idle + p.rounds)
         return (

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 PLANNED = "plan"
 NONE = "none"
 ALSO = ("latency", "memory", "compile")
-GAMMA = 3  # where no gamma can be planned
+GAMMA = 3  # if no gamma can be planned
 RANDOM_PROMPT = 64  # tokens of a random prompt
 
 
@@ -121,7 +121,7 @@ def bench(
         peak = "Peak memory, MB: " + ", ".join(
             f"{name} {n / 1e6:,.0f}" for name, n in peaks.items() if n
         )
-        # not by the process that wrote the file
+        # resumed rows were measured by another process
         measured_now = "memory" in extra and work.resume is None
         return [*table.of_policies(results), *([peak] if measured_now else [])]
 
@@ -165,7 +165,7 @@ def measure(
 
 
 def _untimed(work: Workload) -> Workload:
-    """Leaves out what rests on costs: the plan's gamma, and the policy that takes them."""
+    """Drops planned gammas, which need costs. Raises ValueError for the policy that needs them."""
     if any(name.strip() == "adaptive" for name in work.policy.split(",")):
         raise ValueError(
             "--policy adaptive goes by costs, and with --no-speed nothing is timed: leave one of "
@@ -176,10 +176,10 @@ def _untimed(work: Workload) -> Workload:
 
 
 def settings_of(work: Workload) -> tuple[Model, list[Setting]]:
-    """Loads the target, and makes every combination of the options; the first dtype is what others
-    are compared with.
+    """Loads the models and makes every combination of the options; other dtypes are compared with
+    the first.
 
-    Combinations that cannot be are left out, and a line on standard error says so: see `fitting`.
+    Leaves out impossible combinations, with a line on standard error: see `fitting`.
     """
     from jaxspec.analysis.result import product
     from jaxspec.rules import catalogue
@@ -242,11 +242,11 @@ def settings_of(work: Workload) -> tuple[Model, list[Setting]]:
 
 
 def fitting(settings: list[Setting]) -> list[Setting]:
-    """Returns the settings that can be, with a line on standard error for each kind that cannot.
+    """Returns the possible settings; prints a line on standard error for each kind left out.
 
-    Trees are refused by rules that judge chains, and by policies that stop a draft token by token.
-    A plan needs an acceptance rate, which is known beforehand of models: other drafters have the
-    other gammas, or `GAMMA`.
+    Trees do not go with rules that judge chains, or with policies that stop a draft token by token.
+    A plan needs an acceptance rate, which only models have in advance: other drafters keep the
+    numbers among the gammas, or get `GAMMA`.
     """
     from jaxspec.analysis.bench import has_alpha
     from jaxspec.core import Model
@@ -291,8 +291,8 @@ def fitting(settings: list[Setting]) -> list[Setting]:
 
 
 def check_files(work: Workload) -> None:
-    """Refuses files that could not be written, or gone on with, when all is measured, and options
-    that are ignored.
+    """Raises an error if a file could not be written or resumed later, or an option would be
+    ignored.
     """
     from jaxspec import files
     from jaxspec.analysis.result import ResultStore
@@ -320,9 +320,7 @@ def check_files(work: Workload) -> None:
 
 
 def _chosen_tasks(work: Workload) -> list[Task]:
-    """Makes tasks of a file, or of the tasks that are named; none, if the target is to say which it
-    is for.
-    """
+    """Makes the tasks of --prompts or --task; an empty list if the target decides."""
     from jaxspec.analysis.result import Task
 
     count = max(work.count, work.rows)
@@ -342,9 +340,7 @@ def _chosen_tasks(work: Workload) -> list[Task]:
 
 
 def _tasks_for(target: Model, work: Workload) -> list[Task]:
-    """Makes tasks where none are named: held-out ones, or, for a published shape, random
-    prompts.
-    """
+    """Makes the default tasks of a target: held-out prompts, or random ones for random weights."""
     from jaxspec.analysis.random_model import random_prompt
     from jaxspec.analysis.result import Task
     from jaxspec.files import corpus
@@ -376,8 +372,8 @@ def run(
     # sentences about all results
     more: Callable[[list[BenchResult]], Sequence[str]] = lambda results: (),
 ) -> list[BenchResult]:
-    """Measures settings and prints their results, group by group, as JSON and as CSV; exits with 1
-    if any failed.
+    """Measures settings; prints results group by group, as JSON and as CSV. Exits with 1 on a
+    failure.
     """
     from jaxspec.analysis import bench, environment, table
 
@@ -399,7 +395,7 @@ def run(
 
     def show(group: list[BenchResult]) -> None:
         if work.markdown and group[0] is results[0] and group[0].environment:
-            heading(group[0].environment)  # of the day when it was measured
+            heading(group[0].environment)  # of the day when the first row was measured
         shown = [result for result in group if plain or not result.setting.is_plain]
         for view in table.tables(shown, columns, None if work.markdown else out.width):
             console.show(out, view, work.markdown)

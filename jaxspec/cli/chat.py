@@ -44,14 +44,14 @@ CONTINUING = (
 
 
 class MessageTask(NamedTuple):
-    """The use of a shipped model in a chat, as it is not tuned to chat."""
+    """The use of a shipped model in a chat, although it is not tuned to chat."""
 
     template: str  # a chat template
-    description: str  # what happens with each message, for people
+    description: str  # what the model does with each message, for the user
 
 
 TRANSLATION = MessageTask(TRANSLATING, "it translates each message from English to German")
-TASKS = {  # by the name of a shipped model that brings no template
+TASKS = {  # by the names of shipped models without a chat template
     "debian-t5-large": TRANSLATION,
     "debian-t5-base": TRANSLATION,
     "debian-t5-small": TRANSLATION,
@@ -137,12 +137,12 @@ def chat(
                 # such as a conversation that is too long
                 console.say(err, f"error: {console.message(error)}", "red")
                 err.print()
-    except ValueError as error:  # the end of a pipe is within a message
+    except ValueError as error:  # a pipe that ended inside a message
         console.say(err, f"error: {console.message(error)}", "red")
 
 
 def _with_task(target: Model) -> tuple[Model, MessageTask | None]:
-    """Returns a shipped model with the template of its task, if it has none, and the task."""
+    """Gives a shipped model without a chat template its task's template; returns both."""
     from jaxspec.weights import tokenizers
 
     task = TASKS.get(target.name)
@@ -157,7 +157,7 @@ def _with_task(target: Model) -> tuple[Model, MessageTask | None]:
 
 
 def command(talk: Chat, entry: entries.Entry) -> str:
-    """Does what a command says; returns what there is to tell."""
+    """Runs a command; returns the message to print."""
     name, argument = entry
     if name == "help":
         width = max(map(len, entries.COMMANDS))
@@ -178,7 +178,7 @@ def command(talk: Chat, entry: entries.Entry) -> str:
     if name == "save":
         path = Path(argument).expanduser()
         if path.exists():
-            load(path)  # nothing but a conversation is replaced
+            load(path)  # replaces only another conversation
         files.write_text(path, [json.dumps(talk.messages, ensure_ascii=False, indent=1), "\n"])
         return f"{len(talk.messages)} messages are in {path}."
     if name == "load":
@@ -191,9 +191,7 @@ def command(talk: Chat, entry: entries.Entry) -> str:
 
 
 def load(path: Path) -> list[dict[str, Any]]:
-    """Reads a conversation that /save wrote: a JSON list of messages, each with a role and its
-    content.
-    """
+    """Reads a conversation that /save wrote: a JSON list of messages with roles."""
     try:
         messages = json.loads(files.read_text(path))
     except (json.JSONDecodeError, RecursionError) as error:
@@ -208,10 +206,10 @@ def load(path: Path) -> list[dict[str, Any]]:
 
 
 def _answer(talk: Chat, pieces: Iterator[Piece], is_typed: bool, out: Console, err: Console) -> str:
-    """Prints an answer as it comes; returns what it took, in words.
+    """Prints an answer as it comes; returns its statistics in words.
 
-    The time that programs take to be compiled is told apart: the program of a first round is
-    compiled with the round.
+    Compile time is listed separately: the program of the first round is compiled along with the
+    round.
     """
     start = time.perf_counter()
     unread = talk.prompt_tokens - talk.reused_tokens
@@ -250,10 +248,9 @@ def _answer(talk: Chat, pieces: Iterator[Piece], is_typed: bool, out: Console, e
 
 @contextlib.contextmanager
 def _interruption(is_typed: bool) -> Iterator[threading.Event]:
-    """Has the first Ctrl-C set an event, so that a round ends and the caches are whole; a second
-    one is an exception.
+    """Makes the first Ctrl-C set an event, so that the round can end; a second one raises.
 
-    Of a pipe no message could be typed after that: each Ctrl-C is an exception there.
+    With a pipe every Ctrl-C raises, since no further message can be typed.
     """
     event = threading.Event()
 
@@ -275,8 +272,8 @@ class Writer:
         self._space = ""
 
     def write(self, text: str) -> None:
-        """Prints a piece. The space after a word is printed with the next one, which may begin a
-        line instead.
+        """Prints a piece. Holds back the space after a word, since the next word may begin a line
+        instead.
         """
         if not self._out.is_terminal:
             self._out.print(Text(text), end="")

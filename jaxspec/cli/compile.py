@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from jaxspec.decode.request import Prepared
 
 
-PADDING = 0.01  # of a head's rows, by which those of models with one vocabulary may differ
+PADDING = 0.01  # share of a head's rows by which models with one vocabulary may differ
 
 
 class CompileInputs(NamedTuple):
@@ -98,8 +98,8 @@ def compile(inputs: CompileInputs, context: typer.Context) -> None:
 
 
 def start(inputs: CompileInputs) -> Prepared:
-    """Prepares the generation of shapes, with jax kept from looking for a TPU or a GPU, as their
-    compiler is there.
+    """Prepares a generation of shapes. Keeps jax from looking for the TPU or GPU of an installed
+    compiler.
     """
     import jax
     import jax.numpy as jnp
@@ -112,7 +112,7 @@ def start(inputs: CompileInputs) -> Prepared:
     from jaxspec.vocab.remap import map_vocabulary
 
     jax.config.update("jax_platforms", "cpu")
-    chips.devices_of(inputs.topology)  # refuses a wrong name or a missing compiler first
+    chips.devices_of(inputs.topology)  # fails first on a wrong name or a missing compiler
 
     def drafting(name: str) -> Model:
         model = aot.shape_model(name, inputs.dtype)
@@ -120,7 +120,7 @@ def start(inputs: CompileInputs) -> Prepared:
         ids = np.arange(target.lm.vocab_size)
         if len(draft_ids) == len(ids) or abs(len(draft_ids) - len(ids)) > PADDING * len(ids):
             return model
-        # There are no tokenizers: as if one model's head had more rows of padding than the other's.
+        # Shapes have no tokenizers: pretend that one head only has more padding than the other.
         both = min(len(draft_ids), len(ids))
         return map_vocabulary(
             model,
@@ -170,7 +170,7 @@ def show_sizes(out: Console, inputs: CompileInputs, programs: Programs, source: 
             f"{n} {operation} ({filesize.decimal(size)})"
             for operation, (n, size) in program.collectives.items()
         ]
-        # a GPU's compiler does not say
+        # a GPU's compiler does not report it
         if program.code:
             code = filesize.decimal(program.code)
         else:
@@ -185,7 +185,7 @@ def show_sizes(out: Console, inputs: CompileInputs, programs: Programs, source: 
 
 
 def show_fit(out: Console, inputs: CompileInputs, prepared: Prepared, programs: Programs) -> None:
-    """Prints whether the programs fit, and where they are kept."""
+    """Prints whether the programs fit, and where they were saved."""
     from jaxspec.analysis import aot
 
     if programs.fits:

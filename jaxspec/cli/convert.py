@@ -109,8 +109,8 @@ def convert(
 
 
 def stored(folder: Path) -> tuple[str, str, dict[str, Any]]:
-    """Reads a folder's format, its matrices' dtype (float32 where it is none that we write), and
-    its description.
+    """Reads a folder's format, the dtype of its matrices (float32 if we cannot write it), and its
+    description.
     """
     from jaxspec.weights import orbax
     from jaxspec.weights.loading import OURS, format_of
@@ -135,7 +135,7 @@ def write(
     from jaxspec.nets import form_of
     from jaxspec.weights import orbax, quantisation, vocabulary
 
-    # The other format takes such a model, but not its dtype.
+    # A Hugging Face folder can hold such a model, but not quantised.
     alternative = "--format huggingface" + (
         " without that --dtype" if dtype in quantisation.DTYPES else ""
     )

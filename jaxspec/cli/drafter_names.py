@@ -1,6 +1,4 @@
-"""Drafters by their names on a command line: NAME=NUMBERS:INNER, and several of these with +
-between them.
-"""
+"""Drafters by their names on the command line: NAME=NUMBERS:INNER, joined by +."""
 
 from __future__ import annotations
 
@@ -19,7 +17,7 @@ if TYPE_CHECKING:
 
 # orders of tables of held-out references
 COUNTED = {"unigram": 1, "bigram": 2, "trigram": 3, "4-gram": 4}
-# what the names after a colon are
+# the roles of the names after a colon
 MODEL = "model"
 DRAFTER = "drafter"
 HEAD = "head"
@@ -27,8 +25,8 @@ STORE = "store"
 
 
 class Written(NamedTuple):
-    """A drafter's name in parts: its kind, numbers after the =, names after the colon (of
-    `skip_layers` the layers on either side of it), and, of a tree, how children are drawn.
+    """The parts of a drafter's name: kind, numbers after the =, names after the colon (for
+    `skip_layers`, the layers on both sides of it), and how a tree draws children.
     """
 
     name: str
@@ -39,8 +37,7 @@ class Written(NamedTuple):
 
 
 def parse(name: str) -> Written | None:
-    """Takes a name apart; returns None if it is that of a model, and refuses what is nearly another
-    and no path.
+    """Parses a name; returns None for a model's. Raises ValueError on a misspelt drafter.
 
     >>> parse("tree=4x2-mixed:debian-t5-draft")[1:]
     ('tree', (4, 2), ('debian-t5-draft',), 'mixed')
@@ -94,7 +91,7 @@ def parse(name: str) -> Written | None:
 
 
 def is_model(name: str) -> bool:
-    """Tells the name of a model from that of a drafter that is made of something.
+    """Returns whether a name means a model rather than a drafter made of something.
 
     >>> (
     ...     is_model("debian-t5-draft"),
@@ -107,7 +104,7 @@ def is_model(name: str) -> bool:
 
 
 def parts(name: str) -> list[str]:
-    """Splits a name at each + into drafters; but no + of a path that exists separates.
+    """Splits a name at each + into drafters, but never inside an existing path.
 
     >>> parts("prompt_lookup+greedy:debian-t5-draft")
     ['prompt_lookup', 'greedy:debian-t5-draft']
@@ -115,7 +112,7 @@ def parts(name: str) -> list[str]:
     joined = []
     pieces = name.split("+")
     while pieces:
-        # or the beginning of one: the longest that exists counts
+        # a path may contain +: join the most pieces that make an existing path
         path = pieces[0].rpartition(":")[2]
         ends = (
             n
@@ -129,8 +126,8 @@ def parts(name: str) -> list[str]:
 
 
 def default(target: str) -> str:
-    """Names the drafter where none is chosen: the target's model, else a look-up, with a line on
-    standard error.
+    """Returns the default drafter: the target's sibling, else prompt_lookup with a line on standard
+    error.
     """
     name = _sibling(target)
     if name is not None:
@@ -144,9 +141,7 @@ def default(target: str) -> str:
 
 
 def default_model(target: str) -> str:
-    """Names the drafter where none is chosen and only a model will do; refuses a target that has
-    none.
-    """
+    """Returns the default drafter, a model. Raises ValueError if the target has no sibling."""
     name = _sibling(target)
     if name is not None:
         return name
@@ -168,9 +163,7 @@ def _sibling(target: str) -> str | None:
 
 
 def check(name: str, dtype: str = "float32") -> None:
-    """Refuses a name, or a model or folder in it, that is not there, before any is loaded; the hub
-    is not asked.
-    """
+    """Raises ValueError if a name, or a model or folder in it, does not exist. Skips hub ids."""
     from jaxspec.draft_heads import load
     from jaxspec.drafters.lookups import datastore
     from jaxspec.weights import loading
@@ -185,9 +178,9 @@ def check(name: str, dtype: str = "float32") -> None:
 
 
 def digests_of(name: str) -> dict[str, dict[str, str]]:
-    """Returns the digests of the files of a model or a drafter, by the names of what it is made of.
+    """Returns the digests of the files of a model or a drafter, by the names of its parts.
 
-    Random weights have no files: their name tells all.
+    Random weights have no files; their name defines them.
     """
     from jaxspec.draft_heads import load
     from jaxspec.jobs import files
@@ -219,9 +212,7 @@ def drafter(
     target: Model | None = None,
     references: Callable[[], Sequence[str]] | None = None,
 ) -> Model | BoundDrafter:
-    """Makes a drafter by its name, which `KINDS` has; of several with + between them, the first
-    that has a draft.
-    """
+    """Makes a drafter by its name; several names joined by + make a `fallback`."""
     return Maker(load, target, references).drafter(name)
 
 
@@ -229,11 +220,11 @@ class Maker(NamedTuple):
     """Makes drafters by their names."""
 
     load: Callable[[str], Model]  # loads the models among them
-    # drafted for; if there is one, a datastore must have been built with its vocabulary
+    # the model to draft for; a datastore must have its vocabulary
     target: Model | None
-    # texts that n-grams are counted on; None: these are refused
+    # texts that n-grams are counted on; None rejects n-grams
     references: Callable[[], Sequence[str]] | None
-    head: Any = None  # the target's, where it is trimmed
+    head: Any = None  # the target's trimmed head
 
     def drafter(self, name: str) -> Model | BoundDrafter:
         """Makes a drafter by its name."""
@@ -255,7 +246,7 @@ class Maker(NamedTuple):
         return KINDS[written.kind].make(drafters, self, written)
 
     def inner(self, written: Written, index: int = 0) -> Any:
-        """Makes what a name after the colon says."""
+        """Makes the drafter or model named after the colon."""
         from jaxspec.core import Model
 
         inner = self.drafter(written.inner[index])
@@ -265,7 +256,7 @@ class Maker(NamedTuple):
 
 
 def _usual(d: Any, m: Maker, w: Written) -> BoundDrafter:
-    """Calls the factory of the name with the inner drafters and the numbers; `d` is
+    """Calls the factory of that name with the inner drafters and the numbers; `d` is
     `jaxspec.drafters`.
     """
     return getattr(d, w.kind)(*(m.inner(w, index) for index in range(len(w.inner))), *w.numbers)
@@ -323,7 +314,7 @@ def _tree_of_two(d: Any, m: Maker, w: Written) -> BoundDrafter:
 
 
 def _cascade(d: Any, m: Maker, w: Written) -> BoundDrafter:
-    middle = m.inner(w)  # for which the other one drafts
+    middle = m.inner(w)  # the inner drafter drafts for it
     return d.cascade(middle, m._replace(target=middle).inner(w, 1), gamma=(*w.numbers, 3)[0])
 
 
@@ -336,7 +327,8 @@ def _saturated_exit(d: Any, m: Maker, w: Written) -> BoundDrafter:
 
 
 def _quantised(d: Any, m: Maker, w: Written) -> Model:
-    return d.quantised(m.target, bits=(*w.numbers, 8)[0]).models[0]  # which others can be made of
+    drafter = d.quantised(m.target, bits=(*w.numbers, 8)[0])
+    return drafter.models[0]  # a Model, so that other drafters can be made of it
 
 
 def _skip_layers(d: Any, m: Maker, w: Written) -> BoundDrafter:
@@ -384,9 +376,9 @@ class DrafterSpelling(NamedTuple):
     inner: tuple[str, ...] = ()  # the role of each name after the colon
     least: int = 0  # how many numbers may follow the =
     most: int = 0
-    # by `jaxspec.drafters`, a maker and the name in parts
+    # called with `jaxspec.drafters`, a maker and the parts of the name
     make: Callable[[Any, Maker, Written], Any] = _usual
-    of_target: bool = False  # whether it is made of the target
+    of_target: bool = False  # whether the target is a part of it
 
 
 _TRIM = "trim=NUMBER:NAME, the number of tokens to draft; NAME may be early_exit=4 or head:FOLDER"
@@ -409,8 +401,8 @@ BARE = (
     "lookahead",
     "jacobi",
     "uniform",
-)  # kinds that are made of nothing
-# whose head is the target's, and may be trimmed
+)  # kinds without parts
+# kinds that use the target's head, which may be trimmed
 WITH_HEAD = ("head", "early_exit", "saturated_exit", "skip_layers")
 KINDS = {
     "prompt_lookup": DrafterSpelling(

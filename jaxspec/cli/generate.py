@@ -34,7 +34,7 @@ STOPS = {"no": False, "yes": True, "never": "never"}
 
 
 class GenerateSettings(NamedTuple):
-    """The options of `generate`, but for those of sampling, of a search and of what is printed."""
+    """The options of `generate`, except sampling, beam search and output."""
 
     pair: Pair = Pair()
     num_samples: Annotated[int, number("Texts of each prompt; they need a temperature.")] = 1
@@ -63,7 +63,7 @@ class BeamOptions(NamedTuple):
 
 
 class Shown(NamedTuple):
-    """Options of what is printed."""
+    """Options of the output."""
 
     trace: Annotated[bool, flag("Show each round and its draft tokens.", "--trace")] = False
     numbers: Annotated[bool, flag("With --trace: q, p, r of each draft token.", "--numbers")] = (
@@ -138,7 +138,7 @@ def generate(
         return _search(texts, prepared, settings, search, as_json, as_lines, out)
     with err.status("measuring what passes cost"):
         prepared = _with_costs(prepared, settings)
-    # What is timed afterwards is decoded by the same program: streaming would compile two more.
+    # A comparison uses the program of a whole generation; streaming first would compile two more.
     is_timed = shown.compare or (is_example and prepared.drafter is not None)
     decoded = _decoded(
         prepared, settings, shown.stats, settings.batch == 1 and not as_json and not is_timed, err
@@ -170,7 +170,7 @@ def _refuse(
     sampling: dict[str, Any],
     context: typer.Context,
 ) -> None:
-    """Refuses options that would be ignored, or contradict each other."""
+    """Raises ValueError if options would be ignored or contradict each other."""
     pair = settings.pair
     if shown.compare and (pair.draft is None or pair.gamma == 0):
         raise ValueError(
@@ -223,14 +223,14 @@ def _refuse(
 def _decoded(
     prepared: Prepared, settings: GenerateSettings, stats: bool, streamed: bool, err: Console
 ) -> Iterator[Iterable[dict[str, Any]]]:
-    """Compiles what decoding runs, and decodes a batch of prompts at a time, or one prompt round by
-    round (`streamed`).
+    """Compiles the programs, then decodes a batch at a time, or one prompt round by round
+    (`streamed`).
 
     Yields:
-        For each prompt its record: `Generation.records`' entry, with "seconds" and "trace", the
-        rounds. Where reading is timed apart, also "prefill_seconds", which are some of these, and
-        "read_tokens". Of a prompt that is decoded round by round there is a record after each
-        round, of others the last one alone.
+        The records of each prompt: an entry of `Generation.records` plus "seconds" and "trace", the
+        rounds. If prefill is timed separately, also "prefill_seconds", a part of the seconds, and
+        "read_tokens". A prompt that is decoded round by round has a record after each round; other
+        prompts have only the last.
     """
     stop = settings.pair.stop or ()
     prefill = WatchedPrefill(prepared, err)
@@ -247,8 +247,8 @@ def _decoded(
 def _reported(
     texts: Sequence[str], decoded: Iterable[Iterable[dict[str, Any]]], trace: bool, as_lines: bool
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Returns the reports and the records of all prompts; prints each report as soon as it is
-    there, if asked to.
+    """Returns the reports and the records of all prompts; with `as_lines`, prints each report at
+    once.
     """
     reports = list[dict[str, Any]]()
     records = list[dict[str, Any]]()
@@ -268,7 +268,7 @@ def _printed(
     shown: Shown,
     out: Console,
 ) -> list[dict[str, Any]]:
-    """Prints prompts with their texts, or rounds, and the counts of all; returns the records."""
+    """Prints prompts with their texts or rounds, then the totals; returns the records."""
     out.print(show.headline(prepared, pair))
     if shown.trace:
         records = show.show_trace(texts, decoded, prepared.target, out, with_numbers=shown.numbers)
@@ -288,9 +288,7 @@ def _printed(
 def _load(
     settings: GenerateSettings, generation: dict[str, Any], texts: list[str], count: int | None
 ) -> tuple[list[str], Prepared]:
-    """Loads the models; returns the prompts, held-out ones if there are none, and their
-    generation.
-    """
+    """Loads the models; returns the prompts (held-out ones by default) and their generation."""
     target, drafter = pairs.load(settings.pair)
     if not texts:
         if count is None:
@@ -336,8 +334,8 @@ def _check_head(prepared: Prepared, pair: Pair, err: Console) -> None:
 
 
 def _with_costs(prepared: Prepared, settings: GenerateSettings) -> Prepared:
-    """Gives the policy `adaptive` the measured costs of passes over a batch of prompts; others need
-    none.
+    """Gives the policy `adaptive` the measured costs of passes over a batch; other policies need no
+    costs.
     """
     from jaxspec.analysis.cost import agreement, policy_costs
 
@@ -355,8 +353,8 @@ def _with_costs(prepared: Prepared, settings: GenerateSettings) -> Prepared:
 def _warm_up(
     prepared: Prepared, settings: GenerateSettings, streamed: bool, begin: loop.Begin | None = None
 ) -> None:
-    """Compiles what decoding will run, by two rounds of the first batch: speeds are those of
-    compiled programs.
+    """Compiles the programs by running two rounds of the first batch, so that timings exclude
+    compiling.
     """
     first = cut(next(in_batches(prepared, settings.batch)).prepared)
     limit = jnp.minimum(first.request.max_new_tokens, 2 + first.decoder.gamma)
@@ -370,8 +368,8 @@ def _warm_up(
 def _complete(
     group: Batch, stop: Sequence[str], begin: WatchedPrefill | None
 ) -> list[dict[str, Any]]:
-    """Decodes a batch at once, and divides its seconds among its tokens: prefill's among those that
-    it has read.
+    """Decodes a batch, and divides its seconds by tokens: prefill's by tokens read, the rest by new
+    tokens.
     """
     start = time.perf_counter()
     generation = complete(group.prepared, stop, begin)
@@ -394,9 +392,7 @@ def _complete(
 def _stream(
     prepared: Prepared, stop: Sequence[str], begin: WatchedPrefill | None
 ) -> Iterator[dict[str, Any]]:
-    """Decodes one prompt round by round, yielding the record so far; the reader's time is not
-    counted.
-    """
+    """Decodes one prompt round by round, yielding its record; excludes the consumer's time."""
     running = pieces(prepared, stop, begin=begin or loop.prefill)
     record: dict[str, Any] = {"text": "", "tokens": [], "seconds": 0.0, "trace": []}
     while True:
@@ -434,8 +430,8 @@ def _search(
     as_lines: bool,
     out: Console,
 ) -> None:
-    """Searches a batch of prompts at a time, and prints hypotheses and counts; as JSON, or as a
-    line a prompt.
+    """Searches a batch of prompts at a time; prints hypotheses and totals as text, JSON or JSON
+    lines.
     """
     drafter = prepared.options["drafter"]
     if drafter is not None and not isinstance(drafter, Model):

@@ -1,5 +1,5 @@
-"""The `jaxspec` command: its commands, and what they share (errors, --version, signals, stored
-programs).
+"""The `jaxspec` command: its subcommands, and their shared errors, --version, signals, stored
+programs.
 """
 
 from __future__ import annotations
@@ -21,8 +21,7 @@ from jaxspec.cli import console, options, signals
 from jaxspec.cli.console import Console
 from jaxspec.cli.signals import INTERRUPTED, READER_GONE, TERMINATED
 
-# each in a file of its name, imported when it is called: `jaxspec --help` needs neither them nor
-# jax
+# Each is in a module of its name, imported when called, so `jaxspec --help` works without jax.
 COMMANDS = {
     "generate": "Generate text with speculative decoding, and show what it took.",
     "chat": "Talk with a model that keeps what it has read.",
@@ -41,8 +40,8 @@ COMMANDS = {
 }
 HELP_COLUMN = 28  # characters of an option before its help begins
 COMPILES_NOTHING = {"models"}  # commands that work without jax
-ELSEWHERE = {"measure": "bench"}  # commands that lie in another's file
-# what options and arguments that are paths show as their values
+ELSEWHERE = {"measure": "bench"}  # commands in another command's module
+# the metavars of options and arguments that are paths
 PATHS = {"FILE", "FOLDER", "FROM", "TO", "TEXTS"}
 REFUSED = 2  # exit code: unusable input
 
@@ -64,7 +63,7 @@ class Command(TyperCommand):
         except BrokenPipeError:  # the reader of our output has gone
             raise typer.Exit(READER_GONE) from None
         except (ValueError, OSError, FloatingPointError, ImportError) as error:
-            # other imports are bugs of ours
+            # A missing extra is the user's error; other failed imports are our bugs.
             extra = not isinstance(error, ImportError) or "pip install" in str(error)
             is_debugging = ctx.find_root().params.get("debug") or os.environ.get(
                 "JAXSPEC_DEBUG", ""
@@ -79,8 +78,8 @@ class Command(TyperCommand):
             raise typer.Exit(REFUSED) from None
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Reads the arguments. An empty path, such as that of a shell's unset variable, would be
-        this folder's.
+        """Parses the arguments. Rejects an empty path (an unset shell variable), which would mean
+        this folder.
         """
         written, *_ = self.make_parser(ctx).parse_args(args=list(args))
         for param in self.get_params(ctx):
@@ -96,7 +95,7 @@ class Command(TyperCommand):
         return super().parse_args(ctx, args)
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Writes the help of the options, of many of them in groups."""
+        """Writes the help of the options, many of them in groups."""
         params = self.get_params(ctx)
         sections = dict[str, list[tuple[str, str]]]()
         is_many = len(params) > options.MANY
@@ -122,9 +121,7 @@ class Command(TyperCommand):
 
 
 class Commands(TyperGroup):
-    """The commands. What lists them sees their names and first lines; a file is imported when its
-    command is called.
-    """
+    """The commands: names and first lines until one is called, which imports its module."""
 
     def __init__(self, **options: Any):
         stubs = {name: TyperCommand(name, help=line) for name, line in COMMANDS.items()}
@@ -132,7 +129,7 @@ class Commands(TyperGroup):
         self.commands = stubs
 
     def main(self, *arguments: Any, **options: Any) -> Any:
-        # what a terminal cannot show is an escape: \u03b3 for γ in ASCII
+        # escape characters that a terminal cannot show: \u03b3 for γ in ASCII
         for stream in (sys.stdout, sys.stderr):
             if isinstance(stream, io.TextIOWrapper):
                 stream.reconfigure(errors="backslashreplace")
@@ -150,7 +147,7 @@ class Commands(TyperGroup):
 
 @functools.lru_cache
 def command(name: str) -> TyperCommand:
-    """Returns a command, with its options, from the file of its name."""
+    """Imports a command's module, and returns the command with its options."""
     home = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
     module = importlib.import_module(f"jaxspec.cli.{ELSEWHERE.get(name, name)}")
     home.command(name, cls=Command)(getattr(module, name))
@@ -160,14 +157,14 @@ def command(name: str) -> TyperCommand:
 
 
 class App(typer.Typer):
-    """The command as a shell calls it, which ends at once where it was told to stop."""
+    """The command as a shell calls it; ends at once after a signal."""
 
     def __call__(self, *arguments: Any, **options: Any) -> Any:
         """Runs a command and ends the process.
 
         jax may crash while the interpreter ends, if a program was being compiled when Ctrl-C came.
-        So the process leaves without that: all blocks have been left by then, and have cleared away
-        what was half written.
+        So the process skips the interpreter's shutdown. By then all blocks have been left and have
+        deleted unfinished files.
         """
         try:
             return super().__call__(*arguments, **options)
@@ -178,7 +175,7 @@ class App(typer.Typer):
                 signals.leave(end.code)
             try:
                 sys.stdout.flush()
-            except BrokenPipeError:  # what was printed last had not been written yet
+            except BrokenPipeError:  # the reader went away before the last output was flushed
                 signals.leave(READER_GONE)
             raise
 
@@ -219,9 +216,7 @@ def common(
 
 
 def _message(error: Exception, command: Any) -> str:
-    """Writes an error; one that begins with the name of an argument of the library begins with the
-    option's.
-    """
+    """Returns an error's message, with the command's option in place of the library's argument."""
     flags = {
         p.name: next((flag for flag in p.opts if flag.startswith("--")), p.name)
         for p in command.params
@@ -239,9 +234,7 @@ def _message(error: Exception, command: Any) -> str:
 
 
 def prepare(environment: Mapping[str, str]) -> None:
-    """Sets up libraries that would print, and the cache of compiled programs; --help needs none of
-    it.
-    """
+    """Silences libraries, and sets up the cache of compiled programs; skipped for --help."""
     # transformers, imported for its tokenizers only, would otherwise recommend PyTorch on every
     # call.
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
@@ -250,9 +243,9 @@ def prepare(environment: Mapping[str, str]) -> None:
 
     from jaxspec.core import programs
 
-    # of checkpoints that are written and read: what fails is raised, too
+    # orbax logs errors that it also raises
     absl.set_verbosity(absl.FATAL)
-    logging.getLogger("asyncio").setLevel(logging.CRITICAL)  # whose loop Ctrl-C leaves unfinished
+    logging.getLogger("asyncio").setLevel(logging.CRITICAL)  # Ctrl-C leaves its loop unfinished
     warnings.formatwarning = _warning
     why = programs.keep(environment)
     if why:
@@ -260,5 +253,5 @@ def prepare(environment: Mapping[str, str]) -> None:
 
 
 def _warning(message: Any, *_: Any, **__: Any) -> str:
-    """Writes a warning, of any library, as one line without the source that gave it."""
+    """Formats a warning of any library as one line, without the source line."""
     return f"warning: {message}\n"

@@ -18,7 +18,7 @@ from jaxspec.cli import console
 from jaxspec.cli.console import Console
 from jaxspec.cli.options import Json, flag
 
-# where a wheel has its checkpoints, and where a checkout has them; `loading.SHIPPED`, without jax
+# The checkpoints of a wheel, and of a checkout: `loading.SHIPPED`, but without jax.
 SHIPPED = (
     Path(__file__).resolve().parents[1] / "data" / "checkpoints",
     Path(__file__).resolve().parents[2] / "checkpoints",
@@ -79,8 +79,7 @@ def models(
 
 
 def matching(size_table: sizes.SizeTable, name: str) -> sizes.SizeTable:
-    """Returns the sizes of families whose title has a name in it, and those that have it in their
-    names.
+    """Returns the sizes whose name, or whose family's title, contains a name.
 
     Args:
         size_table: the sizes of all families.
@@ -104,7 +103,7 @@ def matching(size_table: sizes.SizeTable, name: str) -> sizes.SizeTable:
 
 
 def show_stored(out: Console) -> None:
-    """Prints the shipped models and drafters, and those of this folder."""
+    """Prints the shipped models and drafters, and the models in this folder."""
     checkpoints = shipped(MANIFEST)
     heads = shipped(CONFIG)
     if checkpoints:
@@ -176,9 +175,7 @@ def show_sizes(out: Console, chosen: sizes.SizeTable) -> None:
 
 
 def report(name: str) -> dict[str, Any]:
-    """Returns all that is known, with the configurations: of sizes that have a name in theirs, or
-    of all.
-    """
+    """Returns the tables for JSON, with configurations: sizes that match a name, or all sizes."""
     from jaxspec.weights.hf_families import FAMILIES
 
     if name:
@@ -209,8 +206,8 @@ def short(size: int) -> str:
 
 
 def shipped(marker: str) -> dict[str, Path]:
-    """Lists the folders that come with jaxspec and have a file of some name, as `loading.shipped`
-    does without jax.
+    """Lists jaxspec's own folders that have a file called `marker`; `loading.shipped`, but without
+    jax.
     """
     by_name: dict[str, Path] = {}
     for folder in SHIPPED:
@@ -237,8 +234,8 @@ def described() -> list[dict[str, Any]]:
 
 
 def models_in(folder: Path) -> Iterator[StoredModel]:
-    """Yields the models in a folder and in the folders of it, but for the shipped ones. Only small
-    files are read.
+    """Yields the models in a folder and its subfolders, except shipped ones. Reads small files
+    only.
     """
     shipped_folders = {
         path.resolve() for marker in (MANIFEST, CONFIG) for path in shipped(marker).values()
@@ -258,8 +255,8 @@ def models_in(folder: Path) -> Iterator[StoredModel]:
 
 
 def stored_of(path: Path) -> StoredModel | None:
-    """Describes the model at a path by its small files; None if there is none that `jaxspec.load`
-    would open.
+    """Describes the model at a path by its small files; None if `jaxspec.load` would not open the
+    path.
     """
     try:
         if path.suffix == ".gguf" and path.is_file():
@@ -283,5 +280,5 @@ def stored_of(path: Path) -> StoredModel | None:
 
 
 def bytes_of(folder: Path) -> int:
-    """Adds up the sizes of the files in a folder, and in the folders of it."""
+    """Adds up the sizes of all files under a folder."""
     return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())

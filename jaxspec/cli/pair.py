@@ -18,8 +18,8 @@ from jaxspec.core import BoundDrafter, Model
 from jaxspec.decode import prefix
 from jaxspec.decode.shared_prefix import SharedPrefix
 
-COST_REPEATS = 9  # timings of each pass, for a policy: they are waited for
-NONE = "none"  # as the name of a drafter: plain decoding
+COST_REPEATS = 9  # timings of each pass for a policy; few, since the user waits for them
+NONE = "none"  # the name of a drafter that means plain decoding
 DRAFTS = "What drafts: a model, prompt_lookup, head:DIR, tree:MODEL, ...; none."
 GAMMA = (
     "Draft tokens a round (at most, with --policy). 3 suits the shipped pair; Python's default is "
@@ -59,9 +59,7 @@ class Pair(NamedTuple):
 
 
 def with_drafter(pair: Pair, default: str | None = None) -> Pair:
-    """Returns the options with the name of the drafter, by default the target's usual one; None for
-    plain decoding.
-    """
+    """Fills in the drafter's name, by default the target's usual one; None decodes plainly."""
     names.check_model(pair.target, pair.dtype)
     draft = default if pair.draft is None else pair.draft
     if draft is None:
@@ -70,8 +68,8 @@ def with_drafter(pair: Pair, default: str | None = None) -> Pair:
 
 
 def checked_options(pair: Pair, sampling: dict[str, Any]) -> dict[str, Any]:
-    """Checks the drafter's name and all options; returns those of `jaxspec.generate`, but for
-    drafter and token ids.
+    """Checks the drafter's name and all options; returns `jaxspec.generate`'s, except drafter and
+    token ids.
     """
     if pair.draft is not None:
         if pair.draft_dtype:
@@ -95,7 +93,7 @@ def checked_options(pair: Pair, sampling: dict[str, Any]) -> dict[str, Any]:
 
 
 def load(pair: Pair) -> tuple[Model, Model | BoundDrafter | None]:
-    """Loads the target, and the drafter if there is one."""
+    """Loads the target and the drafter, None for plain decoding."""
     if pair.mesh is None:
         mesh = None
     else:
@@ -113,13 +111,13 @@ def load(pair: Pair) -> tuple[Model, Model | BoundDrafter | None]:
 
 
 def prefix_text(option: str) -> str:
-    """Returns what all prompts follow: the text itself, or that of the file that is so called.
+    """Returns the text of --prefix: the option itself, or the contents of the file it names.
 
-    The line break with which a file ends is no part of it.
+    Drops the line break at the end of a file.
     """
     try:
         is_file = Path(option).is_file()
-    except OSError:  # a name that is too long is none
+    except OSError:  # the text is too long for a file name
         is_file = False
     if is_file:
         text = files.read_text(option).removesuffix("\n").removesuffix("\r")
@@ -135,13 +133,13 @@ def prefix_text(option: str) -> str:
 def read_prefix(
     target: Model, drafter: Model | BoundDrafter | None, text: str, chat: bool
 ) -> SharedPrefix:
-    """Reads what all prompts follow: a text, or, of a `chat`, the system's message."""
+    """Prefills the prefix of all prompts: a text, or in a `chat` the system message."""
     shared: Any = system_message(text) if chat else text
     return prefix(target, shared, drafter=drafter)
 
 
 def system_message(text: str | None) -> Sequence[dict[str, str]]:
-    """Returns the messages with which a chat begins: the system's, if there is one."""
+    """Returns the first messages of a chat: the system message, or none."""
     if text is None:
         return []
     return [{"role": "system", "content": text}]

@@ -34,7 +34,7 @@ _PAIR = (
     "dtype",
     "as_json",
 )
-TIMED = 5  # draft tokens whose time, divided by their number, is that of one
+TIMED = 5  # draft tokens of a timed draft; its time is divided by this
 READ = {  # options, by the kind of plan
     "a plan for --alpha and --c": (*_COSTS, "v"),
     "a plan for a --device": (*_COSTS, "device", "target", "draft", "batch", "dtype", "row_tokens"),
@@ -44,9 +44,7 @@ READ = {  # options, by the kind of plan
 
 
 class Inputs(NamedTuple):
-    """The options of `plan`, for a pair on this machine, for costs that are known, or for sizes on
-    another machine.
-    """
+    """The options of `plan`: for a pair on this machine, known costs, or sizes on a device."""
 
     target: Annotated[
         str, text("MODEL", "The target; with --device a size (11B, 76M:4 layers), shape, hub id.")
@@ -196,7 +194,7 @@ def plan(inputs: Inputs, context: typer.Context) -> None:
 
 
 def _check(inputs: Inputs, context: typer.Context) -> None:
-    """Refuses options that the kind of plan does not read, and a lack of those that it needs."""
+    """Raises ValueError if this kind of plan ignores an option, or lacks a required one."""
     alpha = inputs.alpha
     c = inputs.c
     device = inputs.device
@@ -221,7 +219,7 @@ def _check(inputs: Inputs, context: typer.Context) -> None:
 
 
 def _times(plan: Plan, device: Machine) -> str:
-    """Says in milliseconds what a plan for a device rests on."""
+    """Returns the estimated times in milliseconds that a plan for a device is based on."""
     assert plan.plain_seconds is not None
     plain, draft, verify = (1e3 * plan.plain_seconds * passes for passes in (1, plan.c, plan.v))
     least = "" if device.kernel else "at least "
@@ -232,7 +230,9 @@ def _times(plan: Plan, device: Machine) -> str:
 
 
 def _bound(plan: Plan, v: float) -> str:
-    """Says how much faster an oracle for γ would be, the bound of all draft-length policies."""
+    """Returns a sentence about the speed of an oracle for γ, the bound of all draft-length
+    policies.
+    """
     from jaxspec.analysis import formulas
 
     # a draft token costs c and v
@@ -247,7 +247,7 @@ def _bound(plan: Plan, v: float) -> str:
 def _show(
     heading: str, plans: Sequence[Plan], note: str, speeds: Sequence[BenchResult], largest: int
 ) -> None:
-    """Prints plans as a table and sentences, and the speeds of drafts that were timed.
+    """Prints plans as a table and sentences, and the measured speeds of --timed.
 
     Args:
         largest: the largest γ that `--gamma` allows.
@@ -298,7 +298,7 @@ def _show(
             if plan.gamma == largest and plan.at_cap
             else ""
         )
-        out.print(Text(line), soft_wrap=plan.best.is_tree)  # with a line of code, to be copied
+        out.print(Text(line), soft_wrap=plan.best.is_tree)  # a tree's has code to copy
     if note:
         out.print(Text(note))
     for view in tables.tables(speeds, (tables.SPEED, tables.THEORY), out.width) if speeds else ():

@@ -93,7 +93,7 @@ def score(settings: ScoreSettings) -> None:
         wrong += [read_text] if isinstance(read_text, Exception) else []
     if not total:
         raise ValueError(f"{', '.join(map(str, s.input))} holds no text: expected one a line")
-    if len(wrong) == total:  # said before a model is loaded
+    if len(wrong) == total:  # fail before a model is loaded
         raise wrong[0]
     devices = None
     if s.mesh is not None:
@@ -126,7 +126,7 @@ def _scored(settings: ScoreSettings, model: Model, total: int, totals: Totals) -
         token = int(start)
     else:
         token = start
-    # the places and ids of those that have no result yet
+    # the place and id of each line that is being scored
     lines = collections.deque[tuple[str, Any]]()
 
     def texts() -> Generator[Any, None, None]:
@@ -153,10 +153,9 @@ def _scored(settings: ScoreSettings, model: Model, total: int, totals: Totals) -
 
 
 def read(paths: Sequence[Path]) -> Generator[tuple[str, Any, Any], None, None]:
-    """Yields the place of each line, its id, None if it has none, and its text as `jaxspec.score`
-    takes it.
+    """Yields the place of each line, its id or None, and its text as `jaxspec.score` takes it.
 
-    In place of the text of a line that cannot be read stands what is wrong with it.
+    The text of an unreadable line is the exception instead.
     """
     for path in paths:
         for where, line in files.read_lines(path):
@@ -190,14 +189,14 @@ class Totals:
     """Sums over the scores of a file.
 
     Attributes:
-        failed: how many lines have an error in place of a score.
-        first_error: the error of the first of them; None if there is none.
+        failed: how many lines have an error instead of a score.
+        first_error: the first error; None without errors.
     """
 
     def __init__(self) -> None:
         self.failed = 0
         self.first_error: str | None = None
-        # texts, tokens, greedy ones, log probability, bytes (NaN where they are not known)
+        # texts, tokens, greedy texts, log probability, bytes (NaN if unknown)
         self._sums = np.zeros(5)
 
     def add(self, scored: Score) -> None:

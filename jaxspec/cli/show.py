@@ -1,6 +1,4 @@
-"""The output of `generate`: texts that grow round by round, or traces; counts and comparisons in
-words and as JSON.
-"""
+"""The output of `generate`: texts or traces, live; counts and comparisons in words and as JSON."""
 
 from __future__ import annotations
 
@@ -28,8 +26,8 @@ if TYPE_CHECKING:
     from jaxspec.analysis.result import BenchResult
 
 REPEATS = 5  # of each side of a comparison, interleaved
-CPU_CACHE = 100e6  # bytes of parameters that some cache of a CPU may hold
-IDLE = 1.25  # a check that costs less than so many one-token passes runs on compute that was idle
+CPU_CACHE = 100e6  # bytes of parameters that the caches of a large CPU may hold
+IDLE = 1.25  # one-token passes: a verify pass below this cost runs on idle compute
 REPORTED = (
     "text",
     "tokens",
@@ -39,11 +37,11 @@ REPORTED = (
     "top_tokens",
     "top_log_probs",
 )
-Records = Iterable[Iterable[dict[str, Any]]]  # of each prompt: see `generate._decoded`
+Records = Iterable[Iterable[dict[str, Any]]]  # the records of each prompt: see `generate._decoded`
 
 
 def headline(prepared: Prepared, pair: Pair) -> Text:
-    """Names models, draft and device, and what a mesh cannot split as it should."""
+    """Names the models, the drafter and the device, and the axes that a mesh cannot split."""
 
     def name(model: Model) -> str:
         return f"{model.name} ({console.count(quantisation.count(trim.untrimmed(model).params))})"
@@ -89,9 +87,7 @@ def headline(prepared: Prepared, pair: Pair) -> Text:
 def show_text(
     prompts: Sequence[str], decoded: Records, target: Model, out: Console
 ) -> list[dict[str, Any]]:
-    """Prints each prompt with its text, which grows where records are streamed; returns the last
-    record of each.
-    """
+    """Prints each prompt with its text, live if records are streamed; returns the last records."""
     continues = target.lm.limits.start_token is None
     lasts = []
     for prompt, records in zip(prompts, decoded, strict=True):
@@ -120,9 +116,7 @@ def show_trace(
     *,
     with_numbers: bool = False,
 ) -> list[dict[str, Any]]:
-    """Prints a line for each round, as it ends where records are streamed; returns the last record
-    of each prompt.
-    """
+    """Prints a line for each round, live if records are streamed; returns the last records."""
     colour = out.is_terminal and not out.no_color
     lasts = []
     out.print(terminal.legend(colour, with_numbers=with_numbers), "\n")
@@ -142,8 +136,7 @@ def show_trace(
 
 
 def labels(prompt: str) -> tuple[str, str, str]:
-    """Names a prompt and its answer; returns the prompt, too, without its task prefix, if that is
-    one of T5's.
+    """Returns labels for a prompt and its answer, and the prompt without a T5 task prefix.
 
     >>> labels("translate English to German: A new cat."), labels("summarize: A long story.")[:2]
     (('English', 'German', 'A new cat.'), ('text', 'summary'))
@@ -159,9 +152,9 @@ def labels(prompt: str) -> tuple[str, str, str]:
 def exchange(
     prompt: str, settled: str, fresh: str, continues: bool, last: Text | None = None
 ) -> RenderableType:
-    """Lays out a prompt, what is generated of it (`fresh` by the last round), and a last line.
+    """Lays out a prompt, its text so far (`fresh` is from the last round), and a last line.
 
-    Text goes on where the prompt ends, if it `continues` (a decoder-only model), or answers it.
+    The text of a decoder-only model `continues` the prompt; an encoder-decoder's answers it.
     """
     text = Text.assemble(settled, (fresh, "bold cyan"))
     grid = _grid("left")
@@ -194,8 +187,8 @@ def _grid(justify: Any) -> Table:
 
 
 def total(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Adds up the counts and seconds of prompts, and divides: each prompt's first token is of no
-    round.
+    """Adds up the counts and seconds of prompts, and their ratios; no round makes a prompt's first
+    token.
 
     >>> total([{"rounds": 4, "drafted": 20, "accepted": 12, "emitted": 17, "seconds": 0.5}])[
     ...     "tokens_per_round"
@@ -248,7 +241,7 @@ def note(record: dict[str, Any]) -> Text:
 
 
 def totals_sentence(counts: dict[str, Any], target: str, draft: str | None) -> str:
-    """Says what all prompts took: where the tokens come from, and how fast."""
+    """Returns a sentence about all prompts: the source of their tokens, and the speed."""
     later = counts["emitted"] - counts["prompts"]
     prompts = counts["prompts"]
     first = "the first of them by reading the prompt"
@@ -266,8 +259,7 @@ def totals_sentence(counts: dict[str, Any], target: str, draft: str | None) -> s
 
 
 def halves_sentence(counts: dict[str, Any]) -> str:
-    """Says what reading the prompts took, and what decoding did; the first token of each comes with
-    reading.
+    """Returns the times of prefill and of decoding; prefill makes each prompt's first token.
 
     >>> counts = {"rounds": 4, "drafted": 20, "accepted": 12, "emitted": 17, "seconds": 0.75}
     >>> print(halves_sentence(total([counts | {"read_tokens": 100, "prefill_seconds": 0.25}])))
@@ -304,7 +296,7 @@ def totals_report(
     records: Sequence[dict[str, Any]],
     results: tuple[BenchResult, BenchResult] | None,
 ) -> dict[str, Any]:
-    """Reports all prompts together for JSON; `results` are those of --compare."""
+    """Reports all prompts together for JSON; `results` come from --compare."""
     from jaxspec.analysis import environment
 
     machine = environment.current()
@@ -326,7 +318,7 @@ def totals_report(
 
 
 def whole_report(rows: Sequence[dict[str, Any]], totals: dict[str, Any]) -> dict[str, Any]:
-    """Joins the reports of prompts, as lists, and that of all together."""
+    """Joins the reports of single prompts, as lists, with the totals."""
     lists = {f"{name}s": [row[name] for row in rows] for name in ("prompt", "text")} | {
         name: [row[name] for row in rows] for name in (*REPORTED[1:], "rounds") if name in rows[0]
     }
@@ -345,7 +337,7 @@ def compare(
     from jaxspec.analysis.result import setting_of
 
     texts = len(prepared.prompt.length)
-    # of whole prompts
+    # bench decodes whole prompts, without a shared prefix
     setting = setting_of(prepared.replace(prefix=None), "prompts", min(batch, texts))
     setting = setting._replace(name=pair.draft or "", policy_name=pair.policy)
     config = bench.Config(texts, REPEATS, pair.seed, tuple(quantities))
@@ -401,7 +393,7 @@ def agreement(result: BenchResult, tokenizer: Any) -> Text:
     if result.difference is None:
         return Text("Greedy texts: identical.", "green")
     text, position, speculative, plain = result.difference
-    longest = max(len(speculative), len(plain))  # a text that has ended has nothing in that place
+    longest = max(len(speculative), len(plain))  # a text that has ended has no token there
     ends = (tokens if len(tokens) == longest else () for tokens in (speculative, plain))
     names = [
         (trace.spell(tokenizer, list(end[:-1]), list(end[-1:])) or ["nothing"])[0] for end in ends
@@ -415,9 +407,7 @@ def agreement(result: BenchResult, tokenizer: Any) -> Text:
 
 
 def conclusion(result: BenchResult, cached: bool) -> str:
-    """Says whether speculation pays, and if not, why; `cached`: the target lives in a CPU's
-    cache.
-    """
+    """Says whether speculation pays, and if not, why; `cached`: the target fits a CPU's cache."""
     speed = result.speed
     assert speed is not None
     promised = None

@@ -105,7 +105,7 @@ def transcribe(
         folder = Output(output, InputShard(), CHUNK)
         folder.check(resume=resume)
     model, drafter = pairs.load(pair)
-    checked(model, shared)  # while there is no manifest yet
+    checked(model, shared)  # before a manifest is written
 
     def rows(done: Container[int] = ()) -> Iterator[dict[str, Any]]:
         recordings = [
@@ -115,7 +115,7 @@ def transcribe(
         ]
         options: dict[str, Any] = {"drafter": drafter, "gamma": settings.gamma}
         lengths = [files.seconds_of(listed[recording.number].path) for recording in recordings]
-        # A pipe's length is not known before it is read.
+        # The length of a pipe is unknown until it is read.
         seconds = None
         if None not in lengths:
             seconds = round(sum(length for length in lengths if length is not None))
@@ -152,9 +152,7 @@ def transcribe(
 def _chunks(
     folder: Output, settings: TranscribeSettings, listed: Sequence[Listed], err: Console
 ) -> Iterator[Chunks]:
-    """Yields the rows of a job that a folder holds or is to hold, which no other process writes
-    meanwhile.
-    """
+    """Begins or resumes a job in a folder, locks it, and yields its chunks."""
     settings = settings._replace(draft=None if settings.draft == pairs.NONE else settings.draft)
     with err.status("reading the models' files"):
         models = {
@@ -184,7 +182,7 @@ def _chunks(
 def _rows(
     results: Iterable[tuple[int, Transcript | Exception]], listed: Sequence[Listed], err: Console
 ) -> Iterator[dict[str, Any]]:
-    """Makes plain values of results, and says what cannot be transcribed."""
+    """Turns results into rows of plain values; reports sounds that failed."""
     for index, result in results:
         sound = listed[index]
         row: dict[str, Any] = {"number": index, "file": str(sound.path)}
@@ -201,7 +199,7 @@ def _rows(
 
 
 def _print(rows: Iterator[dict[str, Any]], as_json: bool, named: bool) -> int:
-    """Prints texts in the order of their sounds; returns how many of these are errors."""
+    """Prints texts in the order of their sounds; returns the number of errors."""
     waiting = dict[int, dict[str, Any]]()
     following = 0
     failed = 0
@@ -230,7 +228,7 @@ def _report(transcript: Transcript) -> dict[str, Any]:
 
 
 def _summary(chunks: Chunks) -> dict[str, Any]:
-    """Counts what a whole job has done."""
+    """Adds up the rows of a whole job."""
     counts = {"sounds": 0, "failed": 0, "seconds": 0, "num_tokens": 0, "rounds": 0}
     for row in chunks.rows():
         if "error" in row:

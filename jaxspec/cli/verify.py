@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from jaxspec.rules.catalogue import RuleEntry
     from jaxspec.testing.exactness import Certificate
 
-# of a pair's greedy texts; in the first there should be no difference
+# dtypes of a pair's greedy texts; in the first they must not differ
 DTYPES = ("float32", "bfloat16")
-MOST = 5  # draft tokens; with one more a rule takes minutes
+MOST = 5  # draft tokens; one more takes minutes a rule
 
 
 def verify(
@@ -69,7 +69,7 @@ def verify(
         )
 
     dtypes = DTYPES if target else ()
-    ready = {dtype: load(dtype) for dtype in dtypes[:1]}  # a wrong name is told before all else
+    ready = {dtype: load(dtype) for dtype in dtypes[:1]}  # a wrong name fails first
     certificates = []
     texts = {}
     with console.counting("enumerating", len(entries) + len(dtypes)) as doing:
@@ -102,9 +102,7 @@ def verify(
 
 
 def _entries(names: str) -> list[RuleEntry]:
-    """Returns the rules that are named, with ordinary parameters, for which their bounds are
-    stated.
-    """
+    """Returns the named rules, with the parameters that their bounds are stated for."""
     from jaxspec.rules import catalogue
 
     if names == "all":
@@ -118,7 +116,7 @@ def _entries(names: str) -> list[RuleEntry]:
 
 
 def _rules_table(certificates: Sequence[Certificate]) -> Table:
-    """Tabulates total variations, and by how much bounds are exceeded."""
+    """Tabulates total variations, and by how much they exceed bounds."""
     from jaxspec.testing.exactness import DRAFTERS
 
     table = console.table(
