@@ -124,7 +124,7 @@ def batch(
         with err.status("reading the rows that are there"):
             chunks = stack.enter_context(contextlib.closing(Chunks(job.output, job.total)))
             rows = itertools.chain.from_iterable(map(openai.rows_of, chunks.rows()))
-            before = chunks.num_done
+            done_before = chunks.num_done
             totals = functools.reduce(Progress.plus, rows, Progress())
         is_terminated = threading.Event()
         feed = _until(is_terminated, job.source.prompts(chunks))
@@ -139,7 +139,7 @@ def batch(
             output=str(settings.output), whole=totals.to_dict() | counts, run=bar.report()
         )
     is_over = max_errors is not None and totals.failed > max_errors and not chunks.is_complete
-    for sentence in _sentences(job, totals, before, chunks.is_complete):
+    for sentence in _sentences(job, totals, done_before, chunks.is_complete):
         err.print(Text(sentence), soft_wrap=True)
     if is_over:
         err.print(
@@ -158,7 +158,9 @@ def batch(
         raise typer.Exit(ROWS_FAILED)
 
 
-class _Job(NamedTuple):
+class _BatchJob(NamedTuple):
+    """A job that was checked, with its models."""
+
     settings: BatchSettings  # the command's options
     source: Source  # the prompts
     output: Output  # the folder of the results
@@ -184,8 +186,10 @@ class _Job(NamedTuple):
             "max_prompt_tokens": s.max_prompt_tokens,
             "too_long": s.too_long,
             "on_error": "yield",
+            "slots": s.slots,
+            "stop": s.pair.stop or (),
+            "varying": self.survey.varying,
         }
-        fixed |= {"slots": s.slots, "stop": s.pair.stop or (), "varying": self.survey.varying}
         return generate_many(self.target, prompts, **fixed, **calls, **self.generation)
 
     def prepared(self, rows: int, without: tuple[str, ...] = ()) -> Prepared:
@@ -212,19 +216,22 @@ def _prepared(
     resume: bool,
     err: Console,
     stack: contextlib.ExitStack,
-) -> _Job:
+) -> _BatchJob:
     """Checks a whole job before its first row, and writes its manifest; `stack` keeps its lock."""
     pair = pairs.with_drafter(settings.pair)
     generation = pairs.checked_options(pair, sampling)
     generation |= {
         name: getattr(settings, name) for name in ("log_probs", "top_log_probs", "num_samples")
     }
-    shared = None
-    if settings.prefix is not None:
-        shared = pairs.prefix_text(settings.prefix)
+    shared = None if settings.prefix is None else pairs.prefix_text(settings.prefix)
     shard = InputShard(settings.shard, settings.num_shards)
-    system = shared if settings.chat else None
-    source = Source(settings.input, settings.field, settings.chat, shard, system)
+    source = Source(
+        settings.input,
+        settings.field,
+        settings.chat,
+        shard,
+        system=shared if settings.chat else None,
+    )
     output = Output(settings.output, shard, settings.chunk)
     if output.manifest.exists():
         stack.enter_context(output.locked())
@@ -242,7 +249,7 @@ def _prepared(
         prefix = None
         if shared is not None:
             prefix = pairs.read_prefix(target, drafter, shared, settings.chat)
-    job = _Job(
+    job = _BatchJob(
         settings,
         source,
         output,
@@ -288,9 +295,9 @@ def _description(
         models["adapter"] = [pair.adapter, digests_of(loading.find_adapter(pair.adapter))]
     if pair.draft is not None:
         models["draft"] = [pair.draft, drafter_names.digests_of(pair.draft)]
-    left_out = (*INDEPENDENT, *DESCRIBED_APART)
+    excluded = (*INDEPENDENT, *DESCRIBED_APART)
     options_of_job = {
-        name: value for name, value in options.flat(settings).items() if name not in left_out
+        name: value for name, value in options.flat(settings).items() if name not in excluded
     }
     template = None
     if pair.chat_template is not None:
@@ -299,7 +306,7 @@ def _description(
 
 
 def _decode(
-    job: _Job,
+    job: _BatchJob,
     feed: Iterator[Line],
     chunks: Chunks,
     totals: Progress,
@@ -329,6 +336,7 @@ def _by_prompt(results: Iterable[Completion]) -> Iterator[list[dict[str, Any]]]:
 
 
 def _lines(rows: list[dict[str, Any]], settings: BatchSettings) -> list[dict[str, Any]]:
+    """Returns the lines to write for the rows of one prompt."""
     if not (settings.tokens or settings.log_probs or settings.top_log_probs is not None):
         rows = [{name: value for name, value in row.items() if name != "tokens"} for row in rows]
     if settings.openai:
@@ -336,11 +344,14 @@ def _lines(rows: list[dict[str, Any]], settings: BatchSettings) -> list[dict[str
     return rows
 
 
-def _sentences(job: _Job, totals: Progress, before: int, is_complete: bool) -> Iterator[str]:
+def _sentences(
+    job: _BatchJob, totals: Progress, done_before: int, is_complete: bool
+) -> Iterator[str]:
     """Yields sentences about a job that has ended: skipped lines, cut prompts, the first error."""
-    if before:
-        yield f"{job.settings.output}: {before:,} of {job.total:,} lines were done before"
-    if is_complete and (skipped := job.total - totals.prompts):
+    if done_before:
+        yield f"{job.settings.output}: {done_before:,} of {job.total:,} lines were done before"
+    skipped = job.total - totals.prompts
+    if is_complete and skipped:
         yield f"{skipped:,} of {job.total:,} prompts are too long, and were skipped"
     if totals.truncated:
         cut = f"{totals.truncated:,} of {job.total:,} prompts are too long, and were cut"
@@ -349,23 +360,21 @@ def _sentences(job: _Job, totals: Progress, before: int, is_complete: bool) -> I
         yield f"the first error: {totals.first_error[1]}"
 
 
-def _check_some_line(job: _Job) -> None:
+def _check_some_line(job: _BatchJob) -> None:
     """Raises ValueError if no line can be decoded, whatever the reason: a field, a template, a
     length.
     """
     reader = job.reader(job.prepared(1), job.source._replace(shard=InputShard()).prompts())
-    first = None
+    first_error = None
     while requests := reader.peek(job.settings.slots):
         if any(request.error is None for request in requests):
             return
-        first = first or requests[0].error
+        first_error = first_error or requests[0].error
         reader.take(requests)
     if reader.error is not None:
         raise reader.error
-    if first is None:
-        why = "All prompts are too long"
-    else:
-        why = f"The first: {first}"
+    # Without errors, every prompt was skipped.
+    why = "All prompts are too long" if first_error is None else f"The first: {first_error}"
     raise ValueError(
         f"none of the {job.survey.lines:,} lines can be decoded, and nothing was written. {why}"
     )
@@ -377,7 +386,7 @@ def say_interrupted(err: Console) -> None:
     err.print(f"interrupted: {GO_ON}")
 
 
-def _costs(job: _Job, err: Console) -> dict[str, Any]:
+def _costs(job: _BatchJob, err: Console) -> dict[str, Any]:
     """Measures the costs of rounds with slots full of the job's first prompts, except unusually
     wide ones.
     """
@@ -387,31 +396,33 @@ def _costs(job: _Job, err: Console) -> dict[str, Any]:
     prefix = job.generation["prefix"]
     prepared = job.prepared(slots, without=("policy",))
     reader = job.reader(prepared, job.source.prompts())
-    rows = [request.row for request in reader.peek(slots) if not request.error]
-    rows = [row._replace(max_new_tokens=prepared.max_new_tokens) for row in rows]
-    rows = rows or [Row(0, [*(prefix.tokens if prefix else ()), 0], prepared.max_new_tokens)]
+    rows = [
+        request.row._replace(max_new_tokens=prepared.max_new_tokens)
+        for request in reader.peek(slots)
+        if not request.error
+    ]
+    if not rows:  # any prompt will do
+        first_tokens = prefix.tokens if prefix else ()
+        rows = [Row(0, [*first_tokens, 0], prepared.max_new_tokens)]
     widths = [prepared.widths(len(row.tokens))[0] for row in rows]
-    # the median width: wider prompts may not fit in memory, and then fail in the job, too
-    widest = sorted(widths)[(len(rows) - 1) // 2]
-    longest = None
-    if job.settings.max_prompt_tokens:
-        longest = reader.limits.prompt
+    longest = reader.limits.prompt if job.settings.max_prompt_tokens else None
     if longest is not None:
         widest = prepared.widths(longest)[0]
+    else:  # the median: wider prompts may not fit in memory, and then fail in the job, too
+        widest = sorted(widths)[(len(rows) - 1) // 2]
     while True:
         narrow = [row for row, width in zip(rows, widths, strict=True) if width <= widest]
 
         def begin(prepared: Prepared, rows: list[Row] = narrow, width: int = widest) -> State:
-            of_a_row = token_rows.take_rows(prepared.request, jnp.zeros(1, jnp.int32))
-            return Slots(prepared._replace(request=of_a_row), width, slots, group=1, rounds=1).fill(
-                rows
-            )
+            request = token_rows.take_rows(prepared.request, jnp.zeros(1, jnp.int32))
+            of_one_row = prepared._replace(request=request)
+            return Slots(of_one_row, width, slots, group=1, rounds=1).fill(rows)
 
         try:
             with err.status("measuring what passes cost"):
                 costs = policy_costs(prepared, repeats=COST_REPEATS, begin=begin)
             return {"c": float(costs.c), "v": [float(v) for v in costs.v]}
-        except inputs.NotEnoughMemory:
+        except inputs.NotEnoughMemory:  # try again with narrower prompts, if any are
             widest = max((width for width in widths if width < widest), default=0)
             if longest is not None or not widest:
                 raise
@@ -426,6 +437,8 @@ def _until(is_terminated: threading.Event, prompts: Iterator[Line]) -> Iterator[
 
 
 class _Bar:
+    """The progress bar of a run, which also prints warnings above itself."""
+
     def __init__(self, total: int, chunks: Chunks):
         self._bar = bars.bar(remaining=True)
         self._warnings = warnings.catch_warnings()
@@ -462,15 +475,10 @@ class _Bar:
     def update(self, progress: Progress) -> None:
         """Shows how far the job is."""
         self._progress = progress
+        doing = f"{self._rate:,.0f} tokens/s, {self._per_round:.2f} a round, {progress.live} live"
         if progress.failed:
-            failed = f", {progress.failed:,} failed"
-        else:
-            failed = ""
-        described = (
-            f"{self._rate:,.0f} tokens/s, {self._per_round:.2f} a round, {progress.live} "
-            f"live{failed}"
-        )
-        self._bar.update(self._task, completed=self._chunks.num_done, description=described)
+            doing += f", {progress.failed:,} failed"
+        self._bar.update(self._task, completed=self._chunks.num_done, description=doing)
 
     @property
     def _rate(self) -> float:

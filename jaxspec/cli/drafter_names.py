@@ -50,44 +50,53 @@ def parse(name: str) -> Written | None:
     front, colon, inner_names = name.partition(":")
     form_name, _, written = front.partition("=")
     if form_name not in KINDS:
-        if not name:
-            raise ValueError(
-                "the drafter is '': expected the name of a model, or of another drafter"
-            )
-        usages = {form_name: form.usage for form_name, form in KINDS.items()}
-        closest = difflib.get_close_matches(form_name, usages, n=1, cutoff=0.75)
-        if closest and not Path(name).expanduser().exists():
-            suggestion = closest[0] + name.removeprefix(form_name)
-            usage = usages[closest[0]]
-            form = ""
-            if usage != suggestion:
-                form = f" It is written {usage}"
-            raise ValueError(f"there is no drafter {name!r}: did you mean {suggestion!r}?{form}")
+        _check_spelling(name, form_name)
         return None
     form = KINDS[form_name]
     wrong = ValueError(f"the drafter is {name!r}: expected {form.usage}")
-    if form_name == "skip_layers":  # layers are counted from 0, and either side may be empty
+    if form_name == "skip_layers":  # its layers stand on both sides of the colon
         sides = tuple(f"{written}{colon}{inner_names}".split(":"))
-        if (
-            len(sides) > 2
-            or not any(sides)
-            or not all(re.fullmatch(r"([0-9]+(x[0-9]+)*)?", side) for side in sides)
-        ):
+        if not _are_layers(sides):
             raise wrong
         return Written(name, form_name, inner=sides)
-    written, _, draw = written.partition("-") if form_name in TREES else (written, "", "")
+    draw = ""
+    if form_name in TREES:
+        written, _, draw = written.partition("-")
     numbers = ()
-    if written:
+    if written:  # 0 marks a number that cannot be read
         numbers = tuple(int(number) if number.isdecimal() else 0 for number in written.split("x"))
+    inner = ()
     if colon:
         inner = tuple(inner_names.split(":", len(form.inner) - 1))
-    else:
-        inner = ()
-    # of held-out texts
-    names_fit = len(inner) == len(form.inner) or (form_name == "retrieval" and not colon)
-    if 0 in numbers or not form.least <= len(numbers) <= form.most or not names_fit or "" in inner:
+    # A retrieval without a folder is built from held-out texts.
+    is_counted = form_name == "retrieval" and not colon
+    numbers_fit = form.least <= len(numbers) <= form.most and 0 not in numbers
+    names_fit = (len(inner) == len(form.inner) and "" not in inner) or is_counted
+    if not (numbers_fit and names_fit):
         raise wrong
     return Written(name, form_name, numbers, inner, draw)
+
+
+def _check_spelling(name: str, form_name: str) -> None:
+    """Raises ValueError if a name is empty, or does not exist and is nearly a kind of drafter."""
+    if not name:
+        raise ValueError("the drafter is '': expected the name of a model, or of another drafter")
+    closest = difflib.get_close_matches(form_name, KINDS, n=1, cutoff=0.75)
+    if closest and not Path(name).expanduser().exists():
+        suggestion = closest[0] + name.removeprefix(form_name)
+        usage = KINDS[closest[0]].usage
+        form = "" if usage == suggestion else f" It is written {usage}"
+        raise ValueError(f"there is no drafter {name!r}: did you mean {suggestion!r}?{form}")
+
+
+def _are_layers(sides: Sequence[str]) -> bool:
+    """Returns whether texts list layers, counted from 0, such as 5x7; one of the two may be empty.
+
+    >>> _are_layers(["5x7", ""]), _are_layers(["", ""]), _are_layers(["5x"])
+    (True, False, False)
+    """
+    are_lists = all(re.fullmatch(r"([0-9]+(x[0-9]+)*)?", side) for side in sides)
+    return are_lists and any(sides) and len(sides) <= 2
 
 
 def is_model(name: str) -> bool:
@@ -112,12 +121,12 @@ def parts(name: str) -> list[str]:
     joined = []
     pieces = name.split("+")
     while pieces:
-        # a path may contain +: join the most pieces that make an existing path
+        # A path may contain +: join the most pieces that make an existing path.
         path = pieces[0].rpartition(":")[2]
         ends = (
-            n
-            for n in range(len(pieces), 1, -1)
-            if Path("+".join([path, *pieces[1:n]])).expanduser().exists()
+            end
+            for end in range(len(pieces), 1, -1)
+            if Path("+".join([path, *pieces[1:end]])).expanduser().exists()
         )
         end = next(ends, 1)
         joined.append("+".join(pieces[:end]))
@@ -305,12 +314,14 @@ def _trim(d: Any, m: Maker, w: Written) -> Model | BoundDrafter:
 
 
 def _tree(d: Any, m: Maker, w: Written) -> BoundDrafter:
-    return d.tree(m.inner(w), w.numbers or None, **({"draw": w.draw} if w.draw else {}))
+    draw = {"draw": w.draw} if w.draw else {}
+    return d.tree(m.inner(w), w.numbers or None, **draw)
 
 
 def _tree_of_two(d: Any, m: Maker, w: Written) -> BoundDrafter:
     both = [m.inner(w, index) for index in range(2)]
-    return d.tree(both, w.numbers or None, **({"draw": w.draw} if w.draw else {}))
+    draw = {"draw": w.draw} if w.draw else {}
+    return d.tree(both, w.numbers or None, **draw)
 
 
 def _cascade(d: Any, m: Maker, w: Written) -> BoundDrafter:
@@ -348,12 +359,12 @@ def _counted(d: Any, m: Maker, w: Written) -> BoundDrafter | Model:
     name = w.kind
     target = m.target
     if m.references is None or target is None:
-        folder = "the folder of a table, such as `jaxspec train debian-t5-bigram` writes"
+        expected = "the folder of a table, such as `jaxspec train debian-t5-bigram` writes"
         if name not in COUNTED:
-            folder = "retrieval:FOLDER, a folder that `jaxspec datastore` wrote"
+            expected = "retrieval:FOLDER, a folder that `jaxspec datastore` wrote"
         raise ValueError(
             f"the drafter is {name!r}, made of held-out texts in bench and measure: expected "
-            f"{folder}"
+            f"{expected}"
         )
     texts = m.references()
     if not texts:

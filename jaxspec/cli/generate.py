@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import jax.numpy as jnp
 import typer
@@ -27,10 +28,17 @@ from jaxspec.decode.output import BeamSearch
 from jaxspec.decode.request import Prepared, prepare
 from jaxspec.trace import TokensView, TracedRound
 
+if TYPE_CHECKING:
+    from jaxspec.analysis.result import BenchResult
+
 NEXT = """\
 Your own model: jaxspec generate --target FOLDER_OR_HUB_ID "a prompt"
 Its speed here: jaxspec bench, with the same --target; all else: jaxspec --help"""
 STOPS = {"no": False, "yes": True, "never": "never"}
+NOT_WITH_BEAMS = (
+    *("policy", "rule", "stop", "prefix", "ban", "num_samples"),
+    *("trace", "numbers", "compare", "stats"),
+)
 
 
 class GenerateSettings(NamedTuple):
@@ -111,17 +119,13 @@ def generate(
         jaxspec generate --trace --compare
         jaxspec generate --prompts prompts.txt --batch 8 --json
     """
-    # A pass over the drafted beams pays on accelerators only.
+    # With beams, a draft pays on accelerators only, so the default is none.
     pair = pairs.with_drafter(settings.pair, default=pairs.NONE if search.beams else None)
-    if settings.prefix is None:
-        prefix = None
-    else:
-        prefix = pairs.prefix_text(settings.prefix)
+    prefix = None if settings.prefix is None else pairs.prefix_text(settings.prefix)
     settings = settings._replace(pair=pair, prefix=prefix)
     _refuse(settings, search, shown, sampling, context)
     texts = prompting.from_arguments(prompt, prompts, count)
-    as_json = shown.as_json
-    as_lines = as_json and (prompts is not None or prompt == "-")
+    as_lines = shown.as_json and (prompts is not None or prompt == "-")
     is_example = not (texts or shown.compare or pair.stop)
     generation = pairs.checked_options(pair, sampling)
     if not options.typed(context, ("max_new_tokens",)):
@@ -135,32 +139,28 @@ def generate(
     if check:
         _check_head(prepared, pair, err)
     if search.beams:
-        return _search(texts, prepared, settings, search, as_json, as_lines, out)
+        return _search(texts, prepared, settings, search, shown.as_json, as_lines, out)
     with err.status("measuring what passes cost"):
         prepared = _with_costs(prepared, settings)
     # A comparison uses the program of a whole generation; streaming first would compile two more.
     is_timed = shown.compare or (is_example and prepared.drafter is not None)
-    decoded = _decoded(
-        prepared, settings, shown.stats, settings.batch == 1 and not as_json and not is_timed, err
-    )
-    if as_json:
+    streamed = settings.batch == 1 and not shown.as_json and not is_timed
+    decoded = _decoded(prepared, settings, shown.stats, streamed, err)
+    if shown.as_json:
         reports, records = _reported(texts, decoded, shown.trace, as_lines)
-    else:
-        records = _printed(texts, decoded, prepared, pair, shown, out)
-    if is_timed and is_example and not as_json:
-        with err.status("timing plain decoding beside it"):
-            sentence = show.in_a_sentence(prepared, pair, settings.batch)
-        out.print("", Text(sentence, "bold"), "", Text(NEXT, "dim"), sep="\n")
-    results = None
-    if shown.compare:
-        with err.status("comparing with plain decoding"):
-            results = show.compare(prepared, pair, settings.batch)
-    if as_json:
+        results = _compared(prepared, settings, err) if shown.compare else None
         described = options.flat(settings) | {"temperature": 0.0} | sampling
         totals = show.totals_report(prepared, described, records, results)
         console.print_json(totals if as_lines else show.whole_report(reports, totals))
-    elif results is not None:
-        show.show_comparison(*results, prepared, out)
+        return None
+    _printed(texts, decoded, prepared, pair, shown, out)
+    if is_timed and is_example:
+        with err.status("timing plain decoding beside it"):
+            sentence = show.in_a_sentence(prepared, pair, settings.batch)
+        out.print("", Text(sentence, "bold"), "", Text(NEXT, "dim"), sep="\n")
+    if shown.compare:
+        show.show_comparison(*_compared(prepared, settings, err), prepared, out)
+    return None
 
 
 def _refuse(
@@ -172,7 +172,8 @@ def _refuse(
 ) -> None:
     """Raises ValueError if options would be ignored or contradict each other."""
     pair = settings.pair
-    if shown.compare and (pair.draft is None or pair.gamma == 0):
+    is_plain = pair.draft is None or pair.gamma == 0
+    if shown.compare and is_plain:
         raise ValueError(
             "--compare compares drafted with plain decoding: it needs a --draft, and a --gamma "
             "above 0"
@@ -184,7 +185,7 @@ def _refuse(
         )
     if shown.numbers and not shown.trace:
         raise ValueError("--numbers are shown with the rounds of a trace: add --trace")
-    if shown.numbers and (pair.draft is None or pair.gamma == 0):
+    if shown.numbers and is_plain:
         raise ValueError(
             "--numbers are those of draft tokens: it needs a --draft, and a --gamma above 0"
         )
@@ -197,27 +198,13 @@ def _refuse(
         )
     if pair.chat_template is not None and not settings.chat:
         raise ValueError("--chat-template is for prompts that are messages: add --chat")
-    if not search.beams:
-        return options.refuse(
-            options.typed(context, BeamOptions._fields), "generate without --beams"
-        )
-    others = (
-        "policy",
-        "rule",
-        "stop",
-        "prefix",
-        "ban",
-        "num_samples",
-        "trace",
-        "numbers",
-        "compare",
-        "stats",
-        *sampling,
-    )
-    options.refuse(
-        options.typed(context, others), "--beams, which does not sample, and shows no rounds,"
-    )
-    one_of(search.early_stopping, "--early-stopping", STOPS)
+    if search.beams:
+        unread = options.typed(context, (*NOT_WITH_BEAMS, *sampling))
+        options.refuse(unread, "--beams, which does not sample, and shows no rounds,")
+        one_of(search.early_stopping, "--early-stopping", STOPS)
+    else:
+        unread = options.typed(context, BeamOptions._fields)
+        options.refuse(unread, "generate without --beams")
 
 
 def _decoded(
@@ -244,6 +231,14 @@ def _decoded(
             yield from ((record,) for record in _complete(group, stop, begin))
 
 
+def _compared(
+    prepared: Prepared, settings: GenerateSettings, err: Console
+) -> tuple[BenchResult, BenchResult]:
+    """Times plain and speculative decoding, for --compare."""
+    with err.status("comparing with plain decoding"):
+        return show.compare(prepared, settings.pair, settings.batch)
+
+
 def _reported(
     texts: Sequence[str], decoded: Iterable[Iterable[dict[str, Any]]], trace: bool, as_lines: bool
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
@@ -267,22 +262,18 @@ def _printed(
     pair: Pair,
     shown: Shown,
     out: Console,
-) -> list[dict[str, Any]]:
-    """Prints prompts with their texts or rounds, then the totals; returns the records."""
+) -> None:
+    """Prints prompts with their texts or rounds, then the totals."""
     out.print(show.headline(prepared, pair))
     if shown.trace:
         records = show.show_trace(texts, decoded, prepared.target, out, with_numbers=shown.numbers)
     else:
         records = show.show_text(texts, decoded, prepared.target, out)
     totals = show.total(records)
-    if prepared.drafter is not None:
-        drafter = pair.draft
-    else:
-        drafter = None
+    drafter = None if prepared.drafter is None else pair.draft
     out.print(Text(show.totals_sentence(totals, prepared.target.name, drafter)))
     if shown.stats:
         out.print(Text(show.halves_sentence(totals)))
-    return records
 
 
 def _load(
@@ -295,8 +286,7 @@ def _load(
             texts = prompting.examples_for(target)
         else:
             texts = prompting.heldout_for(target, count)
-    # each is a row of its own
-    texts = [text for text in texts for _ in range(settings.num_samples)]
+    texts = [text for text in texts for _ in range(settings.num_samples)]  # a row per sample
     generation = generation | {
         name: getattr(settings, name) for name in ("log_probs", "top_log_probs")
     }
@@ -319,17 +309,18 @@ def _check_head(prepared: Prepared, pair: Pair, err: Console) -> None:
     from jaxspec.draft_heads.check import check_acceptance
 
     drafter = prepared.options["drafter"]
-    name = pair.draft
+    name = str(pair.draft)
     if drafter is None or isinstance(drafter, Model) or drafter.target is None:
         raise ValueError(
             f"--check is of drafters that read hidden states, as head:DIR: --draft is {name}"
         )
+    target = drafter.target
     with err.status("checking the head"):
-        # Only the folder of a head by itself says what its network is.
-        target = drafter.target
-        folder = str(name).removeprefix("head:")
-        network = None if folder == name else lambda: load.read_head(folder, target=target)
-        rate = check_acceptance(drafter, name=str(name), network=network)
+        network = None
+        if name.startswith("head:"):  # a head alone, whose folder describes its network
+            folder = name.removeprefix("head:")
+            network = functools.partial(load.read_head, folder, target=target)
+        rate = check_acceptance(drafter, name=name, network=network)
     err.print(Text(f"{name}: {rate:.0%} of first draft tokens accepted at temperature 0", "dim"))
 
 
@@ -379,12 +370,10 @@ def _complete(
     prefill = 0.0 if begin is None else begin.seconds
     share = (seconds - prefill) / max(1, sum(len(record["tokens"]) for record in records))
     for row, record in enumerate(records):
-        record["seconds"] = share * len(record["tokens"]) + prefill * read[row] / read.sum()
+        prefill_seconds = float(prefill * read[row] / read.sum())
+        record["seconds"] = share * len(record["tokens"]) + prefill_seconds
         if begin is not None:
-            record |= {
-                "read_tokens": int(read[row]),
-                "prefill_seconds": float(prefill * read[row] / read.sum()),
-            }
+            record |= {"read_tokens": int(read[row]), "prefill_seconds": prefill_seconds}
         record["trace"] = tracing.of_row(record["tokens"], generation.trace, row)
     return records
 
@@ -401,13 +390,14 @@ def _stream(
         record["seconds"] += time.perf_counter() - start
         if piece is None:
             return
-        before = TokensView(record["tokens"], len(record["tokens"]))
-        if piece.numbers is None:
-            numbers = None
-        else:
-            numbers = tracing.numbers_of(piece.numbers)
         step = TracedRound(
-            before, piece.tokens, piece.draft, piece.num_accepted, piece.parent, piece.path, numbers
+            before=TokensView(record["tokens"], len(record["tokens"])),
+            new=piece.tokens,
+            draft=piece.draft,
+            num_accepted=piece.num_accepted,
+            parent=piece.parent,
+            path=piece.path,
+            numbers=None if piece.numbers is None else tracing.numbers_of(piece.numbers),
         )
         record["trace"].append(step)
         record["tokens"] += piece.tokens
@@ -447,22 +437,22 @@ def _search(
     }
     kept = ("drafter", "gamma", "eos_ids", "log_probs", "top_log_probs")
     shared |= {name: prepared.options[name] for name in kept}
-    parts = list(in_batches(prepared, settings.batch))
-    _beams_of(parts[0].prepared, shared)  # compiles
+    groups = list(in_batches(prepared, settings.batch))
+    _beams_of(groups[0].prepared, shared)  # compiles
     if not as_json:
         out.print(show.headline(prepared, settings.pair), "", sep="\n")
     hypotheses: list[list[dict[str, Any]]] = []
     steps = 0
     passes = 0
     seconds = 0.0
-    for group in parts:
+    for group in groups:
         start = time.perf_counter()
         result = _beams_of(group.prepared, shared)
         seconds += time.perf_counter() - start
         steps += int((result.steps[: group.real] - 1).sum())
         passes += int(result.passes[: group.real].sum())
         for row in range(group.real):
-            number = len(hypotheses)
+            number = len(hypotheses)  # of the prompt among all; records count rows of the batch
             hypotheses.append(
                 [record | {"row": number} for record in result.records() if record["row"] == row]
             )

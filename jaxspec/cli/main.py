@@ -64,11 +64,8 @@ class Command(TyperCommand):
             raise typer.Exit(READER_GONE) from None
         except (ValueError, OSError, FloatingPointError, ImportError) as error:
             # A missing extra is the user's error; other failed imports are our bugs.
-            extra = not isinstance(error, ImportError) or "pip install" in str(error)
-            is_debugging = ctx.find_root().params.get("debug") or os.environ.get(
-                "JAXSPEC_DEBUG", ""
-            ) not in ("", "0")
-            if is_debugging or not extra:
+            is_bug = isinstance(error, ImportError) and "pip install" not in str(error)
+            if is_bug or _is_debugging(ctx):
                 raise
             console.say(
                 Console(stderr=True, highlight=False),
@@ -83,34 +80,34 @@ class Command(TyperCommand):
         """
         written, *_ = self.make_parser(ctx).parse_args(args=list(args))
         for param in self.get_params(ctx):
+            if param.metavar not in PATHS:
+                continue
             value = written.get(str(param.name))
-            if param.metavar in PATHS and "" in (
-                value if isinstance(value, list | tuple) else [value]
-            ):
-                if param.param_type_name == "option":
-                    name = max(param.opts, key=len)
-                else:
-                    name = param.metavar
+            paths = value if isinstance(value, list | tuple) else [value]
+            if "" in paths:
+                is_option = param.param_type_name == "option"
+                name = max(param.opts, key=len) if is_option else param.metavar
                 ctx.fail(f"{name} is empty: expected a path")
         return super().parse_args(ctx, args)
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Writes the help of the options, many of them in groups."""
         params = self.get_params(ctx)
-        sections = dict[str, list[tuple[str, str]]]()
         is_many = len(params) > options.MANY
-        for param in sorted(
-            params, key=lambda param: options.place(str(param.name))[1] if is_many else 0
-        ):
+        if is_many:  # in the order of their groups' tables
+            params = sorted(params, key=lambda param: options.place(str(param.name))[1])
+        sections = dict[str, list[tuple[str, str]]]()
+        for param in params:
             record = param.get_help_record(ctx)
-            if record is not None:
-                if is_many:
-                    title = options.place(str(param.name))[0]
-                else:
-                    title = "Options"
-                sections.setdefault(
-                    "Arguments" if param.param_type_name == "argument" else title, []
-                ).append(record)
+            if record is None:
+                continue
+            if param.param_type_name == "argument":
+                title = "Arguments"
+            elif is_many:
+                title = options.place(str(param.name))[0]
+            else:
+                title = "Options"
+            sections.setdefault(title, []).append(record)
         width = min(HELP_COLUMN, max(len(name) for rows in sections.values() for name, _ in rows))
         for title in ("Arguments", "Options", *options.GROUPS, "Other"):
             if title in sections:
@@ -215,18 +212,27 @@ def common(
     """Options of all commands; their values are read from the context."""
 
 
+def _is_debugging(ctx: typer.Context) -> bool:
+    """Returns whether errors should show their tracebacks."""
+    asked = os.environ.get("JAXSPEC_DEBUG", "") not in ("", "0")
+    return asked or bool(ctx.find_root().params.get("debug"))
+
+
 def _message(error: Exception, command: Any) -> str:
-    """Returns an error's message, with the command's option in place of the library's argument."""
-    flags = {
-        p.name: next((flag for flag in p.opts if flag.startswith("--")), p.name)
-        for p in command.params
-    }
-    flags |= {"banned": "--ban"} if "ban" in flags else {}
+    """Returns an error's message, with the command's option in place of the library's argument.
+
+    The library begins an error about an argument with its name: "gamma is -1: expected ...".
+    """
     from jaxspec.files import folders  # here, since it imports NumPy, which --help does without
 
-    text = console.message(error).replace(
-        folders.REPLACING, folders.REPLACING.replace("overwrite", "--overwrite")
-    )
+    flags = {
+        param.name: next((flag for flag in param.opts if flag.startswith("--")), param.name)
+        for param in command.params
+    }
+    if "ban" in flags:
+        flags["banned"] = "--ban"
+    advice = folders.REPLACING.replace("overwrite", "--overwrite")
+    text = console.message(error).replace(folders.REPLACING, advice)
     argument, _, fault = text.partition(" ")
     if argument in flags and fault.startswith(("is ", "are ", "has ")):
         return f"{flags[argument]} {fault}"
