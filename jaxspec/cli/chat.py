@@ -120,21 +120,19 @@ def chat(
             try:
                 entries.check(entry)
                 if entry.command in ("", "retry"):
-                    if entry.command:
-                        pieces = talk.retry()
-                    else:
-                        pieces = talk.send(entry.text)
+                    is_retry = entry.command == "retry"
+                    pieces = talk.retry() if is_retry else talk.send(entry.text)
                     console.say(out, _answer(talk, pieces, is_typed, out, err), "dim")
                     out.print()
-                    if entry.command and is_greedy:
+                    if is_retry and is_greedy:
                         console.say(
                             err,
                             "The answer is greedy, and so the same again: --temperature 1 samples.",
                         )
                 else:
                     console.say(err, command(talk, entry))
+            # The chat goes on after an error, such as a conversation that is too long.
             except (ValueError, OSError, FloatingPointError) as error:
-                # such as a conversation that is too long
                 console.say(err, f"error: {console.message(error)}", "red")
                 err.print()
     except ValueError as error:  # a pipe that ended inside a message
@@ -146,11 +144,8 @@ def _with_task(target: Model) -> tuple[Model, MessageTask | None]:
     from jaxspec.weights import tokenizers
 
     task = TASKS.get(target.name)
-    if (
-        task is None
-        or target.tokenizer is None
-        or getattr(target.tokenizer, "chat_template", None) is not None
-    ):
+    has_template = getattr(target.tokenizer, "chat_template", None) is not None
+    if task is None or target.tokenizer is None or has_template:
         return target, None
     tokenizer = tokenizers.with_template(copy.copy(target.tokenizer), task.template, target.name)
     return target._replace(tokenizer=tokenizer), task
@@ -213,37 +208,45 @@ def _answer(talk: Chat, pieces: Iterator[Piece], is_typed: bool, out: Console, e
     """
     start = time.perf_counter()
     unread = talk.prompt_tokens - talk.reused_tokens
+    status = contextlib.nullcontext()
     if talk.is_new_shape:
-        doing = "compiling (stored for the next call)"
-    else:
-        doing = f"reading {unread:,} tokens"
+        status = err.status("compiling (stored for the next call)")
+    elif unread > LONG:
+        status = err.status(f"reading {unread:,} tokens")
     writer = Writer(out)
-    numbers = list[int]()
+    later_tokens = 0  # tokens after the first pieces
     with _interruption(is_typed) as interruption:
-        with err.status(doing) if talk.is_new_shape or unread > LONG else contextlib.nullcontext():
-            begun = [next(pieces)]
-            if talk.is_new_shape and not begun[0].done and not interruption.is_set():
-                begun.append(next(pieces))
+        with status:
+            first_pieces = [next(pieces)]
+            # The second piece compiles the program of the rounds.
+            if talk.is_new_shape and not first_pieces[0].done and not interruption.is_set():
+                first_pieces.append(next(pieces))
         first = time.perf_counter() - start
-        piece = begun[-1]
-        for early in begun:
-            writer.write(early.text)
+        for piece in first_pieces:
+            writer.write(piece.text)
+        piece = first_pieces[-1]
         while not piece.done and not interruption.is_set():
             piece = next(pieces)
-            numbers.append(len(piece.tokens))
+            later_tokens += len(piece.tokens)
             writer.write(piece.text)
     seconds = time.perf_counter() - start - first
-    pieces.close()  # type: ignore[attr-defined]  # the conversation keeps what was read of the answer
+    pieces.close()  # type: ignore[attr-defined]  # the chat then keeps the tokens read so far
     out.print()
     emitted = int(piece.stats.emitted[0])
     parts = [
         f"{emitted} token{'s' * (emitted != 1)}",
         f"{float(piece.stats.tokens_per_round[0]):.2f} a round",
     ]
-    parts += [f"compiled in {first:.1f} s" if talk.is_new_shape else f"first after {first:.2f} s"]
-    parts += [f"then {sum(numbers) / seconds:.1f} a second"] if numbers else []
-    parts += [f"{talk.reused_tokens} of {talk.prompt_tokens} prompt tokens read before"]
-    return ", ".join(parts + ["ended by Ctrl-C"] * (not piece.done))
+    if talk.is_new_shape:
+        parts.append(f"compiled in {first:.1f} s")
+    else:
+        parts.append(f"first after {first:.2f} s")
+    if later_tokens:
+        parts.append(f"then {later_tokens / seconds:.1f} a second")
+    parts.append(f"{talk.reused_tokens} of {talk.prompt_tokens} prompt tokens read before")
+    if not piece.done:
+        parts.append("ended by Ctrl-C")
+    return ", ".join(parts)
 
 
 @contextlib.contextmanager
@@ -275,15 +278,15 @@ class Writer:
         """Prints a piece. Holds back the space after a word, since the next word may begin a line
         instead.
         """
-        if not self._out.is_terminal:
-            self._out.print(Text(text), end="")
-        else:
-            self._out.print(
-                Text("".join(map(self._placed, re.findall(r"\n|[^\S\n]+|\S+", text)))), end=""
-            )
+        if self._out.is_terminal:  # place line breaks, spaces and words one by one
+            text = "".join(map(self._placed, re.findall(r"\n|[^\S\n]+|\S+", text)))
+        self._out.print(Text(text), end="")
         self._out.file.flush()
 
     def _placed(self, piece: str) -> str:
+        """Returns a piece as it is printed: spaces later, a word on a new line if it is too
+        wide.
+        """
         if piece == "\n":
             self._column = 0
             self._space = ""

@@ -5,7 +5,7 @@ read.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 from rich import filesize
@@ -130,21 +130,20 @@ def start(inputs: CompileInputs) -> Prepared:
         )
 
     target = aot.shape_model(inputs.target, inputs.dtype)
-    if inputs.draft == "none":
-        drafter = None
-    else:
+    drafter = None
+    if inputs.draft != "none":
         drafter = drafter_names.drafter(inputs.draft, drafting, target)
     tokens = jnp.zeros((inputs.batch, inputs.prompt), jnp.int32)
     lengths = jnp.full(inputs.batch, inputs.prompt, jnp.int32)
     rows = Prompt(tokens, lengths, net_of(target.config).source(target.config, inputs.batch))
-    key = jax.random.key(0)
-    generation: dict[str, Any] = {
-        "gamma": inputs.gamma,
-        "temperature": inputs.temperature,
-        "key": key,
-    }
     return request.prepare(
-        target, rows, drafter=drafter, max_new_tokens=inputs.max_new_tokens, **generation
+        target,
+        rows,
+        drafter=drafter,
+        gamma=inputs.gamma,
+        temperature=inputs.temperature,
+        max_new_tokens=inputs.max_new_tokens,
+        key=jax.random.key(0),
     )
 
 
@@ -165,22 +164,24 @@ def show_sizes(out: Console, inputs: CompileInputs, programs: Programs, source: 
     heads = "arguments", "temporaries", "code", "all, per chip", "of", "collectives", "compiled in"
     view = console.table(heads, first="program")
     room = programs.machine.memory
-    for name, program in ((name, kept.program) for name, kept in programs.compiled.items()):
+    for name, compiled in programs.compiled.items():
+        program = compiled.program
         moved = [
             f"{n} {operation} ({filesize.decimal(size)})"
             for operation, (n, size) in program.collectives.items()
         ]
         # a GPU's compiler does not report it
-        if program.code:
-            code = filesize.decimal(program.code)
-        else:
-            code = "?"
-        cells = [*map(filesize.decimal, (program.arguments, program.temporaries)), code]
-        cells += [
+        code = filesize.decimal(program.code) if program.code else "?"
+        view.add_row(
+            name,
+            filesize.decimal(program.arguments),
+            filesize.decimal(program.temporaries),
+            code,
             filesize.decimal(program.memory),
             "?" if room is None else filesize.decimal(int(room)),
-        ]
-        view.add_row(name, *cells, "\n".join(moved) or "none", f"{program.compile_seconds:.0f} s")
+            "\n".join(moved) or "none",
+            f"{program.compile_seconds:.0f} s",
+        )
     console.show(out, view)
 
 

@@ -65,10 +65,9 @@ def models(
     """
     if as_json:
         return console.print_json(report(name))
+    chosen = sizes.read()
     if name:
-        chosen = matching(sizes.read(), name)
-    else:
-        chosen = sizes.read()
+        chosen = matching(chosen, name)
     out = Console(highlight=False)
     if name or all_sizes:
         show_sizes(out, chosen)
@@ -131,10 +130,7 @@ def table_of(models: Any, title: str) -> Any:
         ("family", "parameters", "stored as", "on disk"), first="name", title=title
     )
     for model in models:
-        if model.parameters is None:
-            count = ""
-        else:
-            count = console.count(model.parameters)
+        count = "" if model.parameters is None else console.count(model.parameters)
         table.add_row(
             model.name, model.family, count, model.stored_as, filesize.decimal(model.size)
         )
@@ -162,7 +158,8 @@ def show_sizes(out: Console, chosen: sizes.SizeTable) -> None:
         for size in rows:
             cells = map(short, (*size.memory_bytes.values(), size.cache_bytes_per_token["float32"]))
             table.add_row(size.name, console.count(size.parameters), *cells)
-        tables += [table] if rows else []
+        if rows:
+            tables.append(table)
     if chosen.heads:
         table = console.table(("parameters", "bfloat16"), first="name", title="Draft heads")
         for name, parameters in chosen.heads.items():
@@ -178,19 +175,21 @@ def report(name: str) -> dict[str, Any]:
     """Returns the tables for JSON, with configurations: sizes that match a name, or all sizes."""
     from jaxspec.weights.hf_families import FAMILIES
 
+    size_table = sizes.read()
     if name:
-        size_table = matching(sizes.read(), name)
-    else:
-        size_table = sizes.read()
+        size_table = matching(size_table, name)
     configs = {size: config for family in FAMILIES for size, config in family.sizes.items()}
     families = {
         title: [row._asdict() | {"config": configs[row.name]} for row in rows]
         for title, rows in size_table.families.items()
     }
-    heads = {drafter: bytes_of(folder) for drafter, folder in shipped(CONFIG).items()}
-    local_models = [model._asdict() for model in models_in(Path())]
-    tables = {"shipped": described(), "heads": heads, "here": local_models}
-    return tables | {"families": families, "published_heads": size_table.heads}
+    return {
+        "shipped": described(),
+        "heads": {drafter: bytes_of(folder) for drafter, folder in shipped(CONFIG).items()},
+        "here": [model._asdict() for model in models_in(Path())],
+        "families": families,
+        "published_heads": size_table.heads,
+    }
 
 
 def short(size: int) -> str:

@@ -49,11 +49,13 @@ def model(
                     "hub id"
                 )
         return random_model(name.removeprefix(RANDOM), matrices, seed, computed)
-    template = None
-    if chat_template is not None:
-        template = Path(chat_template)
     return loading.load(
-        name, dtype=matrices, compute=computed, mesh=mesh, chat_template=template, **others
+        name,
+        dtype=matrices,
+        compute=computed,
+        mesh=mesh,
+        chat_template=None if chat_template is None else Path(chat_template),
+        **others,
     )
 
 
@@ -124,11 +126,11 @@ def policy(text: str, **costs: Any) -> BoundPolicy:
     def make(name: str, *number: float) -> BoundPolicy:
         if name == "constant" and not number:
             raise ValueError("expected a number of draft tokens, such as constant=3")
-        is_count = name == "constant" and number[0].is_integer()
-        first = {}
+        arguments = dict(costs) if name == "adaptive" else {}
         if number:
-            first = {POLICIES[name]: int(number[0]) if is_count else number[0]}
-        return getattr(policies, name)(**(costs if name == "adaptive" else {}) | first)
+            is_count = name == "constant" and number[0].is_integer()
+            arguments[POLICIES[name]] = int(number[0]) if is_count else number[0]
+        return getattr(policies, name)(**arguments)
 
     return _made("--policy", text, POLICIES, make)
 

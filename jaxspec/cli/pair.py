@@ -76,10 +76,8 @@ def checked_options(pair: Pair, sampling: dict[str, Any]) -> dict[str, Any]:
             names.check_dtype(pair.draft_dtype, "draft_dtype")
         drafter_names.check(pair.draft, pair.draft_dtype or pair.dtype)
     else:
-        refuse(
-            [name for name in ("rule", "draft_dtype") if getattr(pair, name)],
-            "plain decoding (no --draft)",
-        )
+        unread = [name for name in ("rule", "draft_dtype") if getattr(pair, name)]
+        refuse(unread, "plain decoding (no --draft)")
     generation = {
         "gamma": pair.gamma,
         "rule": names.rule(pair.rule) if pair.rule else None,
@@ -94,10 +92,7 @@ def checked_options(pair: Pair, sampling: dict[str, Any]) -> dict[str, Any]:
 
 def load(pair: Pair) -> tuple[Model, Model | BoundDrafter | None]:
     """Loads the target and the drafter, None for plain decoding."""
-    if pair.mesh is None:
-        mesh = None
-    else:
-        mesh = sharding.mesh(pair.mesh)
+    mesh = None if pair.mesh is None else sharding.mesh(pair.mesh)
     options: dict[str, Any] = {
         "chat_template": pair.chat_template,
         "adapter": pair.adapter,
@@ -119,10 +114,9 @@ def prefix_text(option: str) -> str:
         is_file = Path(option).is_file()
     except OSError:  # the text is too long for a file name
         is_file = False
+    text = option
     if is_file:
         text = files.read_text(option).removesuffix("\n").removesuffix("\r")
-    else:
-        text = option
     if not text:
         raise ValueError(
             f"--prefix {option} is empty: expected a text that the prompts follow, or a file of one"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import time
 from collections.abc import Callable
 
@@ -59,10 +58,10 @@ class WatchedPrefill:
     ) -> State:
         """Prefills with the same programs and waits; shows no progress, keeps no time."""
         if self._in_chunks:
-            begin = functools.partial(loop.prefill_in_chunks, report=report)
+            state = loop.prefill_in_chunks(prepared, report=report)
         else:
-            begin = loop.prefill
-        return jax.block_until_ready(begin(prepared))
+            state = loop.prefill(prepared)
+        return jax.block_until_ready(state)
 
 
 def read_tokens(prepared: Prepared) -> np.ndarray:
@@ -86,8 +85,8 @@ def cut(prepared: Prepared) -> Prepared:
     """
     if prepared.target.lm.limits.start_token is not None:
         return prepared
-    longest = 2 * chunks.LONGEST + (
-        0 if prepared.before is None else int(jnp.max(prepared.before.start))
-    )
-    prompt = prepared.prompt._replace(length=jnp.minimum(prepared.prompt.length, longest))
+    limit = 2 * chunks.LONGEST
+    if prepared.before is not None:
+        limit += int(jnp.max(prepared.before.start))
+    prompt = prepared.prompt._replace(length=jnp.minimum(prepared.prompt.length, limit))
     return prepared._replace(prompt=prompt)

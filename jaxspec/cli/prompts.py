@@ -69,11 +69,12 @@ def _rows(file: str | Path, count: int | None = None) -> list[dict[str, str]]:
         files.check_lines(Path(file))
         where = str(file)
         lines = files.read_lines(file)
-    is_json = files.is_json_lines(where)
-    first = itertools.islice(
-        (line for line in lines if line[1].strip()) if is_json else lines, count
-    )
-    rows = [_object(line, line_place) if is_json else {"input": line} for line_place, line in first]
+    if files.is_json_lines(where):
+        # `lines` leaves out empty lines; JSON also ignores no-break spaces
+        written = ((line_place, line) for line_place, line in lines if line.strip())
+        rows = [_object(line, line_place) for line_place, line in itertools.islice(written, count)]
+    else:
+        rows = [{"input": line} for _, line in itertools.islice(lines, count)]
     if not rows:
         raise ValueError(f"{where} holds no prompt: expected one a line")
     return rows
@@ -85,10 +86,7 @@ def _object(line: str, where: str) -> dict[str, str]:
         names = set(json.loads(line))
     except (ValueError, RecursionError, TypeError):  # `json_object` reports it
         names = set()
-    if "prompt" in names and "input" not in names:
-        name = "prompt"
-    else:
-        name = "input"
+    name = "prompt" if "prompt" in names and "input" not in names else "input"
     row = files.json_object(line, where, [name], ["task"])
     return {"input": row[name], **row}
 
@@ -155,10 +153,9 @@ def prepared_pair(
         raise ValueError(
             f"--draft is {draft!r}: expected a model here; `jaxspec bench` measures other drafters"
         )
-    texts = None
-    if prompts is not None:
-        texts = from_file(prompts, count)
+    texts = None if prompts is None else from_file(prompts, count)
     pair = pairs.with_drafter(pairs.Pair(target, draft, dtype=dtype, seed=seed))
     generation = pairs.checked_options(pair, options)
-    big, small = pairs.load(pair)
-    return prepare(big, texts or heldout_for(big, count), drafter=small, **generation)
+    target_model, drafter = pairs.load(pair)
+    texts = texts or heldout_for(target_model, count)
+    return prepare(target_model, texts, drafter=drafter, **generation)

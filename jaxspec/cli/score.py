@@ -73,7 +73,6 @@ def score(settings: ScoreSettings) -> None:
     """
     s = settings
     output = settings.output
-    totals = Totals()
     check_paths(s.input)
     if output is not None:
         files.check_file(output, "--output")
@@ -87,17 +86,17 @@ def score(settings: ScoreSettings) -> None:
         )
     names.check_model(s.target, s.dtype)
     total = 0
-    wrong = list[Exception]()
+    errors = list[Exception]()
     for _, _, read_text in read(s.input):
         total += 1
-        wrong += [read_text] if isinstance(read_text, Exception) else []
+        if isinstance(read_text, Exception):
+            errors.append(read_text)
     if not total:
         raise ValueError(f"{', '.join(map(str, s.input))} holds no text: expected one a line")
-    if len(wrong) == total:  # fail before a model is loaded
-        raise wrong[0]
-    devices = None
-    if s.mesh is not None:
-        devices = sharding.mesh(s.mesh)
+    if len(errors) == total:  # fail before a model is loaded
+        raise errors[0]
+    devices = None if s.mesh is None else sharding.mesh(s.mesh)
+    totals = Totals()
     model = names.model(
         s.target, s.dtype, devices, chat_template=s.chat_template, **s.languages._asdict()
     )
@@ -121,11 +120,9 @@ def score(settings: ScoreSettings) -> None:
 
 def _scored(settings: ScoreSettings, model: Model, total: int, totals: Totals) -> Iterator[str]:
     """Yields a line for each text, and adds its score to the totals."""
-    start = settings.start
-    if start is not None and start.isdecimal():
-        token = int(start)
-    else:
-        token = start
+    token: int | str | None = settings.start
+    if settings.start is not None and settings.start.isdecimal():
+        token = int(settings.start)
     # the place and id of each line that is being scored
     lines = collections.deque[tuple[str, Any]]()
 
@@ -140,10 +137,9 @@ def _scored(settings: ScoreSettings, model: Model, total: int, totals: Totals) -
             step("scoring")
             row = {} if line_id is None else {"id": line_id}
             if isinstance(outcome, Exception):
-                if str(outcome).startswith(where):
-                    error = str(outcome)
-                else:
-                    error = f"{where}: {outcome}"
+                error = str(outcome)
+                if not error.startswith(where):
+                    error = f"{where}: {error}"
                 totals.add_error(error)
                 row |= {"error": error}
             else:
@@ -201,10 +197,7 @@ class Totals:
 
     def add(self, scored: Score) -> None:
         """Counts the score of a text."""
-        if scored.num_bytes is None:
-            num_bytes = math.nan
-        else:
-            num_bytes = scored.num_bytes
+        num_bytes = math.nan if scored.num_bytes is None else scored.num_bytes
         self._sums += [1, len(scored.tokens), scored.is_greedy, scored.log_prob, num_bytes]
 
     def add_error(self, error: str) -> None:
@@ -229,9 +222,8 @@ class Totals:
 
     def __str__(self) -> str:
         t = self.to_dict()
-        if t["bits_per_byte"] is None:
-            bits = ""
-        else:
+        bits = ""
+        if t["bits_per_byte"] is not None:
             bits = f", {t['bits_per_byte']:.3f} bits a byte"
         return (
             f"{t['texts']:,} texts, {t['tokens']:,} tokens: log probability {t['log_prob']:.2f}, "

@@ -43,30 +43,18 @@ Records = Iterable[Iterable[dict[str, Any]]]  # the records of each prompt: see 
 def headline(prepared: Prepared, pair: Pair) -> Text:
     """Names the models, the drafter and the device, and the axes that a mesh cannot split."""
 
-    def name(model: Model) -> str:
-        return f"{model.name} ({console.count(quantisation.count(trim.untrimmed(model).params))})"
-
-    s = pair
     target = prepared.target
     drafter = prepared.options["drafter"]
-    drafted = "plain decoding"
-    if drafter is not None:
-        if isinstance(drafter, BoundDrafter):
-            tree = drafter.functions.tree
-        else:
-            tree = None
-        limit = tree.nodes if tree else s.gamma
-        drafted = f"{'up to ' if s.policy else ''}{limit} draft tokens a round from "
-        drafted += name(drafter) if isinstance(drafter, Model) else str(s.draft)
-        drafted += f", {s.policy}" if s.policy else ""
-        drafted += f", in {s.draft_dtype}" if s.draft_dtype not in ("", s.dtype) else ""
+    drafting = "plain decoding" if drafter is None else _drafting(drafter, pair)
     temperature = prepared.options.get("temperature") or 0
-    if temperature == 0:
-        distribution = "greedy"
-    else:
-        distribution = f"temperature {temperature:g}, seed {s.seed}"
-    device = jax.devices()[0].device_kind + (f" ({s.mesh})" if s.mesh else "")
-    lines = [Text(f"{name(target)} · {drafted} · {distribution} · {s.dtype} on {device}", "bold")]
+    distribution = "greedy"
+    if temperature != 0:
+        distribution = f"temperature {temperature:g}, seed {pair.seed}"
+    device = jax.devices()[0].device_kind
+    if pair.mesh:
+        device += f" ({pair.mesh})"
+    parts = [_sized(target), drafting, distribution, f"{pair.dtype} on {device}"]
+    lines = [Text(" · ".join(parts), "bold")]
     mesh = sharding.mesh_of(target.params)
     for model in (target, drafter):
         if mesh is None or not isinstance(model, Model) or model.config is None:
@@ -77,11 +65,34 @@ def headline(prepared: Prepared, pair: Pair) -> Text:
     if not prepared.decoder.exact:
         lines.append(
             Text(
-                f"The rule {s.rule} is inexact: the text need not have the target's distribution.",
+                f"The rule {pair.rule} is inexact: the text need not have the target's "
+                "distribution.",
                 "yellow",
             )
         )
     return Text("\n").join([*lines, Text()])
+
+
+def _sized(model: Model) -> str:
+    """Names a model, with its number of parameters."""
+    count = quantisation.count(trim.untrimmed(model).params)
+    return f"{model.name} ({console.count(count)})"
+
+
+def _drafting(drafter: Model | BoundDrafter, pair: Pair) -> str:
+    """Describes the draft of a round: how many tokens, from which drafter, by which policy."""
+    name = str(pair.draft)
+    limit = pair.gamma
+    if isinstance(drafter, Model):
+        name = _sized(drafter)
+    elif drafter.functions.tree:
+        limit = drafter.functions.tree.nodes
+    described = f"{limit} draft tokens a round from {name}"
+    if pair.policy:
+        described = f"up to {described}, {pair.policy}"
+    if pair.draft_dtype not in ("", pair.dtype):
+        described += f", in {pair.draft_dtype}"
+    return described
 
 
 def show_text(
@@ -340,7 +351,9 @@ def compare(
     # bench decodes whole prompts, without a shared prefix
     setting = setting_of(prepared.replace(prefix=None), "prompts", min(batch, texts))
     setting = setting._replace(name=pair.draft or "", policy_name=pair.policy)
-    config = bench.Config(texts, REPEATS, pair.seed, tuple(quantities))
+    config = bench.Config(
+        num_prompts=texts, repeats=REPEATS, seed=pair.seed, quantities=tuple(quantities)
+    )
     plain, speculative = bench.run(prepared.target, [setting], config=config)
     if speculative.error is not None:
         raise FloatingPointError(speculative.error)
@@ -393,15 +406,18 @@ def agreement(result: BenchResult, tokenizer: Any) -> Text:
     if result.difference is None:
         return Text("Greedy texts: identical.", "green")
     text, position, speculative, plain = result.difference
-    longest = max(len(speculative), len(plain))  # a text that has ended has no token there
-    ends = (tokens if len(tokens) == longest else () for tokens in (speculative, plain))
-    names = [
-        (trace.spell(tokenizer, list(end[:-1]), list(end[-1:])) or ["nothing"])[0] for end in ends
-    ]
+    longest = max(len(speculative), len(plain))
+
+    def last_of(tokens: Sequence[int]) -> str:
+        if len(tokens) < longest:  # a text that has ended has no token there
+            return "nothing"
+        return trace.spell(tokenizer, list(tokens[:-1]), list(tokens[-1:]))[0]
+
     return Text(
         f"Greedy texts: different. {result.texts - result.same_text} of {result.texts} prompts; "
-        f"first in prompt {text + 1}, token {position + 1}: {names[0]!r} where plain decoding has "
-        f"{names[1]!r}. Passes of other widths round otherwise: is it a near tie?",
+        f"first in prompt {text + 1}, token {position + 1}: {last_of(speculative)!r} where plain "
+        f"decoding has {last_of(plain)!r}. Passes of other widths round otherwise: is it a near "
+        "tie?",
         "yellow",
     )
 
@@ -410,9 +426,6 @@ def conclusion(result: BenchResult, cached: bool) -> str:
     """Says whether speculation pays, and if not, why; `cached`: the target fits a CPU's cache."""
     speed = result.speed
     assert speed is not None
-    promised = None
-    if result.predicted is not None:
-        promised = result.predicted.rounds
     if speed.min < 1 <= speed.median:
         return (
             f"Speculative decoding had {speed.min:.2f} to {speed.max:.2f} times the speed of plain "
@@ -420,29 +433,30 @@ def conclusion(result: BenchResult, cached: bool) -> str:
         )
     if speed.median >= 1:
         return f"Speculative decoding is {speed.median:.2f} times as fast here."
-    if (
-        result.costs is None
-        or result.tokens_per_round is None
-        or promised is None
-        or result.setting.policy
-    ):
+    costs = result.costs
+    rate = result.tokens_per_round
+    promised = None if result.predicted is None else result.predicted.rounds
+    if costs is None or rate is None or promised is None or result.setting.policy:
         return "Speculative decoding is slower here."
-    tokens = result.tokens_per_round.value
-    c = result.costs.c.median
-    v = result.costs.v.median
-    cost = result.setting.gamma * c + v + result.costs.search
-    round_of = (
-        f"a round yields {tokens:.2f} tokens and takes the time of {cost:.2f} one-token passes"
+    gamma = result.setting.gamma
+    v = costs.v.median
+    drafting = gamma * costs.c.median
+    cost = drafting + v + costs.search
+    described = (
+        f"a round yields {rate.value:.2f} tokens and takes the time of {cost:.2f} one-token passes"
     )
-    if promised >= 1:
+    if promised >= 1:  # by theory the rounds alone would pay
         return (
-            f"Speculative decoding is slower here, though {round_of}: reading prompts twice and "
+            f"Speculative decoding is slower here, though {described}: reading prompts twice and "
             "short texts cost it."
         )
-    why = ", for a model that fits a CPU's cache leaves no compute idle to check draft tokens with"
+    why = ""
+    if cached and v > IDLE:
+        why = (
+            ", for a model that fits a CPU's cache leaves no compute idle to check draft tokens "
+            "with"
+        )
     return (
-        f"Speculative decoding is slower here: {round_of}, {v:.2f} to check "
-        f"{result.setting.gamma + 1} tokens (v) and "
-        f"{result.setting.gamma * c:.2f} to draft {result.setting.gamma} "
-        f"(γc){why if cached and v > IDLE else ''}."
+        f"Speculative decoding is slower here: {described}, {v:.2f} to check {gamma + 1} tokens "
+        f"(v) and {drafting:.2f} to draft {gamma} (γc){why}."
     )
