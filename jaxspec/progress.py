@@ -26,8 +26,8 @@ EVERY = 30.0  # seconds between two lines of a log, at least
 
 
 class Console(rich.console.Console):
-    """A console of rich that raises BrokenPipeError if its reader has gone, where rich's ends the
-    process with 1.
+    """A rich console that raises BrokenPipeError when its reader has gone, instead of exiting with
+    1.
     """
 
     def on_broken_pipe(self) -> NoReturn:
@@ -43,13 +43,12 @@ def bar(
 ) -> Progress:
     """Makes a bar on standard error with a label, the share that is done, and the time taken.
 
-    If that is not a terminal, it prints lines instead: one every 30 seconds at most, and one in the
-    end.
+    Without a terminal it prints lines instead: at most one every 30 seconds, and one at the end.
 
     Args:
         shown: if not, nothing is printed.
         remaining: whether to estimate the time that is left.
-        transient: whether it disappears when it is done; of lines the last is not printed.
+        transient: whether the bar disappears, or the last line is not printed, when it is done.
         get_time: the clock, in seconds.
     """
     console = Console(stderr=True)
@@ -72,9 +71,7 @@ def bar(
 
 
 class _Lines(Progress):
-    """A bar of which lines are printed, where none can be drawn; its arguments are those of
-    `bar`.
-    """
+    """A progress bar that prints lines, for logs. Arguments as in `bar`."""
 
     def __init__(
         self, console: Console, remaining: bool, transient: bool, get_time: Callable[[], float]
@@ -98,9 +95,7 @@ class _Lines(Progress):
             self._print()
 
     def _tell(self, task_id: TaskID) -> None:
-        """Prints lines if it is time for them, and remembers otherwise that there is something to
-        print.
-        """
+        """Prints lines if it is time, otherwise remembers that the task has changed."""
         self._changed.add(task_id)
         if self.get_time() - self._printed_at >= EVERY:
             self._print()
@@ -114,7 +109,7 @@ class _Lines(Progress):
 
 
 def _line(task: Task, remaining: bool) -> str:
-    """Writes what a bar shows of a task."""
+    """Returns the line of a log for a task."""
     if task.total is None:
         of = ""
     else:

@@ -25,33 +25,31 @@ REFUSED = {  # options of `generate_many`
 
 
 class RayDecoder:
-    """Decodes the prompts of a column, batch by batch; what is asked of it is what
-    `jaxspec.generate_many` does.
+    """Decodes the prompts of a column, batch by batch, with `jaxspec.generate_many`.
 
     Each actor loads the models when it is made, and decodes short prompts. With `max_prompt_tokens`
-    this compiles all programs before the first batch; without it, a wider prompt compiles its own.
-    The columns of a batch stay. `text`, `finish`, `new_tokens`, `rounds`, `drafted`, `accepted`,
-    `truncated` and `error` are added, and `tokens` on request. Log probabilities add
+    this compiles all programs before the first batch; without it, wider prompts compile further
+    programs. The columns of a batch stay. `text`, `finish`, `new_tokens`, `rounds`, `drafted`,
+    `accepted`, `truncated` and `error` are added, and `tokens` on request. Log probabilities add
     `raw_log_probs`, `sampled_log_probs`, `top_tokens` and `top_log_probs`: an array for each row,
-    empty where there is an error.
+    empty after an error.
 
     Args:
-        load: makes target and drafter (or None) in the actor: models do not travel between
+        load: makes target and drafter (or None) in the actor, since models are not sent between
             processes.
         column: the column with the prompts.
         number: the column with the prompts' numbers, from which their random keys are folded. With
             it a text does not depend on how Ray cuts the data. Required unless the temperature is
             0.
         seed: the seed of the random key.
-        tokens: whether to add the ids of tokens; so it is with `log_probs` or `top_log_probs`.
-        on_error: "yield" puts what is wrong with a prompt into its row, "raise" raises it in the
-            actor.
+        tokens: whether to add the ids of tokens; `log_probs` and `top_log_probs` always add them.
+        on_error: "yield" puts a prompt's error into its row, "raise" raises it in the actor.
         **options: the options of `generate_many`, such as slots, max_new_tokens, temperature and
             stop.
 
     Raises:
-        ValueError: tokens are to be drawn, and no column has numbers; prompts that are too long are
-            to be skipped; an option is not for this class (`key`, `drafter`, `prefix`, `in_order`).
+        ValueError: a temperature above 0 without a column of numbers; `too_long="skip"`; an option
+            that this class does not have (`key`, `drafter`, `prefix`, `in_order`).
 
     Example:
         >>> def load():
@@ -111,7 +109,7 @@ class RayDecoder:
             token_rows.bucket(n): n for n in range(1, (options.get("max_prompt_tokens") or 1) + 1)
         }
         short = [{"prompt": [0] * n, "max_new_tokens": 1} for n in one_of_each_bucket.values()]
-        # what models cannot read is too wide for every prompt
+        # widths that the models cannot read are not needed
         list(self._rows(short, on_error="yield"))
 
     def __call__(self, batch: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -154,7 +152,7 @@ class RayDecoder:
 
 
 def _ragged(arrays: Sequence[Any]) -> np.ndarray:
-    """A column of arrays, also where all have one length and numpy would make a matrix of them."""
+    """Makes a column of arrays, even of equal lengths, which NumPy would stack."""
     column = np.empty(len(arrays), object)
     for index, array in enumerate(arrays):
         column[index] = np.asarray(array)

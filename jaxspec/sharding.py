@@ -1,5 +1,4 @@
-"""Places parameters, caches and batches on a mesh of devices, by one table from logical axes to
-mesh axes.
+"""Places parameters, caches and batches on a mesh, by one table from logical axes to mesh axes.
 
 Matrices [out, in] are split as in Megatron-LM (Shoeybi et al., arXiv 1909.08053). Projections into
 heads and hidden units are split by their outputs and projections back by their inputs, so that a
@@ -45,7 +44,7 @@ TABLE = {  # logical axis: the mesh axis that it is split over, None for whole
     "outputs": MODEL,
     "hidden": None,
 }
-# the axes of a layer's matrix, by how its path ends; those of its bias are all but the last
+# the axes of a layer's matrix, by the end of its path; a bias has all but the last
 LAYERS = {
     "embedding": ("vocab", "dim"),
     "encoder_embedding": ("source_vocab", "dim"),
@@ -59,20 +58,19 @@ LAYERS = {
     "ff/gate": ("ff", "dim"),
     "ff/wi": ("ff", "dim"),
     "ff/out": ("dim", "ff"),
-    # a part of every expert: all devices work, whichever are chosen
+    # a part of every expert, so that all devices work, whichever experts are chosen
     "experts/inwards": ("stack", "ff", "dim"),
-    # Not by hidden units: few columns that are no multiple of 128 lanes would be copied, wider, for
-    # a TPU's loop.
+    # Not by hidden units: a TPU would pad a few columns to 128 lanes, copying them in its loop.
     "experts/outwards": ("stack", "outputs", "hidden"),
 }
 CACHE = ("batch", "kv_heads", "positions", "head_dim")
 
 
 class Axes(NamedTuple):
-    """The ways in which the parameters of a network may be split."""
+    """The axes along which a network's parameters may be split."""
 
-    # into how many parts each logical axis may be cut: a projection to 2 heads of 64 dimensions has
-    # 128 outputs, but can be cut once. An axis that is absent may be cut anywhere.
+    # the number of parts that each logical axis may be cut into: a projection to 2 heads of 64
+    # dimensions has 128 outputs, but only 2 parts. An absent axis may be cut anywhere.
     parts: Mapping[str, int] = MappingProxyType({})
     # axes of matrices that `LAYERS` lacks, in its form
     layers: Mapping[str, tuple[str, ...]] = MappingProxyType({})
@@ -83,18 +81,17 @@ WHOLE = Axes()
 
 
 def mesh(axes: str | Mesh, devices: Sequence[Any] | None = None) -> Mesh:
-    """Makes a mesh from its description, such as "data=2,model=4", of the first so many devices.
+    """Makes a mesh of the first devices from a description such as "data=2,model=4".
 
     Args:
         axes: sizes of the axes "data" (rows of a batch) and "model" (parameters and caches); either
             may be left out. Or a mesh of these: the same devices, with axes of the kind that the
             compiler takes care of.
-        devices: by default all there are, those of other processes included.
+        devices: by default all, including other processes' devices.
 
     Raises:
         TypeError: it is neither text nor a mesh.
-        ValueError: the description cannot be read, there are too few devices, or the mesh has other
-            axes.
+        ValueError: the description cannot be read, devices are missing, or the mesh has other axes.
 
     >>> dict(mesh("model=1").shape)
     {'data': 1, 'model': 1}
@@ -136,7 +133,9 @@ def mesh(axes: str | Mesh, devices: Sequence[Any] | None = None) -> Mesh:
     kinds = (AxisType.Auto,) * len(sizes)
     try:
         return jax.make_mesh(tuple(sizes.values()), tuple(sizes), kinds, devices=devices[:needed])
-    except AssertionError:  # it orders no v4 of a topology, each of which is two devices
+    except AssertionError:
+        # jax.make_mesh cannot order a described v4 topology (two devices a chip). Any order will do:
+        # nothing runs on it.
         return Mesh(np.array(devices[:needed]).reshape(*sizes.values()), tuple(sizes), kinds)
 
 
@@ -169,14 +168,14 @@ def of(path: str, shape: tuple[int, ...], axes: Axes, mesh: Mesh) -> NamedShardi
     shape.
     """
     names = logical(path, axes.layers)
-    # A matrix's entries by groups are [groups of columns, rows, columns of a group].
+    # A matrix quantised by groups is [groups of columns, rows, columns of a group].
     if len(shape) == len(names) + 1 > 2:
         names = (*names[:-2], names[-1], names[-2])
     return _sharding(names, shape, axes.parts, mesh)
 
 
 def logical(path: str, layers: Mapping[str, tuple[str, ...]] = WHOLE.layers) -> tuple[str, ...]:
-    """Returns the logical axes of a parameter; none if it is kept whole.
+    """Returns the logical axes of a parameter; () if it is kept whole.
 
     >>> (
     ...     logical("layers_0/ff/out/weight"),
@@ -206,10 +205,8 @@ def logical(path: str, layers: Mapping[str, tuple[str, ...]] = WHOLE.layers) -> 
 
 
 def cache(cache: Cache, axes: Axes, mesh: Mesh) -> Cache:
-    """Returns the sharding of every leaf of a network's cache: keys, values and states by rows and
-    heads.
-
-    Other leaves are split by rows.
+    """Returns the sharding of every leaf of a cache: keys, values and states by rows and heads,
+    other leaves by rows.
 
     >>> keys, log = np.ones((4, 2, 16, 8)), np.ones((4, 6, 24))
     >>> [tuple(x.spec) for x in cache((keys, log), Axes({"kv_heads": 2}), mesh("data=1"))]
@@ -217,7 +214,7 @@ def cache(cache: Cache, axes: Axes, mesh: Mesh) -> Cache:
     """
 
     def leaf(x: Any) -> NamedSharding:
-        # Keys, values and the states of recurrent layers have heads; every leaf has the batch
+        # Leaves with four axes have heads: keys, values and recurrent states. The batch comes
         # first.
         return _sharding(CACHE if len(x.shape) == 4 else CACHE[:1], x.shape, axes.parts, mesh)
 
@@ -225,10 +222,9 @@ def cache(cache: Cache, axes: Axes, mesh: Mesh) -> Cache:
 
 
 def rows(tree: Any, batch: int | None, mesh: Mesh) -> Any:
-    """Returns the sharding of what belongs to a batch: leaves with an entry for each row by rows,
-    others whole.
+    """Returns the sharding of a batch: leaves with an entry for each row by rows, others whole.
 
-    Without a batch everything is whole.
+    With `batch=None` everything is whole.
 
     >>> [tuple(s.spec) for s in rows([np.ones((4, 7)), np.ones(3)], 4, mesh("data=1"))]
     [('data',), ()]
@@ -243,12 +239,11 @@ def rows(tree: Any, batch: int | None, mesh: Mesh) -> Any:
 
 
 def put(x: Any, sharding: NamedSharding) -> jax.Array:
-    """Places an array; each process hands its own devices their parts, and none asks another for
-    anything.
+    """Places an array; each process fills its local devices, without communication.
 
     Args:
-        x: the whole array, the same in every process; if it is a `jax.Array`, one of this process
-            or PRNG keys.
+        x: the whole array, the same in every process: PRNG keys, a NumPy array, or a `jax.Array` of
+            this process.
         sharding: where to.
     """
     if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
@@ -260,7 +255,7 @@ def put(x: Any, sharding: NamedSharding) -> jax.Array:
 
 
 def place(tree: Any, batch: int | None, mesh: Mesh) -> Any:
-    """Puts what is not on the mesh yet where `rows` says."""
+    """Places leaves that are not on the mesh yet, as `rows` says."""
 
     def leaf(x: Any, sharding: NamedSharding) -> Any:
         if _mesh(x) == mesh:
@@ -271,7 +266,7 @@ def place(tree: Any, batch: int | None, mesh: Mesh) -> Any:
 
 
 def mesh_of(params: Params) -> Mesh | None:
-    """Returns the mesh that parameters were placed on; None for those on a single device.
+    """Returns the mesh that parameters were placed on; None on a single device.
 
     >>> mesh_of({"weight": jax.numpy.ones(2)}) is None
     True
@@ -292,9 +287,7 @@ def mesh_of(params: Params) -> Mesh | None:
 
 
 def fetch(tree: Any) -> Any:
-    """Fetches a tree as NumPy arrays; where a part lies on devices of other processes, it is sent
-    to all of them.
-    """
+    """Fetches a tree as NumPy arrays; parts on devices of other processes are gathered."""
 
     def leaf(x: Any) -> np.ndarray:
         if not isinstance(x, jax.Array) or x.is_fully_addressable or x.is_fully_replicated:
@@ -307,8 +300,7 @@ def fetch(tree: Any) -> Any:
 
 
 def kept_whole(axes: Axes, mesh: Mesh) -> list[str]:
-    """Lists the axes of a network that are on every device although the table splits them, each
-    with the reason.
+    """Lists the axes that the table splits but this mesh cannot, each with the reason.
 
     >>> kept_whole(Axes({"heads": 4, "ff": 12, "vocab": 10}), mesh("model=1"))
     []
@@ -330,7 +322,7 @@ def _check(mesh: Any) -> None:
 
 
 def _mesh(x: Any) -> Mesh | None:
-    """Returns the mesh that an array lies on, if it does, with Auto axes."""
+    """Returns the mesh of an array, with Auto axes; None without one."""
     layout = getattr(x, "sharding", None)
     if isinstance(layout, NamedSharding) and isinstance(layout.mesh, Mesh):
         return programs.automatic_mesh(layout.mesh)

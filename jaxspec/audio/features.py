@@ -15,18 +15,18 @@ from numpy.lib.stride_tricks import sliding_window_view
 RATE = 16_000  # samples per second
 HOP = 160  # samples from frame to frame
 SPECTRUM = 400  # samples of a frame's spectrum
-FRAMES = 30 * RATE // HOP  # of a published model's window: 30 seconds
-# frames whose spectra are made at a time: an hour of audio takes megabytes, not gigabytes
+FRAMES = 30 * RATE // HOP  # frames of a published model's window, 30 seconds
+# frames per FFT, so that an hour of audio takes megabytes, not gigabytes
 PART = 30_000
 
 
 def log_mel(
     waveform: Float[np.ndarray, " N"], mels: int = 80, least: int = FRAMES
 ) -> Float[np.ndarray, "M F"]:
-    """Computes log-mel features of a waveform; silence follows one that is shorter than a window.
+    """Computes log-mel features of a waveform, padded with silence to at least one window.
 
     A frame's power spectrum, under a Hann window, is summed in bands of the mel scale. Their
-    logarithms are clamped to 8 below the largest one of the whole waveform. The values are those of
+    logarithms are clamped to 8 below the maximum over the whole waveform. The values match
     transformers' `WhisperFeatureExtractor`.
 
     Args:
@@ -60,7 +60,7 @@ def log_mel(
 
 
 def checked(waveform: Float[np.ndarray, " N"]) -> Float[np.ndarray, " N"]:
-    """Refuses what is no waveform; returns it in float32."""
+    """Returns a waveform in float32. Raises ValueError or TypeError if it is not one."""
     waveform = np.asarray(waveform)
     if waveform.dtype == object:
         raise TypeError("the waveform is no array of numbers: expected floats from -1 to 1")
@@ -103,7 +103,7 @@ LOGARITHMIC = 27 / np.log(6.4)  # mels above it per factor e
 
 
 def _mel(hertz: float) -> float:
-    """Returns the place on Slaney's scale of a frequency of at least 1 kHz.
+    """Converts a frequency of at least 1 kHz to mels on Slaney's scale.
 
     >>> float(_mel(1000.0)), round(float(_hertz(np.array([_mel(8000.0)]))[0]))
     (15.0, 8000)
@@ -112,5 +112,5 @@ def _mel(hertz: float) -> float:
 
 
 def _hertz(mel: Float[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
-    """Returns the frequencies at places on Slaney's scale."""
+    """Converts mels on Slaney's scale to frequencies."""
     return np.where(mel < 15.0, mel / LINEAR, 1000.0 * np.exp((mel - 15.0) / LOGARITHMIC))

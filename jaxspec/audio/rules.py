@@ -19,11 +19,10 @@ class TextState(NamedTuple):
     """The memory of a row."""
 
     count: Int[Array, " *rows"]  # number of its new tokens
-    # these two: whether its last new token is a timestamp, and the one before it; True where there
-    # is none before
+    # these two: whether the last new token is a timestamp, and the token before it; True if none
     last: Bool[Array, " *rows"]
     before: Bool[Array, " *rows"]
-    latest: Int[Array, " *rows"]  # its last timestamp; the token below all of them if it has none
+    latest: Int[Array, " *rows"]  # its last timestamp, or the id below all timestamps
 
 
 @functools.lru_cache
@@ -31,8 +30,8 @@ def text_rules(speech: Speech, end: int, timestamps: bool) -> Processor:
     """Makes the processor of a model's text.
 
     With timestamps a text begins with one. They come in pairs, an end and a beginning, or one alone
-    before the end of the text, and never go back. Where all of them together are more probable than
-    any other token, one is generated. The rules are those of transformers'
+    before the end of the text, and never go back. If all timestamps together are more probable than
+    any other token, a timestamp is generated. The rules match transformers'
     `WhisperTimeStampLogitsProcessor`.
 
     Args:
@@ -68,7 +67,7 @@ def text_rules(speech: Speech, end: int, timestamps: bool) -> Processor:
                 *(jnp.where(index < count, new, old) for new, old in zip(moved, state, strict=True))
             )
 
-        # Rows that begin have no new tokens, and take no step.
+        # At the beginning of a generation no row has new tokens, and the loop takes no step.
         return jax.lax.fori_loop(0, jnp.max(count), step, state)
 
     def advance(values: Any, state: TextState, token: Int[Array, " *rows"]) -> TextState:

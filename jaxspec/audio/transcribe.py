@@ -44,11 +44,11 @@ Sound = str | os.PathLike[str] | Float[np.ndarray, " N"]
 class Transcript(NamedTuple):
     """The text of a sound."""
 
-    text: str  # the whole; empty where the model has no tokenizer
+    text: str  # the whole text; empty if the model has no tokenizer
     language: str | None  # a code such as "en"; None of an English-only model
     segments: list[Segment]  # its parts, with their times
     seconds: float  # length of the sound
-    rounds: int  # passes of the target that it took, the first one of each window aside
+    rounds: int  # passes of the target, except the first one of each window
 
     @property
     def tokens(self) -> list[int]:
@@ -72,13 +72,13 @@ def transcribe(
     key: Any = None,
     **sampling: Unpack[SamplingOptions],
 ) -> list[Transcript]:
-    """Transcribes sound with a Whisper model, faster with a `drafter`; the text is the target's
-    own.
+    """Transcribes sound with a Whisper model, faster with a `drafter`, which never changes the
+    text.
 
     Sound of more than 30 seconds is read in windows, one after the other: each begins where the
     last complete segment of the one before it ends. Windows of several sounds are decoded together.
-    The text is that of transformers' `generate` on the same features, with the same task. There is
-    no fallback to other temperatures, and no window reads the text before it.
+    The text matches transformers' `generate` on the same features, with the same task. No fallback
+    to other temperatures, no conditioning on the previous window's text.
 
     Args:
         target: a Whisper model.
@@ -92,8 +92,8 @@ def transcribe(
         timestamps: whether the text has timestamps, as longer sound needs. Without them a sound of
             at most 30 seconds is one segment, if the model keeps to it.
         batch_size: windows decoded at a time.
-        gamma, rule, policy, key: options of `jaxspec.generate`. Each window of each sound has a key
-            of its own.
+        gamma, rule, policy, key: options of `jaxspec.generate`. Each window of each sound has a
+            different key.
         max_new_tokens: most tokens of a window; None for as many as the model has positions.
         **sampling: temperature and the other numbers of `sampling.SamplingOptions`, each for all
             sounds; logit_bias, banned, logits_processors.
@@ -151,7 +151,7 @@ def transcribe(
 
 
 class Transcribing(NamedTuple):
-    """The options of `transcribe` that are no options of `generate`."""
+    """The options of `transcribe` that `generate` does not have."""
 
     language: str | None = None
     task: str | None = None
@@ -162,9 +162,9 @@ class Transcribing(NamedTuple):
 class Recording(NamedTuple):
     """A sound to transcribe."""
 
-    number: int  # its place among those of the call or the job; random keys are folded from it
+    number: int  # its place in the call or the job; random keys are folded from it
     audio: Sound
-    language: str | None = None  # the language spoken in it; None for that of all
+    language: str | None = None  # the language spoken in it; None for the default
 
 
 class _Sound:
@@ -182,14 +182,14 @@ class _Sound:
         self.language = language
         self.width = 2 * config.source_positions  # frames of a window
         self.features = features.log_mel(waveform, config.mels, self.width)
-        self.first = 0  # frame of the window that comes next
+        self.first = 0  # first frame of the next window
         self.segments = list[Segment]()
         self.windows = 0
         self.rounds = 0
 
     @property
     def left(self) -> int:
-        """Frames that are still to be read."""
+        """Frames not read yet."""
         return self.features.shape[1] - self.first
 
 
@@ -201,10 +201,9 @@ def iterate(
     options: Mapping[str, Any],
     advance: Callable[[float], Any] = lambda seconds: None,
 ) -> Iterator[tuple[int, Transcript | Exception]]:
-    """Yields the number of each sound and its transcript, as soon as it is done, while further ones
-    are read.
+    """Yields the number of each sound and its transcript as soon as it is done.
 
-    A sound that cannot be read is yielded as what is wrong with it. See `transcribe`.
+    Yields the exception of a sound that cannot be read. See `transcribe`.
 
     Args:
         target: a Whisper model.
@@ -212,7 +211,7 @@ def iterate(
         batch_size: windows decoded at a time.
         shared: the options of transcribing.
         options: options of `generate`.
-        advance: called with the seconds of sound that a batch of windows has added to what is done.
+        advance: called with the seconds of sound that each window completed.
     """
     config, speech, language, task = checked(target, shared)
     (end, *_) = token_ids.ends(target) or (config.vocab_size,)
@@ -224,8 +223,8 @@ def iterate(
     if not isinstance(extra, list | tuple):
         extra = (extra,)
     key = options.get("key")
-    # Ids that a tokenizer lacks are taken for padding of the vocabulary, and older tokenizers lack
-    # the timestamps.
+    # `generate` bans ids that a tokenizer lacks, as padding, and older tokenizers lack the
+    # timestamps. Without a tokenizer it bans nothing.
     has_all_ids = (
         target.tokenizer is None or token_ids.size(target.tokenizer) >= target.lm.vocab_size
     )
@@ -247,8 +246,8 @@ def iterate(
                 yield recording.number, error
         if not active:
             return
-        # Rows beyond the sounds that are left repeat the first one's window, so that all batches
-        # are of one shape.
+        # If fewer sounds are left, repeat the first one's window, so that all batches have one
+        # shape.
         rows = [*active, *active[:1] * (batch_size - len(active))]
         sound = jnp.asarray(
             np.stack([windows.window(row.features, row.first, row.width) for row in rows])
@@ -290,10 +289,10 @@ def iterate(
 def checked(
     target: Model, shared: Transcribing
 ) -> tuple[WhisperConfig, Speech, str | None, str | None]:
-    """Refuses a target that does not read sound, and options that it cannot follow.
+    """Checks the target and the options of transcribing.
 
-    Returns its configuration and its tokens of speech, and the language and the task of all sounds;
-    None for a language that each sound tells, and for the task of an English-only model.
+    Returns the target's configuration and speech tokens, and the language and the task of all
+    sounds. A language of None is detected in each sound; English-only models have no task.
     """
     inputs.check_model(target, "target")
     speech = speech_of(target.config)
@@ -338,7 +337,7 @@ def _opened(
 
 
 def _language(target: Model, speech: Speech, language: str) -> str:
-    """Returns the code of a language, given so or by its English name."""
+    """Returns the code of a language, given as a code or an English name."""
     if not speech.languages:
         raise ValueError(
             f"language is {language!r}, and {target.name or 'the target'} is English-only: leave "
@@ -370,9 +369,7 @@ def _task(target: Model, speech: Speech, shared: Transcribing) -> str | None:
 def _beginning(
     config: WhisperConfig, language: str | None, task: str | None, timestamps: bool
 ) -> list[int]:
-    """Returns the tokens that a window's row begins with: the start token, a language, a task, no
-    timestamps.
-    """
+    """Returns the first tokens of a window's row: start token, language, task, no timestamps."""
     speech = config.speech
     tokens = [config.start_token]
     if language is not None:
@@ -387,7 +384,7 @@ def _beginning(
 def _detect(
     target: Model, speech: Speech, rows: list[_Sound], sound: Float[Array, "B C F"]
 ) -> None:
-    """Gives sounds without a language the most probable one after the start token."""
+    """Detects the language of sounds without one: the most probable after the start token."""
     ids = jnp.asarray(speech.language_tokens, jnp.int32)
     likely = np.asarray(_likely(target.lm, target.params, target.config.start_token, sound, ids))
     for row, index in zip(rows, likely, strict=True):
@@ -410,7 +407,7 @@ def _likely(
 
 
 def _keys(key: Any, rows: list[_Sound]) -> Array:
-    """Makes a key for each row, by the numbers of its sound and its window."""
+    """Folds a key for each row from the numbers of its sound and window."""
     key = inputs.key_of(key)
     numbers = jnp.asarray([[row.number, row.windows] for row in rows])
     return jax.vmap(lambda pair: jax.random.fold_in(jax.random.fold_in(key, pair[0]), pair[1]))(
@@ -421,7 +418,7 @@ def _keys(key: Any, rows: list[_Sound]) -> Array:
 def _take(
     row: _Sound, tokens: list[int], rounds: int, end: int, speech: Speech, tokenizer: Any
 ) -> None:
-    """Adds a window's text to its sound, and moves on."""
+    """Adds a window's text to its sound, and moves on to the next window."""
     if tokens[-1:] == [end]:
         tokens = tokens[:-1]
     first = None

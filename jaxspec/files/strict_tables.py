@@ -1,5 +1,5 @@
-"""Tables of TOML files into frozen dataclasses. Strict: an unknown key, a missing one or a wrong
-type is an error.
+"""Builds frozen dataclasses from TOML tables. Unknown keys, missing keys and wrong types are
+errors.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from jaxspec.core.checks import suggest
 
 
 class RecipeError(ValueError):
-    """A recipe that cannot be used; the message says which key and what was expected."""
+    """A recipe that cannot be used; the message names the key and the expected value."""
 
 
 def build(kind: type, table: dict[str, Any], where: str) -> Any:
@@ -38,7 +38,7 @@ def build(kind: type, table: dict[str, Any], where: str) -> Any:
         return kind(**values)
     except RecipeError:
         raise
-    except ValueError as error:  # of a check of its own
+    except ValueError as error:  # raised by the dataclass's checks
         raise RecipeError(f"{where} {error}") from error
 
 

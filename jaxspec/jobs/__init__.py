@@ -1,5 +1,5 @@
-"""Jobs: any number of prompts, in slots that are refilled. `many` is the host's side, `slots` the
-device's.
+"""Jobs: any number of prompts, in slots that are refilled. `many` is the host side, `slots` the
+device side.
 """
 
 from jaxspec import optional_imports

@@ -1,8 +1,8 @@
-"""The fields of a job's prompts: one table, for dicts in Python and for the lines of files.
+"""The fields of a job's prompts, for dicts in Python and lines of files alike.
 
 A field is a setting if it has the name of an option of jaxspec or of another library
-(`decode.option_names`). A setting is obeyed, or refused by name. Any other field is the caller's
-data, and comes back with the result.
+(`decode.option_names`). A setting is obeyed or rejected, never ignored. Any other field is the
+caller's data and is returned with the result.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ OBEYED = (
     *(*OPTIONS, *patterns.NAMES),
 )
 SAMPLES = "num_samples"  # the job's name for "n"
-# names of one word that are settings in any spelling, such as "Temperature"
+# one-word names that are settings in any spelling, such as "Temperature"
 SHORT = ("temperature", "seed", "stop")
 EVERY_TOKEN = (0, -1)  # values of top_k that keep every token, as in vLLM and transformers
 REFUSED: Mapping[
@@ -75,7 +75,7 @@ class Settings(NamedTuple):
 
 
 def read(fields: Mapping[str, Any], most: int | None = None) -> Settings:
-    """Reads the settings of a prompt among its fields. A field that is null says nothing.
+    """Reads the settings among the fields of a prompt. Ignores fields that are null.
 
     `most` is the job's limit of new tokens.
 
@@ -129,8 +129,7 @@ def read(fields: Mapping[str, Any], most: int | None = None) -> Settings:
 
 
 def setting_of(name: str, fields: Mapping[str, Any]) -> str | None:
-    """Returns the option that a field names, in Python's spelling; None if the field is the
-    caller's own data.
+    """Returns the option that a field names, in Python's spelling; None for the caller's data.
 
     >>> setting_of("max_tokens", {}), setting_of("lengthPenalty", {}), setting_of("label", {})
     ('max_tokens', 'length_penalty', None)
@@ -144,7 +143,7 @@ def setting_of(name: str, fields: Mapping[str, Any]) -> str | None:
 
 
 def is_own(name: str) -> bool:
-    """Says whether a field is the caller's own data: it does not have the name of an option."""
+    """Returns whether a field is the caller's data, not the name of an option."""
     return not _is_known(name)
 
 
@@ -153,7 +152,7 @@ def _is_known(name: str) -> bool:
 
 
 def _field_of(option: str) -> str | None:
-    """Returns the field as which an option is read; None if it is refused."""
+    """Returns the field that an option is read as; None if it is rejected."""
     if option == SAMPLES:
         return "n"
     if option in OBEYED:
@@ -164,7 +163,7 @@ def _field_of(option: str) -> str | None:
 
 
 def _asks_for_nothing(option: str, value: Any, fields: Mapping[str, Any]) -> bool:
-    """Says whether a setting leaves everything as it is."""
+    """Returns whether a setting has a value that changes nothing."""
     if value is None:
         return True
     if option in REFUSED:
@@ -183,7 +182,7 @@ def _asks_for_nothing(option: str, value: Any, fields: Mapping[str, Any]) -> boo
         )
     if option == "tool_choice" and value == "none":
         return option_names.is_empty(fields.get("tools"))
-    if option == "add_special_tokens":  # a template writes them itself
+    if option == "add_special_tokens":  # a chat template writes special tokens itself
         is_chat = fields.get("messages") is not None or encoding.is_chat(fields.get("prompt"))
         if isinstance(value, bool):
             return value is not is_chat
@@ -226,11 +225,10 @@ def _language(values: Mapping[str, Any], name: str, names: Mapping[str, str]) ->
 
 
 def missing(prepared: Prepared, needs: Mapping[str, Any], bounded: bool) -> dict[str, Any]:
-    """Returns the options that a generation must also have so that its program serves rows with
-    some options.
+    """Returns the options to add to a generation so that its program can serve rows with `needs`.
 
-    Their values are no row's, since rows bring their own. They say what the program can do: draw,
-    and find so many of the largest logits.
+    The values only set what the program can do: whether it draws, and how many of the largest
+    logits it finds. Each row brings its own values.
 
     Args:
         needs: the options of a row.
@@ -276,8 +274,7 @@ def missing(prepared: Prepared, needs: Mapping[str, Any], bounded: bool) -> dict
 
 
 def is_neutral(name: str, value: Any) -> bool:
-    """Says whether an option of sampling has the value that changes nothing, so that no program
-    needs it.
+    """Returns whether a sampling option has its neutral value, which no program needs.
 
     >>> is_neutral("top_p", 1), is_neutral("top_p", 0.9), is_neutral("temperature", 1.0)
     (True, False, False)
@@ -306,7 +303,7 @@ def _whole(
 
 
 def _response_format(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Reads the schema in OpenAI's field for structured output; None: any text.
+    """Reads the schema from OpenAI's field for structured output; None allows any text.
 
     >>> _response_format({"response_format": {"type": "json_object"}})
     {'response_format': {'type': 'object'}}
@@ -334,7 +331,9 @@ def _response_format(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _sampling(name: str, value: Any) -> Any:
-    """Reads an option of sampling; JSON has ids as text where they are names of an object."""
+    """Reads a sampling option. Converts the ids of a logit_bias, which JSON objects spell as
+    text.
+    """
     if name in ("top_k", "draft_top_k") and any(
         option_names.is_same(value, number) for number in EVERY_TOKEN
     ):

@@ -1,8 +1,7 @@
 """A job over files: JSON lines in, chunks of JSON lines out, a manifest, and resuming.
 
-A chunk holds the results of a fixed range of the input's lines, in their order, and is written
-whole or not at all (`chunks` says how). A killed job that goes on writes what it would have
-written.
+A chunk holds the results of a fixed range of input lines, in order, and is written whole or not at
+all (see `chunks`). A job that was killed and resumed writes the same files.
 """
 
 from __future__ import annotations
@@ -63,7 +62,7 @@ class Source(NamedTuple):
 
     def survey(self) -> Survey:
         """Looks through all lines of all parts."""
-        # of ids their hashes: 8 bytes a line
+        # hashes of ids: 8 bytes a line
         varying = dict[str, Any]()
         ids = array.array("q")
         for line in self.lines():
@@ -83,7 +82,7 @@ class Source(NamedTuple):
                     else:
                         OPTIONS[option].convert(value, option, Sizes(1, 1, 1))
                         varying[option] = max(varying.get(option, value), value)
-            except (ValueError, TypeError):  # the line's own error, when it is decoded
+            except (ValueError, TypeError):  # becomes the line's error when it is decoded
                 pass
         if not ids:
             raise ValueError(
@@ -92,23 +91,21 @@ class Source(NamedTuple):
         return Survey(len(ids), varying, self._twice(np.frombuffer(ids, np.int64)))
 
     def count(self, lines: int) -> int:
-        """Counts the lines of the part, of so many in all."""
+        """Counts the lines of this part, given all lines."""
         return max(0, -(-(lines - self.shard.index) // self.shard.count))
 
     def prompts(self, done: Container[int] = ()) -> Iterator[Line]:
-        """Yields the prompts of the part as `generate_many` takes them, but those whose number is
-        in `done`.
-        """
+        """Yields this part's prompts as `generate_many` takes them, except numbers in `done`."""
         lines = itertools.islice(self.lines(), self.shard.index, None, self.shard.count)
         return (line for line in lines if line.number not in done)
 
     def lines(self) -> Iterator[Line]:
         """Reads every line of every file that is not blank.
 
-        A byte order mark, which Windows' editors put first, is no part of a file's first line.
+        Drops the byte order mark that Windows editors put first.
         """
         numbers = itertools.count()
-        for path in self.paths:  # named by their folders only where another file has the same name
+        for path in self.paths:  # name the folder only if two files have one name
             if sum(path.name == sibling.name for sibling in self.paths) == 1:
                 name = path.name
             else:
@@ -127,9 +124,11 @@ class Source(NamedTuple):
                         )
 
     def _twice(self, ids: np.ndarray) -> str:
-        """Says which lines have the same id: the first two, and how many others there are."""
+        """Returns a message about lines with the same id: the first two, and the number of
+        others.
+        """
         order = np.argsort(ids, kind="stable")
-        # of those with one id all but the first
+        # all but the first line of each id, in the order of hashes
         repeated = order[1:][ids[order[1:]] == ids[order[:-1]]]
         if not repeated.size:
             return ""
@@ -147,7 +146,7 @@ class Source(NamedTuple):
         return f"{twice}: results differ by their numbers only"
 
     def _line(self, number: int, where: str, is_json: bool, line: bytes) -> Line:
-        """Reads a line; what is wrong with it is in place of its fields."""
+        """Reads a line; if it is invalid, its fields are the exception."""
         try:
             text = line.decode().rstrip("\r\n")
         except UnicodeDecodeError as error:
@@ -177,7 +176,7 @@ class Source(NamedTuple):
                 if name == "id" or fields.is_own(name):
                     json.dumps(row[name], allow_nan=False)
             except (ValueError, RecursionError) as error:
-                # 1e999 is read as infinity, which JSON has not
+                # 1e999 is read as infinity, which JSON does not have
                 return Line(
                     number, where, ValueError(f"the line's {name} cannot be written ({error})")
                 )
@@ -192,11 +191,11 @@ class Source(NamedTuple):
             return Line(number, where, error, id=name)
 
     def _content(self, row: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Returns the fields of a line, with the prompt under its usual name, and those that only
-        look like fields.
+        """Returns the fields of a line, the prompt under its usual name, and data that only look
+        like fields.
         """
-        # With a field of the caller's choice, "prompt" and "messages" are no prompts. The number is
-        # the line's.
+        # If the caller chose a field, "prompt" and "messages" are data. "number" always is: a
+        # line's number is its place.
         is_default = self.field == PROMPT
         if is_default:
             alike = {"number"}
@@ -218,7 +217,7 @@ class Source(NamedTuple):
         return self._messages(row), others
 
     def _messages(self, row: dict[str, Any]) -> dict[str, Any]:
-        """Makes a prompt that is text a message, if that is asked for."""
+        """Makes a text prompt a user's message if the job is a `chat`."""
         if not self.chat or not isinstance(row.get(PROMPT), str) or "messages" in row:
             return row
         before = []
@@ -248,7 +247,7 @@ class Output(NamedTuple):
         return self.folder / f"part-{self.shard.suffix}-{index:06}.jsonl"
 
     def journal(self, index: int) -> Path:
-        """Returns where the rows of a chunk are that is not whole."""
+        """Returns the journal of a chunk: its finished rows until the chunk is complete."""
         return self.folder / f"journal-{self.shard.suffix}-{index:06}"
 
     def locked(self) -> contextlib.AbstractContextManager[None]:
@@ -257,7 +256,7 @@ class Output(NamedTuple):
         return folders.locked(self.folder, holder, f".lock-{self.shard.suffix}")
 
     def check(self, *, resume: bool) -> None:
-        """Refuses a folder that cannot be written, or holds a job that is not to be resumed."""
+        """Raises an error if the folder cannot be written, or holds a job without `resume`."""
         files.check_writable(self.manifest)
         if self.manifest.exists() and not resume:
             raise ValueError(
@@ -270,10 +269,9 @@ class Output(NamedTuple):
             raise ValueError(f"{gone}: put it back, or choose another folder")
 
     def costs(self, measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """Returns the costs of passes that all parts of the job go on with: the first that were
-        measured.
+        """Returns the costs of passes for all parts of the job: those that the first part measured.
 
-        What is drafted depends on them, and with it texts that are drawn.
+        Draft lengths depend on the costs, and sampled texts on draft lengths.
         """
         path = self.folder / "costs.json"
         if not path.exists():
@@ -284,7 +282,9 @@ class Output(NamedTuple):
         return files.read_json(path, ANOTHER_FOLDER)
 
     def begin(self, manifest: Mapping[str, Any]) -> None:
-        """Writes the manifest, or compares it with that of the job to go on with."""
+        """Writes the manifest of a new job, or compares it with the manifest of the job to
+        resume.
+        """
         expected = json.loads(json.dumps(manifest))
         for path in (
             [self.manifest]
@@ -305,22 +305,19 @@ class Output(NamedTuple):
 
     def _write_whole(self, path: Path, report: Mapping[str, Any], outcome: str) -> None:
         with folders.full_disk(self.folder, outcome):
-            # Names of files need not be text in any encoding: what UTF-8 does not have is written
-            # as \udc..
+            # File names may hold bytes that are not text: JSON escapes them as \udc..
             files.write_text(path, [json.dumps(report, indent=2) + "\n"])
 
 
 def manifest_of(
     source: Source, output: Output, models: Mapping[str, Any], options: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Describes a job by everything that its texts depend on; of models the names, and `digests_of`
-    their files.
-    """
+    """Describes a job by everything that its texts depend on, such as digests of files."""
     return {
         "versions": {name: importlib.metadata.version(name) for name in VERSIONS},
         "models": dict(models),
         "options": dict(options),
-        # whose order is that of the lines
+        # a list, since the order of files is the order of lines
         "input": [[path.name, digests.of_file(path)] for path in source.paths],
         "field": source.field,
         "chat": source.chat,
@@ -331,8 +328,7 @@ def manifest_of(
 
 
 def digests_of(path: Path) -> dict[str, str]:
-    """Returns the SHA-256 of a file, or of each file of a folder by its name there; hidden files
-    are left out.
+    """Returns the SHA-256 of a file, or of each file of a folder by its name, except hidden files.
 
     >>> import tempfile
     >>> folder = Path(tempfile.mkdtemp())
@@ -376,7 +372,7 @@ def _compare(
 
 
 def check_paths(paths: Sequence[Path]) -> None:
-    """Refuses input files that are not there, or would be read as lines and are something else.
+    """Raises an error if an input file does not exist, or does not consist of lines.
 
     >>> check_paths([Path("prompts.json")])  # doctest: +ELLIPSIS
     Traceback (most recent call last):

@@ -10,9 +10,9 @@ from typing import Any
 from jaxspec.jobs import fields
 
 COMPLETIONS = "/v1/completions"
-URLS = {"/v1/chat/completions": "messages", COMPLETIONS: "prompt"}  # what the body of each has
-# Parameters of OpenAI's and vLLM's requests that no text depends on. They come back among the
-# line's own fields.
+URLS = {"/v1/chat/completions": "messages", COMPLETIONS: "prompt"}  # with their bodies' field
+# Parameters of OpenAI's and vLLM's requests that do not change a text. They are returned among the
+# line's fields.
 WITHOUT_EFFECT = {
     *("model", "user", "metadata", "store", "service_tier", "safety_identifier"),
     *(
@@ -38,8 +38,8 @@ FINISH = {"eos": "stop", "stop": "stop", "length": "length"}
 def fields_of(row: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the fields of a request's body and those beside it.
 
-    All that a body holds is a setting, so an unknown name there is an error. Data of the caller's
-    own stand beside it.
+    Every field of a body is a setting, so an unknown name there is an error. The caller's data
+    belong beside the body.
 
     >>> fields_of(
     ...     {"custom_id": "a", "url": "/v1/completions", "body": {"prompt": "one", "max_tokens": 7}}
@@ -70,7 +70,7 @@ def fields_of(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _one_prompt(body: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the prompt of a body that has it in a list.
+    """Returns the prompt of a body that puts it into a list.
 
     >>> _one_prompt({"prompt": ["Hello"]}), _one_prompt({"prompt": [5, 6]})
     ({'prompt': 'Hello'}, {})
@@ -141,5 +141,5 @@ def response(rows: Sequence[Mapping[str, Any]], model: str) -> dict[str, Any]:
 
 
 def rows_of(line: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
-    """Returns the results of a line that a job has written, in this form or its own."""
+    """Returns the results in a line that a job wrote, in OpenAI's form or in jaxspec's."""
     return line.get("jaxspec", [line])

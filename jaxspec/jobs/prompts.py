@@ -24,7 +24,7 @@ from jaxspec.sampling.params import OPTIONS, is_set, pattern_rows, pool_of, size
 from jaxspec.structured.patterns import pattern_of
 from jaxspec.vocab import languages
 
-IDS = 2**20  # ids that are compared with later ones
+IDS = 2**20  # most ids that are remembered
 TOO_LONG = ("error", "truncate", "skip")
 
 
@@ -35,7 +35,7 @@ class Line(NamedTuple):
     where: str  # the file and the line, for messages
     # the fields of a prompt, as a dict has them, or what is wrong with the line
     fields: Mapping[str, Any] | Exception
-    # the caller's own fields that only look like those of a prompt
+    # the caller's fields that only look like settings
     others: Mapping[str, Any] = MappingProxyType({})
     id: Any = None  # the line's name for it; None for its number
 
@@ -64,9 +64,7 @@ class JobPrompt(NamedTuple):
         return ""
 
     def refused(self, error: str) -> JobPrompt:
-        """Returns the prompt with what is wrong with it, which is said once for all of its
-        texts.
-        """
+        """Returns the prompt with an error, once for all of its texts."""
         return self._replace(error=self.at + error, samples=1)
 
 
@@ -100,7 +98,7 @@ def limits_of(
 
 
 class Numbers:
-    """A set of numbers that takes a bit for each, where most of a range are in it.
+    """A set of numbers at one bit each, if they fill most of a range.
 
     >>> numbers = Numbers()
     >>> [numbers.add(number) for number in (5, 70_000, 5)]
@@ -111,7 +109,7 @@ class Numbers:
         self._pages = dict[int, int]()
 
     def add(self, number: int) -> bool:
-        """Adds a number, and says whether it is new."""
+        """Adds a number; returns whether it is new."""
         page = number >> 10
         bit = 1 << (number & 1023)
         before = self._pages.get(page, 0)
@@ -124,9 +122,8 @@ class PromptReader:
 
     Attributes:
         limits: the longest rows it accepts.
-        defaults: the values of sampling of prompts that have none of their own, as `Row.sampling`
-            has them.
-        error: the error that the iterable has raised; None if there is none.
+        defaults: the default values of sampling, in the form of `Row.sampling`.
+        error: the error that the iterable raised, if it did.
     """
 
     def __init__(
@@ -138,7 +135,7 @@ class PromptReader:
         # The job's options; `prefix`, `key`, `num_samples` and those of sampling are read.
         options: Mapping[str, Any] = MappingProxyType({}),
         template: Mapping[str, Any] | None = None,  # values for the template of chats
-        # called with the number of each prompt that is skipped
+        # called with the number of each skipped prompt
         skipped: Callable[[int], Any] | None = None,
     ):
         self._target = target
@@ -150,13 +147,13 @@ class PromptReader:
         self._samples = options.get("num_samples", 1)
         self._has_key = options.get("key") is not None
         self._options = {name: options[name] for name in OPTIONS if is_set(options.get(name))}
-        # and digests of ids
+        # digests of ids
         self._sizes = sizes_of(target, 1)
         self._numbers = Numbers()
         self._ids = set[int]()
         self.defaults = values_of(self._options, self._sizes)
         self._pattern = pattern_of(options)
-        # A pattern is tried by itself before its prompt is taken in.
+        # A pattern is tried alone before its prompt is accepted.
         self._new_pool = functools.partial(pool_of, target, end_ids(target, options.get("eos_ids")))
         self._tried = set[Any]()
         self._frames = dict[str | None, token_ids.Frame]()  # by the language of prompts
@@ -168,10 +165,9 @@ class PromptReader:
         self.error: Exception | None = None
 
     def peek(self, count: int) -> list[JobPrompt]:
-        """Returns the next prompts, at most so many, without taking them.
+        """Returns at most `count` of the next prompts, without taking them.
 
-        An error of the iterable ends the prompts; it is `error`, to be raised when those before it
-        are done.
+        An error of the iterable ends the prompts; the caller raises `error` when they are done.
         """
         while len(self._read) < count and not self._exhausted:
             block = self._block_of(max(self._block, count))
@@ -209,9 +205,7 @@ class PromptReader:
                     yield request._replace(row=request.row._replace(sample=sample))
 
     def _encoded(self, requests: list[tuple[JobPrompt, Any]]) -> dict[int, list[int]]:
-        """Tokenises the contents that are text, those of one language at once; returns their ids by
-        place.
-        """
+        """Tokenises text contents, a language at a time; returns their ids by place."""
         places = collections.defaultdict[str | None, list[int]](list)
         for index, (request, content) in enumerate(requests):
             if isinstance(content, str):
@@ -225,9 +219,7 @@ class PromptReader:
         return encoded
 
     def _reader(self, language: str | None) -> Model:
-        """Returns the model whose tokenizer reads prompts of a language; None for that of the model
-        as it is.
-        """
+        """Returns the model with its tokenizer set to a language; None leaves it as it is."""
         if language not in self._readers:
             self._readers[language] = languages.with_languages(self._target, source=language)
         return self._readers[language]
@@ -251,8 +243,7 @@ class PromptReader:
             number = value.number
             fields = value.fields
             others = value.others
-        # What is wrong with a prompt is the error of its own number, wherever among those read it
-        # stands.
+        # An error is reported under the prompt's number, wherever it was read.
         is_number = encoding.is_id(number) and 0 <= number < 2**31
         if isinstance(value, Line):
             name = value.id
@@ -274,7 +265,7 @@ class PromptReader:
                     f"the number {number} is that of an earlier prompt, and so are its random "
                     "numbers"
                 )
-            if not isinstance(value, Line):  # ids of files are told apart before
+            if not isinstance(value, Line):  # `Source.survey` has checked the ids of files
                 self._check_id(name, row.number)
             settings = job_fields.read(fields, self.limits.new)
             request = self._with_settings(request, settings)
@@ -293,7 +284,7 @@ class PromptReader:
             return request._replace(error=str(error)), None
 
     def _check_id(self, name: Any, number: int) -> None:
-        """Warns of an id that an earlier prompt had; so many are remembered as fit into little
+        """Warns of an id that an earlier prompt had. Remembers only the first `IDS`, to bound
         memory.
         """
         digest = hash(repr(name))
@@ -305,7 +296,7 @@ class PromptReader:
             self._ids.add(digest)
 
     def _with_settings(self, request: JobPrompt, settings: job_fields.Settings) -> JobPrompt:
-        """Returns a prompt with its own settings, or the job's."""
+        """Returns a prompt with its settings, by default the job's."""
         sampling = self._options | settings.sampling
         if settings.samples is None:
             samples = self._samples
@@ -347,7 +338,7 @@ class PromptReader:
             bias = (self.defaults if row.sampling is None else row.sampling).get("bias")
             (entry,) = pattern_rows([pattern], bias, np.array([row.max_new_tokens]))
             if entry not in self._tried:
-                self._new_pool().add(*entry)  # what cannot be is the prompt's own error
+                self._new_pool().add(*entry)  # an impossible pattern is the prompt's error
                 self._tried.add(entry)
             needs = {**needs, "regex": [None]}
         language = settings.source_language
@@ -356,7 +347,7 @@ class PromptReader:
         return request._replace(row=row, stop=stop, needs=needs, samples=samples, language=language)
 
     def _begin(self, settings: job_fields.Settings) -> tuple[int, ...]:
-        """Returns the ids that a row begins with, if the prompt chooses its language; else none."""
+        """Returns the ids that a row begins with if the prompt chooses its language, else ()."""
         language = settings.target_language
         positions = self._target.lm.limits.max_positions
         if language is None:
@@ -375,7 +366,7 @@ class PromptReader:
         return begin
 
     def _check_language(self, name: str, language: str) -> None:
-        """Refuses a language that the model does not have, by the name of the field."""
+        """Raises ValueError, with the name of the field, if the model does not have a language."""
         try:
             languages.language_id(self._target, language)
         except ValueError as error:
@@ -386,9 +377,7 @@ class PromptReader:
     def _content(
         self, request: JobPrompt, prompt: Any, messages: Any, template: Mapping[str, Any]
     ) -> Any:
-        """Returns text that is to be tokenised, with others, or the ids of a chat; ids as they
-        are.
-        """
+        """Returns text to tokenise, the ids of a chat, or ids as they are."""
         number = request.row.number
         if messages is None and encoding.is_chat(prompt):
             messages = prompt
@@ -403,7 +392,7 @@ class PromptReader:
                 ids = encoding.chat_ids(self._reader(request.language), messages, template=template)
             except ValueError:
                 raise
-            except Exception as error:  # the template is a program, and may end in any way
+            except Exception as error:  # a template is a program, and may raise anything
                 raise ValueError(
                     f"the chat cannot be written ({type(error).__name__}: {error})"
                 ) from error
@@ -421,9 +410,7 @@ class PromptReader:
         return prompt
 
     def _with_tokens(self, request: JobPrompt, content: Any, content_form: str) -> JobPrompt | None:
-        """Returns the prompt with its tokens, or with what is wrong with it; None if it is to be
-        skipped.
-        """
+        """Returns the prompt with its tokens or its error; None if it is skipped."""
         try:
             row = encoding.ids_of(content, None)
             shared = 0
@@ -434,7 +421,7 @@ class PromptReader:
                 row = self._prefix.followed_by(row, content_form)
             vocab = self._target.lm.prompt_vocab
             outside = [token for token in row if not 0 <= token < vocab]
-            if outside:  # an array has no larger than int64
+            if outside:  # int64 arrays cannot hold larger ids
                 raise ValueError(
                     f"the prompt has token id {outside[0]}: expected ids from 0 to {vocab - 1}"
                 )
@@ -449,8 +436,7 @@ class PromptReader:
                 if self._skipped is not None:
                     self._skipped(request.row.number)
                 return None
-            # A decoder goes on with the end of its prompt; an encoder's task stands at the
-            # beginning.
+            # A decoder continues the end of its prompt; an encoder's prompt begins with the task.
             keeps_end = self._target.lm.limits.start_token is None
             frame = self._frame(request.language)
             cut = self.limits.too_long == "truncate" and frame.cut(
@@ -469,7 +455,7 @@ class PromptReader:
         return request._replace(row=request.row._replace(tokens=row))
 
     def _frame(self, language: str | None) -> token_ids.Frame:
-        """Returns what the tokenizer puts around a text of a language."""
+        """Returns the special tokens that the tokenizer puts around a text of a language."""
         if language not in self._frames:
             self._frames[language] = token_ids.frame_of(self._reader(language).tokenizer)
         return self._frames[language]

@@ -25,7 +25,7 @@ class Completion:
     # "failure"
     finish: str
     prompt_tokens: int  # how many the prompt has; 0 if it was not decoded
-    # these three: passes of the target after prefill, their draft tokens, and those emitted
+    # these three: passes of the target after prefill, their draft tokens, and the emitted ones
     rounds: int = 0
     drafted: int = 0
     accepted: int = 0
@@ -42,8 +42,8 @@ class Completion:
     fields: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything as plain values, for JSON, and for a table: `pandas.DataFrame(row.to_dict()
-        for row in rows)`.
+        """Returns plain values, for JSON or a table: `pandas.DataFrame(row.to_dict() for row in
+        rows)`.
 
         Log probabilities are columns, named as in `Generation.records`, with a list for each row:
         `raw_log_probs`, `sampled_log_probs`, and with `top_log_probs` also `top_tokens` and
@@ -82,9 +82,7 @@ def plain(value: Any) -> Any:
 
 
 class Progress(NamedTuple):
-    """Counts of a job's results, wherever it stands; also those of a whole job that was stopped and
-    resumed.
-    """
+    """Counts of a job's results so far, also over several runs of a resumed job."""
 
     done: int = 0  # texts that are done
     failed: int = 0  # texts that are errors
@@ -93,11 +91,11 @@ class Progress(NamedTuple):
     # these two: tokens of the prompts, and of the texts
     prompt_tokens: int = 0
     new_tokens: int = 0
-    # these three: the rounds that made them, draft tokens in these, and those that were emitted
+    # these three: rounds, their draft tokens, and the emitted ones
     rounds: int = 0
     drafted: int = 0
     accepted: int = 0
-    # how many texts ended for each reason
+    # texts by the reason of their end
     finish: Mapping[str, int] = MappingProxyType(
         dict.fromkeys((reason.name.lower() for reason in Finish), 0)
     )
@@ -108,7 +106,7 @@ class Progress(NamedTuple):
     first_error: tuple[int, str] | None = None
 
     def plus(self, row: Mapping[str, Any]) -> Progress:
-        """Returns the counts with one more result, a line of a job's files."""
+        """Returns the counts with one more result, given as a line of a job's files."""
         sums = ("prompt_tokens", "new_tokens", "rounds", "drafted", "accepted")
         pairs = itertools.zip_longest(
             self.acceptance_histogram, row.get("acceptance_histogram", ()), fillvalue=0
@@ -128,8 +126,8 @@ class Progress(NamedTuple):
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything as plain values, for JSON, with the `metrics` of `Generation.to_dict` in place
-        of the histogram.
+        """Returns plain values for JSON, with the `metrics` of `Generation.to_dict` instead of the
+        histogram.
 
         >>> progress = Progress(
         ...     done=1, new_tokens=6, rounds=2, drafted=6, acceptance_histogram=(1, 0, 0, 1)

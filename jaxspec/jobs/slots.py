@@ -1,4 +1,4 @@
-"""Slots of a running batch: rows are decoded together, leave when they are done, and are replaced.
+"""Slots of a running batch: rows decode together, leave when done, and are replaced.
 
 Three programs do the work, each compiled once: `prefill` (once for each width of prompts) makes the
 state of some new rows, `insert` puts them into free slots, and `run_rounds` decodes until enough
@@ -39,37 +39,36 @@ from jaxspec.structured.patterns import Pattern
 from jaxspec.structured.tables import TooLarge, values
 from jaxspec.vocab import languages
 
-# What a row without an option has in a program that reads it. Not a number: the row's own
-# temperature.
+# Values of rows without an option, in a program that reads it. NaN: use the row's temperature.
 NEUTRAL = {
     entry.field: np.float64("nan" if entry.neutral is None else entry.neutral)
     for entry in OPTIONS.values()
 }
-Layout = tuple[Sharding, ...] | None  # where each leaf of a state lies on a mesh; None without one
+Layout = tuple[Sharding, ...] | None  # the sharding of each leaf of a state; None without a mesh
 
 
 class Row(NamedTuple):
-    """A row to decode, with the options of its own; the generation holds the others."""
+    """A row to decode, with its options; other options belong to the generation."""
 
-    # the prompt's, in the whole job: the row's key is folded from it, as in `generate` from its
-    # place
+    # the prompt's number in the job; the row's key is folded from it, as `generate` does with
+    # places
     number: int
     tokens: Sequence[int]  # the prompt's ids
     max_new_tokens: int  # its limit
-    sample: int = 0  # the number of this text among the prompt's, from 0; each has a key of its own
+    sample: int = 0  # the number of this text among the prompt's, from 0; each has a different key
     seed: int | None = None  # makes the row's key in place of the job's key and `number`
-    # Its own values, by field of `SamplingParams`, [1] or [1, vocab]; the drafter's begin with
-    # "draft_".
+    # the row's values, by field of `SamplingParams`, [1] or [1, vocab]; the drafter's begin with
+    # "draft_"
     sampling: Mapping[str, np.ndarray] | None = None
     pattern: Pattern | None = None  # the text has to match it
-    # the ids that its text follows in an encoder-decoder's row; empty: the model's own
+    # the first ids of an encoder-decoder's row; empty: the model's default
     begin: tuple[int, ...] = ()
 
 
 class KeySources(NamedTuple):
     """The sources of rows' random keys."""
 
-    key: Int[Array, "group bits"]  # the bits of the key that each row's own is folded from
+    key: Int[Array, "group bits"]  # the bits of the key that each row's key is folded from
     number: Int[Array, " group"]  # the prompt's
     sample: Int[Array, " group"]  # which of its texts a row is
 
@@ -87,17 +86,17 @@ class NewRows(NamedTuple):
 class StateSize(NamedTuple):
     """The size that the state of new rows has, so that it can be put into slots; static."""
 
-    headroom: int  # fills the slots' capacity after a prompt of this width
+    headroom: int  # room after a prompt of this width, up to the slots' capacity
     growth: int  # tokens of it that a row uses
-    # the leaves' shapes, to which zeros extend smaller ones
+    # the shapes of the slots' leaves; smaller leaves are padded with zeros
     shapes: tuple[tuple[int, ...], ...] | None = None
 
 
 class Until(NamedTuple):
     """The end of a call of `run_rounds`."""
 
-    ended: Bool[Array, " slots"]  # rows to end before the first round
-    finished: Int[Array, ""]  # slots that must be done; those that were free before count
+    ended: Bool[Array, " slots"]  # rows that the host ends before the first round
+    finished: Int[Array, ""]  # number of slots that must be done, free ones included
     limit: Int[Array, ""]  # most rounds, at most those that a report has room for
 
 
@@ -143,8 +142,8 @@ class Slots:
         self._prepared = prepared
         self._rounds = rounds
         self._mesh = sharding.mesh_of(prepared.weights)
-        # Rows of a model with languages say how they begin. Other models have one beginning for all
-        # rows.
+        # In a model with languages each row has its beginning; in other models all rows have the
+        # same.
         first = prepared.target.lm.limits.first_tokens
         if first and languages.languages(prepared.target.tokenizer):
             self._begin = max(len(first), 2)
@@ -170,7 +169,7 @@ class Slots:
         self._layout: Layout = None
 
     def takes(self, row: Row) -> bool:
-        """Says whether there is room for the tables of a row's pattern, and makes them."""
+        """Makes the tables of a row's pattern; returns whether they fit."""
         if self._pool is None:
             return True
         try:
@@ -181,10 +180,9 @@ class Slots:
         return True
 
     def prefill(self, rows: Sequence[Row]) -> State:
-        """Starts the computation of the states of some rows, at most `group`, and does not wait for
-        it.
+        """Starts prefilling at most `group` rows.
 
-        The group is filled with copies of its last row, which `insert` leaves out.
+        Copies of the last row fill up the group; `insert` leaves them out.
         """
         rows = [*rows, *[rows[-1]] * (self.group - len(rows))]
         longest = max(len(row.tokens) for row in rows)
@@ -213,10 +211,10 @@ class Slots:
         )
 
     def insert(self, new: State, slots: Sequence[int]) -> None:
-        """Puts the first rows of what `prefill` made into some slots."""
+        """Puts the first rows of a prefilled group into slots."""
         if self._state is None:
             self._state = empty(new, self.slots)
-            # where the compiler put the leaves, and where they shall stay
+            # keep the leaves where the compiler put them
             if self._mesh is not None:
                 self._layout = tuple(leaf.sharding for leaf in jax.tree.leaves(self._state))
         places = np.full(self.group, self.slots, np.int32)  # beyond the last slot: left out
@@ -225,8 +223,8 @@ class Slots:
         self._state = insert(self._state, new, places, self._layout)
 
     def fill(self, rows: Sequence[Row]) -> State:
-        """Puts rows into all slots, again and again if they are fewer, and returns the state, which
-        is then used up.
+        """Fills all slots, repeating rows if they are fewer; returns the state, which the caller
+        may donate.
         """
         for start in range(0, self.slots, self.group):
             places = range(start, min(start + self.group, self.slots))
@@ -235,9 +233,7 @@ class Slots:
         return self._state
 
     def run(self, finished: int, rounds: int | None = None) -> Report:
-        """Decodes until `finished` slots are done, or for a number of rounds, and does not wait for
-        it.
-        """
+        """Starts decoding until `finished` slots are done or `rounds` have run."""
         p = self._prepared
         limit = self._rounds if rounds is None else rounds
         until: Any = Until(self._ended, np.int32(finished), np.int32(limit))  # type: ignore[arg-type]
@@ -254,24 +250,22 @@ class Slots:
         return report
 
     def end(self, slots: Sequence[int]) -> None:
-        """Ends rows by a decision of the host's, before the next `run`."""
+        """Ends rows on the host's decision, before the next `run`."""
         self._ended[list(slots)] = True
 
     def _before(self, unread: int) -> Before | None:
-        """Returns what was read before, for prompts with at most so many further tokens."""
+        """Returns the shared prefix, for prompts with at most `unread` further tokens."""
         before = self._prepared.before
         if before is None:
             return None
         return dataclasses.replace(before, width=unread)
 
     def _row_length(self, width: int) -> int:
-        """Counts what prefill puts into a row of a prompt of this width."""
+        """Returns the length of a row after prefilling a prompt of this width."""
         return self._begin or len(self._prepared.target.lm.limits.first_tokens) or width
 
     def _with_begin(self, prompt: Prompt, rows: Sequence[Row]) -> Prompt:
-        """Returns prompts for an encoder, beside the beginnings of their rows if these may
-        differ.
-        """
+        """Returns prompts for an encoder, with the beginnings of their rows if these differ."""
         if not self._begin:
             return prompt
         first = self._prepared.target.lm.limits.first_tokens
@@ -280,15 +274,15 @@ class Slots:
         )
 
     def _shapes_at(self, width: int) -> State:
-        """The shapes of the state of a group of rows; its tables may have grown since it was asked
-        last.
+        """Returns the shapes of a group's state; its pattern tables may have grown since the last
+        call.
         """
         return self._shapes_for(
             width, () if self._pool is None else tuple(x.shape for x in self._pool.tables)
         )
 
     def _shapes_of(self, width: int, tables: tuple[tuple[int, ...], ...]) -> State:
-        """The shapes of the state of a group of rows whose prompts have this width."""
+        """Returns the shapes of a group's state for prompts of this width."""
         count = jax.ShapeDtypeStruct((self.group,), jnp.int32)
         prompt: Any = Prompt(jax.ShapeDtypeStruct((self.group, width), jnp.int32), count)  # type: ignore[arg-type]
         if self._begin:
@@ -302,8 +296,8 @@ class Slots:
         return jax.eval_shape(start, new=NewRows(prompt, sources, count, sampling))  # type: ignore[arg-type]
 
     def _sampling_of(self, rows: Sequence[Row]) -> tuple[Any, Any]:
-        """The values of sampling of some rows: the target's, and the drafter's where those are
-        others.
+        """Returns the sampling values of rows: the target's, and the drafter's if they differ, else
+        None.
         """
         request = self._prepared.request
         target = request.sampling_params
@@ -319,8 +313,7 @@ class Slots:
             ]
             return np.concatenate(column_rows).astype(like.dtype)
 
-        # One array a field, [rows] or [rows, vocab], in the dtype that the program was compiled
-        # for.
+        # one array a field, [rows] or [rows, vocab], in the dtype that the program was compiled for
         arrays = {
             name: like
             for name, like in target._asdict().items()
@@ -330,7 +323,7 @@ class Slots:
             name: None if like is None else column(name, like) for name, like in arrays.items()
         }
         fields["processors"] = token_rows.repeat_rows(target.processors, len(rows))
-        # On the host: a slot's tables are donated with its state.
+        # Keep the tables on the host: the copy in the state is donated.
         if self._pool is None:
             fields["structured"] = None
         else:
@@ -363,13 +356,11 @@ class Slots:
         return dict(decoder=p.decoder, weights=p.weights, request=request)
 
     def _size_at(self, width: int) -> StateSize:
-        """The size of the state of rows whose prompts have this width."""
+        """Returns the size of the state for prompts of this width."""
         return StateSize(self._capacity - self._row_length(width), self._growth)
 
     def _width_of(self, tokens: int) -> int:
-        """The narrowest width for a prompt whose state has, or can be given, the shapes of the
-        widest one's.
-        """
+        """Returns the narrowest width whose state can be padded to the slots' shapes."""
         width = self._prepared.widths(tokens)[0]
         if _can_grow(self._shapes_at(width), self._shapes_at(self.width)):
             return width
@@ -384,11 +375,11 @@ def _key(prepared: Prepared) -> Key[Array, ""]:
 
 
 def _row_keys(sources: KeySources, impl: Any) -> Key[Array, " group"]:
-    """The rows' keys: folded from the job's by the number of the prompt, and of the later texts by
-    theirs.
+    """Returns the rows' keys: the job's key, folded with the prompt's number and a later text's
+    number.
 
-    A prompt's first text is that of a job which asks for one. Positions, which are folded in next,
-    are below 2**31.
+    A prompt's first text is the same whether a job asks for one or more. Positions, which are
+    folded in next, are below 2**31.
     """
     fold = jax.vmap(jax.random.fold_in)
     keys = fold(jax.random.wrap_key_data(sources.key, impl=impl), sources.number)
@@ -400,9 +391,7 @@ def _row_keys(sources: KeySources, impl: Any) -> Key[Array, " group"]:
 
 
 def _laid_out(state: State, layout: Layout) -> State:
-    """The state with each leaf where it has to lie, so that no program is compiled again for
-    another place.
-    """
+    """Keeps each leaf on its devices, so that no program is compiled again for another layout."""
     if layout is None:
         return state
     leaves, structure = jax.tree.flatten(state)
@@ -412,10 +401,9 @@ def _laid_out(state: State, layout: Layout) -> State:
 
 
 def _can_grow(small: State, large: State) -> bool:
-    """Says whether zeros make a state of one shape one of another.
+    """Returns whether zeros can pad a state from one shape to another.
 
-    Caches and their masks may be so extended, since entries that are not real are never read; ids
-    and counts may not.
+    Caches and their masks may be padded, since padding is never read; ids and counts may not.
     """
     pairs = zip(jax.tree.leaves(small), jax.tree.leaves(large), strict=True)
     return all(
@@ -431,9 +419,9 @@ def _can_grow(small: State, large: State) -> bool:
 def _start(
     decoder: Decoder,
     weights: Weights,
-    request: Request,  # the options of one row, which all have; its key is any of the rows' kind
+    request: Request,  # the options of one row, shared by all; its key only gives the kind of key
     new: NewRows,
-    before: Before | None,  # the part that was read before; None: nothing
+    before: Before | None,  # the shared prefix; None without one
     size: StateSize,
 ) -> State:
     keys = _row_keys(new.sources, jax.random.key_impl(request.keys))
@@ -455,16 +443,14 @@ prefill = programs.jit(static_argnames=("decoder", "size"))(_start)
 
 @programs.jit(static_argnames=("slots",))
 def empty(new: State, slots: int) -> State:
-    """A state of slots that are all free: copies of a row, ended."""
+    """Makes a state of free slots: ended copies of a row."""
     state = token_rows.take_rows(new, jnp.zeros(slots, jnp.int32))
     return state._replace(done=jnp.ones(slots, bool))
 
 
 @programs.jit(static_argnames=("layout",), donate_argnames=("state",))
 def insert(state: State, new: State, slots: Int[Array, " group"], layout: Layout) -> State:
-    """Puts new rows into slots; those for slots that do not exist are left out. The state given is
-    consumed.
-    """
+    """Puts new rows into slots, dropping indices past the last slot. Consumes the given state."""
     state = token_rows.map_rows(lambda old, rows: old.at[slots].set(rows, mode="drop"), state, new)
     return _laid_out(state, layout)
 
@@ -477,13 +463,11 @@ def run_rounds(
     weights: Weights,
     state: State,
     until: Until,
-    rounds: int,  # with the next the size of the report
+    rounds: int,  # with `max_new_tokens`, the size of the report
     max_new_tokens: int,
     layout: Layout,
 ) -> tuple[State, Report]:
-    """Runs rounds until enough slots are done, or enough rounds were run. The state given is
-    consumed.
-    """
+    """Runs rounds until enough slots are done, or up to a limit. Consumes the given state."""
     state = state._replace(done=state.done | until.ended)
     none = jnp.zeros((rounds, state.done.shape[0]), jnp.int32)
 

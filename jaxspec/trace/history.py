@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 HALF_CHARACTER = "\ufffd"
-CONTEXT = 256  # tokens before a round that are spelt: more than any line shows
+CONTEXT = 256  # most tokens before a round to spell: more than any line shows
 
 
 class TokensView(Sequence[int]):
-    """The first `length` tokens of a list that all rounds of a row share, so that a round's size is
-    that of its own.
+    """A view of the first `length` tokens of a list, which all rounds of a row share to save
+    memory.
 
     >>> text = [5, 6, 7]
     >>> TokensView(text, 2), TokensView(text, 2)[-1:], TokensView(text, 2) == [5, 6]
@@ -52,22 +52,19 @@ class TracedRound(NamedTuple):
 
     before: Sequence[int]  # new tokens committed by earlier rounds
     new: list[int]  # tokens that this round committed
-    # its draft tokens; none for the first token, which the target reads off the prompt
+    # its draft tokens; empty for the first token, which prefill makes
     draft: list[int]
     num_accepted: int  # how many of them the rule accepted
     # these two: a tree's `core.Draft.parent` and `core.Verdict.path`, the path cut to its length;
     # None for a chain
     parent: list[int] | None = None
     path: list[int] | None = None
-    # the numbers of each draft token by name, None for one that it lacks; None: nobody asked for
-    # them
+    # the numbers of each draft token by name, an entry None if unknown; None if not traced
     numbers: dict[str, list[float | None]] | None = None
 
 
 class TokenFates(NamedTuple):
-    """A round's tokens by their fates: accepted and rejected draft tokens, and the target's own
-    token.
-    """
+    """A round's tokens by fate: accepted and rejected draft tokens, and the target's token."""
 
     accepted: list[int]
     rejected: list[int]
@@ -84,8 +81,8 @@ class RoundText(NamedTuple):
 
 
 def of_row(tokens: Sequence[int], trace: Any, row: int) -> list[TracedRound]:
-    """Returns the rounds of a row of a generation; the first token, which costs none, is a round
-    without draft tokens.
+    """Returns the rounds of a row of a generation; prefill's first token is a round without a
+    draft.
 
     Args:
         tokens: the new tokens of the row, without padding.
@@ -148,13 +145,11 @@ def numbers_of(numbers: Any, index: Any = ...) -> dict[str, list[float | None]]:
 
 
 def judge(step: TracedRound) -> TokenFates:
-    """Splits a round into accepted draft tokens, rejected ones, and the target's own token after
-    them.
+    """Splits a round into accepted draft tokens, rejected ones, and the target's token after them.
 
-    Of a chain one draft token is rejected at most, of a tree all children of the last accepted
-    node.
+    A chain has at most one rejected token; in a tree, all children of the last accepted node are.
 
-    A round that was cut, at an end token or at the limit, has no token of the target's own.
+    A round that was cut, at an end token or at the limit, has no token from the target.
 
     >>> judge(TracedRound([], new=[5, 6, 9], draft=[5, 6, 7, 8], num_accepted=2))
     TokenFates(accepted=[5, 6], rejected=[7], target=[9])
@@ -174,10 +169,8 @@ def judge(step: TracedRound) -> TokenFates:
 
 
 def fates(step: TracedRound) -> list[str]:
-    """Says of each draft token of a round whether the rule accepted or rejected it, or it was
-    "untried" (not tested).
-
-    "none": a node of a tree that was not verified.
+    """Returns the fate of each draft token: "accepted", "rejected", "untried" (not tested), or
+    "none" for a node of a tree that was not verified.
 
     >>> fates(TracedRound([], new=[5, 6, 9], draft=[5, 6, 7, 8], num_accepted=2))
     ['accepted', 'accepted', 'rejected', 'untried']
@@ -198,7 +191,7 @@ def fates(step: TracedRound) -> list[str]:
     results = []
     for node, parent in enumerate(step.parent, 1):
         if parent not in verified:
-            results.append("none")  # cut off, or after such a node
+            results.append("none")  # cut off, or below such a node
             continue
         verified.add(node)
         tried = parent in accepted and node < following.get(parent, node + 1)
@@ -207,18 +200,18 @@ def fates(step: TracedRound) -> list[str]:
 
 
 class Branch(NamedTuple):
-    """A line of a tree: nodes that follow each other without a sibling."""
+    """A line of a drawn tree: a run of nodes without siblings."""
 
     lead: str  # the lines that lead to it, drawn
     # each with its fate: "accepted", "rejected", "untried" (not tested), or "own", the target's
     # token after the others
     tokens: list[tuple[int, str]]
-    before: list[int]  # the last of the tokens that precede them
+    before: list[int]  # the last tokens before them
 
 
 def branches(step: TracedRound) -> list[Branch]:
-    """Draws a round's tree, a line for each branch, siblings in the order of their tests; none for
-    a chain.
+    """Draws a round's tree, a line for each branch, siblings in the order of their tests; [] for a
+    chain.
 
     >>> tree = {"draft": [4, 5, 8, 2, 3], "parent": [0, 0, 2, 2, 1], "path": [1, 2]}
     >>> step = TracedRound([], new=[5, 8, 9], num_accepted=2, **tree)
@@ -241,8 +234,7 @@ def branches(step: TracedRound) -> list[Branch]:
     fate = fates(step)
 
     def nodes_below(parent: int) -> list[int]:
-        # The target's own token is one more child of the last accepted node: -1, which has no
-        # children itself.
+        # The target's token is one more child of the last accepted node: -1, which has no children.
         return [
             *children.get(parent, []),
             *([-1] if parent == accepted[-1] and target_token else []),
@@ -274,8 +266,8 @@ def branches(step: TracedRound) -> list[Branch]:
 
 
 def spelt(tokenizer: Any, step: TracedRound, context: int = CONTEXT) -> RoundText:
-    """Spells a round; without a tokenizer, as ids. Of the tokens before it only the last `context`
-    are, after a "…".
+    """Spells a round; without a tokenizer, as ids. Only the last `context` tokens before it are
+    spelt, after a "…".
     """
     accepted, rejected, target = judge(step)
     before = step.before[-context:] if context else []
@@ -296,7 +288,7 @@ def spelt(tokenizer: Any, step: TracedRound, context: int = CONTEXT) -> RoundTex
 
 
 def spell(tokenizer: Any, before: Sequence[int], tokens: Sequence[int]) -> list[str]:
-    """Spells the text that each of `tokens` adds after `before`; a special token by its name."""
+    """Spells the text that each of `tokens` adds after `before`, and special tokens by name."""
     so_far = list(before)
     shown = _decode(tokenizer, before).rstrip(HALF_CHARACTER)
     pieces = []
@@ -306,7 +298,7 @@ def spell(tokenizer: Any, before: Sequence[int], tokens: Sequence[int]) -> list[
         piece = ""
         if text.startswith(shown):
             piece = text[len(shown) :]
-        # an id may have no token
+        # some ids have no token
         pieces.append(piece or tokenizer.convert_ids_to_tokens(token) or f" {token}")
         shown = text.rstrip(HALF_CHARACTER)
     return pieces
@@ -322,9 +314,7 @@ def _decode(tokenizer: Any, tokens: Sequence[int]) -> str:
 
 
 def spelt_branches(tokenizer: Any, step: TracedRound) -> list[tuple[str, list[tuple[str, str]]]]:
-    """Spells the lines of a round's tree: the drawn lines that lead to each, and its tokens with
-    their fates.
-    """
+    """Spells a round's tree: for each line its lead, drawn, and its tokens with their fates."""
     lines = []
     for lead, tokens, before in branches(step):
         ids = [token for token, _ in tokens]

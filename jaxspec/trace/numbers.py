@@ -1,6 +1,4 @@
-"""The numbers of a round's draft tokens, written out under its line: `core.TraceNumbers` for the
-eye.
-"""
+"""The numbers of a round's draft tokens, to print under its line: `core.TraceNumbers` as text."""
 
 from __future__ import annotations
 
@@ -14,7 +12,7 @@ LEGEND = (
     "draw, which accepts it where it is below the next number; the entropy of the drafter's "
     "distribution, 1 at most. γ: draft tokens; Z: the mass of the residual after the rejection"
 )
-NOTHING = "–"  # a number that there is not
+NOTHING = "–"  # stands for a missing number
 
 
 class NumberedToken(NamedTuple):
@@ -26,7 +24,7 @@ class NumberedToken(NamedTuple):
 
 
 def numbered(tokenizer: Any, step: TracedRound) -> list[NumberedToken]:
-    """Spells the draft tokens of a round with their numbers; none where nobody asked for numbers.
+    """Spells the draft tokens of a round with their numbers; [] if numbers were not traced.
 
     >>> numbers = {
     ...     "q": [0.5, 0.25],
@@ -65,11 +63,11 @@ def numbered(tokenizer: Any, step: TracedRound) -> list[NumberedToken]:
 
 
 def of_whole_round(step: TracedRound) -> str:
-    """Says what a round has as a whole: its number of draft tokens, the drafter's entropy, the
-    residual's mass.
+    """Returns the numbers of a whole round: draft tokens, the drafter's entropy, the residual's
+    mass.
 
-    The entropy is that at the first draft token, which `policies.entropy` reads; the mass is what
-    the last rejection left, and so there is none in a round without one.
+    The entropy is taken at the first draft token, as in `policies.entropy`. The mass is the
+    residual's after the last rejection, if any.
 
     >>> numbers = {"residual_mass": [0.25, 0.5], "entropy": [1.0, None]}
     >>> of_whole_round(TracedRound([5], [6, 2], [6, 7], 1, numbers=numbers))
@@ -89,8 +87,8 @@ def of_whole_round(step: TracedRound) -> str:
 
 
 def _before(step: TracedRound) -> list[list[int]]:
-    """Lists for each draft token the last of the tokens that it follows."""
-    # of the last committed token, then of each draft token with itself
+    """Lists the tokens that precede each draft token, at most the last `CONTEXT` committed ones."""
+    # the committed text, then the text up to each draft token, itself included
     texts = [list(step.before[-CONTEXT:])]
     for index, token in enumerate(step.draft):
         if step.parent is None:
@@ -102,7 +100,7 @@ def _before(step: TracedRound) -> list[list[int]]:
 
 
 def _cell(number: float | None) -> str:
-    """Writes a number with three digits after the point, if it has no more before it.
+    """Formats a number with three decimals, very small and large ones with an exponent.
 
     >>> _cell(0.5), _cell(1234.5), _cell(0.00001), _cell(None)
     ('0.500', '1.2e+03', '1.0e-05', '–')

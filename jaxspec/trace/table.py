@@ -9,22 +9,22 @@ from jaxtyping import Bool, Int
 
 
 def table(trace: Any) -> dict[str, np.ndarray]:
-    """Returns the columns of a trace, each with an entry for every draft token that was verified:
-    row by row, in order.
+    """Returns the columns of a trace, with an entry for every verified draft token, row by row.
 
-    The columns are
+    The columns are:
 
-        row, round: the prompt's number, and the round's as pictures have it: 1 is the first with a
-        draft. draft_tokens: how many the round had (its gamma). position: the place in
-        `Generation.tokens` that the draft token was proposed for, counted from 0. parent: in a
-        tree, the draft token that it follows, as in `core.Draft`; chains have no such column.
-        token: its id. tested: whether its turn came: the draft tokens before it, or the siblings,
-        left it one. accepted: whether the rule accepted it. An end token or the limit may have cut
-        it off afterwards.
+    - `row`, `round`: the numbers of the prompt and of the round, as in pictures: round 1 is the
+      first with a draft.
+    - `draft_tokens`: how many draft tokens the round had (its gamma).
+    - `position`: the index in `Generation.tokens` that the draft token was proposed for.
+    - `parent`: in a tree, the draft token before it, as in `core.Draft`; absent for chains.
+    - `token`: its id.
+    - `tested`: whether the rule reached it, after the draft tokens or siblings before it.
+    - `accepted`: whether the rule accepted it; an end token or the limit may still cut it off.
 
-    With numbers there are also q, p, r, acceptance, residual_mass and entropy, which
-    `core.TraceNumbers` describes, and ratio, p / q; and layers, where the drafter says how many of
-    the target's it took.
+    A trace with numbers adds q, p, r, acceptance, residual_mass and entropy (see
+    `core.TraceNumbers`), and ratio, p / q. Drafters that use some of the target's layers also have
+    layers, their number.
 
     Args:
         trace: the trace of a generation (`Generation.trace`, with the fields of `core.RoundInfo`,
@@ -58,7 +58,7 @@ def table(trace: Any) -> dict[str, np.ndarray]:
     else:
         nodes = _of_trees(trace)
     committed = np.asarray(trace.num_committed)
-    # Each row's first token is prefill's, so the first round's draft begins at position 1.
+    # Prefill makes each row's first token, so the first round's draft begins at position 1.
     begin = 1 + np.cumsum(committed, axis=1) - committed
     columns = {
         "row": np.arange(len(draft))[:, None, None],
@@ -103,12 +103,11 @@ def _of_trees(trace: Any) -> DraftedNodes:
     path = np.asarray(trace.path)
     count = np.asarray(trace.num_accepted)[..., None]
     shape = parent.shape
-    # Fed tokens are numbered from 1, 0 is the last committed one: of each, whether it is verified,
-    # and its depth.
+    # [rows, rounds, 1 + nodes]: 0 is the last committed token, draft tokens count from 1.
     verified = np.ones((*shape[:2], shape[2] + 1), bool)
     depth = np.zeros((*shape[:2], shape[2] + 1), np.int32)
     verified[..., 0] = np.asarray(trace.draft_length) > 0
-    # after each fed token on the path, the draft token that was accepted
+    # the accepted child of each token on the path; 0: none
     chosen = np.zeros(depth.shape, np.int32)
     on_path = np.zeros(verified.shape, bool)
     on_path[..., 0] = True

@@ -1,5 +1,5 @@
-"""A drafter with another tokenizer than the target: it drafts the tokens that both have
-(token-level intersection).
+"""Drafters with another tokenizer than the target: they draft the shared tokens (token-level
+intersection).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from jaxspec.core import Model, token_ids
 from jaxspec.core.checks import at_least
 from jaxspec.vocab.remap import NONE, check_model, map_vocabulary
 
-LONGEST = 4  # of the drafter's tokens that one of the target's is read as, unless told otherwise
+LONGEST = 4  # default of the most drafter tokens per target token
 ROLES = ("bos_token_id", "eos_token_id", "pad_token_id", "unk_token_id")
 
 
@@ -21,15 +21,14 @@ def share_vocabulary(draft: Model, target: Model, *, longest: int = LONGEST) -> 
     It drafts the tokens that spell the same bytes in both vocabularies, and special tokens with the
     same role or name. All others have probability 0 in its distributions, and the acceptance rule
     sees these. So the text keeps the target's distribution exactly; the target's probability of the
-    shared tokens bounds the acceptance rate. The drafter reads the target's text in its own tokens.
-    A token that it lacks is spelled with several, the longest first.
+    shared tokens bounds the acceptance rate. The drafter reads the target's text in its vocabulary.
+    It spells a token that it lacks with several others, the longest first.
 
     Args:
         draft: the model that is to draft, with its tokenizer.
-        target: the model to draft for, with its own.
-        longest: most tokens of the drafter for one of the target's; of a longer one only the end is
-            read. Caches are this many times as long, and so is a pass in which some token must be
-            spelled.
+        target: the model to draft for, with its tokenizer.
+        longest: most drafter tokens per target token; longer spellings lose their beginning. Caches
+            are this many times as long, and so are passes with a token that must be spelled.
 
     Returns:
         A model with the target's vocabulary and tokenizer, for any drafter that takes one; without
@@ -95,8 +94,8 @@ def _maps(
     draft_texts = dict(token_ids.spelled(draft, draft_size))
     by_text: dict[bytes, int] = {}
     for index, text in draft_texts.items():
-        by_text.setdefault(text, index)  # of two ids with one text the lower
-    # Of several tokens with one text the one that has the same id, if one has.
+        by_text.setdefault(text, index)  # the lower of two ids with one text
+    # Among several tokens with one text, prefer the one with the same id.
     direct = {
         i: i if draft_texts.get(i) == text else by_text[text]
         for i, text in target_texts.items()
@@ -169,7 +168,7 @@ def _special(draft: Any, target: Any, draft_size: int, target_size: int) -> dict
 
 
 def _beginning(draft: Any, target: Any) -> list[int]:
-    """Returns what the drafter's tokenizer puts before a text, where the target's puts nothing."""
+    """Returns the drafter's beginning of sequence, if only the drafter's tokenizer adds one."""
     bos = draft.bos_token_id
     if bos is None or draft("a")["input_ids"][:1] != [bos]:
         return []

@@ -1,5 +1,5 @@
-"""Languages of models that translate: the source's is the tokenizer's affair, the target's begins a
-decoder's row.
+"""Languages of models that translate: the tokenizer marks the source's, the decoder's row begins
+with the target's.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def with_languages(model: Model, source: str | None = None, target: str | None =
     tokenizer = model.tokenizer
     config = model.config
     if source is not None:
-        language_id(model, source)  # refuses one that it lacks
+        language_id(model, source)  # raises if the model lacks it
         tokenizer = copy.deepcopy(tokenizer)
         tokenizer.src_lang = source
     if target is not None:
@@ -63,8 +63,7 @@ def with_languages(model: Model, source: str | None = None, target: str | None =
 
 
 def first_tokens(model: Model, target: str) -> tuple[int, ...]:
-    """Returns the ids that a row begins with when a model writes a language, as `with_languages`
-    would have it.
+    """Returns the first ids of a row whose text is in a language, as `with_languages` sets them.
 
     Raises:
         ValueError: the model has no such language, or is decoder-only.
@@ -85,7 +84,7 @@ def language_id(model: Model, name: str) -> int:
     """Returns the token of a language.
 
     Raises:
-        ValueError: there is none; those that are spelled nearly so are listed.
+        ValueError: the model has no such language; the message lists similar names.
     """
     tokens = languages(model.tokenizer)
     if name in tokens:
@@ -106,12 +105,11 @@ def language_id(model: Model, name: str) -> int:
 
 
 def languages(tokenizer: Any) -> dict[str, int]:
-    """Returns a tokenizer's languages and their ids, as the tokenizer itself puts them around a
-    text.
+    """Returns a tokenizer's languages and their ids.
 
-    The tokens are among those that it has added. Which id a token was added with says nothing for
-    an M2M-100: it counts languages on from its vocabulary, and files may list their tokens in
-    another order, or none of them.
+    Language tokens are added tokens. The ids in its files do not help with M2M-100: its tokenizer
+    counts languages on from its vocabulary, and files may list them in another order, or not at
+    all.
 
     >>> languages(None)
     {}
@@ -136,9 +134,7 @@ def languages(tokenizer: Any) -> dict[str, int]:
 
 
 def _network_of(model: Model, config: Any) -> LanguageModel:
-    """Makes the network of a configuration, with the taps of a model, and its encoder if the model
-    shares it.
-    """
+    """Makes the network of a configuration, with a model's taps and its shared encoder."""
     inside = model.lm.inside
     lm = net_of(config).language_model(config, () if inside is None else inside.taps)
     if (

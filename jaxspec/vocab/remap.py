@@ -1,11 +1,11 @@
-"""A language model of another vocabulary as one that reads and writes the target's token ids.
+"""Wraps a language model with another vocabulary, so that it reads and writes the target's ids.
 
-The text has the target's distribution with any map. The model's logits are put at the target's ids,
-and every other id gets -inf. Draft tokens are drawn from the distribution that this makes. A map
-costs acceptance: the target's probability of the tokens that the model can draft bounds it.
+The text has the target's distribution with any map. The model's logits go to the target's ids, and
+every other id gets -inf. Draft tokens are drawn from the resulting distribution. A map costs
+acceptance: the target's probability of the tokens that the model can draft bounds it.
 
 Shapes: B batch, P prompt, T step, S capacity, M feature dimension. V is the target's vocabulary, W
-the model's own, R the most tokens of the model for one of the target's.
+the drafting model's, R the most drafting tokens per target token.
 """
 
 from __future__ import annotations
@@ -28,9 +28,7 @@ NONE = -1  # in `to_target`: the target has no such token
 
 
 def check_model(model: Any, function: str) -> None:
-    """Refuses what is no model, by a TypeError; a drafter that reads hidden states has another
-    way.
-    """
+    """Raises TypeError if an argument is not a Model; the message has advice for draft heads."""
     if not isinstance(model, core.Model):
         head = (
             "If a drafter uses its target's head: load_drafter(..., "
@@ -40,7 +38,7 @@ def check_model(model: Any, function: str) -> None:
 
 
 def check_ids(ids: Any, name: str, vocab: int, least: int = 0) -> None:
-    """Refuses ids that a vocabulary lacks."""
+    """Raises ValueError if ids are outside of a vocabulary."""
     if np.size(ids) and (np.min(ids) < least or np.max(ids) >= vocab):
         raise ValueError(
             f"{name} has {np.min(ids)} to {np.max(ids)}: expected ids from {least} to {vocab - 1}"
@@ -50,13 +48,13 @@ def check_ids(ids: Any, name: str, vocab: int, least: int = 0) -> None:
 class MappedParams(NamedTuple):
     """The parameters of a mapped model."""
 
-    model: core.Params  # its own
+    model: core.Params  # the model's parameters
     # parameters of a separate head (`trim_vocabulary`); None for the model's own logits
     head: core.Params | None
-    # the target's id of each of W ids; V, which is past the end, where there is none
+    # the target's id of each of W ids; V, past the end, for ids that it lacks
     to_target: Int[Array, " W"]
-    # The model's tokens for each of the target's ids, and how many there are (1..R). None: it reads
-    # the target's ids.
+    # the model's tokens for each of the target's ids, and their number (1..R); None: it reads the
+    # target's ids
     to_draft: Int[Array, "V R"] | None = None
     count: Int[Array, " V"] | None = None
     first: Int[Array, " F"] | None = None  # read before every prompt; None: nothing
@@ -70,30 +68,28 @@ def map_vocabulary(
     *,
     first: Sequence[int] = (),
 ) -> core.Model:
-    """Makes a model draft for a target that has other token ids, by a table that says which ids
-    correspond.
+    """Makes a model draft for a target with other token ids, given a table of corresponding ids.
 
-    The model reads a token that it lacks as several of its own, so its rows are longer than the
-    target's, each by another number. A pass is over T of its tokens if each token of the target is
-    one of the model's, as all drafted tokens are; otherwise over R T.
+    The model reads a token that it lacks as several other tokens, so its rows are longer than the
+    target's, by different amounts. A pass has T of the model's tokens if every target token is a
+    single one, as all draft tokens are; otherwise it has R T.
 
     Args:
         model: the one that is to draft.
-        to_target: the target's id of each of the model's tokens; -1 for a token that the target
-            lacks, which is never drafted. The `d2t` of EAGLE-3 checkpoints is this minus 0, 1, 2,
+        to_target: the target's id for each of the model's tokens; -1 for tokens that the target
+            lacks, which are never drafted. The `d2t` of EAGLE-3 checkpoints is this minus 0, 1, 2,
             ...
         vocab_size: how many ids the target has.
-        to_draft: the model's tokens that each of the target's is read as, at least one. By default
-            the token that corresponds; there must then be one for every id.
-        first: tokens of the model's that it reads before every prompt, such as its own beginning of
-            a sequence.
+        to_draft: the model's tokens for each of the target's, at least one. By default the
+            corresponding token, which every id must then have.
+        first: tokens that the model reads before every prompt, such as a beginning of sequence.
 
     Returns:
         A model with `vocab_size` ids, without a tokenizer (give it the target's), for any drafter
         that takes a model. It takes token trees if every token is read as one.
 
     Raises:
-        TypeError: it is no model.
+        TypeError: the argument is not a Model.
         ValueError: ids out of range, one that two tokens stand for, or a target's id that nothing
             is read for.
 
@@ -158,8 +154,8 @@ def with_head(
     head_params: core.Params,
     to_target: Sequence[int] | np.ndarray,
 ) -> core.Model:
-    """Makes a model that reads what it has read before; its logits come from a head over W of its
-    ids, `to_target`.
+    """Replaces a model's head by one over W of its ids, `to_target`. The model reads the same
+    tokens.
     """
     ids = _past_the_end(np.asarray(to_target), model.lm.vocab_size)
     lm = _mapped(model.lm, head, model.lm.vocab_size)
@@ -173,7 +169,7 @@ def _past_the_end(ids: np.ndarray, vocab_size: int) -> Int[Array, " W"]:
 def _table(
     rows: Sequence[Sequence[int]], vocab_size: int, draft_vocab: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Pads rows of ids to a table, and counts them."""
+    """Pads rows of ids to a table; also returns their lengths."""
     if len(rows) != vocab_size:
         raise ValueError(
             f"to_draft has {len(rows)} entries: expected one for each of the target's {vocab_size} "
@@ -194,8 +190,8 @@ def _table(
 
 @functools.lru_cache
 def _mapped(lm: core.LanguageModel, head: core.Head | None, vocab: int) -> core.LanguageModel:
-    """Makes the pure functions of a model each of whose tokens is one of the target's; its cache is
-    the model's own.
+    """Makes the pure functions of a model whose tokens each match one target token; its cache is
+    unchanged.
     """
 
     def known(params: MappedParams, tokens: Int[Array, "B T"]) -> Int[Array, "B T"]:
@@ -206,8 +202,8 @@ def _mapped(lm: core.LanguageModel, head: core.Head | None, vocab: int) -> core.
     def mapped(
         params: MappedParams, forward: core.Forward, position: Int[Array, "B T"] | None = None
     ) -> core.Forward:
-        """Puts logits into the target's vocabulary; those of another head are made of the features
-        at `position`.
+        """Puts logits into the target's vocabulary; another head computes them from features at
+        `position`.
         """
         if head is None or own_inside is None:
             return forward._replace(logits=match_vocab(forward.logits, vocab, params.to_target))
@@ -258,7 +254,7 @@ def _mapped(lm: core.LanguageModel, head: core.Head | None, vocab: int) -> core.
         def own_embed(params: MappedParams, tokens: Int[Array, "B T"]) -> Float[Array, "B T M"]:
             return inner.embed(params.model, known(params, tokens))
 
-        # With a map of tokens the encoder would read other ones.
+        # With a token map the encoder would read other tokens, so it cannot be shared.
         if inner.encoder is None or head is None:
             encoder = None
         else:
@@ -282,7 +278,7 @@ def _mapped(lm: core.LanguageModel, head: core.Head | None, vocab: int) -> core.
 @functools.lru_cache
 def _ragged(lm: core.LanguageModel, vocab: int, longest: int, lead: int) -> core.LanguageModel:
     """Makes the pure functions of a model that reads some target tokens as several, after `lead`
-    tokens of its own.
+    extra ones.
     """
     model = _Ragged(lm, vocab, longest, lead)
 
@@ -293,9 +289,7 @@ def _ragged(lm: core.LanguageModel, vocab: int, longest: int, lead: int) -> core
 
     def inside(inner: core.Inside) -> core.Inside:
         def embed(params: MappedParams, tokens: Int[Array, "B T"]) -> Float[Array, "B T M"]:
-            """Embeds the last of the tokens that each is read as, where the features are taken,
-            too.
-            """
+            """Embeds the last own token of each target token, where features are taken, too."""
             assert params.to_draft is not None and params.count is not None
             return inner.embed(params.model, params.to_draft[tokens, params.count[tokens] - 1])
 
@@ -321,8 +315,8 @@ def _ragged(lm: core.LanguageModel, vocab: int, longest: int, lead: int) -> core
 
 
 class _Ragged(NamedTuple):
-    """A model whose rows are longer than the target's, each by another number: "own" tokens are
-    those of `lm`.
+    """A model whose rows are longer than the target's, by different amounts. "Own" tokens are
+    `lm`'s.
     """
 
     lm: core.LanguageModel
@@ -333,8 +327,7 @@ class _Ragged(NamedTuple):
     def spell(
         self, params: MappedParams, tokens: Int[Array, "B T"], real: Bool[Array, "B T"]
     ) -> tuple[Int[Array, "B T*R"], Int[Array, "B T"]]:
-        """Spells the target's tokens in the model's, and says where in these each of the target's
-        ends.
+        """Spells the target's tokens as own tokens, and returns where each target token ends.
 
         With a = x, b = y z: before [a b a], after [x y z x . .] and [1 3 4].
         """
@@ -342,8 +335,8 @@ class _Ragged(NamedTuple):
         batch, step = tokens.shape
         count = jnp.where(real, params.count[tokens], 0)  # [B, T], of own tokens
         ends = jnp.cumsum(count, axis=1)
-        # Part r of token t goes to slot ends[t - 1] + r; parts that it does not have go past the
-        # end, and are dropped.
+        # Part r of token t goes to slot ends[t - 1] + r; missing parts go past the end, and are
+        # dropped.
         r = jnp.arange(self.longest, dtype=ends.dtype)[None, None, :]
         # [B, T, R]
         slot = jnp.where(r < count[:, :, None], (ends - count)[:, :, None] + r, step * self.longest)
@@ -356,8 +349,8 @@ class _Ragged(NamedTuple):
     ) -> Any:
         """Reads `width` own tokens if no row has more, else `longest` times as many.
 
-        It is a conditional, though it copies the cache: training differentiates it, which it could
-        not do with a loop.
+        A conditional copies the cache, but unlike a loop it can be differentiated, which training
+        needs.
         """
         passes = [functools.partial(read, wide) for wide in (width, width * self.longest)]
         return jax.lax.cond(needed <= width, *passes, *arguments)
@@ -388,13 +381,14 @@ class _Ragged(NamedTuple):
             forward, cache = self.lm.prefill(params.model, row, own_room)
             return (forward if encoder else _at_ends(forward, ends)), cache
 
-        # its output and the cache are as wide as what it reads, so that no conditional chooses
+        # An encoder's output and cache are as wide as its input, which a conditional cannot choose.
         if encoder:
             forward, cache = read(width * self.longest)
         else:
             forward, cache = self.narrowest(width, jnp.max(ends[:, -1]) - lead, read)
         forward = forward._replace(logits=match_vocab(forward.logits, self.vocab, params.to_target))
-        # From here on rows are counted in the decoder's tokens: those of a prompt are an encoder's.
+        # From here on `ends` counts the decoder's row; with an encoder, the prompt is not a part of
+        # it.
         if encoder:  # the row is its start token
             length = jnp.ones_like(prompt.length)
             ends = jnp.broadcast_to(jnp.arange(2, dtype=ends.dtype)[None], (tokens.shape[0], 2))
@@ -428,7 +422,7 @@ class _Ragged(NamedTuple):
             inner: core.Cache, chunk: Int[Array, "B C"], count: Int[Array, " B"]
         ) -> tuple[core.Forward, core.Cache]:
             forward, inner = lm.extend(params.model, inner, chunk, real=count)
-            # A head is applied outside, where a program that does not read logits has none.
+            # The head is applied outside, so that a program that reads no logits computes none.
             return forward._replace(logits=forward.logits[..., :0]) if lm.inside else forward, inner
 
         def read(wide: int, inner: core.Cache) -> tuple[core.Forward, core.Cache]:
@@ -463,7 +457,7 @@ def _is_real(tokens: Int[Array, "B T"], length: Int[Array, " B"]) -> Bool[Array,
 
 
 def _at_ends(forward: core.Forward, ends: Int[Array, "B T"]) -> core.Forward:
-    """Takes features and taps at the last of the tokens that each of the target's is read as."""
+    """Takes features and taps at the last own token of each target token."""
     hidden = forward.features, forward.taps  # each may be None
     features, taps = jax.tree.map(lambda x: _at(x, jnp.maximum(ends - 1, 0)), hidden)
     return forward._replace(features=features, taps=taps)

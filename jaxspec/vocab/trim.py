@@ -26,8 +26,7 @@ def trim_vocabulary(
     counts: Sequence[float] | np.ndarray | None = None,
     ids: Sequence[int] | np.ndarray | None = None,
 ) -> Model:
-    """Makes a drafter's head smaller: it computes the logits of frequent tokens only, and drafts no
-    others.
+    """Makes a drafter's head smaller, so that it computes and drafts only frequent tokens.
 
     The rows of the other tokens are not read at all: a drafter of 32,768 of 262,144 tokens reads an
     eighth of its head at each draft token. The text keeps the target's distribution exactly. Draft
@@ -36,21 +35,20 @@ def trim_vocabulary(
     tokens that end a text.
 
     Args:
-        drafter_model: a model with one of jaxspec's networks, as `jaxspec.load` returns it. If its
+        drafter_model: a model with a network from jaxspec, as `jaxspec.load` returns it. If its
             head is already trimmed, the whole head is trimmed anew.
         size: how many tokens to draft: with `counts` the most frequent ones, otherwise the first
             ids. Vocabularies made by merging pairs, and most others, begin with their most frequent
             tokens.
-        counts: how often each id occurs in texts such as the target writes; alone: all ids that
+        counts: how often each id occurs in texts like the target's; without `size`, all ids that
             occur.
         ids: the tokens to draft, in place of size and counts.
 
     Returns:
-        A model for any drafter that takes one. Its vocabulary, tokenizer and what it reads are the
-        model's.
+        A model for any drafter that takes one. Its vocabulary, tokenizer and input are the model's.
 
     Raises:
-        TypeError: it is no model.
+        TypeError: the argument is not a Model.
         ValueError: none or too many of the three, sizes or ids out of range, or a model whose head
             is not known.
 
@@ -108,9 +106,7 @@ def trim_vocabulary(
 
 
 def draft_tokens(model: Model) -> Int[np.ndarray, " W"] | None:
-    """Returns the ids that a model with a trimmed head drafts, ascending; None: its head is
-    whole.
-    """
+    """Returns the ids that a trimmed head drafts, ascending; None if the head is whole."""
     trimmed = isinstance(model.params, MappedParams) and model.params.head is not None
     if trimmed:
         return np.asarray(model.params.to_target)
@@ -118,9 +114,7 @@ def draft_tokens(model: Model) -> Int[np.ndarray, " W"] | None:
 
 
 def untrimmed(model: Model) -> Model:
-    """Gives a model its whole head back, where `trim_vocabulary` trimmed it: to be trained further,
-    or written.
-    """
+    """Restores the whole head of a model from `trim_vocabulary`, for training or writing."""
     if draft_tokens(model) is None:
         return model
     lm = nets.net_of(model.config).language_model(model.config)
