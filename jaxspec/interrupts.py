@@ -1,6 +1,4 @@
-"""Interrupts: an exception from a signal's handler is raised until it is seen, so that none is
-lost.
-"""
+"""Interrupts: exceptions of signal handlers are repeated until they are seen."""
 
 from __future__ import annotations
 
@@ -83,8 +81,7 @@ _running: _Block | None = None
 
 @contextlib.contextmanager
 def raised_until_seen() -> Iterator[None]:
-    """Repeats an exception that a handler of SIGINT or SIGTERM raises until the exception leaves
-    the block.
+    """Repeats an exception from a handler of SIGINT or SIGTERM until it leaves the block.
 
     Python calls a handler between any two steps of the main thread. An exception goes no further in
     a callback of the garbage collector (jax has one), in `__del__`, and in a `try` with a bare

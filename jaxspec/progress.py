@@ -26,9 +26,7 @@ EVERY = 30.0  # seconds between two lines of a log, at least
 
 
 class Console(rich.console.Console):
-    """A rich console that raises BrokenPipeError when its reader has gone, instead of exiting with
-    1.
-    """
+    """A rich console that raises BrokenPipeError when its reader is gone, instead of exiting."""
 
     def on_broken_pipe(self) -> NoReturn:
         raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))

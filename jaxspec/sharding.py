@@ -134,8 +134,8 @@ def mesh(axes: str | Mesh, devices: Sequence[Any] | None = None) -> Mesh:
     try:
         return jax.make_mesh(tuple(sizes.values()), tuple(sizes), kinds, devices=devices[:needed])
     except AssertionError:
-        # jax.make_mesh cannot order a described v4 topology (two devices a chip). Any order will do:
-        # nothing runs on it.
+        # jax.make_mesh cannot order a described v4 topology (two devices a chip). Any order will
+        # do, since nothing runs on it.
         return Mesh(np.array(devices[:needed]).reshape(*sizes.values()), tuple(sizes), kinds)
 
 
@@ -164,9 +164,7 @@ def parameters(params: Params, axes: Axes, mesh: Mesh) -> Params:
 
 
 def of(path: str, shape: tuple[int, ...], axes: Axes, mesh: Mesh) -> NamedSharding:
-    """Returns the sharding of one parameter, by its path ("layers_0/attention/query/weight") and
-    shape.
-    """
+    """Returns the sharding of a parameter, by its path ("layers_0/ff/out/weight") and shape."""
     names = logical(path, axes.layers)
     # A matrix quantised by groups is [groups of columns, rows, columns of a group].
     if len(shape) == len(names) + 1 > 2:

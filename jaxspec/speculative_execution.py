@@ -1,5 +1,4 @@
-"""Stochastic speculative execution: runs g on candidates for a draw from f while f is still
-running.
+"""Stochastic speculative execution: g runs on candidates for a draw from f, beside f.
 
 f is any slow function that returns a distribution, and g any slow function of a draw from it: a
 policy and a simulated world, or a proposal and the simulation that weighs it.
@@ -53,8 +52,7 @@ def speculate(
     candidates: int = 1,
     executor: concurrent.futures.Executor | None = None,
 ) -> Speculated[Result]:
-    """Draws a token from softmax(f(x)) and returns g(token), with exactly the sequential
-    distribution.
+    """Draws a token from softmax(f(x)) and returns g(token), distributed as if run in sequence.
 
     A cheap approximation of f says which tokens are likely. g is started on candidates drawn from
     it, without replacement, while f runs. Speculative sampling then accepts a candidate, whose g is
@@ -163,9 +161,7 @@ _propose = jax.jit(propose, static_argnames=("count",))
 
 @jax.jit
 def _verify(key: Key[Array, ""], draft: Draft, logits: Float[Array, " V"]) -> Verdict:
-    """Applies the rejection rule to a root and its children; distributions after the children are
-    not read.
-    """
+    """Applies the rejection rule to a root and its children."""
     p = jax.nn.log_softmax(logits)[None, None]
     target = Distribution(jnp.broadcast_to(p, (1, draft.tokens.shape[1] + 1, p.shape[-1])))
     return rules.rejection().verify(*_address(key), draft, target)

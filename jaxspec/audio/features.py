@@ -1,5 +1,4 @@
-"""Log-mel features, as Whisper's encoder reads them (Radford et al., arXiv 2212.04356, section
-2.2).
+"""Log-mel features for Whisper's encoder (Radford et al., arXiv 2212.04356, section 2.2).
 
 Shapes: N samples, F frames (one for each 10 ms), M mel bands.
 """
@@ -83,8 +82,7 @@ def checked(waveform: Float[np.ndarray, " N"]) -> Float[np.ndarray, " N"]:
 
 @functools.lru_cache
 def mel_bands(mels: int) -> Float[np.ndarray, "M 201"]:
-    """Makes the triangles that sum a power spectrum to 8 kHz in mel bands, each of area 1 (Slaney's
-    scale).
+    """Makes triangular filters of area 1, from a power spectrum to mel bands (Slaney's scale).
 
     >>> mel_bands(80).shape, bool((mel_bands(80).sum(axis=1) > 0).all())
     ((80, 201), True)

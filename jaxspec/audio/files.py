@@ -183,8 +183,7 @@ class Listed(NamedTuple):
 
 
 def find(paths: Iterable[Path]) -> list[Listed]:
-    """Lists sounds: .wav files, the files of folders in the order of their names, or the paths in
-    lines.
+    """Lists sounds: .wav files, the sorted files of folders, or the paths in JSON lines.
 
     A JSON line has the path of a sound, relative to the file's folder, as "audio" (or
     "audio_filepath", as in NeMo's manifests). It may have an "id" and a "language". Other fields

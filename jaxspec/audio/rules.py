@@ -1,6 +1,4 @@
-"""The rules of Whisper's text, as a logits processor: suppressed tokens, and where timestamps may
-stand.
-"""
+"""The rules of Whisper's text, as a logits processor: suppressed tokens, timestamps."""
 
 from __future__ import annotations
 

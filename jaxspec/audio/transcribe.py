@@ -72,8 +72,7 @@ def transcribe(
     key: Any = None,
     **sampling: Unpack[SamplingOptions],
 ) -> list[Transcript]:
-    """Transcribes sound with a Whisper model, faster with a `drafter`, which never changes the
-    text.
+    """Transcribes sound with a Whisper model, faster with a `drafter`; the text stays the same.
 
     Sound of more than 30 seconds is read in windows, one after the other: each begins where the
     last complete segment of the one before it ends. Windows of several sounds are decoded together.

@@ -43,8 +43,7 @@ def window(
 def split(
     tokens: Sequence[int], first: int | None, begin: int, frames: int
 ) -> tuple[list[Segment], int]:
-    """Splits a window's new tokens into segments; also returns how many frames later the next
-    begins.
+    """Splits a window's new tokens into segments; also returns the frames to the next window.
 
     A pair of timestamps ends a segment and begins the next. Text after the last pair is left to the
     next window, unless a single timestamp ends the text: then nothing was spoken after it. A text

@@ -57,9 +57,7 @@ GO_ON = "give the same command with --resume to go on; the rows that are done ar
 
 
 class BatchSettings(NamedTuple):
-    """The options of `batch` that define a job, except `INDEPENDENT`; sampling options are
-    separate.
-    """
+    """The options of `batch` that define a job, except `INDEPENDENT` ones and sampling options."""
 
     input: Annotated[
         list[Path], text("FILE", "Prompts, one a line, or .jsonl; also .gz; repeatable.")
@@ -202,9 +200,7 @@ class _BatchJob(NamedTuple):
         return prepare(self.target, [[0]] * rows, **fixed)
 
     def reader(self, prepared: Prepared, prompts: Iterator[Line]) -> PromptReader:
-        """Makes a reader of prompts like the job's, which reads one block of `slots` prompts at a
-        time.
-        """
+        """Makes a reader like the job's, which reads a block of `slots` prompts at a time."""
         s = self.settings
         limits = limits_of(prepared, s.pair.max_new_tokens, s.max_prompt_tokens, s.too_long)
         return PromptReader(self.target, prompts, limits, s.slots, self.generation)
@@ -361,9 +357,7 @@ def _sentences(
 
 
 def _check_some_line(job: _BatchJob) -> None:
-    """Raises ValueError if no line can be decoded, whatever the reason: a field, a template, a
-    length.
-    """
+    """Raises ValueError if no line can be decoded: a wrong field, template or length."""
     reader = job.reader(job.prepared(1), job.source._replace(shard=InputShard()).prompts())
     first_error = None
     while requests := reader.peek(job.settings.slots):
@@ -387,9 +381,7 @@ def say_interrupted(err: Console) -> None:
 
 
 def _costs(job: _BatchJob, err: Console) -> dict[str, Any]:
-    """Measures the costs of rounds with slots full of the job's first prompts, except unusually
-    wide ones.
-    """
+    """Measures the costs of rounds on the job's first prompts, except unusually wide ones."""
     from jaxspec.analysis.cost import policy_costs
 
     slots = job.settings.slots
@@ -463,9 +455,7 @@ class _Bar:
         self._warnings.__exit__(None, None, None)
 
     def _warn(self, warning: Any) -> None:
-        """Prints a library warning, with the command's option in place of the library's
-        argument.
-        """
+        """Prints a library warning, naming the command's option instead of the argument."""
         if isinstance(warning, WidePrompt):
             text = warning.advise("--max-prompt-tokens")
         else:

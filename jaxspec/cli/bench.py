@@ -189,8 +189,7 @@ class WorkAxes(NamedTuple):
 
 
 def settings_of(work: Workload) -> tuple[Model, list[Setting]]:
-    """Loads the models and makes every combination of the options; other dtypes are compared with
-    the first.
+    """Loads the models and combines the options; the first dtype is the baseline of others.
 
     Leaves out impossible combinations, with a line on standard error: see `fitting`.
     """
@@ -330,9 +329,7 @@ def _clash_of_trees(setting: Setting) -> str | None:
 
 
 def check_files(work: Workload) -> None:
-    """Raises an error if a file could not be written or resumed later, or an option would be
-    ignored.
-    """
+    """Raises an error if a file cannot be written or resumed, or an option would be ignored."""
     from jaxspec import files
     from jaxspec.analysis.result import ResultStore
 
@@ -408,9 +405,7 @@ def run(
     # sentences about all results
     more: Callable[[list[BenchResult]], Sequence[str]] = lambda results: (),
 ) -> list[BenchResult]:
-    """Measures settings; prints results group by group, as JSON and as CSV. Exits with 1 on a
-    failure.
-    """
+    """Measures settings and prints results, group by group. Exits with 1 after a failure."""
     from jaxspec import files
     from jaxspec.analysis import bench, environment, table
 

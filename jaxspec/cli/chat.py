@@ -275,18 +275,14 @@ class Writer:
         self._space = ""
 
     def write(self, text: str) -> None:
-        """Prints a piece. Holds back the space after a word, since the next word may begin a line
-        instead.
-        """
+        """Prints a piece, except its last space: the next word may begin a new line instead."""
         if self._out.is_terminal:  # place line breaks, spaces and words one by one
             text = "".join(map(self._placed, re.findall(r"\n|[^\S\n]+|\S+", text)))
         self._out.print(Text(text), end="")
         self._out.file.flush()
 
     def _placed(self, piece: str) -> str:
-        """Returns a piece as it is printed: spaces later, a word on a new line if it is too
-        wide.
-        """
+        """Returns the text to print for a piece: spaces with the next word, or a line break."""
         if piece == "\n":
             self._column = 0
             self._space = ""

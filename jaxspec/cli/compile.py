@@ -1,6 +1,4 @@
-"""`jaxspec compile`: does a generation fit TPUs or GPUs that are not here, and what will a round
-read.
-"""
+"""`jaxspec compile`: memory and reads of a generation on TPUs or GPUs that are not here."""
 
 from __future__ import annotations
 
@@ -98,9 +96,7 @@ def compile(inputs: CompileInputs, context: typer.Context) -> None:
 
 
 def start(inputs: CompileInputs) -> Prepared:
-    """Prepares a generation of shapes. Keeps jax from looking for the TPU or GPU of an installed
-    compiler.
-    """
+    """Prepares a generation of shapes, on the CPU even if a TPU compiler is installed."""
     import jax
     import jax.numpy as jnp
     import numpy as np

@@ -43,9 +43,7 @@ def printer(markdown: bool) -> Console:
 
 
 def table(heads: Sequence[str], *, first: str | None = None, title: str | None = None) -> Table:
-    """Makes an empty table: a column of names with the head `first`, then a column of numbers per
-    head.
-    """
+    """Makes an empty table: names under the head `first`, then a column of numbers per head."""
     view = Table(title=title, title_justify="left", title_style="bold", box=box.ROUNDED)
     if first is not None:
         view.add_column(first, no_wrap=True)
@@ -65,9 +63,7 @@ def counting(title: str, total: int) -> Iterator[Callable[[str], None]]:
 
 @contextlib.contextmanager
 def sharing(title: str) -> Iterator[tuple[Progress, Callable[[str, float], None]]]:
-    """Shows a bar in percent; yields it and a function to call with a description and the share
-    done.
-    """
+    """Shows a bar in percent; yields it and a function of a description and the share done."""
     with progress(remaining=True) as bar:
         task = bar.add_task(title, total=100)
         yield (

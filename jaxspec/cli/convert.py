@@ -1,6 +1,4 @@
-"""`jaxspec convert`: between Hugging Face folders and jaxspec's checkpoints, and from T5X's to
-either.
-"""
+"""`jaxspec convert`: Hugging Face, T5X or jaxspec in, Hugging Face or jaxspec out."""
 
 from __future__ import annotations
 
@@ -110,9 +108,7 @@ def convert(
 
 
 def stored(folder: Path) -> tuple[str, str, dict[str, Any]]:
-    """Reads a folder's format, the dtype of its matrices (float32 if we cannot write it), and its
-    description.
-    """
+    """Reads a folder's format, dtype (float32 if we cannot write it) and description."""
     from jaxspec.weights import orbax
     from jaxspec.weights.loading import OURS, format_of
 

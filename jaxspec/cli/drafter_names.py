@@ -135,9 +135,7 @@ def parts(name: str) -> list[str]:
 
 
 def default(target: str) -> str:
-    """Returns the default drafter: the target's sibling, else prompt_lookup with a line on standard
-    error.
-    """
+    """Returns the default drafter: the target's sibling, else prompt_lookup, with a notice."""
     name = _sibling(target)
     if name is not None:
         return name
@@ -265,9 +263,7 @@ class Maker(NamedTuple):
 
 
 def _usual(d: Any, m: Maker, w: Written) -> BoundDrafter:
-    """Calls the factory of that name with the inner drafters and the numbers; `d` is
-    `jaxspec.drafters`.
-    """
+    """Calls the factory of that name in `d` (`jaxspec.drafters`) with the parts and numbers."""
     return getattr(d, w.kind)(*(m.inner(w, index) for index in range(len(w.inner))), *w.numbers)
 
 

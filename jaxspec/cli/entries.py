@@ -78,9 +78,7 @@ def check(entry: Entry) -> None:
 
 
 def piped(lines: Iterable[bytes]) -> Iterator[Entry]:
-    """Yields the entries of a pipe or a file: one a line, unless a line continues. Skips blank
-    lines.
-    """
+    """Yields the entries of a pipe or a file, one a line unless it continues. Skips blank lines."""
     written = ""
     for line in lines:
         written += line.decode(files.ENCODING, "surrogateescape").rstrip("\r\n")

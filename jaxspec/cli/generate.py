@@ -210,8 +210,7 @@ def _refuse(
 def _decoded(
     prepared: Prepared, settings: GenerateSettings, stats: bool, streamed: bool, err: Console
 ) -> Iterator[Iterable[dict[str, Any]]]:
-    """Compiles the programs, then decodes a batch at a time, or one prompt round by round
-    (`streamed`).
+    """Compiles, then decodes a batch at a time, or one prompt round by round (`streamed`).
 
     Yields:
         The records of each prompt: an entry of `Generation.records` plus "seconds" and "trace", the
@@ -242,9 +241,7 @@ def _compared(
 def _reported(
     texts: Sequence[str], decoded: Iterable[Iterable[dict[str, Any]]], trace: bool, as_lines: bool
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Returns the reports and the records of all prompts; with `as_lines`, prints each report at
-    once.
-    """
+    """Returns the reports and records of all prompts; with `as_lines`, prints each report."""
     reports = list[dict[str, Any]]()
     records = list[dict[str, Any]]()
     for prompt, (record,) in zip(texts, decoded, strict=True):
@@ -325,9 +322,7 @@ def _check_head(prepared: Prepared, pair: Pair, err: Console) -> None:
 
 
 def _with_costs(prepared: Prepared, settings: GenerateSettings) -> Prepared:
-    """Gives the policy `adaptive` the measured costs of passes over a batch; other policies need no
-    costs.
-    """
+    """Gives the policy `adaptive` the measured costs of passes; other policies need none."""
     from jaxspec.analysis.cost import agreement, policy_costs
 
     if settings.pair.policy.partition("=")[0] != "adaptive" or prepared.drafter is None:
@@ -344,9 +339,7 @@ def _with_costs(prepared: Prepared, settings: GenerateSettings) -> Prepared:
 def _warm_up(
     prepared: Prepared, settings: GenerateSettings, streamed: bool, begin: loop.Begin | None = None
 ) -> None:
-    """Compiles the programs by running two rounds of the first batch, so that timings exclude
-    compiling.
-    """
+    """Compiles by running two rounds of the first batch, so that timings exclude compiling."""
     first = cut(next(in_batches(prepared, settings.batch)).prepared)
     limit = jnp.minimum(first.request.max_new_tokens, 2 + first.decoder.gamma)
     first = first._replace(request=first.request._replace(max_new_tokens=limit))
@@ -359,9 +352,7 @@ def _warm_up(
 def _complete(
     group: Batch, stop: Sequence[str], begin: WatchedPrefill | None
 ) -> list[dict[str, Any]]:
-    """Decodes a batch, and divides its seconds by tokens: prefill's by tokens read, the rest by new
-    tokens.
-    """
+    """Decodes a batch; divides prefill's seconds by tokens read, the rest by new tokens."""
     start = time.perf_counter()
     generation = complete(group.prepared, stop, begin)
     seconds = time.perf_counter() - start
@@ -420,9 +411,7 @@ def _search(
     as_lines: bool,
     out: Console,
 ) -> None:
-    """Searches a batch of prompts at a time; prints hypotheses and totals as text, JSON or JSON
-    lines.
-    """
+    """Searches a batch at a time; prints hypotheses and totals as text, JSON or JSON lines."""
     drafter = prepared.options["drafter"]
     if drafter is not None and not isinstance(drafter, Model):
         raise ValueError(

@@ -1,6 +1,4 @@
-"""The `jaxspec` command: its subcommands, and their shared errors, --version, signals, stored
-programs.
-"""
+"""The `jaxspec` command: subcommands, errors, --version, signals, stored programs."""
 
 from __future__ import annotations
 
@@ -47,9 +45,7 @@ REFUSED = 2  # exit code: unusable input
 
 
 class Command(TyperCommand):
-    """A command whose errors are one line and whose compiled programs are stored for the next
-    call.
-    """
+    """A command whose errors are one line, and whose compiled programs are stored."""
 
     def invoke(self, ctx: typer.Context) -> Any:
         """Runs the command. --help ends before this, so it works without jax."""
@@ -75,9 +71,7 @@ class Command(TyperCommand):
             raise typer.Exit(REFUSED) from None
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parses the arguments. Rejects an empty path (an unset shell variable), which would mean
-        this folder.
-        """
+        """Parses the arguments. Rejects an empty path, as from an unset shell variable."""
         written, *_ = self.make_parser(ctx).parse_args(args=list(args))
         for param in self.get_params(ctx):
             if param.metavar not in PATHS:

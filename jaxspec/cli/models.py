@@ -1,6 +1,4 @@
-"""`jaxspec models`: the shipped checkpoints, the models of this folder, and what each size of the
-networks takes.
-"""
+"""`jaxspec models`: shipped checkpoints, models in this folder, memory of published sizes."""
 
 from __future__ import annotations
 
@@ -205,9 +203,7 @@ def short(size: int) -> str:
 
 
 def shipped(marker: str) -> dict[str, Path]:
-    """Lists jaxspec's own folders that have a file called `marker`; `loading.shipped`, but without
-    jax.
-    """
+    """Lists shipped folders that have a file `marker`; `loading.shipped`, but without jax."""
     by_name: dict[str, Path] = {}
     for folder in SHIPPED:
         for file in sorted(folder.glob(f"*/{marker}")):
@@ -233,9 +229,7 @@ def described() -> list[dict[str, Any]]:
 
 
 def models_in(folder: Path) -> Iterator[StoredModel]:
-    """Yields the models in a folder and its subfolders, except shipped ones. Reads small files
-    only.
-    """
+    """Yields the models in a folder and its subfolders, except shipped ones."""
     shipped_folders = {
         path.resolve() for marker in (MANIFEST, CONFIG) for path in shipped(marker).values()
     }
@@ -254,9 +248,7 @@ def models_in(folder: Path) -> Iterator[StoredModel]:
 
 
 def stored_of(path: Path) -> StoredModel | None:
-    """Describes the model at a path by its small files; None if `jaxspec.load` would not open the
-    path.
-    """
+    """Describes a model by its small files; None if `jaxspec.load` would not open the path."""
     try:
         if path.suffix == ".gguf" and path.is_file():
             return StoredModel(path.name, "gguf", None, "", path.stat().st_size)

@@ -60,9 +60,7 @@ def model(
 
 
 def check_model(name: str, dtype: str = "float32") -> None:
-    """Raises ValueError if a model does not exist or has no such dtype. Loads nothing, skips hub
-    ids.
-    """
+    """Raises ValueError if a model does not exist, or the dtype is wrong. Skips hub ids."""
     from jaxspec.analysis import random_model
     from jaxspec.weights import loading
 
@@ -81,8 +79,7 @@ def check_dtype(written: str, option: str) -> None:
 
 
 def _dtypes(written: str) -> tuple[str, str | None]:
-    """Splits "int8/bfloat16" into the dtypes of the matrices and of the computation, None by
-    default.
+    """Splits "int8/bfloat16" into the dtypes of matrices and of the computation, or None.
 
     >>> _dtypes("int8/bfloat16"), _dtypes("int8")
     (('int8', 'bfloat16'), ('int8', None))
@@ -92,8 +89,7 @@ def _dtypes(written: str) -> tuple[str, str | None]:
 
 
 def check_options(drafter: bool, **options: Any) -> None:
-    """Raises ValueError if options of `jaxspec.generate` are wrong for any model, before models
-    load.
+    """Raises ValueError if options of `jaxspec.generate` are wrong for every model.
 
     `options` has no token ids. `drafter` only says whether the generation will have a drafter.
 

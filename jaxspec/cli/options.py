@@ -118,9 +118,7 @@ def refuse(names: Sequence[str], mode: str) -> None:
 
 
 def check_json_lines(paths: Iterable[Path], **option_values: tuple[Any, Any]) -> None:
-    """Raises ValueError if options for JSON lines are set, each (value, default), and no file has
-    such lines.
-    """
+    """Raises ValueError if options (value, default) for JSON lines are set without such files."""
     from jaxspec import files  # here, since it imports NumPy, which --help does without
 
     if not any(files.is_json_lines(path.name) for path in paths):

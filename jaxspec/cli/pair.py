@@ -1,6 +1,4 @@
-"""A target and its drafter by a command's options: checked before anything is loaded, then
-loaded.
-"""
+"""A command's target and drafter: all options are checked before a model is loaded."""
 
 from __future__ import annotations
 
@@ -68,9 +66,7 @@ def with_drafter(pair: Pair, default: str | None = None) -> Pair:
 
 
 def checked_options(pair: Pair, sampling: dict[str, Any]) -> dict[str, Any]:
-    """Checks the drafter's name and all options; returns `jaxspec.generate`'s, except drafter and
-    token ids.
-    """
+    """Checks all options; returns `jaxspec.generate`'s, except the drafter and token ids."""
     if pair.draft is not None:
         if pair.draft_dtype:
             names.check_dtype(pair.draft_dtype, "draft_dtype")

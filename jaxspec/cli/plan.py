@@ -1,6 +1,4 @@
-"""`jaxspec plan`: whether to speculate, with which gamma or tree, and how much faster that will
-be.
-"""
+"""`jaxspec plan`: whether to speculate, with which gamma or tree, and the speed-up."""
 
 from __future__ import annotations
 
@@ -278,9 +276,7 @@ def _times(plan: Plan, device: Machine) -> str:
 
 
 def _bound(plan: Plan, v: float) -> str:
-    """Returns a sentence about the speed of an oracle for γ, the bound of all draft-length
-    policies.
-    """
+    """Returns a sentence about an oracle for γ, the bound of all draft-length policies."""
     from jaxspec.analysis import formulas
 
     # a draft token costs c and v

@@ -78,8 +78,7 @@ def read_tokens(prepared: Prepared) -> np.ndarray:
 
 
 def cut(prepared: Prepared) -> Prepared:
-    """Keeps the first two chunks of each prompt, which are enough to compile the programs of the
-    rest.
+    """Keeps the first two chunks of each prompt: enough to compile the programs of the rest.
 
     Keeps an encoder's prompt whole, since its pass has the padded width of the prompt.
     """

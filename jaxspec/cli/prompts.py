@@ -1,6 +1,4 @@
-"""Prompts: from the command line, a file, standard input, or the held-out ones that come with
-jaxspec.
-"""
+"""Prompts: from the command line, a file or standard input, or jaxspec's held-out ones."""
 
 from __future__ import annotations
 
@@ -43,9 +41,7 @@ def from_arguments(prompt: str | None, file: str | None, count: int | None = Non
 
 
 def from_file(file: str | Path, count: int | None = None) -> list[str]:
-    """Reads the first prompts of a file (`-`: standard input): one a line, or the inputs of JSON
-    lines.
-    """
+    """Reads the first prompts of a file (`-`: standard input): lines, or inputs of JSON lines."""
     return [row["input"] for row in _rows(file, count)]
 
 

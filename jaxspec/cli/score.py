@@ -206,9 +206,7 @@ class Totals:
         self.first_error = self.first_error or error
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the totals as plain values: perplexity is per token, bits are per byte of all
-        texts.
-        """
+        """Returns the totals as plain values: perplexity per token, bits per byte."""
         texts, num_tokens, greedy, log_prob, num_bytes = self._sums.tolist()
         return {
             "texts": int(texts),

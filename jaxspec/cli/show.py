@@ -198,8 +198,7 @@ def _grid(justify: Any) -> Table:
 
 
 def total(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Adds up the counts and seconds of prompts, and their ratios; no round makes a prompt's first
-    token.
+    """Returns the totals and ratios of prompts. No round makes a prompt's first token.
 
     >>> total([{"rounds": 4, "drafted": 20, "accepted": 12, "emitted": 17, "seconds": 0.5}])[
     ...     "tokens_per_round"

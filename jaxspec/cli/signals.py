@@ -36,9 +36,7 @@ def is_main_thread() -> bool:
 
 @contextlib.contextmanager
 def answered(number: int, answer: Callable[[], Any], also: bool = True) -> Iterator[None]:
-    """Answers a signal with a function while the block runs, on the main thread and if `also` is
-    true.
-    """
+    """Answers a signal with a function while the block runs, if `also`, on the main thread."""
     if not (also and is_main_thread()):
         yield
         return
@@ -65,8 +63,7 @@ def ending() -> Iterator[None]:
 
 @contextlib.contextmanager
 def leaving_soon(say: Callable[[], Any]) -> Iterator[None]:
-    """Ends the process soon after Ctrl-C, even while a compiler or a device is running; calls `say`
-    first.
+    """Ends the process soon after Ctrl-C, even during a compilation; calls `say` first.
 
     Only the main thread answers signals, and only between two steps of Python. The operating
     system's own handler writes them to a pipe at once. A thread reads it, gives the main thread

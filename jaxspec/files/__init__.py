@@ -180,8 +180,7 @@ def write_text(path: str | Path, chunks: Iterable[str], *, overwrite: bool = Tru
 
 @contextlib.contextmanager
 def whole(path: Path, *, overwrite: bool = True) -> Iterator[Path]:
-    """Yields a new file to write, which becomes `path` when the block ends; a failure leaves the
-    old.
+    """Yields a new file, which becomes `path` when the block ends; a failure leaves the old.
 
     By then it is flushed to disk, and survives a loss of power. As with `folders.whole`, the next
     process that writes the same file deletes the leftovers of a killed one.

@@ -60,8 +60,7 @@ def token_rows(
     *,
     encoder: bool = False,
 ) -> list[Int[np.ndarray, " tokens"]]:
-    """Tokenises each text as a model with `tokenizer` would write it, the end-of-sequence token
-    included.
+    """Tokenises each text as a model with `tokenizer` would write it, with an end token.
 
     Args:
         texts: the texts.

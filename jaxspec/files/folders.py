@@ -40,8 +40,7 @@ LISTED = 8  # most complaints to print
 
 @contextlib.contextmanager
 def whole(folder: Path) -> Iterator[Path]:
-    """Yields a new folder to fill, which becomes `folder` when the block ends; a failure leaves the
-    old.
+    """Yields a new folder, which becomes `folder` when the block ends; a failure leaves the old.
 
     The next process that writes the same folder deletes the leftovers of a killed one.
 
@@ -65,9 +64,7 @@ def whole(folder: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def unfinished(path: Path, ending: str, create: Callable[[Path], None]) -> Iterator[Path]:
-    """Yields a new, locked file or folder beside a path; deletes it in the end unless it was
-    renamed.
-    """
+    """Yields a new, locked file or folder beside a path; deletes it unless it was renamed."""
     path.parent.mkdir(parents=True, exist_ok=True)
     sweep(path, ending)
     beside = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.{ending}")
@@ -106,8 +103,7 @@ def full_disk(path: Path, outcome: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def locked(folder: Path, program: str, lock: str = LOCK) -> Iterator[None]:
-    """Locks a folder for this process. The operating system releases the lock when the process
-    ends.
+    """Locks a folder for this process; the operating system unlocks it when the process ends.
 
     Args:
         folder: the folder, which is created if missing.
@@ -162,8 +158,7 @@ def flush(path: Path) -> None:
 
 
 def put_in_place(new: Path, folder: Path) -> None:
-    """Renames a folder, replacing an existing one; after a kill, `recover` restores the old or the
-    new.
+    """Renames a folder, replacing an existing one, so that `recover` works after a kill.
 
     The new folder is flushed to disk before the old one is deleted. Between the two renames no
     folder is in place: the old one waits beside it, and a reader at that moment puts it back.
@@ -207,8 +202,7 @@ def sweep(path: Path, ending: str) -> None:
 
 @contextlib.contextmanager
 def in_use(path: Path, wait: bool = True) -> Iterator[bool]:
-    """Locks a folder or a file for this process. The operating system releases it when the process
-    ends.
+    """Locks a folder or a file for this process, at most until the process ends.
 
     Yields whether it is locked, since not every file system can. If another process holds the lock,
     this waits, or raises BlockingIOError.

@@ -1,6 +1,4 @@
-"""Builds frozen dataclasses from TOML tables. Unknown keys, missing keys and wrong types are
-errors.
-"""
+"""Builds frozen dataclasses from TOML tables, strictly: keys and types must match."""
 
 from __future__ import annotations
 
@@ -17,9 +15,7 @@ class RecipeError(ValueError):
 
 
 def build(kind: type, table: dict[str, Any], where: str) -> Any:
-    """Builds a frozen dataclass from a table, or raises a RecipeError that names the key at
-    fault.
-    """
+    """Builds a frozen dataclass from a table, or raises a RecipeError that names the key."""
     if not isinstance(table, dict):
         raise RecipeError(f"{where} must be a table, got {table!r}")
     fields = {field.name: field for field in dataclasses.fields(kind)}

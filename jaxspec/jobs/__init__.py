@@ -1,5 +1,5 @@
-"""Jobs: any number of prompts, in slots that are refilled. `many` is the host side, `slots` the
-device side.
+"""Jobs: any number of prompts in slots that are refilled. `many` runs on the host, `slots` on
+devices.
 """
 
 from jaxspec import optional_imports

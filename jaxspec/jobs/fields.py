@@ -331,9 +331,7 @@ def _response_format(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _sampling(name: str, value: Any) -> Any:
-    """Reads a sampling option. Converts the ids of a logit_bias, which JSON objects spell as
-    text.
-    """
+    """Reads a sampling option; converts the keys of a logit_bias, text in JSON, to ids."""
     if name in ("top_k", "draft_top_k") and any(
         option_names.is_same(value, number) for number in EVERY_TOKEN
     ):

@@ -124,9 +124,7 @@ class Source(NamedTuple):
                         )
 
     def _twice(self, ids: np.ndarray) -> str:
-        """Returns a message about lines with the same id: the first two, and the number of
-        others.
-        """
+        """Returns a message about lines with the same id; "" without any."""
         order = np.argsort(ids, kind="stable")
         # all but the first line of each id, in the order of hashes
         repeated = order[1:][ids[order[1:]] == ids[order[:-1]]]
@@ -191,9 +189,7 @@ class Source(NamedTuple):
             return Line(number, where, error, id=name)
 
     def _content(self, row: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Returns the fields of a line, the prompt under its usual name, and data that only look
-        like fields.
-        """
+        """Returns a line's fields, the prompt as "prompt", and data that only look like fields."""
         # If the caller chose a field, "prompt" and "messages" are data. "number" always is: a
         # line's number is its place.
         is_default = self.field == PROMPT
@@ -282,9 +278,7 @@ class Output(NamedTuple):
         return files.read_json(path, ANOTHER_FOLDER)
 
     def begin(self, manifest: Mapping[str, Any]) -> None:
-        """Writes the manifest of a new job, or compares it with the manifest of the job to
-        resume.
-        """
+        """Writes the manifest of a new job, or compares it with the resumed job's."""
         expected = json.loads(json.dumps(manifest))
         for path in (
             [self.manifest]

@@ -1,6 +1,4 @@
-"""`generate_many`: any number of prompts, in a batch whose finished rows are replaced while it
-runs.
-"""
+"""`generate_many`: any number of prompts, in a batch whose finished rows are replaced."""
 
 from __future__ import annotations
 
@@ -292,9 +290,7 @@ class _Job:
         return job_fields.missing(self._prepared, request.needs, self._bounded)
 
     def _ready(self) -> Iterator[Completion]:
-        """Yields finished results: all of them, or in order the ones before the first unfinished
-        prompt.
-        """
+        """Yields finished results: all, or in order those before the first unfinished one."""
         for number in sorted(
             number for number in self._finished if self._max_ahead is None or number < self._first
         ):
@@ -465,9 +461,7 @@ class WidePrompt(UserWarning):
         self.fact = fact
 
     def advise(self, option: str) -> str:
-        """Returns the message with advice, which names the option that bounds the width of
-        slots.
-        """
+        """Returns the message, with the name of the option that bounds the width of slots."""
         return f"{self.fact} {option} bounds how long a prompt may be"
 
     def __str__(self) -> str:

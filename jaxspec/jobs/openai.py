@@ -1,6 +1,4 @@
-"""The form of OpenAI's batches: requests {"custom_id", "method", "url", "body"} in, responses
-out.
-"""
+"""OpenAI's batches: requests {"custom_id", "method", "url", "body"} in, responses out."""
 
 from __future__ import annotations
 

@@ -284,9 +284,7 @@ class PromptReader:
             return request._replace(error=str(error)), None
 
     def _check_id(self, name: Any, number: int) -> None:
-        """Warns of an id that an earlier prompt had. Remembers only the first `IDS`, to bound
-        memory.
-        """
+        """Warns of an id that an earlier prompt had, among the first `IDS` prompts."""
         digest = hash(repr(name))
         if name is not None and digest in self._ids:
             warnings.warn(

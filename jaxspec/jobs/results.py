@@ -42,8 +42,7 @@ class Completion:
     fields: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns plain values, for JSON or a table: `pandas.DataFrame(row.to_dict() for row in
-        rows)`.
+        """Returns plain values for JSON or `pandas.DataFrame(row.to_dict() for row in rows)`.
 
         Log probabilities are columns, named as in `Generation.records`, with a list for each row:
         `raw_log_probs`, `sampled_log_probs`, and with `top_log_probs` also `top_tokens` and
@@ -126,8 +125,7 @@ class Progress(NamedTuple):
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns plain values for JSON, with the `metrics` of `Generation.to_dict` instead of the
-        histogram.
+        """Returns plain values for JSON; `metrics` as in `Generation.to_dict`, no histogram.
 
         >>> progress = Progress(
         ...     done=1, new_tokens=6, rounds=2, drafted=6, acceptance_histogram=(1, 0, 0, 1)

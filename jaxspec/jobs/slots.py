@@ -223,9 +223,7 @@ class Slots:
         self._state = insert(self._state, new, places, self._layout)
 
     def fill(self, rows: Sequence[Row]) -> State:
-        """Fills all slots, repeating rows if they are fewer; returns the state, which the caller
-        may donate.
-        """
+        """Fills all slots, repeating rows if need be; the caller may donate the state."""
         for start in range(0, self.slots, self.group):
             places = range(start, min(start + self.group, self.slots))
             self.insert(self.prefill([rows[slot % len(rows)] for slot in places]), places)
@@ -274,9 +272,7 @@ class Slots:
         )
 
     def _shapes_at(self, width: int) -> State:
-        """Returns the shapes of a group's state; its pattern tables may have grown since the last
-        call.
-        """
+        """Returns the shapes of a group's state, with the pattern tables' present size."""
         return self._shapes_for(
             width, () if self._pool is None else tuple(x.shape for x in self._pool.tables)
         )
@@ -296,9 +292,7 @@ class Slots:
         return jax.eval_shape(start, new=NewRows(prompt, sources, count, sampling))  # type: ignore[arg-type]
 
     def _sampling_of(self, rows: Sequence[Row]) -> tuple[Any, Any]:
-        """Returns the sampling values of rows: the target's, and the drafter's if they differ, else
-        None.
-        """
+        """Returns the sampling values of rows: the target's, and the drafter's or None."""
         request = self._prepared.request
         target = request.sampling_params
         draft = request.draft_sampling_params
@@ -375,8 +369,7 @@ def _key(prepared: Prepared) -> Key[Array, ""]:
 
 
 def _row_keys(sources: KeySources, impl: Any) -> Key[Array, " group"]:
-    """Returns the rows' keys: the job's key, folded with the prompt's number and a later text's
-    number.
+    """Returns the rows' keys, folded with the prompt's number and a later text's number.
 
     A prompt's first text is the same whether a job asks for one or more. Positions, which are
     folded in next, are below 2**31.

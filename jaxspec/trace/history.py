@@ -13,8 +13,7 @@ CONTEXT = 256  # most tokens before a round to spell: more than any line shows
 
 
 class TokensView(Sequence[int]):
-    """A view of the first `length` tokens of a list, which all rounds of a row share to save
-    memory.
+    """A view of the first `length` tokens of a list, which all rounds of a row share.
 
     >>> text = [5, 6, 7]
     >>> TokensView(text, 2), TokensView(text, 2)[-1:], TokensView(text, 2) == [5, 6]
@@ -81,8 +80,7 @@ class RoundText(NamedTuple):
 
 
 def of_row(tokens: Sequence[int], trace: Any, row: int) -> list[TracedRound]:
-    """Returns the rounds of a row of a generation; prefill's first token is a round without a
-    draft.
+    """Returns the rounds of a row; prefill's first token is a round without a draft.
 
     Args:
         tokens: the new tokens of the row, without padding.
@@ -210,8 +208,7 @@ class Branch(NamedTuple):
 
 
 def branches(step: TracedRound) -> list[Branch]:
-    """Draws a round's tree, a line for each branch, siblings in the order of their tests; [] for a
-    chain.
+    """Draws a round's tree, a line per branch, siblings in test order; [] for a chain.
 
     >>> tree = {"draft": [4, 5, 8, 2, 3], "parent": [0, 0, 2, 2, 1], "path": [1, 2]}
     >>> step = TracedRound([], new=[5, 8, 9], num_accepted=2, **tree)
@@ -305,9 +302,7 @@ def spell(tokenizer: Any, before: Sequence[int], tokens: Sequence[int]) -> list[
 
 
 def _decode(tokenizer: Any, tokens: Sequence[int]) -> str:
-    """Decodes tokens without cleaning up spaces, which would change the text before the last
-    token.
-    """
+    """Decodes tokens without cleaning up spaces, which would change earlier text."""
     return tokenizer.decode(
         list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False
     )

@@ -1,5 +1,4 @@
-"""A trace as HTML: the paper's Figure 1 (Leviathan et al., arXiv 2211.17192), for notebooks and
-files.
+"""A trace as HTML for notebooks and files: Figure 1 of Leviathan et al., arXiv 2211.17192.
 
 Accepted draft tokens are green, the rejected one red and struck through, the target's own token
 blue and underlined: nothing is told by colour alone. All styles are inline, so that the result can

@@ -63,8 +63,7 @@ def numbered(tokenizer: Any, step: TracedRound) -> list[NumberedToken]:
 
 
 def of_whole_round(step: TracedRound) -> str:
-    """Returns the numbers of a whole round: draft tokens, the drafter's entropy, the residual's
-    mass.
+    """Returns the numbers of a round: draft tokens, the drafter's entropy, the residual's mass.
 
     The entropy is taken at the first draft token, as in `policies.entropy`. The mass is the
     residual's after the last rejection, if any.

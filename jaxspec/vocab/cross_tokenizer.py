@@ -1,6 +1,4 @@
-"""Drafters with another tokenizer than the target: they draft the shared tokens (token-level
-intersection).
-"""
+"""Drafters with another tokenizer, which draft the shared tokens (token-level intersection)."""
 
 from __future__ import annotations
 
@@ -148,9 +146,7 @@ def _spell(tokens: dict[bytes, int], widest: int, longest: int, text: bytes) -> 
 
 
 def _special(draft: Any, target: Any, draft_size: int, target_size: int) -> dict[int, int]:
-    """Pairs each of the target's special tokens with the drafter's of the same name, or the same
-    role.
-    """
+    """Pairs the target's special tokens with the drafter's, by name or by role."""
     draft_ids = dict(zip(draft.all_special_tokens, draft.all_special_ids, strict=True))
     pairs = {
         i: draft_ids[name]

@@ -154,9 +154,7 @@ def with_head(
     head_params: core.Params,
     to_target: Sequence[int] | np.ndarray,
 ) -> core.Model:
-    """Replaces a model's head by one over W of its ids, `to_target`. The model reads the same
-    tokens.
-    """
+    """Replaces a model's head by one over W of its ids, `to_target`; it reads the same tokens."""
     ids = _past_the_end(np.asarray(to_target), model.lm.vocab_size)
     lm = _mapped(model.lm, head, model.lm.vocab_size)
     return model._replace(lm=lm, params=MappedParams(model.params, head_params, ids))
@@ -190,9 +188,7 @@ def _table(
 
 @functools.lru_cache
 def _mapped(lm: core.LanguageModel, head: core.Head | None, vocab: int) -> core.LanguageModel:
-    """Makes the pure functions of a model whose tokens each match one target token; its cache is
-    unchanged.
-    """
+    """Makes the pure functions of a model whose tokens match one target token each."""
 
     def known(params: MappedParams, tokens: Int[Array, "B T"]) -> Int[Array, "B T"]:
         if params.to_draft is None:
@@ -202,9 +198,7 @@ def _mapped(lm: core.LanguageModel, head: core.Head | None, vocab: int) -> core.
     def mapped(
         params: MappedParams, forward: core.Forward, position: Int[Array, "B T"] | None = None
     ) -> core.Forward:
-        """Puts logits into the target's vocabulary; another head computes them from features at
-        `position`.
-        """
+        """Puts logits (a separate head's: at `position`) into the target's vocabulary."""
         if head is None or own_inside is None:
             return forward._replace(logits=match_vocab(forward.logits, vocab, params.to_target))
         if position is None:
@@ -277,9 +271,7 @@ def _mapped(lm: core.LanguageModel, head: core.Head | None, vocab: int) -> core.
 
 @functools.lru_cache
 def _ragged(lm: core.LanguageModel, vocab: int, longest: int, lead: int) -> core.LanguageModel:
-    """Makes the pure functions of a model that reads some target tokens as several, after `lead`
-    extra ones.
-    """
+    """Makes the pure functions of a model that reads some target tokens as several own tokens."""
     model = _Ragged(lm, vocab, longest, lead)
 
     def shortest(limit: int | None, lead: int) -> int | None:
@@ -315,9 +307,7 @@ def _ragged(lm: core.LanguageModel, vocab: int, longest: int, lead: int) -> core
 
 
 class _Ragged(NamedTuple):
-    """A model whose rows are longer than the target's, by different amounts. "Own" tokens are
-    `lm`'s.
-    """
+    """A model whose rows are longer than the target's, each by another number. "Own": of `lm`."""
 
     lm: core.LanguageModel
     vocab: int  # V
