@@ -34,7 +34,7 @@ class _Block:
         if is_look:
             if self.is_over or self.error is None or _contains(sys.exc_info()[1], self.error):
                 return
-            raise self.error
+            raise self.error  # it was lost
         former = self.error
         try:
             handler(number, frame)

@@ -58,9 +58,10 @@ def bar(
         MofNCompleteColumn(),
         TimeElapsedColumn(),
     ]
+    if remaining:
+        columns.append(TimeRemainingColumn())
     return Progress(
         *columns,
-        *([TimeRemainingColumn()] if remaining else []),
         console=console,
         transient=transient,
         disable=not shown,
@@ -108,16 +109,13 @@ class _Lines(Progress):
 
 def _line(task: Task, remaining: bool) -> str:
     """Returns the line of a log for a task."""
-    if task.total is None:
-        of = ""
-    else:
-        of = f" of {task.total:,.0f}"
-    line = f"{task.description}: {task.completed:,.0f}{of}, {_spelled(task.elapsed)}"
-    return line + (
-        f", {_spelled(task.time_remaining)} left"
-        if remaining and task.time_remaining is not None
-        else ""
-    )
+    line = f"{task.description}: {task.completed:,.0f}"
+    if task.total is not None:
+        line += f" of {task.total:,.0f}"
+    line += f", {_spelled(task.elapsed)}"
+    if remaining and task.time_remaining is not None:
+        line += f", {_spelled(task.time_remaining)} left"
+    return line
 
 
 def _spelled(seconds: float | None) -> str:

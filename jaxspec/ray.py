@@ -12,11 +12,11 @@ from jaxspec.core import LogProbs, Model, token_rows
 from jaxspec.jobs import generate_many
 
 TargetAndDrafter = tuple[Model, Any]
-# of a Completion
+# fields of a Completion
 COLUMNS = ("text", "finish", "rounds", "drafted", "accepted", "truncated", "error")
-# of a core.LogProbs, in its order
+# the fields of a core.LogProbs, in its order
 LOG_PROBS = ("raw_log_probs", "sampled_log_probs", "top_tokens", "top_log_probs")
-REFUSED = {  # options of `generate_many`
+REFUSED = {  # options of `generate_many`, with advice
     "key": "give seed, an integer",
     "drafter": "load returns it, with the target",
     "prefix": "it lies in one process; put its text in front of each prompt",
@@ -95,9 +95,7 @@ class RayDecoder:
         top = options.get("top_log_probs")
         self._no_log_probs = None
         if options.get("log_probs") or top is not None:
-            shapes = ((0,), (0,), (0, top or 0), (0, top or 0))
-            kinds = (*[np.float32] * 2, np.int32, np.float32)
-            self._no_log_probs = LogProbs(*map(np.zeros, shapes, kinds))  # type: ignore[arg-type]  # of a prompt that is not decoded
+            self._no_log_probs = _no_log_probs(top or 0)
         self._with_tokens = tokens or self._no_log_probs is not None
         self._target, drafter = load()
         self._options = options | {
@@ -105,12 +103,12 @@ class RayDecoder:
             "key": jax.random.key(seed),
             "on_error": on_error,
         }
-        one_of_each_bucket = {
-            token_rows.bucket(n): n for n in range(1, (options.get("max_prompt_tokens") or 1) + 1)
-        }
-        short = [{"prompt": [0] * n, "max_new_tokens": 1} for n in one_of_each_bucket.values()]
-        # widths that the models cannot read are not needed
-        list(self._rows(short, on_error="yield"))
+        # Compile the program of each width. "yield": a width that the models cannot read is not
+        # needed.
+        lengths = range(1, (options.get("max_prompt_tokens") or 1) + 1)
+        longest_by_width = {token_rows.bucket(length): length for length in lengths}
+        prompts = [{"prompt": [0] * n, "max_new_tokens": 1} for n in longest_by_width.values()]
+        list(self._rows(prompts, on_error="yield"))
 
     def __call__(self, batch: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Decodes a batch of columns."""
@@ -125,23 +123,22 @@ class RayDecoder:
             value.tolist() if isinstance(value, np.ndarray) else value
             for value in batch[self._column].tolist()
         ]
-        if self._number is None:
-            numbers = range(len(prompts))
-        else:
+        numbers = range(len(prompts))
+        if self._number is not None:
             numbers = batch[self._number].tolist()
-        rows = list(
-            self._rows({"prompt": p, "number": n} for p, n in zip(prompts, numbers, strict=True))
-        )
+        requests = [
+            {"prompt": prompt, "number": number}
+            for prompt, number in zip(prompts, numbers, strict=True)
+        ]
+        rows = list(self._rows(requests))
         columns = {name: np.array([getattr(row, name) for row in rows]) for name in COLUMNS}
         columns["new_tokens"] = np.array([len(row.tokens) for row in rows])
         if self._with_tokens:
             columns["tokens"] = _ragged([np.array(row.tokens, np.int32) for row in rows])
         if self._no_log_probs is not None:
             log_probs = [row.log_probs or self._no_log_probs for row in rows]
-            if self._no_log_probs.top_raw.shape[1]:
-                names = LOG_PROBS
-            else:
-                names = LOG_PROBS[:2]
+            has_top = self._no_log_probs.top_raw.shape[1] > 0
+            names = LOG_PROBS if has_top else LOG_PROBS[:2]
             columns |= {
                 name: _ragged([values[i] for values in log_probs]) for i, name in enumerate(names)
             }
@@ -149,6 +146,14 @@ class RayDecoder:
 
     def _rows(self, requests: Any, **options: Any) -> Any:
         return generate_many(self._target, requests, in_order=True, **self._options | options)
+
+
+def _no_log_probs(top: int) -> LogProbs:
+    """Makes the log probabilities of a prompt that was not decoded."""
+    scores: Any = np.zeros(0, np.float32)
+    top_tokens: Any = np.zeros((0, top), np.int32)
+    top_scores: Any = np.zeros((0, top), np.float32)
+    return LogProbs(scores, scores, top_tokens, top_scores)
 
 
 def _ragged(arrays: Sequence[Any]) -> np.ndarray:

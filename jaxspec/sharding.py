@@ -63,6 +63,7 @@ LAYERS = {
     # Not by hidden units: a TPU would pad a few columns to 128 lanes, copying them in its loop.
     "experts/outwards": ("stack", "outputs", "hidden"),
 }
+QUANTISED = ("int8", "int4", "float4", "scale", "zero")  # parts of a quantised matrix
 CACHE = ("batch", "kv_heads", "positions", "head_dim")
 
 
@@ -110,26 +111,26 @@ def mesh(axes: str | Mesh, devices: Sequence[Any] | None = None) -> Mesh:
     parts = [axis.strip().partition("=") for axis in axes.split(",")]
     names = [name for name, _, _ in parts]
     are_axes = set(names) <= set(sizes) and len(set(names)) == len(names)
-    if not are_axes or not all(size.isdecimal() and int(size) for _, _, size in parts):
-        expected = "sizes, 1 or more, of the axes data and model, such as data=2,model=4"
-        raise ValueError(f"the mesh is {axes!r}: expected {expected}")
+    are_sizes = all(size.isdecimal() and int(size) for _, _, size in parts)
+    if not (are_axes and are_sizes):
+        raise ValueError(
+            f"the mesh is {axes!r}: expected sizes, 1 or more, of the axes data and model, such as "
+            "data=2,model=4"
+        )
     sizes |= {name: int(size) for name, _, size in parts}
     needed = math.prod(sizes.values())
-    if devices is not None and needed > len(devices):
-        raise ValueError(
-            f"the mesh {axes} has {needed} devices, and the topology {len(devices)}: choose a "
-            "larger one"
-        )
+    is_topology = devices is not None  # else the devices of this machine
     if devices is None:
         devices = jax.devices()
     if needed > len(devices):
-        simulated = (
-            f"on a CPU, XLA_FLAGS=--xla_force_host_platform_device_count={needed} simulates them"
-        )
-        raise ValueError(
-            f"the mesh {axes} has {needed} devices, but jax sees {len(devices)} (jax.devices()); "
-            f"{simulated}"
-        )
+        if is_topology:
+            available = f"and the topology {len(devices)}: choose a larger one"
+        else:
+            available = (
+                f"but jax sees {len(devices)} (jax.devices()); on a CPU, "
+                f"XLA_FLAGS=--xla_force_host_platform_device_count={needed} simulates them"
+            )
+        raise ValueError(f"the mesh {axes} has {needed} devices, {available}")
     kinds = (AxisType.Auto,) * len(sizes)
     try:
         return jax.make_mesh(tuple(sizes.values()), tuple(sizes), kinds, devices=devices[:needed])
@@ -183,16 +184,12 @@ def logical(path: str, layers: Mapping[str, tuple[str, ...]] = WHOLE.layers) -> 
     (('dim', 'ff'), ('heads',), ())
     """
     names = path.split("/")
-    if names[-2:-1] in (["weight"], ["embedding"]) and names[-1] in (
-        "int8",
-        "int4",
-        "float4",
-        "scale",
-        "zero",
-    ):
-        names.pop()  # a quantised matrix, and the scales of its rows
+    is_matrix = names[-2:-1] in (["weight"], ["embedding"])
+    if is_matrix and names[-1] in QUANTISED:
+        names.pop()  # a part is split like the whole matrix
     layer = names[:-1]
     leaf = names[-1]
+    # "attention/out" is looked up before "out".
     ends = "/".join(layer[-2:]), "".join(layer[-1:])
     axes = next((table[end] for end in ends for table in (layers, LAYERS) if end in table), None)
     if axes is None or leaf not in ("weight", "embedding", "bias"):
@@ -269,19 +266,17 @@ def mesh_of(params: Params) -> Mesh | None:
     >>> mesh_of({"weight": jax.numpy.ones(2)}) is None
     True
     """
-    meshes = {
-        m
-        for x in jax.tree.leaves(params)
-        if (m := _mesh(x)) is not None and set(m.axis_names) <= AXES
-    }
-    if len(meshes) > 1:
-        shapes = " and ".join(
-            sorted(",".join(f"{name}={size}" for name, size in m.shape.items()) for m in meshes)
+    meshes = {_mesh(leaf) for leaf in jax.tree.leaves(params)}
+    own_meshes = {m for m in meshes if m is not None and set(m.axis_names) <= AXES}
+    if len(own_meshes) > 1:
+        shapes = sorted(
+            ",".join(f"{name}={size}" for name, size in m.shape.items()) for m in own_meshes
         )
         raise ValueError(
-            f"target and drafter lie on different meshes, {shapes}: load both with the same"
+            f"target and drafter lie on different meshes, {' and '.join(shapes)}: load both with "
+            "the same"
         )
-    return next(iter(meshes), None)
+    return next(iter(own_meshes), None)
 
 
 def fetch(tree: Any) -> Any:
@@ -336,6 +331,7 @@ def _sharding(
         over = TABLE[axis]
         if over not in mesh.axis_names:
             return None
+        # An axis that cannot be cut evenly is kept whole.
         if size % mesh.shape[over] or parts.get(axis, 0) % mesh.shape[over]:
             return None
         return over

@@ -95,10 +95,9 @@ def speculate(
     candidates as in SpecInfer, arXiv 2305.09781.
     """
     at_least(1, candidates=candidates)
-    if executor is None:
+    pool = executor
+    if pool is None:
         pool = concurrent.futures.ThreadPoolExecutor(candidates + 1)
-    else:
-        pool = executor
     submitted: list[concurrent.futures.Future] = []
     try:
         logits = pool.submit(f, x)  # first, since it takes longest; the approximation runs here
@@ -115,16 +114,20 @@ def speculate(
                 "as many"
             )
         verdict = _verify(key, draft, p_logits)
-        accepted = None
-        if verdict.num_accepted[0]:
-            accepted = started[int(verdict.path[0, 0])]
-        for drafted in started:
-            if drafted is not accepted:
-                drafted.cancel()  # stops the ones that have not begun
+        accepted = int(verdict.path[0, 0]) if verdict.num_accepted[0] else None
+        for index, candidate in enumerate(started):
+            if index != accepted:
+                candidate.cancel()  # stops the ones that have not begun
         if accepted is not None:
-            return Speculated(accepted.result(), tokens[started.index(accepted)], True, len(tokens))
+            return Speculated(
+                value=started[accepted].result(),
+                token=tokens[accepted],
+                accepted=True,
+                runs=len(tokens),
+            )
         token = int(verdict.next_token[0])
-        return Speculated(pool.submit(g, token).result(), token, False, len(tokens) + 1)
+        value = pool.submit(g, token).result()
+        return Speculated(value, token, accepted=False, runs=len(tokens) + 1)
     finally:  # cancel useless work without waiting for it
         for future in submitted:
             future.cancel()

@@ -46,15 +46,15 @@ def log_mel(
     waveform = checked(waveform)
     silence = max(0, least * HOP - len(waveform))
     padded = np.pad(np.pad(waveform, (0, silence)), SPECTRUM // 2, mode="reflect")
-    # [F, 400]; the last frame is Whisper's to drop
+    # [F, 400]; like Whisper, without the last frame
     frames = sliding_window_view(padded, SPECTRUM)[::HOP][:-1]
     hann = np.hanning(SPECTRUM + 1)[:-1]  # periodic
-    bands = mel_bands(mels).T
-    parts = [
-        np.square(np.abs(np.fft.rfft(frames[start : start + PART] * hann))) @ bands
-        for start in range(0, len(frames), PART)
-    ]
-    logs = np.log10(np.maximum(np.concatenate(parts), 1e-10)).T  # [M, F]
+    bands = mel_bands(mels).T  # [201, M]
+    energies = []
+    for start in range(0, len(frames), PART):
+        spectrum = np.fft.rfft(frames[start : start + PART] * hann)  # [part, 201]
+        energies.append(np.square(np.abs(spectrum)) @ bands)
+    logs = np.log10(np.maximum(np.concatenate(energies), 1e-10)).T  # [M, F]
     return ((np.maximum(logs, logs.max() - 8.0) + 4.0) / 4.0).astype(np.float32)
 
 

@@ -114,37 +114,44 @@ def _header(file: BinaryIO, end: int) -> _Header:
     rate = 0
     block = 0
     wide_size = None
-    while len(chunk := file.read(8)) == 8:
+    while True:
+        chunk = file.read(8)  # each chunk begins with its name and size
+        if len(chunk) < 8:
+            break
         name, size = struct.unpack(f"{order}4sI", chunk)
         begin = file.tell()
-        describes = name in (b"ds64", b"fmt ")
-        described = file.read(16) if describes else b""
-        if describes and len(described) < 16:
-            break
-        if name == b"ds64":
-            _, wide_size = struct.unpack(f"{order}QQ", described)
-        elif name == b"fmt ":
-            _, _, rate, _, block, _ = struct.unpack(f"{order}HHIIHH", described)
-            if rate < 1 or block < 1:
-                raise ValueError(
-                    f"its samples have {block} bytes, {rate} a second: expected at least 1"
-                )
-        elif name == b"data" and not block:
-            raise ValueError("it has samples before it says what they are")
-        elif name == b"data":
+        if name == b"data":
+            if not block:
+                raise ValueError("it has samples before it says what they are")
             if wide_size is not None:
                 size = wide_size
             # A program that writes to a pipe cannot know the length, and writes a size of 0 or a
             # huge one. A size of 0 is real if the file ends where its header says, or has further
             # chunks up to there.
-            goes_on = wide_size is None and 8 + riff_size < end
             available = end - begin
-            if size == 0 and goes_on:
-                size = available
+            is_unknown = size == 0 and wide_size is None and 8 + riff_size < end
+            size = available if is_unknown else min(size, available)
+            return _Header(
+                order=order,
+                has_wide_sizes=container == b"RF64",
+                rate=rate,
+                block=block,
+                begin=begin,
+                size=size - size % block,
+            )
+        if name in (b"ds64", b"fmt "):
+            described = file.read(16)
+            if len(described) < 16:
+                break
+            if name == b"ds64":
+                _, wide_size = struct.unpack(f"{order}QQ", described)
             else:
-                size = min(size, available)
-            return _Header(order, container == b"RF64", rate, block, begin, size - size % block)
-        file.seek(begin + size + size % 2)
+                _, _, rate, _, block, _ = struct.unpack(f"{order}HHIIHH", described)
+                if rate < 1 or block < 1:
+                    raise ValueError(
+                        f"its samples have {block} bytes, {rate} a second: expected at least 1"
+                    )
+        file.seek(begin + size + size % 2)  # chunks have an even length
     raise ValueError("it ends before its samples begin: expected a chunk 'data'")
 
 
@@ -160,7 +167,9 @@ def _floats(samples: np.ndarray) -> Float[np.ndarray, " N"]:
         floats = samples / -float(np.iinfo(samples.dtype).min)
     else:
         floats = samples
-    return (floats if floats.ndim == 1 else floats.mean(axis=1)).astype(np.float32)
+    if floats.ndim == 2:
+        floats = floats.mean(axis=1)
+    return floats.astype(np.float32)
 
 
 def _resampled(waveform: Float[np.ndarray, " N"], rate: int) -> Float[np.ndarray, " n"]:
@@ -223,7 +232,8 @@ def _listed(where: str, line: str, folder: Path) -> Listed:
     row = files.json_object(line, where, optional=("language",))
     row = {name: value for name, value in row.items() if value is not None or name not in OF_ALL}
     paths = {name: row.pop(name) for name in PATHS if name in row}
-    if len(paths) != 1 or not isinstance(path := next(iter(paths.values())), str):
+    path = next(iter(paths.values()), None)
+    if len(paths) != 1 or not isinstance(path, str):
         got = paths or f"no {PATHS[0]!r}, but {sorted(row)}"
         raise ValueError(
             f'{where} has {got}: expected {{"audio": "..."}}, the path of a {ENDING} file'

@@ -66,28 +66,29 @@ def split(
         first = max(tokens, default=0) + 1
     stamps = [token >= first for token in tokens]
     ends_alone = stamps[-2:] == [False, True]
-    cuts = [i + 1 for i in range(len(stamps) - 1) if stamps[i] and stamps[i + 1]]
+    cuts = [i + 1 for i in range(len(stamps) - 1) if stamps[i] and stamps[i + 1]]  # inside a pair
 
     def segment(ids: Sequence[int], start: int, end: int) -> Segment:
         return Segment(offset + STEP * start, offset + STEP * end, "", list(ids))
 
-    if not cuts:
-        later = [token - first for token, is_stamp in zip(tokens, stamps, strict=True) if is_stamp][
-            -1:
-        ]
-        return [segment(tokens, 0, later[0] if later and later[0] else frames // STRIDE)], frames
+    if not cuts:  # one segment, up to its last timestamp, or to the end of the window
+        times = [token - first for token, is_stamp in zip(tokens, stamps, strict=True) if is_stamp]
+        last = times[-1] if times else 0
+        return [segment(tokens, 0, last or frames // STRIDE)], frames
     if ends_alone:
         cuts.append(len(tokens))
     else:
-        # the last segment keeps both timestamps of its end, as in transformers
-        cuts[-1] += 1
+        cuts[-1] += 1  # the last segment keeps both timestamps of its end, as in transformers
     segments = list[Segment]()
-    before = 0
+    start = 0
     for cut in cuts:
-        piece = tokens[before:cut]
+        piece = tokens[start:cut]
         ends_twice = cut == cuts[-1] and not ends_alone
-        segments.append(segment(piece, piece[0] - first, piece[-2 if ends_twice else -1] - first))
-        before = cut
+        last = piece[-2 if ends_twice else -1]
+        segments.append(segment(piece, piece[0] - first, last - first))
+        start = cut
+    if ends_alone:  # nothing was spoken after the last segment
+        return segments, frames
     # By the rules of timestamps the first pair is later than 0 s. If a text breaks them, skip the
     # window instead of reading it for ever.
-    return segments, frames if ends_alone else STRIDE * (tokens[before - 2] - first) or frames
+    return segments, STRIDE * (tokens[start - 2] - first) or frames

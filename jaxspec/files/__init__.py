@@ -142,10 +142,9 @@ def json_object(
     Traceback (most recent call last):
     ValueError: texts.jsonl: line 2 has 'text': 3: expected {"text": "..."}
     """
+    expected = "expected an object"
     if fields:
         expected = "expected {" + ", ".join(f'"{name}": "..."' for name in fields) + "}"
-    else:
-        expected = "expected an object"
     expected += "".join(f', and perhaps a "{name}": "..."' for name in optional)
     try:
         row = json.loads(line)
@@ -153,13 +152,14 @@ def json_object(
         raise ValueError(f"{where} is no JSON ({error}): {expected}") from None
     if not isinstance(row, dict):
         raise ValueError(f"{where} is {line.strip()[:60]}: {expected}")
-    for name in (*fields, *(name for name in optional if row.get(name) is not None)):
-        if not isinstance(row.get(name), str):
-            if name in row:
-                got = f"{name!r}: {json.dumps(row[name])[:60]}"
-            else:
-                got = f"no {name!r}, but {sorted(row)}"
-            raise ValueError(f"{where} has {got}: {expected}")
+    present = [name for name in optional if row.get(name) is not None]
+    for name in (*fields, *present):
+        if isinstance(row.get(name), str):
+            continue
+        got = f"no {name!r}, but {sorted(row)}"
+        if name in row:
+            got = f"{name!r}: {json.dumps(row[name])[:60]}"
+        raise ValueError(f"{where} has {got}: {expected}")
     return row
 
 
@@ -188,15 +188,24 @@ def whole(path: Path, *, overwrite: bool = True) -> Iterator[Path]:
     with folders.unfinished(path, "tmp", Path.touch) as beside:
         yield beside
         folders.flush(beside)
-        try:
-            (os.replace if overwrite else os.link)(beside, path)
-        except FileExistsError:
-            pass  # the other stays
-        except OSError:
-            if overwrite:
-                raise
-            os.replace(beside, path)  # a file system without links: the last stays
+        if overwrite:
+            os.replace(beside, path)
+        else:
+            _link_if_absent(beside, path)
         folders.flush(path.parent)
+
+
+def _link_if_absent(beside: Path, path: Path) -> None:
+    """Puts a file in place, unless another file is there.
+
+    On a file system without links, a file that another process wrote meanwhile is replaced.
+    """
+    try:
+        os.link(beside, path)  # unlike a rename, this fails if the path exists
+    except FileExistsError:
+        pass
+    except OSError:
+        os.replace(beside, path)
 
 
 def write_jsonl(path: str | Path, rows: Iterable[dict[str, Any]]) -> None:

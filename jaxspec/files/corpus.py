@@ -69,19 +69,18 @@ def token_rows(
         encoder: whether the model has an encoder. Its tokenizer may use other pieces for the target
             text (Marian's does).
     """
-    end = []
-    if tokenizer.eos_token_id is not None:
-        end = [tokenizer.eos_token_id]
+    end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
+    options = {"add_special_tokens": False, "return_attention_mask": False, "verbose": False}
     rows = []
     for first in range(0, len(texts), CHUNK):
         chunk = list(texts[first : first + CHUNK])
         for index, text in enumerate(chunk, first):
             token_ids.check_unicode(text, f"text {index}")
-        options = dict(add_special_tokens=False, return_attention_mask=False, verbose=False)
-        ids = (tokenizer(text_target=chunk, **options) if encoder else tokenizer(chunk, **options))[
-            "input_ids"
-        ]
-        rows += [np.array([*row, *end], np.int32) for row in ids]
+        if encoder:
+            encoded = tokenizer(text_target=chunk, **options)
+        else:
+            encoded = tokenizer(chunk, **options)
+        rows += [np.array([*row, *end], np.int32) for row in encoded["input_ids"]]
         advance(len(chunk))
     return rows
 

@@ -33,7 +33,7 @@ FULL = (errno.ENOSPC, errno.EDQUOT)
 # seconds after which an unlocked leftover belongs to a killed process, on file systems without
 # locks
 STALE = 24 * 3600
-YOUNG = 1.0  # seconds: between making a folder and locking it
+YOUNG = 1.0  # seconds that a process may take from making a folder to locking it
 REPLACING = "give overwrite to replace it"  # the advice; commands replace it with their option
 LISTED = 8  # most complaints to print
 
@@ -131,9 +131,8 @@ def no_room(folder: Path, needed: int) -> str:
     >>> no_room(Path("/"), 1), no_room(Path("/"), 2**70).split(" of")[0]
     ('', '/ would take 1.2 ZB')
     """
-    existing = next(
-        path for path in (folder.absolute(), *folder.absolute().parents) if path.exists()
-    )
+    candidates = (folder.absolute(), *folder.absolute().parents)
+    existing = next(path for path in candidates if path.exists())
     free = shutil.disk_usage(existing).free
     if needed <= free:
         return ""
@@ -193,10 +192,10 @@ def recover(folder: Path) -> None:
 def sweep(path: Path, ending: str) -> None:
     """Deletes the leftovers of killed processes beside a path, but nothing that may be in use."""
     for stale in path.parent.glob(f".{glob.escape(path.name)}.*.{ending}"):
-        # in use, or already gone
-        with contextlib.suppress(OSError), in_use(stale, wait=False) as locked:
+        # An OSError means that it is in use, or already gone.
+        with contextlib.suppress(OSError), in_use(stale, wait=False) as is_locked:
             age = time.time() - max(inner.stat().st_mtime for inner in (stale, *stale.rglob("*")))
-            if age > (YOUNG if locked else STALE):
+            if age > (YOUNG if is_locked else STALE):
                 _delete(stale)
 
 
@@ -252,7 +251,7 @@ def fingerprints(folder: Path) -> dict[str, list[Any]]:
 def ill_formed(files: dict[str, Any]) -> str:
     """Returns a message about malformed fingerprints in a manifest; "" if they are well-formed."""
     for file, entry in files.items():
-        if not (isinstance(entry, list) and [type(item) for item in entry] == [int, str]):
+        if not isinstance(entry, list) or [type(item) for item in entry] != [int, str]:
             return f"[files] {file} must be [size, sha256], got {entry!r}"
     return ""
 
@@ -264,22 +263,25 @@ def damage(folder: Path, files: dict[str, list[Any]]) -> str:
         path = folder / file
         if not path.is_file():
             complaints.append(f"{file} is missing")
-        elif (got := path.stat().st_size) != size:
-            complaints.append(f"{file} has {got} bytes, expected {size}")
-        elif (got := digests.of_file(path)) != digest:
+            continue
+        stored_size = path.stat().st_size
+        if stored_size != size:
+            complaints.append(f"{file} has {stored_size} bytes, expected {size}")
+            continue
+        stored_digest = digests.of_file(path)
+        if stored_digest != digest:
             complaints.append(
-                f"{file} is altered (SHA-256 {got[:12]}..., expected {digest[:12]}...)"
+                f"{file} is altered (SHA-256 {stored_digest[:12]}..., expected {digest[:12]}...)"
             )
     return some(complaints)
 
 
 def some(names: list[str]) -> str:
     """Lists the first few names, and the number of the others."""
+    listed = ", ".join(names[:LISTED])
     if len(names) > LISTED:
-        more = f" and {len(names) - LISTED} more"
-    else:
-        more = ""
-    return ", ".join(names[:LISTED]) + more
+        listed += f" and {len(names) - LISTED} more"
+    return listed
 
 
 def to_toml(table: dict[str, Any]) -> str:

@@ -95,7 +95,7 @@ def read(fields: Mapping[str, Any], most: int | None = None) -> Settings:
     ValueError: the field 'length_penalty' is not obeyed: only jaxspec.beam_search has it. ...
     """
     values = dict[str, Any]()
-    names = dict[str, str]()
+    names = dict[str, str]()  # as which field each value was given, for messages
     for name, value in {**fields, **_response_format(fields)}.items():
         option = setting_of(name, fields)
         if option is None or _asks_for_nothing(option, value, fields):
@@ -113,18 +113,20 @@ def read(fields: Mapping[str, Any], most: int | None = None) -> Settings:
             raise ValueError(
                 f"the fields {names[field]!r} and {name!r} mean the same: give one of them"
             )
-        values[field], names[field] = value, name
+        values[field] = value
+        names[field] = name
     if fields.get("do_sample") is False:  # as in transformers, whatever the temperature is
         values["temperature"] = 0.0
     return Settings(
-        _whole(values, "max_new_tokens", names, 1, most),
-        _whole(values, "n", names, 1, 2**16),
-        _whole(values, "seed", names, 0, 2**32 - 1),
-        values.get("stop"),
-        _template(values),
-        {name: _sampling(name, values[name]) for name in OPTIONS if name in values},
-        patterns.pattern_of(values),
-        *(_language(values, name, names) for name in LANGUAGES),
+        max_new_tokens=_whole(values, "max_new_tokens", names, 1, most),
+        samples=_whole(values, "n", names, 1, 2**16),
+        seed=_whole(values, "seed", names, 0, 2**32 - 1),
+        stop=values.get("stop"),
+        template=_template(values),
+        sampling={name: _sampling(name, values[name]) for name in OPTIONS if name in values},
+        pattern=patterns.pattern_of(values),
+        source_language=_language(values, "source_language", names),
+        target_language=_language(values, "target_language", names),
     )
 
 
@@ -234,43 +236,39 @@ def missing(prepared: Prepared, needs: Mapping[str, Any], bounded: bool) -> dict
         needs: the options of a row.
         bounded: whether every row has a top_k, because the job has one.
     """
-    options = prepared.options
     vocab = prepared.target.lm.vocab_size
     added = dict[str, Any]()
-    temperature = options.get("temperature")
     for name, value in needs.items():
-        old = options.get(name)
-        if is_neutral(name, value):
-            continue
-        if name == "temperature":
-            if (
-                value
-                and np.ndim(0.0 if temperature is None else temperature) == 0
-                and not temperature
-            ):
-                added[name] = np.zeros(1, np.float32)  # one for each row: a program that draws
-        elif name in ("logit_bias", "banned"):
-            if (
-                is_set(value)
-                and not is_set(options.get("logit_bias"))
-                and not is_set(options.get("banned"))
-            ):
-                added["logit_bias"] = np.zeros(vocab, np.float32)
-        elif name in ("top_k", "draft_top_k"):
-            if old is None or int(old) < value:
-                added[name] = min(ALL, 1 << (int(value) - 1).bit_length())
-        elif name in patterns.NAMES:
-            if all(options.get(pattern) is None for pattern in patterns.NAMES):
-                added[name] = [None]  # a program whose rows may have patterns
-        elif not is_set(old):
-            added[name] = value
-    both = {**options, **added}
-    top_k = both.get("top_k")
+        if not is_neutral(name, value):
+            added |= _addition(prepared.options, name, value, vocab)
+    options = {**prepared.options, **added}
+    top_k = options.get("top_k")
     is_bounded = bounded and needs.get("top_k") != ALL
-    has_mass = is_set(both.get("top_p")) or is_set(both.get("draft_top_p"))
+    has_mass = is_set(options.get("top_p")) or is_set(options.get("draft_top_p"))
     if has_mass and top_k is not None and not is_bounded and int(top_k) < vocab:
         added["top_k"] = ALL  # rows without a top_k look for their mass among all tokens
     return added
+
+
+def _addition(options: Mapping[str, Any], name: str, value: Any, vocab: int) -> dict[str, Any]:
+    """Returns what a program with some options lacks for rows with one more; {} if nothing."""
+    present = options.get(name)
+    if name == "temperature":
+        is_greedy = present is None or (np.ndim(present) == 0 and not present)
+        # An array, one for each row, makes a program that draws.
+        return {name: np.zeros(1, np.float32)} if value and is_greedy else {}
+    if name in ("logit_bias", "banned"):  # both become one bias
+        has_bias = is_set(options.get("logit_bias")) or is_set(options.get("banned"))
+        is_needed = is_set(value) and not has_bias
+        return {"logit_bias": np.zeros(vocab, np.float32)} if is_needed else {}
+    if name in ("top_k", "draft_top_k"):
+        if present is not None and int(present) >= value:
+            return {}
+        return {name: min(ALL, 1 << (int(value) - 1).bit_length())}  # the next power of two
+    if name in patterns.NAMES:
+        has_patterns = any(options.get(pattern) is not None for pattern in patterns.NAMES)
+        return {} if has_patterns else {name: [None]}  # [None]: rows may have patterns
+    return {} if is_set(present) else {name: value}
 
 
 def is_neutral(name: str, value: Any) -> bool:
@@ -291,11 +289,11 @@ def _whole(
 ) -> int | None:
     if name not in values:
         return None
-    if limit is None:
-        expected = f"an integer, {least} or more"
-    else:
+    expected = f"an integer, {least} or more"
+    if limit is not None:
         expected = f"an integer from {least} to {limit}"
-    expected += ", the job's own limit" if name == "max_new_tokens" and limit is not None else ""
+        if name == "max_new_tokens":
+            expected += ", the job's own limit"
     number = integer(values[name], names[name], expected)
     if number < least or (limit is not None and number > limit):
         raise ValueError(f"{names[name]} is {number}: expected {expected}")
@@ -311,16 +309,12 @@ def _response_format(fields: Mapping[str, Any]) -> dict[str, Any]:
     form = fields.get("response_format")
     if form is None or option_names.is_empty(form):
         return {}
-    form_type = None
-    if isinstance(form, Mapping):
-        form_type = form.get("type")
+    form_type = form.get("type") if isinstance(form, Mapping) else None
     if form_type == "text":
         return {"response_format": None}
     if form_type == "json_object":
         return {"response_format": {"type": "object"}}
-    described = None
-    if form_type == "json_schema":
-        described = form.get("json_schema")
+    described = form.get("json_schema") if form_type == "json_schema" else None
     if not isinstance(described, Mapping) or not isinstance(described.get("schema"), Mapping):
         raise ValueError(
             f"response_format is {form!r:.80}: expected a type among text, json_object and "

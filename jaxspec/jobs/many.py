@@ -130,13 +130,12 @@ def generate_many(
     one_of(on_error, "on_error", ON_ERROR)
     if isinstance(prompts, str):
         prompts = [prompts]
-    # A table, too, would iterate over names, not prompts.
-    is_one = isinstance(prompts, Mapping | Prompt | bytes) or hasattr(prompts, "columns")
-    if is_one or not hasattr(prompts, "__iter__"):
-        type_name = type(prompts).__name__
+    # These would iterate over names or bytes, not prompts; a table has columns.
+    is_iterable = hasattr(prompts, "__iter__") and not hasattr(prompts, "columns")
+    if not is_iterable or isinstance(prompts, Mapping | Prompt | bytes):
         raise TypeError(
-            f"the prompts are of type {type_name}: expected an iterable of prompts, such as a list "
-            "of dicts"
+            f"the prompts are of type {type(prompts).__name__}: expected an iterable of prompts, "
+            "such as a list of dicts"
         )
     inputs.check_shared(options, "give it in the dicts of the prompts")
     encoding.check_reads_text(target)
@@ -148,31 +147,36 @@ def generate_many(
         raise ValueError(
             f"num_samples is {num_samples}: expected 1, or more at a temperature above 0"
         )
+    # Compile at once for the options that some prompts set.
     prepared = prepared.replace(
         **job_fields.missing(prepared, varying or {}, is_set(options.get("top_k")))
     )
     limits = limits_of(prepared, options["max_new_tokens"], max_prompt_tokens, too_long)
-    described = options | {"num_samples": num_samples}
     reader = PromptReader(
-        target, prompts, limits, BLOCKS * slots, described, chat_template_kwargs, skipped
+        target,
+        prompts,
+        limits,
+        block=BLOCKS * slots,
+        options=options | {"num_samples": num_samples},
+        template=chat_template_kwargs,
+        skipped=skipped,
     )
-    stopper = stopping.checked(stop, target)
-    width = limits.prompt if max_prompt_tokens else None
-    ahead_limit = max_ahead if in_order else None
     job = _Job(
         prepared,
         reader,
-        stopper,
+        stopping.checked(stop, target),
         progress,
         slots=slots,
         group=group,
-        width=width,
-        max_ahead=ahead_limit,
+        width=limits.prompt if max_prompt_tokens else None,
+        max_ahead=max_ahead if in_order else None,
     )
     return _checked(job.run(), on_error)
 
 
 class _Live(NamedTuple):
+    """A row that is being decoded."""
+
     request: JobPrompt
     rounds: tuple[Rounds, ...] = ()  # the counts of each call of the program, each [rounds]
     searched: int = 0  # tokens already searched for stop strings
@@ -207,17 +211,13 @@ class _Job:
         self._bounded = "top_k" in reader.defaults
         self._is_fixed = width is not None  # the caller has said how long prompts are
         # tokens of slots for ordinary prompts; 0 until it is known
-        if width is None:
-            self._width = 0
-        else:
-            self._width = prepared.widths(width)[0]
+        self._width = 0 if width is None else prepared.widths(width)[0]
         self._usual = self._width  # width of most prompts, beside which others are long
         self._report = report
         self._progress = Progress()
         self._nodes = prepared.decoder.nodes
         self._finished = dict[int, Completion]()  # results to yield, by the place of their prompts
-        # of the places, the first that is not done, if results are yielded in order
-        self._first = 0
+        self._first = 0  # the place of the first unfinished prompt
 
     def run(self) -> Iterator[Completion]:
         """Yields every prompt's result."""
@@ -232,10 +232,10 @@ class _Job:
     def _slots_for(self, upcoming: list[JobPrompt]) -> Slots | None:
         """Makes slots for the next prompts; fails prompts that do not fit in memory."""
         while upcoming:
-            # The lower median: a few long prompts must not make all slots wide.
-            self._usual = (
-                self._width or sorted(map(self._width_of, upcoming))[(len(upcoming) - 1) // 2]
-            )
+            self._usual = self._width
+            if not self._usual:  # the lower median: few long prompts must not make all slots wide
+                widths = sorted(map(self._width_of, upcoming))
+                self._usual = widths[(len(widths) - 1) // 2]
             ordinary = [
                 request for request in upcoming if not self._is_long(self._width_of(request))
             ]
@@ -245,23 +245,21 @@ class _Job:
                 if missing:
                     self._prepared = self._prepared.replace(**missing)
             widest = max(stage, key=self._width_of)
-            width = max(self._width if ordinary else 0, self._width_of(widest))
+            needed = self._width_of(widest)
             if ordinary:
+                least = self._width  # slots for ordinary prompts never become narrower
+                width = max(least, needed)
                 count = self._slots
             else:
+                least = 0
+                width = needed
                 count = max(1, self._slots * self._usual // width)
             try:
                 slots = self._make_slots(width, count)
             except inputs.NotEnoughMemory as error:
                 # If even the narrowest prompt does not fit, this raises.
-                self._make_slots(
-                    max(self._width if ordinary else 0, self._prepared.widths(1)[0]), count
-                )
-                too_wide = [
-                    request
-                    for request in stage
-                    if self._width_of(request) == self._width_of(widest)
-                ]
+                self._make_slots(max(least, self._prepared.widths(1)[0]), count)
+                too_wide = [request for request in stage if self._width_of(request) == needed]
                 self._reader.take(too_wide)
                 self._refuse(
                     [request._replace(error=request.at + str(error)) for request in too_wide]
@@ -271,16 +269,23 @@ class _Job:
                 if not ordinary or (width > self._usual and slots.needed > NOTED):
                     warnings.warn(_note(widest, slots, self._usual, not ordinary), stacklevel=2)
                 if ordinary:
-                    self._width = self._usual = width
+                    self._width = width
+                    self._usual = width
                 return slots
         return None
 
     def _make_slots(self, width: int, count: int) -> Slots:
+        group = self._group
         if count < self._slots:
-            group = min(self._group, max(1, count // 4))
-        else:
-            group = self._group
-        return Slots(self._prepared, width, count, group, ROUNDS, self._reader.defaults)
+            group = min(group, max(1, count // 4))
+        return Slots(
+            self._prepared,
+            width,
+            slots=count,
+            group=group,
+            rounds=ROUNDS,
+            sampling=self._reader.defaults,
+        )
 
     def _is_long(self, width: int) -> bool:
         """Returns whether a width is so large that its prompts get separate slots."""
@@ -291,17 +296,17 @@ class _Job:
 
     def _ready(self) -> Iterator[Completion]:
         """Yields finished results: all, or in order those before the first unfinished one."""
-        for number in sorted(
-            number for number in self._finished if self._max_ahead is None or number < self._first
-        ):
-            yield self._finished.pop(number)
+        is_unordered = self._max_ahead is None
+        for place in sorted(self._finished):
+            if is_unordered or place < self._first:
+                yield self._finished.pop(place)
 
     def _until_empty(self, slots: Slots) -> Iterator[Completion]:
         """Decodes until the slots are empty and the next prompt does not fit them."""
-        live = dict[int, _Live]()
+        live = dict[int, _Live]()  # rows by their slots
         free = list(range(slots.slots))
-        group = list[JobPrompt]()
-        new = None
+        group = list[JobPrompt]()  # taken from the reader, not inserted yet
+        prefilled = None  # the state of the group, once it is being computed
         while True:
             # Insert as many groups as fit. The next group waits, perhaps prefilled, until enough
             # rows end.
@@ -310,23 +315,20 @@ class _Job:
                 if not group or len(free) < len(group):
                     break
                 indices = [free.pop() for _ in group]
-                if new is None:
-                    new = slots.prefill([request.row for request in group])
-                slots.insert(new, indices)
+                if prefilled is None:
+                    prefilled = slots.prefill([request.row for request in group])
+                slots.insert(prefilled, indices)
                 live |= {slot: _Live(request) for slot, request in zip(indices, group, strict=True)}
                 group = []
-                new = None
+                prefilled = None
             if live:
                 # The call ends as soon as the waiting group fits; without one, when another group
                 # would fit.
-                if any(self._stop_of(row).strings for row in live.values()):
-                    rounds = STOP_ROUNDS
-                else:
-                    rounds = ROUNDS
-                report = slots.run(len(group) or min(len(free) + slots.group, slots.slots), rounds)
-                if group and new is None:
-                    # while the rounds are run
-                    new = slots.prefill([request.row for request in group])
+                finished = len(group) or min(len(free) + slots.group, slots.slots)
+                has_stop = any(self._stop_of(row).strings for row in live.values())
+                report = slots.run(finished, STOP_ROUNDS if has_stop else ROUNDS)
+                if group and prefilled is None:  # while the rounds run
+                    prefilled = slots.prefill([request.row for request in group])
             yield from self._ready()
             if not live:
                 return
@@ -346,9 +348,12 @@ class _Job:
         if not upcoming or not self._fits(upcoming[0], slots):
             return []
         width = self._width_of(upcoming[0])
-        group = [r for r in upcoming if self._width_of(r) == width and self._fits(r, slots)][
-            : slots.group
+        alike = [
+            request
+            for request in upcoming
+            if self._width_of(request) == width and self._fits(request, slots)
         ]
+        group = alike[: slots.group]
         self._reader.take(group)
         return group
 
@@ -381,31 +386,30 @@ class _Job:
         return self._prepared.widths(len(request.row.tokens))[0]
 
     def _stop_of(self, row: _Live) -> stopping.Stop:
-        if row.request.stop is None:
-            stop = self._stop
-        else:
-            stop = row.request.stop
+        stop = self._stop if row.request.stop is None else row.request.stop
         return stop._replace(joins=row.request.row.pattern is not None)
 
     def _collect(self, slots: Slots, live: dict[int, _Live], report: Report) -> list[int]:
         """Finishes the rows that are done, and returns their slots."""
         free = []
         for slot, row in list(live.items()):
-            rounds = *row.rounds, Rounds(*(counts[:, slot] for counts in report.rounds))
+            new_rounds = Rounds(*(counts[:, slot] for counts in report.rounds))  # each [rounds]
             tokens = report.tokens[slot, : report.length[slot]].tolist()
             stop = self._stop_of(row)
-            needed = None
+            needed = None  # tokens up to a stop string, if one was found
             if stop.strings:
                 needed = stopping.tokens_needed(stop, tokens, row.searched)
-            live[slot] = row = _Live(row.request, rounds, len(tokens))
+            row = _Live(row.request, (*row.rounds, new_rounds), searched=len(tokens))
+            live[slot] = row
             if needed is not None or report.finish[slot]:
                 del live[slot]
                 free.append(slot)
                 self._finish(row.request, self._completion(row, tokens, needed, report, slot))
         slots.end(free)
         # In a round that ran, some row committed tokens; slots that committed nothing were idle.
-        committed = report.rounds.committed
-        idle = int(np.sum(committed[np.any(committed > 0, axis=1)] == 0))
+        committed = report.rounds.committed  # [rounds, slots]
+        has_run = np.any(committed > 0, axis=1)
+        idle = int(np.sum(committed[has_run] == 0))
         self._progress = self._progress._replace(live=len(live), idle=self._progress.idle + idle)
         self._tell()
         return free
@@ -473,10 +477,9 @@ def _note(widest: JobPrompt, slots: Slots, usual: int, is_long: bool) -> WidePro
     name = widest.where or f"prompt {widest.id}"
     size = filesize.decimal(slots.needed)
     count = f"{slots.slots} slot{'s' * (slots.slots != 1)}"
+    memory = f"All {count} are made as wide, and take {size}"
     if is_long:
         memory = f"It gets {count} of its own, of {size}"
-    else:
-        memory = f"All {count} are made as wide, and take {size}"
     tokens = len(widest.row.tokens)
     return WidePrompt(
         f"{name} has {tokens:,} tokens, and most prompts have at most {usual:,}. {memory} of "
@@ -501,40 +504,46 @@ def _counts(rounds: Sequence[Rounds], needed: int, nodes: int) -> dict[str, Any]
     ... )  # the second round's first token is the fifth
     {'rounds': 1, 'drafted': 3, 'accepted': 2, 'acceptance_histogram': (0, 0, 1, 0)}
     """
+    # [rounds] each, over all calls of the program
     drafted, accepted, committed = (np.concatenate(counts) for counts in zip(*rounds, strict=True))
-    before = 1 + np.cumsum(committed) - committed
-    ran = (committed > 0) & (before < needed)
-    emitted = np.minimum(accepted, np.minimum(committed, needed - before))[ran]
+    first = 1 + np.cumsum(committed) - committed  # index of each round's first token
+    counts_here = (committed > 0) & (first < needed)
+    # The end of the text may cut off accepted draft tokens.
+    emitted = np.minimum(accepted, np.minimum(committed, needed - first))[counts_here]
+    histogram = ()
+    if nodes:
+        histogram = tuple(np.bincount(emitted, minlength=nodes + 1).tolist())
     return {
-        "rounds": int(ran.sum()),
-        "drafted": int(drafted[ran].sum()),
+        "rounds": int(counts_here.sum()),
+        "drafted": int(drafted[counts_here].sum()),
         "accepted": int(emitted.sum()),
-        "acceptance_histogram": tuple(np.bincount(emitted, minlength=nodes + 1).tolist())
-        if nodes
-        else (),
+        "acceptance_histogram": histogram,
     }
 
 
 def _result(request: JobPrompt, **result: Any) -> Completion:
     """Makes the result of a prompt; by default, of a prompt that cannot be decoded."""
-    empty = {"text": None, "tokens": [], "finish": Finish.FAILURE.name.lower(), "prompt_tokens": 0}
-    row = request.row
-    described = {
-        "id": request.id,
-        "number": row.number,
-        "sample": row.sample,
-        "samples": request.samples,
+    failure = {
+        "text": None,
+        "tokens": [],
+        "finish": Finish.FAILURE.name.lower(),
+        "prompt_tokens": 0,
     }
-    return Completion(**described, fields=request.fields, **empty | result)
+    return Completion(
+        id=request.id,
+        number=request.row.number,
+        sample=request.row.sample,
+        samples=request.samples,
+        fields=request.fields,
+        **failure | result,
+    )
 
 
 def _checked(results: Iterable[Completion], on_error: str) -> Iterator[Completion]:
     """Yields results; with `on_error="raise"`, raises the first error instead."""
     for completion in results:
         if completion.error is not None and on_error == "raise":
-            if completion.error.endswith(tuple(FAILURES.values())):
-                error = FloatingPointError
-            else:
-                error = ValueError
-            raise error(f"prompt {completion.id}: {completion.error}")
+            has_failed = completion.error.endswith(tuple(FAILURES.values()))
+            error_type = FloatingPointError if has_failed else ValueError
+            raise error_type(f"prompt {completion.id}: {completion.error}")
         yield completion

@@ -112,30 +112,33 @@ def response(rows: Sequence[Mapping[str, Any]], model: str) -> dict[str, Any]:
     if wrong:
         return line | {"error": {"code": "failure", "message": wrong}}
     is_chat = first.get("fields", {}).get("url") != COMPLETIONS
-    choices = [
-        {
-            "index": index,
-            **(
-                {"message": {"role": "assistant", "content": row["text"]}}
-                if is_chat
-                else {"text": row["text"]}
-            ),
-            "logprobs": None,
-            "finish_reason": FINISH[row["finish"]],
-        }
-        for index, row in enumerate(rows)
-    ]
-    read = first["prompt_tokens"]
-    new = sum(row["new_tokens"] for row in rows)
+    prompt_tokens = first["prompt_tokens"]
+    new_tokens = sum(row["new_tokens"] for row in rows)
     body = {
         "id": name,
         "object": "chat.completion" if is_chat else "text_completion",
         "created": 0,
         "model": model,
-        "choices": choices,
-        "usage": {"prompt_tokens": read, "completion_tokens": new, "total_tokens": read + new},
+        "choices": [_choice(index, row, is_chat) for index, row in enumerate(rows)],
+        "usage": {
+            "prompt_tokens": prompt_tokens,
+            "completion_tokens": new_tokens,
+            "total_tokens": prompt_tokens + new_tokens,
+        },
     }
     return line | {"response": {"status_code": 200, "request_id": name, "body": body}}
+
+
+def _choice(index: int, row: Mapping[str, Any], is_chat: bool) -> dict[str, Any]:
+    content = {"text": row["text"]}
+    if is_chat:
+        content = {"message": {"role": "assistant", "content": row["text"]}}
+    return {
+        "index": index,
+        **content,
+        "logprobs": None,
+        "finish_reason": FINISH[row["finish"]],
+    }
 
 
 def rows_of(line: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:

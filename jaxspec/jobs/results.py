@@ -49,19 +49,22 @@ class Completion:
         `top_log_probs`. Values of NumPy become Python's.
         """
         columns = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        log_probs = columns.pop("log_probs")
-        histogram = columns.pop("acceptance_histogram")
         columns |= {
             "id": plain(self.id),
             "fields": plain(self.fields),
             "new_tokens": len(self.tokens),
         }
-        for name in (("sample", "samples") if self.samples == 1 else ()) + (
-            () if self.fields else ("fields",)
-        ):
-            del columns[name]
-        columns |= {"acceptance_histogram": list(histogram)} if histogram else {}
-        return columns | ({} if log_probs is None else output.log_probs(log_probs))
+        # Leave out columns without information; the last two stand at the end.
+        if self.samples == 1:
+            del columns["sample"], columns["samples"]
+        if not self.fields:
+            del columns["fields"]
+        del columns["acceptance_histogram"], columns["log_probs"]
+        if self.acceptance_histogram:
+            columns["acceptance_histogram"] = list(self.acceptance_histogram)
+        if self.log_probs is not None:
+            columns |= output.log_probs(self.log_probs)
+        return columns
 
 
 def plain(value: Any) -> Any:
@@ -106,22 +109,26 @@ class Progress(NamedTuple):
 
     def plus(self, row: Mapping[str, Any]) -> Progress:
         """Returns the counts with one more result, given as a line of a job's files."""
-        sums = ("prompt_tokens", "new_tokens", "rounds", "drafted", "accepted")
-        pairs = itertools.zip_longest(
+        histograms = itertools.zip_longest(
             self.acceptance_histogram, row.get("acceptance_histogram", ()), fillvalue=0
         )
-        errors = []
-        if row["error"] is not None:
-            errors = [(row["number"], row["error"])]
+        first_error = self.first_error
+        if row["error"] is not None:  # of the prompt with the lowest number
+            error = (row["number"], row["error"])
+            first_error = error if first_error is None else min(first_error, error)
         return self._replace(
             done=self.done + 1,
-            failed=self.failed + len(errors),
+            failed=self.failed + (row["error"] is not None),
             prompts=self.prompts + (row.get("sample", 0) == 0),
-            first_error=min(filter(None, (self.first_error, *errors)), default=None),
+            first_error=first_error,
             truncated=self.truncated + bool(row.get("truncated")),
             finish={**self.finish, row["finish"]: self.finish[row["finish"]] + 1},
-            acceptance_histogram=tuple(map(sum, pairs)),
-            **{name: getattr(self, name) + row[name] for name in sums},
+            acceptance_histogram=tuple(map(sum, histograms)),
+            prompt_tokens=self.prompt_tokens + row["prompt_tokens"],
+            new_tokens=self.new_tokens + row["new_tokens"],
+            rounds=self.rounds + row["rounds"],
+            drafted=self.drafted + row["drafted"],
+            accepted=self.accepted + row["accepted"],
         )
 
     def to_dict(self) -> dict[str, Any]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -145,19 +144,16 @@ class Slots:
         # In a model with languages each row has its beginning; in other models all rows have the
         # same.
         first = prepared.target.lm.limits.first_tokens
+        self._begin = 0  # tokens of such a beginning
         if first and languages.languages(prepared.target.tokenizer):
             self._begin = max(len(first), 2)
-        else:
-            self._begin = 0
         self._growth = token_rows.headroom(prepared.max_new_tokens, prepared.decoder.nodes)
         self._capacity = self._row_length(width) + self._growth
         self._shapes_for = functools.cache(self._shapes_of)
-        has_patterns = prepared.request.sampling_params.structured is not None
-        ends = [end for end in np.asarray(prepared.request.eos)[0].tolist() if end >= 0]
-        if has_patterns:
+        self._pool = None  # the tables of rows' patterns
+        if prepared.request.sampling_params.structured is not None:
+            ends = [end for end in np.asarray(prepared.request.eos)[0].tolist() if end >= 0]
             self._pool = pool_of(prepared.target, ends)
-        else:
-            self._pool = None
         self._key = np.asarray(jax.random.key_data(_key(prepared)))
         self._sampling = sampling
         self.needed = inputs.size_of(self._shapes_at(width)) // group * slots
@@ -188,26 +184,33 @@ class Slots:
         longest = max(len(row.tokens) for row in rows)
         width = self._width_of(longest)
         prompt = self._with_begin(token_rows.pad([row.tokens for row in rows], width), rows)
-        impl = jax.random.key_impl(_key(self._prepared))  # a seed's key is of the job's kind
-        keys = [None if row.seed is None else jax.random.key(row.seed, impl=impl) for row in rows]
-        sources: Any = KeySources(
-            jnp.asarray(
-                np.stack([self._key if key is None else jax.random.key_data(key) for key in keys])
-            ),
-            jnp.asarray([row.number if row.seed is None else 0 for row in rows], jnp.int32),
-            jnp.asarray([row.sample for row in rows], jnp.int32),
-        )
+        sources: Any = self._key_sources(rows)
         limit = np.array([row.max_new_tokens for row in rows], np.int32)
         new: Any = NewRows(prompt, sources, limit, self._sampling_of(rows))  # type: ignore[arg-type]
         if self._mesh is not None:
             new = sharding.place(new, self.group, self._mesh)
         shapes = tuple(leaf.shape for leaf in jax.tree.leaves(self._shapes_at(self.width)))
-        before = self._before(self._prepared.widths(longest)[1])
         return prefill(
             **self._common,
             new=new,
-            before=before,
+            before=self._before(self._prepared.widths(longest)[1]),
             size=self._size_at(width)._replace(shapes=shapes),
+        )
+
+    def _key_sources(self, rows: Sequence[Row]) -> KeySources:
+        """Returns the sources of rows' keys: the job's key and a number, or a seed and 0."""
+        impl = jax.random.key_impl(_key(self._prepared))  # a seed's key is of the job's kind
+        bits = [
+            self._key
+            if row.seed is None
+            else jax.random.key_data(jax.random.key(row.seed, impl=impl))
+            for row in rows
+        ]
+        numbers = [row.number if row.seed is None else 0 for row in rows]
+        return KeySources(
+            key=jnp.asarray(np.stack(bits)),
+            number=jnp.asarray(numbers, jnp.int32),
+            sample=jnp.asarray([row.sample for row in rows], jnp.int32),
         )
 
     def insert(self, new: State, slots: Sequence[int]) -> None:
@@ -267,15 +270,13 @@ class Slots:
         if not self._begin:
             return prompt
         first = self._prepared.target.lm.limits.first_tokens
-        return token_rows.pad([row.begin or first for row in rows], self._begin)._replace(
-            encoder=prompt
-        )
+        beginnings = token_rows.pad([row.begin or first for row in rows], self._begin)
+        return beginnings._replace(encoder=prompt)
 
     def _shapes_at(self, width: int) -> State:
         """Returns the shapes of a group's state, with the pattern tables' present size."""
-        return self._shapes_for(
-            width, () if self._pool is None else tuple(x.shape for x in self._pool.tables)
-        )
+        tables = () if self._pool is None else self._pool.tables
+        return self._shapes_for(width, tuple(table.shape for table in tables))
 
     def _shapes_of(self, width: int, tables: tuple[tuple[int, ...], ...]) -> State:
         """Returns the shapes of a group's state for prompts of this width."""
@@ -298,16 +299,15 @@ class Slots:
         draft = request.draft_sampling_params
 
         def column(field: str, like: Array | np.ndarray) -> np.ndarray:
+            default = like
             if self._sampling is not None:
                 default = np.broadcast_to(NEUTRAL[field], (1, *like.shape[1:]))
-            else:
-                default = like
-            column_rows = [
-                np.asarray(of_row.get(field, default)) for of_row in self._values_of(rows)
+            values_by_row = [
+                np.asarray(row_values.get(field, default)) for row_values in self._values_of(rows)
             ]
-            return np.concatenate(column_rows).astype(like.dtype)
+            return np.concatenate(values_by_row).astype(like.dtype)
 
-        # one array a field, [rows] or [rows, vocab], in the dtype that the program was compiled for
+        # One array a field, [rows] or [rows, vocab], in the dtype that the program was compiled for
         arrays = {
             name: like
             for name, like in target._asdict().items()
@@ -317,10 +317,8 @@ class Slots:
             name: None if like is None else column(name, like) for name, like in arrays.items()
         }
         fields["processors"] = token_rows.repeat_rows(target.processors, len(rows))
-        # Keep the tables on the host: the copy in the state is donated.
-        if self._pool is None:
-            fields["structured"] = None
-        else:
+        fields["structured"] = None
+        if self._pool is not None:  # on the host, since the copy in the state is donated
             fields["structured"] = values(self._pool, self._entries_of(rows))
         if draft is None:
             return type(target)(**fields), None
@@ -336,12 +334,11 @@ class Slots:
         return [(self._sampling if row.sampling is None else row.sampling) or {} for row in rows]
 
     def _entries_of(self, rows: Sequence[Row]) -> list[Any]:
-        pairs = zip(rows, self._values_of(rows), strict=True)
-        lists = (
-            pattern_rows([row.pattern], of_row.get("bias"), np.array([row.max_new_tokens]))
-            for row, of_row in pairs
-        )
-        return list(itertools.chain.from_iterable(lists))
+        entries = list[Any]()
+        for row, row_values in zip(rows, self._values_of(rows), strict=True):
+            limit = np.array([row.max_new_tokens])
+            entries += pattern_rows([row.pattern], row_values.get("bias"), limit)
+        return entries
 
     @property
     def _common(self) -> dict[str, Any]:
@@ -362,6 +359,7 @@ class Slots:
 
 
 def _key(prepared: Prepared) -> Key[Array, ""]:
+    """Returns the key of a job; without one, any key, which greedy decoding never reads."""
     key = prepared.options["key"]
     if key is None:
         return jax.random.key(0)
@@ -398,15 +396,17 @@ def _can_grow(small: State, large: State) -> bool:
 
     Caches and their masks may be padded, since padding is never read; ids and counts may not.
     """
-    pairs = zip(jax.tree.leaves(small), jax.tree.leaves(large), strict=True)
-    return all(
-        a.shape == b.shape
-        or (
-            (jnp.issubdtype(a.dtype, jnp.floating) or a.dtype == jnp.bool_)
-            and all(m <= n for m, n in zip(a.shape, b.shape, strict=True))
+
+    def can_pad(leaf: Any, target: Any) -> bool:
+        if leaf.shape == target.shape:
+            return True
+        is_masked = jnp.issubdtype(leaf.dtype, jnp.floating) or leaf.dtype == jnp.bool_
+        return is_masked and all(
+            size <= room for size, room in zip(leaf.shape, target.shape, strict=True)
         )
-        for a, b in pairs
-    )
+
+    pairs = zip(jax.tree.leaves(small), jax.tree.leaves(large), strict=True)
+    return all(can_pad(leaf, target) for leaf, target in pairs)
 
 
 def _start(
@@ -417,12 +417,16 @@ def _start(
     before: Before | None,  # the shared prefix; None without one
     size: StateSize,
 ) -> State:
+    """Prefills new rows, and pads their state to `size.shapes`."""
     keys = _row_keys(new.sources, jax.random.key_impl(request.keys))
     request = token_rows.repeat_rows(request._replace(keys=None), new.limit.shape[0])
+    sampling, draft_sampling = new.sampling
     request = request._replace(
-        sampling_params=new.sampling[0], draft_sampling_params=new.sampling[1]
+        keys=keys,
+        max_new_tokens=new.limit,
+        sampling_params=sampling,
+        draft_sampling_params=draft_sampling,
     )
-    request = request._replace(keys=keys, max_new_tokens=new.limit)
     state = decoder.init(weights, new.prompt, request, size.headroom, before)
     state = log_probs.cut(state, size.growth)
     if size.shapes is None:
@@ -462,7 +466,7 @@ def run_rounds(
 ) -> tuple[State, Report]:
     """Runs rounds until enough slots are done, or up to a limit. Consumes the given state."""
     state = state._replace(done=state.done | until.ended)
-    none = jnp.zeros((rounds, state.done.shape[0]), jnp.int32)
+    no_counts = jnp.zeros((rounds, state.done.shape[0]), jnp.int32)
 
     def goes_on(carry: tuple[Int[Array, ""], State, Rounds]) -> Bool[Array, ""]:
         index, state, _ = carry
@@ -471,23 +475,23 @@ def run_rounds(
     def one_round(carry: tuple[Int[Array, ""], State, Rounds]) -> Any:
         index, state, history = carry
         state, info = decoder.step(weights, state)
-        new = Rounds(info.draft_length, info.num_accepted, info.num_committed)
+        new = Rounds(info.draft_length, info.num_accepted, info.num_committed)  # [slots] each
         history = jax.tree.map(
-            lambda h, i: jax.lax.dynamic_update_index_in_dim(h, i, index, 0), history, new
+            lambda counts, row: jax.lax.dynamic_update_index_in_dim(counts, row, index, 0),
+            history,
+            new,
         )
         return index + 1, state, history
 
-    start = (jnp.zeros((), jnp.int32), state, Rounds(none, none, none))
+    start = (jnp.zeros((), jnp.int32), state, Rounds(no_counts, no_counts, no_counts))
     _, state, history = jax.lax.while_loop(goes_on, one_round, start)
-    tokens = token_rows.window(state.tokens, state.start, max_new_tokens)
+    reported = state.memory.log_probs
     report = Report(
-        tokens,
-        state.length - state.start,
-        states.finish(state),
-        state.failed,
-        history,
-        None
-        if (reported := state.memory.log_probs) is None
-        else reported.window(0, max_new_tokens),
+        tokens=token_rows.window(state.tokens, state.start, max_new_tokens),
+        length=state.length - state.start,
+        finish=states.finish(state),
+        failed=state.failed,
+        rounds=history,
+        log_probs=None if reported is None else reported.window(0, max_new_tokens),
     )
     return _laid_out(state, layout), report

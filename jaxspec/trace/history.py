@@ -107,23 +107,31 @@ def of_row(tokens: Sequence[int], trace: Any, row: int) -> list[TracedRound]:
     rounds = [TracedRound([], tokens[:1], [], 0)]
     start = 1
     for index, committed in enumerate(trace.num_committed[row].tolist()):
-        if committed:
-            accepted = int(trace.num_accepted[row, index])
-            draft = trace.draft[row, index].tolist()
-            step = TracedRound(
-                TokensView(tokens, start), tokens[start : start + committed], draft, accepted
-            )
-            if trace.parent is None:
-                step = step._replace(draft=draft[: trace.draft_length[row, index]])
-            else:
-                path = trace.path[row, index, :accepted].tolist()
-                step = step._replace(parent=trace.parent[row, index].tolist(), path=path)
-            if trace.numbers is not None:
-                step = step._replace(
-                    numbers=numbers_of(trace.numbers, (row, index, slice(len(step.draft))))
-                )
-            rounds.append(step)
-            start += committed
+        if not committed:  # the row had ended
+            continue
+        accepted = int(trace.num_accepted[row, index])
+        draft = trace.draft[row, index].tolist()
+        parent = None
+        path = None
+        if trace.parent is None:
+            draft = draft[: trace.draft_length[row, index]]
+        else:
+            parent = trace.parent[row, index].tolist()
+            path = trace.path[row, index, :accepted].tolist()
+        numbers = None
+        if trace.numbers is not None:
+            numbers = numbers_of(trace.numbers, (row, index, slice(len(draft))))
+        step = TracedRound(
+            before=TokensView(tokens, start),
+            new=tokens[start : start + committed],
+            draft=draft,
+            num_accepted=accepted,
+            parent=parent,
+            path=path,
+            numbers=numbers,
+        )
+        rounds.append(step)
+        start += committed
     return rounds
 
 
@@ -155,15 +163,16 @@ def judge(step: TracedRound) -> TokenFates:
     TokenFates(accepted=[5, 1], rejected=[], target=[])
     """
     n = step.num_accepted
-    if len(step.new) <= n:
+    if len(step.new) <= n:  # cut
         return TokenFates(step.new, [], [])
     if step.parent is None or step.path is None:
-        return TokenFates(step.new[:n], step.draft[n : n + 1], step.new[n:])
-    last = step.path[-1] + 1 if step.path else 0
-    children = [
-        token for token, parent in zip(step.draft, step.parent, strict=True) if parent == last
-    ]
-    return TokenFates(step.new[:n], children, step.new[n:])
+        rejected = step.draft[n : n + 1]
+    else:
+        last = step.path[-1] + 1 if step.path else 0  # the last accepted node, as a parent
+        rejected = [
+            token for token, parent in zip(step.draft, step.parent, strict=True) if parent == last
+        ]
+    return TokenFates(step.new[:n], rejected, step.new[n:])
 
 
 def fates(step: TracedRound) -> list[str]:
@@ -177,14 +186,14 @@ def fates(step: TracedRound) -> list[str]:
     ['rejected', 'accepted', 'accepted', 'untried', 'untried']
     """
     if step.parent is None or step.path is None:
-        n = step.num_accepted
-        return [
-            ("accepted" if i < n else "rejected" if i == n else "untried")
-            for i in range(len(step.draft))
-        ]
+        results = ["untried"] * len(step.draft)
+        results[: step.num_accepted] = ["accepted"] * step.num_accepted
+        if step.num_accepted < len(step.draft):
+            results[step.num_accepted] = "rejected"
+        return results
     # Fed tokens: 0 is the last committed one, draft token i is i + 1.
-    accepted = [0, *(node + 1 for node in step.path)]
-    following = dict(itertools.pairwise(accepted))
+    path = [0, *(node + 1 for node in step.path)]
+    child_on_path = dict(itertools.pairwise(path))
     verified = {0}
     results = []
     for node, parent in enumerate(step.parent, 1):
@@ -192,8 +201,12 @@ def fates(step: TracedRound) -> list[str]:
             results.append("none")  # cut off, or below such a node
             continue
         verified.add(node)
-        tried = parent in accepted and node < following.get(parent, node + 1)
-        results.append("accepted" if node in accepted else "rejected" if tried else "untried")
+        if node in path:
+            results.append("accepted")
+        elif parent in path and node < child_on_path.get(parent, node + 1):
+            results.append("rejected")  # tested before the accepted sibling, if there was one
+        else:
+            results.append("untried")
     return results
 
 
@@ -231,32 +244,31 @@ def branches(step: TracedRound) -> list[Branch]:
     fate = fates(step)
 
     def nodes_below(parent: int) -> list[int]:
+        nodes = list(children.get(parent, []))
         # The target's token is one more child of the last accepted node: -1, which has no children.
-        return [
-            *children.get(parent, []),
-            *([-1] if parent == accepted[-1] and target_token else []),
-        ]
+        if parent == accepted[-1] and target_token:
+            nodes.append(-1)
+        return nodes
+
+    def token_of(node: int) -> tuple[int, str]:
+        if node < 0:
+            return target_token[0], "own"
+        return step.draft[node - 1], fate[node - 1]
 
     def draw(parent: int, lead: str, before: list[int]) -> None:
         nodes = nodes_below(parent)
         for node in nodes:
             is_last = node == nodes[-1]
-            tokens = []
-            while True:  # down to a leaf, or to a node with several children
-                tokens.append(
-                    (target_token[0], "own") if node < 0 else (step.draft[node - 1], fate[node - 1])
-                )
-                below = nodes_below(node)
-                if len(below) != 1:
-                    break
+            tokens = [token_of(node)]
+            below = nodes_below(node)
+            while len(below) == 1:  # down to a leaf, or to a node with several children
                 node = below[0]
+                tokens.append(token_of(node))
+                below = nodes_below(node)
             lines.append(Branch(lead + ("└─ " if is_last else "├─ "), tokens, before))
             if below:
-                draw(
-                    node,
-                    lead + ("   " if is_last else "│  "),
-                    [*before, *(token for token, _ in tokens)],
-                )
+                inner_lead = lead + ("   " if is_last else "│  ")
+                draw(node, inner_lead, [*before, *(token for token, _ in tokens)])
 
     draw(0, "", list(step.before[-CONTEXT:]))
     return lines
@@ -268,20 +280,25 @@ def spelt(tokenizer: Any, step: TracedRound, context: int = CONTEXT) -> RoundTex
     """
     accepted, rejected, target = judge(step)
     before = step.before[-context:] if context else []
-    cut = "…" if len(before) < len(step.before) else ""
+    is_cut = len(before) < len(step.before)
     if tokenizer is None:
+        text = _as_ids(before)
+        parts = (_as_ids(accepted), _as_ids(rejected), _as_ids(target))
+    else:
+        text = _decode(tokenizer, before)
+        if is_cut:  # the cut may divide a character
+            text = text.lstrip(HALF_CHARACTER)
+        committed = [*before, *accepted]
         parts = (
-            "".join(f" {token}" for token in tokens)
-            for tokens in (before, accepted, rejected, target)
+            "".join(spell(tokenizer, before, accepted)),
+            "".join(spell(tokenizer, committed, rejected)),
+            "".join(spell(tokenizer, committed, target)),
         )
-        return RoundText(cut + next(parts), *parts)
-    committed = [*before, *accepted]
-    pieces = spell(tokenizer, committed, rejected), spell(tokenizer, committed, target)
-    parts = spell(tokenizer, before, accepted), *pieces
-    text = _decode(tokenizer, before)
-    return RoundText(
-        cut + text.lstrip(HALF_CHARACTER) if cut else text, *("".join(pieces) for pieces in parts)
-    )
+    return RoundText(f"…{text}" if is_cut else text, *parts)
+
+
+def _as_ids(tokens: Sequence[int]) -> str:
+    return "".join(f" {token}" for token in tokens)
 
 
 def spell(tokenizer: Any, before: Sequence[int], tokens: Sequence[int]) -> list[str]:

@@ -109,11 +109,8 @@ def _unfolding(line: str, tokenizer: Any, step: TracedRound) -> str:
         lead + "".join(_span(FATES.get(fate, "committed"), text) for text, fate in tokens)
         for lead, tokens in branches
     ]
-    line_end = "\n"
-    return (
-        f"<details><summary>{line}</summary><div "
-        f'style="margin-left:3em">{line_end.join(drawn)}</div></details>'
-    )
+    tree = "\n".join(drawn)
+    return f'<details><summary>{line}</summary><div style="margin-left:3em">{tree}</div></details>'
 
 
 def _numbers(tokenizer: Any, step: TracedRound) -> str:

@@ -47,18 +47,21 @@ def numbered(tokenizer: Any, step: TracedRound) -> list[NumberedToken]:
     for index, (fate, before) in enumerate(zip(fates(step), _before(step), strict=True)):
         if fate == "none":
             continue
-        q, p, r, acceptance, entropy = (
-            columns[name][index] for name in ("q", "p", "r", "acceptance", "entropy")
-        )
-        ratio = p / q if p is not None and q else None
+        q = columns["q"][index]
+        p = columns["p"][index]
+        cells = [  # in the order of `HEADINGS`
+            q,
+            p,
+            p / q if p is not None and q else None,
+            columns["r"][index],
+            columns["acceptance"][index],
+            columns["entropy"][index],
+        ]
         token = step.draft[index]
-        if tokenizer is None:
-            piece = f" {token}"
-        else:
+        piece = f" {token}"
+        if tokenizer is not None:
             piece = spell(tokenizer, before, [token])[0]
-        lines.append(
-            NumberedToken(piece, [_cell(x) for x in (q, p, ratio, r, acceptance, entropy)], fate)
-        )
+        lines.append(NumberedToken(piece, [_cell(number) for number in cells], fate))
     return lines
 
 
@@ -76,11 +79,13 @@ def of_whole_round(step: TracedRound) -> str:
         return ""
     round_fates = fates(step)
     real = [index for index, fate in enumerate(round_fates) if fate != "none"]
-    parts = [f"γ {len(real)}"]
-    if real and (entropy := step.numbers["entropy"][real[0]]) is not None:
-        parts.append(f"entropy {_cell(entropy)}")
     rejected = [index for index in real if round_fates[index] == "rejected"]
-    if rejected and (mass := step.numbers["residual_mass"][rejected[-1]]) is not None:
+    entropy = step.numbers["entropy"][real[0]] if real else None
+    mass = step.numbers["residual_mass"][rejected[-1]] if rejected else None
+    parts = [f"γ {len(real)}"]
+    if entropy is not None:
+        parts.append(f"entropy {_cell(entropy)}")
+    if mass is not None:
         parts.append(f"Z {_cell(mass)}")
     return " · ".join(parts)
 
@@ -90,9 +95,8 @@ def _before(step: TracedRound) -> list[list[int]]:
     # the committed text, then the text up to each draft token, itself included
     texts = [list(step.before[-CONTEXT:])]
     for index, token in enumerate(step.draft):
-        if step.parent is None:
-            parent = index
-        else:
+        parent = index  # a chain
+        if step.parent is not None:
             parent = max(step.parent[index], 0)
         texts.append([*texts[parent], token])
     return [text[:-1] for text in texts[1:]]

@@ -53,10 +53,7 @@ def table(trace: Any) -> dict[str, np.ndarray]:
     {'position': [1, 2], 'token': [6, 7], 'accepted': [True, False]}
     """
     draft = np.asarray(trace.draft)
-    if trace.parent is None:
-        nodes = _of_chains(trace, draft)
-    else:
-        nodes = _of_trees(trace)
+    nodes = _of_chains(trace, draft) if trace.parent is None else _of_trees(trace)
     committed = np.asarray(trace.num_committed)
     # Prefill makes each row's first token, so the first round's draft begins at position 1.
     begin = 1 + np.cumsum(committed, axis=1) - committed
@@ -73,8 +70,8 @@ def table(trace: Any) -> dict[str, np.ndarray]:
         numbers = {name: np.asarray(values) for name, values in trace.numbers._asdict().items()}
         q = numbers.pop("q")
         p = numbers.pop("p")
-        if np.isnan(numbers["layers"]).all():
-            numbers.pop("layers")
+        if np.isnan(numbers["layers"]).all():  # this drafter takes none of the target's layers
+            del numbers["layers"]
         with np.errstate(divide="ignore", invalid="ignore"):
             columns |= {"q": q, "p": p, "ratio": p / q, **numbers}
     return {
@@ -108,29 +105,32 @@ def _of_trees(trace: Any) -> DraftedNodes:
     depth = np.zeros((*shape[:2], shape[2] + 1), np.int32)
     verified[..., 0] = np.asarray(trace.draft_length) > 0
     # the accepted child of each token on the path; 0: none
-    chosen = np.zeros(depth.shape, np.int32)
+    accepted_child = np.zeros(depth.shape, np.int32)
     on_path = np.zeros(verified.shape, bool)
     on_path[..., 0] = True
+    # Walk down the accepted paths of all rounds together: `last` is where each has come to.
     last = np.zeros((*shape[:2], 1), np.int32)
     for step in range(path.shape[2]):
-        is_step = step < count
-        node = path[..., step : step + 1]
-        np.put_along_axis(
-            chosen,
-            last,
-            np.where(is_step, node + 1, np.take_along_axis(chosen, last, axis=2)),
-            axis=2,
-        )
-        last = np.where(is_step, node + 1, last)
+        is_step = step < count  # [rows, rounds, 1]
+        node = path[..., step : step + 1] + 1
+        child = np.where(is_step, node, np.take_along_axis(accepted_child, last, axis=2))
+        np.put_along_axis(accepted_child, last, child, axis=2)
+        last = np.where(is_step, node, last)
         np.put_along_axis(on_path, last, True, axis=2)
     tested = np.zeros(shape, bool)
-    for node in range(shape[2]):
+    for node in range(shape[2]):  # parents come before their children
         above = np.maximum(parent[..., node : node + 1], 0)
-        follows = (parent[..., node] >= 0) & np.take_along_axis(verified, above, axis=2)[..., 0]
-        verified[..., node + 1] = follows
-        depth[..., node + 1] = np.take_along_axis(depth, above, axis=2)[..., 0] + 1
+
+        def of_parent(values: np.ndarray, above: np.ndarray = above) -> np.ndarray:
+            return np.take_along_axis(values, above, axis=2)[..., 0]
+
+        is_verified = (parent[..., node] >= 0) & of_parent(verified)
+        verified[..., node + 1] = is_verified
+        depth[..., node + 1] = of_parent(depth) + 1
         # Siblings are tested in order, up to the one that is accepted.
-        elder = np.take_along_axis(chosen, above, axis=2)[..., 0]
-        is_turn = (elder == 0) | (node + 1 <= elder)
-        tested[..., node] = follows & np.take_along_axis(on_path, above, axis=2)[..., 0] & is_turn
-    return DraftedNodes(verified[..., 1:], depth[..., 1:], tested, on_path[..., 1:])
+        accepted_sibling = of_parent(accepted_child)
+        has_turn = (accepted_sibling == 0) | (node + 1 <= accepted_sibling)
+        tested[..., node] = is_verified & of_parent(on_path) & has_turn
+    return DraftedNodes(
+        real=verified[..., 1:], depth=depth[..., 1:], tested=tested, accepted=on_path[..., 1:]
+    )

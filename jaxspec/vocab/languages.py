@@ -45,19 +45,17 @@ def with_languages(model: Model, source: str | None = None, target: str | None =
         names = []
         if find(config):
             names = [field.name for field in dataclasses.fields(config)]
+        # A trimmed or mapped model is no longer the network of its configuration.
         if "begin_tokens" not in names or lm != _network_of(model, config):
-            expected = (
-                "a network with a beginning of its rows, such as NLLB's, before its vocabulary is "
-                "trimmed or mapped"
-            )
             raise ValueError(
-                f"{_name(model)} cannot be given a target language: expected {expected}"
+                f"{_name(model)} cannot be given a target language: expected a network with a "
+                "beginning of its rows, such as NLLB's, before its vocabulary is trimmed or mapped"
             )
         token = language_id(model, target)
-        starts = config.start_token in languages(tokenizer).values()
-        config = dataclasses.replace(
-            config, **({"start_token": token} if starts else {"begin_tokens": (token,)})
-        )
+        if config.start_token in languages(tokenizer).values():  # mBART
+            config = dataclasses.replace(config, start_token=token)
+        else:
+            config = dataclasses.replace(config, begin_tokens=(token,))
         lm = _network_of(model, config)
     return model._replace(lm=lm, tokenizer=tokenizer, config=config)
 
@@ -89,10 +87,8 @@ def language_id(model: Model, name: str) -> int:
     tokens = languages(model.tokenizer)
     if name in tokens:
         return tokens[name]
-    vocabulary = {}
-    if model.tokenizer is not None:
-        vocabulary = model.tokenizer.get_vocab()
-    if f">>{name}<<" in vocabulary:
+    vocabulary = {} if model.tokenizer is None else model.tokenizer.get_vocab()
+    if f">>{name}<<" in vocabulary:  # Marian
         raise ValueError(
             f'{_name(model)} reads its target language in the prompt: write ">>{name}<< " before '
             "each"
@@ -119,11 +115,11 @@ def languages(tokenizer: Any) -> dict[str, int]:
     named = getattr(tokenizer, "lang_code_to_id", None) or {}
     if hasattr(tokenizer, "get_lang_id"):
         return {name: tokenizer.get_lang_id(name) for name in named}
-    others = [
+    special = [
         getattr(tokenizer, f"{name}_token", None)
         for name in ("eos", "bos", "pad", "unk", "mask", "cls", "sep")
     ]
-    tokens = {word for word in (*named, *tokenizer.get_added_vocab()) if word not in others}
+    tokens = {word for word in (*named, *tokenizer.get_added_vocab()) if word not in special}
     ids = {word: tokenizer.convert_tokens_to_ids(word) for word in sorted(tokens)}
     # Some spell the token of "de" as "__de__".
     return {
@@ -137,12 +133,8 @@ def _network_of(model: Model, config: Any) -> LanguageModel:
     """Makes the network of a configuration, with a model's taps and its shared encoder."""
     inside = model.lm.inside
     lm = net_of(config).language_model(config, () if inside is None else inside.taps)
-    if (
-        lm.inside is None
-        or lm.encoder is None
-        or model.lm.encoder is None
-        or not model.lm.encoder.is_shared
-    ):
+    is_shared = model.lm.encoder is not None and model.lm.encoder.is_shared
+    if lm.inside is None or lm.encoder is None or not is_shared:
         return lm
     return lm._replace(inside=lm.inside._replace(encoder=lm.encoder._replace(is_shared=True)))
 

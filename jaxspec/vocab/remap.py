@@ -107,8 +107,10 @@ def map_vocabulary(
     draft_vocab = model.lm.vocab_size
     target_ids = np.asarray(to_target)
     if target_ids.shape != (draft_vocab,) or not np.issubdtype(target_ids.dtype, np.integer):
-        expected = f"expected an id for each of the model's {draft_vocab} tokens"
-        raise ValueError(f"to_target has shape {target_ids.shape}: {expected}")
+        raise ValueError(
+            f"to_target has shape {target_ids.shape}: expected an id for each of the model's "
+            f"{draft_vocab} tokens"
+        )
     check_ids(target_ids, "to_target", vocab_size, least=NONE)
     real = target_ids[target_ids != NONE]
     if len(np.unique(real)) < len(real):
@@ -117,34 +119,31 @@ def map_vocabulary(
             f"to_target has id {twice} more than once: expected each of the target's ids at most "
             "once"
         )
-    if to_draft is None:
-        alone = np.full(vocab_size, NONE, np.int32)
-        alone[real] = np.flatnonzero(target_ids != NONE)
-        if (alone == NONE).any():
-            unmatched = (
-                f"the target's id {np.flatnonzero(alone == NONE)[0]} matches no token of the model"
-            )
+    if to_draft is None:  # the inverse of to_target
+        draft_ids = np.full(vocab_size, NONE, np.int32)
+        draft_ids[real] = np.flatnonzero(target_ids != NONE)
+        unmatched = np.flatnonzero(draft_ids == NONE)
+        if unmatched.size:
             raise ValueError(
-                f"{unmatched}: give to_draft, the model's tokens for each of the target's ids"
+                f"the target's id {unmatched[0]} matches no token of the model: give to_draft, the "
+                "model's tokens for each of the target's ids"
             )
-        to_draft = [[token] for token in alone.tolist()]
+        to_draft = [[token] for token in draft_ids.tolist()]
     table, count = _table(to_draft, vocab_size, draft_vocab)
     check_ids(first, "first", draft_vocab)
     params = MappedParams(
-        model.params,
-        None,
-        _past_the_end(target_ids, vocab_size),
-        jnp.asarray(table),
-        jnp.asarray(count),
-        jnp.asarray(first, jnp.int32) if len(first) else None,
+        model=model.params,
+        head=None,
+        to_target=_past_the_end(target_ids, vocab_size),
+        to_draft=jnp.asarray(table),
+        count=jnp.asarray(count),
+        first=jnp.asarray(first, jnp.int32) if len(first) else None,
     )
     longest = table.shape[1]
-    lead = len(first)
-    alone = longest == 1 and not lead
-    if alone:
+    if longest == 1 and not len(first):  # rows are as long as the target's
         lm = _mapped(model.lm, None, vocab_size)
     else:
-        lm = _ragged(model.lm, vocab_size, longest, lead)
+        lm = _ragged(model.lm, vocab_size, longest, len(first))
     return model._replace(lm=lm, params=params, tokenizer=None)
 
 
@@ -201,10 +200,9 @@ def _mapped(lm: core.LanguageModel, head: core.Head | None, vocab: int) -> core.
         """Puts logits (a separate head's: at `position`) into the target's vocabulary."""
         if head is None or own_inside is None:
             return forward._replace(logits=match_vocab(forward.logits, vocab, params.to_target))
-        if position is None:
-            features = forward.features
-        else:
-            features = _at(forward.features, position)
+        features = forward.features
+        if position is not None:
+            features = _at(features, position)
         return forward._replace(logits=own_inside.head(params, features))
 
     def prefill(
@@ -248,20 +246,20 @@ def _mapped(lm: core.LanguageModel, head: core.Head | None, vocab: int) -> core.
         def own_embed(params: MappedParams, tokens: Int[Array, "B T"]) -> Float[Array, "B T M"]:
             return inner.embed(params.model, known(params, tokens))
 
+        encoder = None
         # With a token map the encoder would read other tokens, so it cannot be shared.
-        if inner.encoder is None or head is None:
-            encoder = None
-        else:
+        if inner.encoder is not None and head is not None:
             encoder = own_encoder(inner.encoder)
         return inner._replace(head=own_head, embed=own_embed, layers=None, encoder=encoder)
 
     def own_encoder(inner: core.Encoder) -> core.Encoder:
-        return core.Encoder(
-            lambda params: inner.params(params.model),
-            lambda params, shared: params._replace(model=inner.with_params(params.model, shared)),
-            prefill,
-            inner.is_shared,
-        )
+        def encoder_params(params: MappedParams) -> core.Params:
+            return inner.params(params.model)
+
+        def with_params(params: MappedParams, shared: core.Params) -> MappedParams:
+            return params._replace(model=inner.with_params(params.model, shared))
+
+        return core.Encoder(encoder_params, with_params, prefill, inner.is_shared)
 
     own_inside = None
     if lm.inside is not None:
@@ -274,7 +272,8 @@ def _ragged(lm: core.LanguageModel, vocab: int, longest: int, lead: int) -> core
     """Makes the pure functions of a model that reads some target tokens as several own tokens."""
     model = _Ragged(lm, vocab, longest, lead)
 
-    def shortest(limit: int | None, lead: int) -> int | None:
+    def shortened(limit: int | None, lead: int) -> int | None:
+        """Returns how many target tokens surely fit into `limit` own tokens."""
         if limit is None:
             return None
         return (limit - lead) // longest
@@ -295,14 +294,20 @@ def _ragged(lm: core.LanguageModel, vocab: int, longest: int, lead: int) -> core
     own_inside = None
     if lm.inside is not None:
         own_inside = inside(lm.inside)
+    is_decoder = lm.limits.start_token is None  # whose positions hold the prompt and `first`, too
     limits = lm.limits._replace(
-        max_positions=shortest(
-            lm.limits.max_positions, lead if lm.limits.start_token is None else 0
-        ),
-        max_prompt=shortest(lm.limits.max_prompt, lead),
+        max_positions=shortened(lm.limits.max_positions, lead if is_decoder else 0),
+        max_prompt=shortened(lm.limits.max_prompt, lead),
     )
     return core.LanguageModel(
-        model.prefill, model.extend, model.rewind, vocab, None, limits, own_inside, lm.is_causal
+        prefill=model.prefill,
+        extend=model.extend,
+        rewind=model.rewind,
+        vocab_size=vocab,
+        select=None,  # no token trees
+        limits=limits,
+        inside=own_inside,
+        is_causal=lm.is_causal,
     )
 
 

@@ -78,14 +78,15 @@ def trim_vocabulary(
     net = nets.find(drafter_model.config)
     name = drafter_model.name or "the model"
     if net is None or net.trimmed is None:
-        trimmed = f"the head of {name} (a {type(drafter_model.config).__name__}) cannot be trimmed"
         raise ValueError(
-            f"{trimmed}: expected a model of jaxspec's own networks, as jaxspec.load returns it"
+            f"the head of {name} (a {type(drafter_model.config).__name__}) cannot be trimmed: "
+            "expected a model of jaxspec's own networks, as jaxspec.load returns it"
         )
     if not isinstance(drafter_model.params, dict):
         raise ValueError(f"{name} has a vocabulary map already: trim the model first")
     chosen = frequent_ids(drafter_model, size, counts, ids)
-    (config, modules), rows = net.trimmed(drafter_model.config, len(chosen)), jnp.asarray(chosen)
+    config, modules = net.trimmed(drafter_model.config, len(chosen))
+    rows = jnp.asarray(chosen)
 
     def cut(layers: Params) -> Params:
         # Every parameter of the head's modules, a quantised matrix too, has a row for each token.
@@ -95,10 +96,7 @@ def trim_vocabulary(
         }
 
     layers = {name: drafter_model.params[name] for name in modules}
-    if are_shapes(layers):
-        head_params = jax.eval_shape(cut, layers)
-    else:
-        head_params = cut(layers)
+    head_params = jax.eval_shape(cut, layers) if are_shapes(layers) else cut(layers)
     inside = net.language_model(config).inside
     assert inside is not None
     trimmed = with_head(drafter_model, inside.head, head_params, chosen)
@@ -107,8 +105,7 @@ def trim_vocabulary(
 
 def draft_tokens(model: Model) -> Int[np.ndarray, " W"] | None:
     """Returns the ids that a trimmed head drafts, ascending; None if the head is whole."""
-    trimmed = isinstance(model.params, MappedParams) and model.params.head is not None
-    if trimmed:
+    if isinstance(model.params, MappedParams) and model.params.head is not None:
         return np.asarray(model.params.to_target)
     return None
 
@@ -138,28 +135,25 @@ def frequent_ids(
             )
         check_ids(chosen, "ids", vocab)
         return np.union1d(chosen, ends).astype(np.int32)
-    often = _counts(counts, vocab)
-    if size is None:
-        count = int(np.count_nonzero(often))
-    else:
-        count = size
+    frequency = _counts(counts, vocab)
+    count = int(np.count_nonzero(frequency)) if size is None else size
     in_range(1, vocab, size=integer(count, "size", f"a number of tokens from 1 to {vocab}"))
-    often[ends] = np.inf
-    order = np.argsort(-often, kind="stable")  # of equals the lowest ids
+    frequency[ends] = np.inf  # end tokens are always drafted
+    order = np.argsort(-frequency, kind="stable")  # the lower of equally frequent ids first
     return np.sort(order[:count]).astype(np.int32)
 
 
 def _counts(counts: Any, vocab: int) -> Float[np.ndarray, " V"]:
     if counts is None:
         return np.zeros(vocab)
-    often = np.array(counts, np.float64)
+    frequency = np.array(counts, np.float64)
     if (
-        often.shape != (vocab,)
-        or not np.isfinite(often).all()
-        or often.min() < 0
-        or often.max() == 0
+        frequency.shape != (vocab,)
+        or not np.isfinite(frequency).all()
+        or frequency.min() < 0
+        or frequency.max() == 0
     ):
         raise ValueError(
-            f"counts has shape {often.shape}: expected how often each of the {vocab} ids occurs"
+            f"counts has shape {frequency.shape}: expected how often each of the {vocab} ids occurs"
         )
-    return often
+    return frequency
