@@ -7,10 +7,11 @@ from __future__ import annotations
 import functools
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
+import rich.console
 import typer
 from rich.text import Text
 
@@ -407,11 +408,8 @@ def run(
 ) -> list[BenchResult]:
     """Measures settings and prints results, group by group. Exits with 1 after a failure."""
     from jaxspec import files
-    from jaxspec.analysis import bench, environment, table
+    from jaxspec.analysis import environment, table
 
-    config = bench.Config(work.rows, work.repeats, work.seed, tuple(quantities))
-    store = None if work.resume is None else bench.ResultStore(work.resume)
-    deadline = float("inf") if work.minutes is None else time.monotonic() + 60 * work.minutes
     out = console.printer(work.markdown)
     results = []
 
@@ -429,21 +427,12 @@ def run(
     if not (work.as_json or work.markdown):
         heading(environment.current())
     with console.sharing("starting") as (bar, advance):
-        total = len(bench.groups(settings))
-        for number, group in enumerate(
-            bench.run_groups(target, settings, store, config, doing=advance), start=1
-        ):
+        for group in _groups(target, settings, work, quantities, bar.console, advance):
             results += group
             if not work.as_json:
                 bar.stop()  # makes room for the tables
                 show(group)
                 bar.start()
-            if time.monotonic() > deadline and number < total:
-                goes_on = "begins anew: --resume FILE keeps what is measured"
-                if store:
-                    goes_on = "goes on where this ended"
-                print(f"Time is over: the same command {goes_on}.", file=bar.console.file)
-                break
     if work.csv is not None:
         files.write_text(work.csv, [table.as_csv(results)])
     if work.as_json:
@@ -456,3 +445,29 @@ def run(
     if any(result.error for result in results):
         raise typer.Exit(1)
     return results
+
+
+def _groups(
+    target: Model,
+    settings: Sequence[Setting],
+    work: Workload,
+    quantities: Sequence[str],
+    err: rich.console.Console,
+    advance: Callable[[str, float], None],
+) -> Iterator[list[BenchResult]]:
+    """Measures settings, group by group, until --minutes are over, which it then says."""
+    from jaxspec.analysis import bench
+
+    config = bench.Config(work.rows, work.repeats, work.seed, tuple(quantities))
+    store = None if work.resume is None else bench.ResultStore(work.resume)
+    deadline = float("inf") if work.minutes is None else time.monotonic() + 60 * work.minutes
+    total = len(bench.groups(settings))
+    groups = bench.run_groups(target, settings, store, config, doing=advance)
+    for num_done, group in enumerate(groups, start=1):
+        yield group
+        if time.monotonic() > deadline and num_done < total:
+            goes_on = "begins anew: --resume FILE keeps what is measured"
+            if store:
+                goes_on = "goes on where this ended"
+            print(f"Time is over: the same command {goes_on}.", file=err.file)
+            return
