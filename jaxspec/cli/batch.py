@@ -286,11 +286,11 @@ def _description(
     """Returns a job's models, each with the digests of its files, and its options."""
     from jaxspec.weights import loading
 
-    models: dict[str, Any] = {"target": [pair.target, drafter_names.digests_of(pair.target)]}
+    models: dict[str, Any] = {"target": [pair.target, drafter_names.file_digests(pair.target)]}
     if pair.adapter is not None:
         models["adapter"] = [pair.adapter, digests_of(loading.find_adapter(pair.adapter))]
     if pair.draft is not None:
-        models["draft"] = [pair.draft, drafter_names.digests_of(pair.draft)]
+        models["draft"] = [pair.draft, drafter_names.file_digests(pair.draft)]
     excluded = (*INDEPENDENT, *DESCRIBED_APART)
     options_of_job = {
         name: value for name, value in options.flat(settings).items() if name not in excluded

@@ -184,7 +184,7 @@ def check(name: str, dtype: str = "float32") -> None:
             load.find(inner)
 
 
-def digests_of(name: str) -> dict[str, dict[str, str]]:
+def file_digests(name: str) -> dict[str, dict[str, str]]:
     """Returns the digests of the files of a model or a drafter, by the names of its parts.
 
     Random weights have no files; their name defines them.

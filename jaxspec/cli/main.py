@@ -208,8 +208,8 @@ def common(
 
 def _is_debugging(ctx: typer.Context) -> bool:
     """Returns whether errors should show their tracebacks."""
-    asked = os.environ.get("JAXSPEC_DEBUG", "") not in ("", "0")
-    return asked or bool(ctx.find_root().params.get("debug"))
+    is_set = os.environ.get("JAXSPEC_DEBUG", "") not in ("", "0")
+    return is_set or bool(ctx.find_root().params.get("debug"))
 
 
 def _message(error: Exception, command: Any) -> str:

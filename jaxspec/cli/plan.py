@@ -124,7 +124,7 @@ class PlanReport(NamedTuple):
     heading: str
     note: str
     largest: int  # the largest γ that was tried; for trees, the most nodes
-    speeds: Sequence[BenchResult] = ()  # of --timed
+    speeds: Sequence[BenchResult] = ()  # the measurements of --timed
 
 
 def _for_device(inputs: Inputs, batches: Sequence[int]) -> PlanReport:

@@ -115,9 +115,9 @@ def transcribe(
         ]
         options: dict[str, Any] = {"drafter": drafter, "gamma": settings.gamma}
         lengths = [files.seconds_of(listed[recording.number].path) for recording in recordings]
-        known = [length for length in lengths if length is not None]
+        file_lengths = [length for length in lengths if length is not None]
         # The length of a pipe is unknown until it is read, and so is the total.
-        total = round(sum(known)) if len(known) == len(lengths) else None
+        total = round(sum(file_lengths)) if len(file_lengths) == len(lengths) else None
         batch_size = max(1, min(batch, len(recordings)))
         with console.progress(remaining=True) as bar:
             task = bar.add_task("seconds of sound", total=total)
@@ -153,7 +153,7 @@ def _chunks(
     settings = settings._replace(draft=None if settings.draft == pairs.NONE else settings.draft)
     with err.status("reading the models' files"):
         models = {
-            name: drafter_names.digests_of(name)
+            name: drafter_names.file_digests(name)
             for name in (settings.target, settings.draft)
             if name is not None
         }

@@ -297,9 +297,9 @@ class _Job:
     def _ready(self) -> Iterator[Completion]:
         """Yields finished results: all, or in order those before the first unfinished one."""
         is_unordered = self._max_ahead is None
-        for place in sorted(self._finished):
-            if is_unordered or place < self._first:
-                yield self._finished.pop(place)
+        for index in sorted(self._finished):
+            if is_unordered or index < self._first:
+                yield self._finished.pop(index)
 
     def _until_empty(self, slots: Slots) -> Iterator[Completion]:
         """Decodes until the slots are empty and the next prompt does not fit them."""

@@ -364,8 +364,8 @@ class PromptReader:
             if self._prefix is None:
                 return ids
             # `_with_tokens` puts the prefix before all prompts.
-            whole = self._prefix.followed_by(ids, "chat", request.row.number)
-            return whole[len(self._prefix) :]
+            row = self._prefix.followed_by(ids, "chat", request.row.number)
+            return row[len(self._prefix) :]
         if isinstance(prompt, str):
             encoding.check_text(prompt, None)
             if self._target.tokenizer is None:

@@ -90,7 +90,7 @@ class _Vocabulary(NamedTuple):
 
 
 class _Maps(NamedTuple):
-    to_target: list[int]  # as in `map_vocabulary`
+    to_target: list[int]  # arguments of `map_vocabulary`, and the next
     to_draft: list[list[int]]
     first: list[int]  # drafter tokens before every text of a decoder-only model
 
