@@ -119,11 +119,13 @@ def batch(
     err = Console(stderr=True, highlight=False)
     with signals.leaving_soon(lambda: say_interrupted(err)), contextlib.ExitStack() as stack:
         job = _prepared(settings, sampling, resume, err, stack)
+        # A resumed job counts the rows on disk, and goes on with the others.
         with err.status("reading the rows that are there"):
             chunks = stack.enter_context(contextlib.closing(Chunks(job.output, job.total)))
             rows = itertools.chain.from_iterable(map(openai.rows_of, chunks.rows()))
             done_before = chunks.num_done
             totals = functools.reduce(Progress.plus, rows, Progress())
+        # SIGTERM only ends the feed, so that the rows in the slots are still finished.
         is_terminated = threading.Event()
         feed = _until(is_terminated, job.source.prompts(chunks))
         ending = signals.answered(signal.SIGTERM, is_terminated.set)
@@ -147,7 +149,7 @@ def batch(
     if is_terminated.is_set() and not chunks.is_complete:
         err.print(f"terminated: {GO_ON}")
         raise typer.Exit(signals.TERMINATED)
-    if not chunks.is_complete and not is_over:
+    if not chunks.is_complete and not is_over:  # the input has become shorter since the survey
         raise ValueError(
             f"the input had {job.total:,} lines, and then {chunks.num_done:,}: put it back, and "
             f"{GO_ON}"
@@ -229,6 +231,7 @@ def _prepared(
         system=shared if settings.chat else None,
     )
     output = Output(settings.output, shard, settings.chunk)
+    # A new job makes its folder, with the lock, only once all options and a line are checked.
     if output.manifest.exists():
         stack.enter_context(output.locked())
     output.check(resume=resume)
@@ -266,6 +269,7 @@ def _prepared(
         output.check(resume=resume)  # another process may have begun the job meanwhile
     with err.status("reading the models' files"):
         output.begin(manifest_of(source, output, *_description(settings, pair, shared, sampling)))
+    # The policy needs measured costs. They are stored, since the texts depend on them.
     if pair.policy.partition("=")[0] == "adaptive":
         from jaxspec.analysis.cost import agreement
 
@@ -312,6 +316,7 @@ def _decode(
     """Decodes the missing prompts and writes their rows; returns the totals of the whole job."""
     for rows in _by_prompt(job.results(feed, progress=bar.update, skipped=chunks.skip)):
         totals = functools.reduce(Progress.plus, rows, totals)
+        # All texts of a prompt go to the journal together: a prompt is done or not.
         chunks.add(*_lines(rows, job.settings))
         if max_errors is not None and totals.failed > max_errors:
             break

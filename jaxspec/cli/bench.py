@@ -110,21 +110,21 @@ def bench(
     for name in extra:
         one_of(name, "--also", ALSO)
     check_files(work)
-    before = memory.process_bytes()
+    bytes_before = memory.process_bytes()
     target, settings = settings_of(work)
 
     def lines(results: list[BenchResult]) -> list[str]:
-        peaks = {
-            "process": memory.process_bytes(),
-            "before the models": before,
-            "device": memory.device_bytes(),
-        }
-        peak = "Peak memory, MB: " + ", ".join(
-            f"{name} {n / 1e6:,.0f}" for name, n in peaks.items() if n
-        )
-        # resumed rows were measured by another process
-        measured_now = "memory" in extra and work.resume is None
-        return [*table.of_policies(results), *([peak] if measured_now else [])]
+        lines = list(table.of_policies(results))
+        # Resumed rows were measured by another process, whose memory is unknown.
+        if "memory" in extra and work.resume is None:
+            peaks = {
+                "process": memory.process_bytes(),
+                "before the models": bytes_before,
+                "device": memory.device_bytes(),
+            }
+            sizes = [f"{name} {size / 1e6:,.0f}" for name, size in peaks.items() if size]
+            lines.append(f"Peak memory, MB: {', '.join(sizes)}")
+        return lines
 
     run(target, settings, work, ("speed", "alpha", "costs", *extra), table.BENCH, more=lines)
 

@@ -283,7 +283,7 @@ class Writer:
 
     def _placed(self, piece: str) -> str:
         """Returns the text to print for a piece: spaces with the next word, or a line break."""
-        if piece == "\n":
+        if piece == "\n":  # spaces before it are dropped
             self._column = 0
             self._space = ""
             return piece

@@ -107,6 +107,7 @@ def start(inputs: CompileInputs) -> Prepared:
     from jaxspec.nets import net_of
     from jaxspec.vocab.remap import map_vocabulary
 
+    # With a TPU's or GPU's compiler installed, jax would look for the device.
     jax.config.update("jax_platforms", "cpu")
     chips.devices_of(inputs.topology)  # fails first on a wrong name or a missing compiler
 

@@ -268,7 +268,7 @@ def _usual(d: Any, m: Maker, w: Written) -> BoundDrafter:
 
 
 def _prompt_lookup(d: Any, m: Maker, w: Written) -> BoundDrafter:
-    if w.numbers:
+    if w.numbers:  # the fewest tokens to match; the most is 3, or this
         return d.prompt_lookup(max(3, *w.numbers), *w.numbers)
     return d.prompt_lookup()
 
@@ -297,11 +297,12 @@ def _share(d: Any, m: Maker, w: Written) -> Model:
 def _trim(d: Any, m: Maker, w: Written) -> Model | BoundDrafter:
     from jaxspec.vocab import trim
 
-    form = parse(w.inner[0])
+    name = w.inner[0]
+    form = parse(name)
+    # A drafter without a head of its own uses the target's: trim that.
     if form is not None and form.kind in WITH_HEAD and m.target is not None:
-        return m._replace(head=trim.trim_vocabulary(m.target, size=w.numbers[0])).drafter(
-            w.inner[0]
-        )
+        head = trim.trim_vocabulary(m.target, size=w.numbers[0])
+        return m._replace(head=head).drafter(name)
     model = m.inner(w)
     try:
         return trim.trim_vocabulary(model, size=w.numbers[0])

@@ -339,7 +339,7 @@ def _with_costs(prepared: Prepared, settings: GenerateSettings) -> Prepared:
 def _warm_up(
     prepared: Prepared, settings: GenerateSettings, streamed: bool, begin: loop.Begin | None = None
 ) -> None:
-    """Compiles by running two rounds of the first batch, so that timings exclude compiling."""
+    """Compiles by decoding a few tokens of the first batch, so that timings exclude it."""
     first = cut(next(in_batches(prepared, settings.batch)).prepared)
     limit = jnp.minimum(first.request.max_new_tokens, 2 + first.decoder.gamma)
     first = first._replace(request=first.request._replace(max_new_tokens=limit))
@@ -356,7 +356,7 @@ def _complete(
     start = time.perf_counter()
     generation = complete(group.prepared, stop, begin)
     seconds = time.perf_counter() - start
-    records = generation.records()[: group.real]
+    records = generation.records()[: group.real]  # without the rows that fill up the batch
     read = read_tokens(group.prepared)[: group.real]
     prefill = 0.0 if begin is None else begin.seconds
     share = (seconds - prefill) / max(1, sum(len(record["tokens"]) for record in records))
@@ -376,6 +376,7 @@ def _stream(
     running = pieces(prepared, stop, begin=begin or loop.prefill)
     record: dict[str, Any] = {"text": "", "tokens": [], "seconds": 0.0, "trace": []}
     while True:
+        # The clock stands still between pieces, while the consumer prints.
         start = time.perf_counter()
         piece = next(running, None)
         record["seconds"] += time.perf_counter() - start

@@ -233,11 +233,11 @@ def models_in(folder: Path) -> Iterator[StoredModel]:
     shipped_folders = {
         path.resolve() for marker in (MANIFEST, CONFIG) for path in shipped(marker).values()
     }
-    number = 0
+    num_seen = 0
     for pattern in ("*", "*/*"):
         for path in sorted(folder.glob(pattern)):
-            number += 1
-            if number > LOOKED_AT:
+            num_seen += 1
+            if num_seen > LOOKED_AT:  # a home folder, say
                 return
             is_hidden = any(name.startswith(".") for name in path.parts)
             if is_hidden or path.resolve() in shipped_folders:

@@ -138,25 +138,28 @@ def values(
     ... )
     (('a', 'b'), (1, 4, 7), (0.0, 0.7))
     """
+    pieces = [piece.strip() for piece in text.split(",")]
+    wrong = ValueError(f"{option} is {text!r}: expected {expected} separated by commas")
+    if "" in pieces:
+        raise wrong
     try:
-        parts = [piece.strip() for piece in text.split(",")]
-        return tuple(dict.fromkeys(read(piece) if piece else int("") for piece in parts))
+        return tuple(dict.fromkeys(map(read, pieces)))
     except ValueError:
-        raise ValueError(f"{option} is {text!r}: expected {expected} separated by commas") from None
+        raise wrong from None
 
 
 def positive(written: str) -> int:
-    """Reads a positive integer."""
+    """Reads a positive integer. Raises ValueError for other text."""
     if written.isdecimal() and int(written):
         return int(written)
-    return int("")
+    raise ValueError(f"{written!r} is not a positive integer")
 
 
 def _temperature(written: str) -> float:
     temperature = float(written)
     if 0 <= temperature < math.inf:
         return temperature
-    return float("")
+    raise ValueError(f"{written!r} is not a temperature")
 
 
 integers = functools.partial(values, read=positive, expected="positive integers")
@@ -169,11 +172,8 @@ def group(
     """Adds options to a command, which gets them as one argument, joined by `join`."""
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
-        others = [
-            p
-            for p in inspect.signature(command, eval_str=True).parameters.values()
-            if p.name != name
-        ]
+        parameters = inspect.signature(command, eval_str=True).parameters.values()
+        remaining = [parameter for parameter in parameters if parameter.name != name]
 
         @functools.wraps(command)
         def wrapper(**options: Any) -> None:
@@ -182,10 +182,15 @@ def group(
             }
             command(**options, **{name: join(group_values)})
 
-        del wrapper.__wrapped__  # typer reads what this one takes
-        keywords = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in (*members, *others)]
+        # typer makes options of a function's signature: give it one with the members in place of
+        # the group. It would look through `__wrapped__` to the command.
+        del wrapper.__wrapped__
+        keywords = [
+            parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+            for parameter in (*members, *remaining)
+        ]
         wrapper.__signature__ = inspect.Signature(keywords)  # type: ignore[attr-defined]
-        wrapper.__annotations__ = {p.name: p.annotation for p in keywords}
+        wrapper.__annotations__ = {parameter.name: parameter.annotation for parameter in keywords}
         return wrapper
 
     return decorate
@@ -203,18 +208,20 @@ def group_of(name: str, options_type: Any, **defaults: Any) -> Callable[..., Any
 
 
 def _options_of(options_type: Any, defaults: Mapping[str, Any]) -> list[inspect.Parameter]:
-    hints = _hints(options_type)
-    usual = options_type._field_defaults | defaults
+    """Lists the options of a NamedTuple and of the ones inside it, in the order of fields."""
+    defaults_by_field = options_type._field_defaults | defaults
     members = list[inspect.Parameter]()
-    for field, hint in hints.items():
+    for field, hint in _hints(options_type).items():
         if hasattr(hint, "_fields"):
             members += _options_of(hint, defaults)
         else:
-            members.append(_option(field, hint, usual.get(field, inspect.Parameter.empty)))
+            default = defaults_by_field.get(field, inspect.Parameter.empty)
+            members.append(_option(field, hint, default))
     return members
 
 
 def _joined(options_type: Any, values: Mapping[str, Any]) -> Any:
+    """Builds a NamedTuple, and the ones inside it, of the values of options."""
     parts = {
         field: _joined(hint, values)
         for field, hint in _hints(options_type).items()
@@ -252,10 +259,11 @@ def sampling_options(command: Callable[..., None]) -> Callable[..., None]:
     """
     from jaxspec.sampling.params import OPTIONS
 
+    # Options of `generate` without a kind, such as logit_bias, have no place on a command line.
     described = {
-        name: (x.kind, METAVARS[x.kind], x.help)
-        for name, x in OPTIONS.items()
-        if x.kind is not None
+        name: (option.kind, METAVARS[option.kind], option.help)
+        for name, option in OPTIONS.items()
+        if option.kind is not None
     }
     described |= {name: (str, metavar, help) for name, (metavar, help, _) in PATTERNS.items()}
     flags = {"temperature": ("--temperature", "-t")}

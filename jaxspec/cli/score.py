@@ -131,6 +131,7 @@ def _scored(settings: ScoreSettings, model: Model, total: int, totals: Totals) -
             lines.append((where, line_id))
             yield scored
 
+    # `outcomes` reads texts ahead, a batch at a time; `lines` remembers where they come from.
     with contextlib.closing(texts()) as reading, console.counting("scoring", total) as step:
         for outcome in outcomes(model, reading, settings.batch, token, settings.end):
             where, line_id = lines.popleft()

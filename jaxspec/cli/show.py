@@ -104,15 +104,14 @@ def show_text(
     for prompt, records in zip(prompts, decoded, strict=True):
         shown = ""
         record = {}
+        # The live view is transient; the whole text is printed in the end.
         with Live(
             console=out, auto_refresh=False, transient=True, vertical_overflow="visible"
         ) as live:
             for record in records:
                 if out.is_terminal:
-                    live.update(
-                        exchange(prompt, shown, record["text"][len(shown) :], continues),
-                        refresh=True,
-                    )
+                    fresh = record["text"][len(shown) :]
+                    live.update(exchange(prompt, shown, fresh, continues), refresh=True)
                 shown = record["text"]
         out.print(exchange(prompt, shown, "", continues, note(record)), "")
         lasts.append(record)
@@ -210,7 +209,7 @@ def total(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
         name: sum(record[name] for record in records)
         for name in (*Stats._fields, "seconds", *measured)
     }
-    later = sums["emitted"] - len(records)
+    later = sums["emitted"] - len(records)  # tokens of rounds
     seconds = sums["seconds"]
     counts = {"prompts": len(records)} | sums | {
         "acceptance_rate": sums["accepted"] / max(1, sums["drafted"]),

@@ -73,10 +73,11 @@ def leaving_soon(say: Callable[[], Any]) -> Iterator[None]:
         yield
         return
     source, sink = os.pipe()
-    os.set_blocking(sink, False)
+    os.set_blocking(sink, False)  # `signal.set_wakeup_fd` requires it
     has_left = threading.Event()
 
     def watch() -> None:
+        # Each byte that is read is the number of a signal; closing the pipe ends the loop.
         while numbers := os.read(source, 64):
             if signal.SIGINT in numbers and not has_left.wait(PATIENCE):
                 say()
