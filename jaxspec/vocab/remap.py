@@ -333,8 +333,9 @@ class _Ragged(NamedTuple):
         # Part r of token t goes to slot ends[t - 1] + r; missing parts go past the end, and are
         # dropped.
         r = jnp.arange(self.longest, dtype=ends.dtype)[None, None, :]
-        # [B, T, R]
-        slot = jnp.where(r < count[:, :, None], (ends - count)[:, :, None] + r, step * self.longest)
+        has_part = r < count[:, :, None]  # [B, T, R]
+        past_the_end = step * self.longest
+        slot = jnp.where(has_part, (ends - count)[:, :, None] + r, past_the_end)
         empty = jnp.zeros((batch, step * self.longest), jnp.int32)
         row = jnp.arange(batch, dtype=jnp.int32)[:, None, None]
         return empty.at[row, slot].set(params.to_draft[tokens], mode="drop"), ends
@@ -354,19 +355,20 @@ class _Ragged(NamedTuple):
         self, params: MappedParams, prompt: core.Prompt, room: core.Room
     ) -> tuple[core.Forward, MappedCache]:
         if prompt.encoder is not None or self.lm.limits.begin:
-            begins = "the row begins with more than a start token, such as a language"
             raise ValueError(
-                f"{begins}: expected a drafter with the target's tokenizer, and this one has "
-                "another"
+                "the row begins with more than a start token, such as a language: expected a "
+                "drafter with the target's tokenizer, and this one has another"
             )
         width = prompt.tokens.shape[1]
         lead = self.lead
-        encoder = self.lm.limits.start_token is not None
+        has_encoder = self.lm.limits.start_token is not None
+        # tokens: [B, P R], ends: [B, P], where each target token ends among them
         tokens, ends = self.spell(params, prompt.tokens, _is_real(prompt.tokens, prompt.length))
         if params.first is not None:
             first = jnp.broadcast_to(params.first[None], (tokens.shape[0], lead))
             tokens = jnp.concatenate([first, tokens], axis=1)
             ends = ends + lead
+        # A row of `room.tokens` target tokens, each spelled with R own tokens at most.
         capacity = lead + room.tokens * self.longest
         capacity += -(-capacity // chunks.LONGEST)  # equal chunks are rounded up
         own_room = core.Room(capacity, None if room.rewind is None else room.rewind * self.longest)
@@ -374,17 +376,19 @@ class _Ragged(NamedTuple):
         def read(wide: int) -> tuple[core.Forward, core.Cache]:
             row = core.Prompt(tokens[:, : wide + lead], ends[:, -1])
             forward, cache = self.lm.prefill(params.model, row, own_room)
-            return (forward if encoder else _at_ends(forward, ends)), cache
+            if has_encoder:
+                return forward, cache
+            return _at_ends(forward, ends), cache
 
         # An encoder's output and cache are as wide as its input, which a conditional cannot choose.
-        if encoder:
+        if has_encoder:
             forward, cache = read(width * self.longest)
         else:
             forward, cache = self.narrowest(width, jnp.max(ends[:, -1]) - lead, read)
         forward = forward._replace(logits=match_vocab(forward.logits, self.vocab, params.to_target))
         # From here on `ends` counts the decoder's row; with an encoder, the prompt is not a part of
         # it.
-        if encoder:  # the row is its start token
+        if has_encoder:  # the row is its start token
             length = jnp.ones_like(prompt.length)
             ends = jnp.broadcast_to(jnp.arange(2, dtype=ends.dtype)[None], (tokens.shape[0], 2))
         else:
@@ -407,20 +411,23 @@ class _Ragged(NamedTuple):
             )
         lm = self.lm
         width = tokens.shape[1]
-        start = _at_length(cache.ends, cache.length)  # in own tokens
-        is_real = tokens != token_rows.NO_TOKEN
-        spelled, ends = self.spell(
-            params, tokens, is_real if real is None else is_real & _is_real(tokens, real)
-        )
+        start = _at_length(cache.ends, cache.length)  # [B], in own tokens
+        is_real = tokens != token_rows.NO_TOKEN  # [B, T]
+        if real is not None:
+            is_real = is_real & _is_real(tokens, real)
+        spelled, ends = self.spell(params, tokens, is_real)  # [B, T R], [B, T]
 
         def feed(
             inner: core.Cache, chunk: Int[Array, "B C"], count: Int[Array, " B"]
         ) -> tuple[core.Forward, core.Cache]:
             forward, inner = lm.extend(params.model, inner, chunk, real=count)
-            # The head is applied outside, so that a program that reads no logits computes none.
-            return forward._replace(logits=forward.logits[..., :0]) if lm.inside else forward, inner
+            if lm.inside:
+                # The head is applied outside, so that a program that reads no logits computes none.
+                forward = forward._replace(logits=forward.logits[..., :0])
+            return forward, inner
 
         def read(wide: int, inner: core.Cache) -> tuple[core.Forward, core.Cache]:
+            # Rows end at different own tokens: read as a prompt is, after what is in the cache.
             before = core.Before(inner, start, wide)
             end = start + ends[:, -1]
             read_chunks = functools.partial(
@@ -434,17 +441,16 @@ class _Ragged(NamedTuple):
             logits = forward.logits
         else:
             logits = lm.inside.head(params.model, forward.features)
-        after = token_rows.append(
-            cache.ends, cache.length + 1, (start[:, None] + ends).astype(cache.ends.dtype)
-        )
+        num_ends = cache.length + 1  # the first is the end of what precedes the row
+        new_ends = (start[:, None] + ends).astype(cache.ends.dtype)
+        all_ends = token_rows.append(cache.ends, num_ends, new_ends)
         length = cache.length + jnp.asarray(width, cache.length.dtype)
         logits = match_vocab(logits, self.vocab, params.to_target)
-        return forward._replace(logits=logits), MappedCache(inner, length, after)
+        return forward._replace(logits=logits), MappedCache(inner, length, all_ends)
 
     def rewind(self, cache: MappedCache, length: Int[Array, " B"]) -> MappedCache:
-        return cache._replace(
-            inner=self.lm.rewind(cache.inner, _at_length(cache.ends, length)), length=length
-        )
+        own_length = _at_length(cache.ends, length)
+        return cache._replace(inner=self.lm.rewind(cache.inner, own_length), length=length)
 
 
 def _is_real(tokens: Int[Array, "B T"], length: Int[Array, " B"]) -> Bool[Array, "B T"]:
