@@ -23,7 +23,7 @@ class _Block:
     def __init__(self) -> None:
         self.former_hook = sys.unraisablehook
         self.error: BaseException | None = None  # the last one that a handler has raised
-        self.is_look = False  # whether the next signal is one of `look_again`
+        self.is_look = False  # whether `look_again` sent the next signal
         self.is_over = False
         self.sending = threading.Lock()  # held from a look at `is_over` until the signal is sent
 

@@ -28,7 +28,7 @@ from jaxspec.core.token_rows import AllRows
 
 DATA = "data"
 MODEL = "model"
-AXES = {DATA, MODEL}  # of a mesh
+AXES = {DATA, MODEL}  # axes of a mesh
 TABLE = {  # logical axis: the mesh axis that it is split over, None for whole
     "batch": DATA,
     "vocab": MODEL,

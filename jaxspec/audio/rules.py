@@ -102,7 +102,7 @@ def text_rules(speech: Speech, end: int, timestamps: bool) -> Processor:
         out = out | (last & jnp.where(before, stamps, ids < end))
         # A pair's second timestamp may repeat its first; others are later.
         out = out | (stamps & (ids < latest + jnp.where(last & ~before, 0, 1)))
-        # A text begins with a timestamp, one of the first few.
+        # A text begins with a timestamp, at most `latest_start`.
         latest_start = ids.shape[-1]
         if speech.latest_start is not None:
             latest_start = first + speech.latest_start

@@ -49,7 +49,7 @@ class Transcript(NamedTuple):
     language: str | None  # a code such as "en"; None of an English-only model
     segments: list[Segment]  # its parts, with their times
     seconds: float  # length of the sound
-    rounds: int  # passes of the target, except the first one of each window
+    rounds: int  # passes of the target, except each window's first
 
     @property
     def tokens(self) -> list[int]:
@@ -365,7 +365,7 @@ def checked(
     """Checks the target and the options of transcribing.
 
     Returns the target's configuration and speech tokens, and the language and the task of all
-    sounds. A language of None is detected in each sound; English-only models have no task.
+    sounds. Without a language, each sound's is detected; English-only models have no task.
     """
     inputs.check_model(target, "target")
     speech = speech_of(target.config)

@@ -419,7 +419,7 @@ def run(
 
     def show(group: list[BenchResult]) -> None:
         if work.markdown and group[0] is results[0] and group[0].environment:
-            heading(group[0].environment)  # of the day when the first row was measured
+            heading(group[0].environment)  # the machine on the day when the first row was measured
         shown = [result for result in group if plain or not result.setting.is_plain]
         for view in table.tables(shown, columns, None if work.markdown else out.width):
             console.show(out, view, work.markdown)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from jaxspec.decode.request import Prepared
 
 
-PADDING = 0.01  # share of a head's rows by which models with one vocabulary may differ
+PADDING = 0.01  # heads that differ by at most this share of rows have one vocabulary
 
 
 class CompileInputs(NamedTuple):

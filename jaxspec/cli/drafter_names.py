@@ -299,7 +299,7 @@ def _trim(d: Any, m: Maker, w: Written) -> Model | BoundDrafter:
 
     name = w.inner[0]
     form = parse(name)
-    # A drafter without a head of its own uses the target's: trim that.
+    # These drafters use the target's head: trim that.
     if form is not None and form.kind in WITH_HEAD and m.target is not None:
         head = trim.trim_vocabulary(m.target, size=w.numbers[0])
         return m._replace(head=head).drafter(name)

@@ -119,7 +119,7 @@ def generate(
         jaxspec generate --trace --compare
         jaxspec generate --prompts prompts.txt --batch 8 --json
     """
-    # With beams, a draft pays on accelerators only, so the default is none.
+    # With beams a draft pays on accelerators only, so the default is plain decoding.
     pair = pairs.with_drafter(settings.pair, default=pairs.NONE if search.beams else None)
     prefix = None if settings.prefix is None else pairs.prefix_text(settings.prefix)
     settings = settings._replace(pair=pair, prefix=prefix)
@@ -223,7 +223,7 @@ def _decoded(
     begin = prefill if stats or prefill.is_watched else None
     with err.status("compiling (stored for the next call)"):
         _warm_up(prepared, settings, streamed, begin and begin.quietly)
-    for group in in_batches(prepared, settings.batch):  # of one shape, and so of one program
+    for group in in_batches(prepared, settings.batch):  # all of one shape, for one program
         if streamed:
             yield _stream(group.prepared, stop, begin)
         else:

@@ -17,7 +17,7 @@ TARGET = "debian-t5-large"
 DRAFT = "debian-t5-draft"
 PREFIX = "What all prompts begin with, read once."
 NEW_TOKENS = "Most new tokens of each prompt; fewer than elsewhere (128), as runs are repeated."
-# The groups in which help shows many options, by the names of their values, in order.
+# The groups of options in long help texts, by the names of their values, in order.
 GROUPS = {
     "Prompts": "input sounds field prompts count task language no_timestamps prefix system chat "
     "chat_template prompt start end",

@@ -16,7 +16,7 @@ from jaxspec.decode import loop
 from jaxspec.decode.request import Prepared
 
 LONG = 4 * chunks.LONGEST  # tokens: longer prompts are watched
-BY_ROW = ("read_tokens", "prefill_seconds")  # of a record
+BY_ROW = ("read_tokens", "prefill_seconds")  # fields of a record
 
 
 class WatchedPrefill:

@@ -25,7 +25,7 @@ from jaxspec.weights import quantisation
 if TYPE_CHECKING:
     from jaxspec.analysis.result import BenchResult
 
-REPEATS = 5  # of each side of a comparison, interleaved
+REPEATS = 5  # runs of each side of a comparison, interleaved
 CPU_CACHE = 100e6  # bytes of parameters that the caches of a large CPU may hold
 IDLE = 1.25  # one-token passes: a verify pass below this cost runs on idle compute
 REPORTED = (

@@ -95,6 +95,6 @@ def leaving_soon(say: Callable[[], Any]) -> Iterator[None]:
     finally:
         has_left.set()
         signal.set_wakeup_fd(former)
-        os.close(sink)  # which ends the thread
+        os.close(sink)  # ends the thread
         watcher.join()
         os.close(source)

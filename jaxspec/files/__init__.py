@@ -21,7 +21,7 @@ OTHER_FILES = (
     *(".parquet", ".arrow"),
     *(".zst", ".bz2", ".xz", ".zip", ".tar", ".tgz"),
 )
-# UTF-8; a byte order mark, which Windows' editors put first, is no part of the text
+# UTF-8 without the byte order mark that Windows editors put first
 ENCODING = "utf-8-sig"
 
 

@@ -1,4 +1,4 @@
-"""Jobs: any number of prompts in slots that are refilled. `many` runs on the host, `slots` on
+"""Jobs: any number of prompts in slots that are refilled. `many` is for the host, `slots` for
 devices.
 """
 

@@ -23,7 +23,7 @@ from jaxspec.jobs import openai
 from jaxspec.jobs.files import Output
 
 KEPT = "the rows that were done before are kept"
-Rows = Sequence[dict[str, Any]]  # of one line: one for each of its texts, none of a skipped line
+Rows = Sequence[dict[str, Any]]  # the rows of one line: one for each text, none if it is skipped
 
 
 class Chunks:

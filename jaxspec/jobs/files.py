@@ -44,7 +44,7 @@ class InputShard(NamedTuple):
 class Survey(NamedTuple):
     """The input of a job, looked through once."""
 
-    lines: int  # how many there are, blank ones left out
+    lines: int  # number of lines, without blank ones
     # options of sampling that lines set, each with the largest value; see `generate_many`
     varying: Mapping[str, Any]
     twice: str  # the message about an id that occurs twice; empty if none does
@@ -137,7 +137,7 @@ class Source(NamedTuple):
             return Line(number, where, error)
         name = row.pop("id", None)
         try:
-            if "custom_id" in row and "body" in row:  # of OpenAI's form
+            if "custom_id" in row and "body" in row:  # OpenAI's form
                 name = row["custom_id"]
                 row = openai.fields_of(row)
             return Line(number, where, *self._content(row), id=name)

@@ -33,7 +33,7 @@ class Line(NamedTuple):
 
     number: int  # its number in the whole input
     where: str  # the file and the line, for messages
-    # the fields of a prompt, as a dict has them, or what is wrong with the line
+    # the fields of a prompt, as in a dict, or the error of the line
     fields: Mapping[str, Any] | Exception
     # the caller's fields that only look like settings
     others: Mapping[str, Any] = MappingProxyType({})
@@ -46,7 +46,7 @@ class JobPrompt(NamedTuple):
     id: Any  # the caller's name for it; by default its number
     row: Row  # its tokens and settings; without tokens if it is not to be decoded
     error: str | None = None  # why it is not decoded; None if it is
-    place: int = 0  # its place among those of the job that have a result
+    place: int = 0  # its place in the job, not counting skipped prompts
     truncated: int = 0  # how many of the prompt's tokens were cut
     stop: stopping.Stop | None = None  # the strings that end its text; None for the job's
     # options of sampling that its program must have
@@ -72,10 +72,10 @@ class RowLimits(NamedTuple):
     """The longest rows that a job takes."""
 
     prompt: int | None  # most tokens of a prompt; None for any that has a position
-    # most tokens of a prompt and what is generated from it together; None for any
+    # most tokens of a prompt and its text together; None for any
     positions: int | None
     new: int  # most new tokens of any prompt
-    too_long: str  # the treatment of a longer prompt: one of `TOO_LONG`
+    too_long: str  # the treatment of longer prompts, in `TOO_LONG`
 
 
 def limits_of(
@@ -139,7 +139,8 @@ class PromptReader:
         prompts: Iterable[Any],  # `Line`s, or what `generate_many` takes
         limits: RowLimits,  # the longest rows to accept
         block: int,  # prompts that are read at a time
-        # The job's options; `prefix`, `key`, `num_samples` and those of sampling are read.
+        # The job's options; only `prefix`, `key`, `num_samples`, `eos_ids` and sampling options are
+        # read.
         options: Mapping[str, Any] = MappingProxyType({}),
         template: Mapping[str, Any] | None = None,  # values for the template of chats
         # called with the number of each skipped prompt
@@ -155,7 +156,7 @@ class PromptReader:
         self._has_key = options.get("key") is not None
         self._options = {name: options[name] for name in OPTIONS if is_set(options.get(name))}
         self._sizes = sizes_of(target, 1)
-        self._numbers = Numbers()  # of earlier prompts
+        self._numbers = Numbers()  # numbers of earlier prompts
         self._ids = set[int]()  # digests of earlier prompts' ids
         self.defaults = values_of(self._options, self._sizes)
         self._pattern = pattern_of(options)
@@ -256,7 +257,7 @@ class PromptReader:
             request = self._with_settings(request, settings)
             prompt = fields.get("prompt")
             messages = fields.get("messages")
-            # Exactly one of them; a prompt of None is an error of its own, below.
+            # Exactly one of them must be given; `_with_tokens` rejects a prompt of None.
             has_prompt = "prompt" in fields and messages is None
             if not has_prompt and (prompt is None) == (messages is None):
                 raise ValueError(

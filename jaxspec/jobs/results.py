@@ -16,7 +16,7 @@ from jaxspec.decode import output
 class Completion:
     """One text of a prompt."""
 
-    id: Any  # the prompt's id: what the caller gave, or its number
+    id: Any  # the prompt's id: the caller's, or its number
     number: int  # the prompt's number in the job; its random key is folded from it
     # the text without the prompt, cut before a stop string; None if the target has no tokenizer
     text: str | None
@@ -31,7 +31,7 @@ class Completion:
     accepted: int = 0
     # at n how many rounds emitted n draft tokens; empty: nothing is drafted
     acceptance_histogram: tuple[int, ...] = ()
-    error: str | None = None  # the row's error; None if there is none
+    error: str | None = None  # the row's error, if it failed
     # the tokens' log probabilities, if they were asked for; see `core.LogProbs`
     log_probs: LogProbs | None = None
     # how many more the prompt had before it was cut, with too_long="truncate"; 0 if it was not
@@ -103,7 +103,7 @@ class Progress(NamedTuple):
     )
     acceptance_histogram: tuple[int, ...] = ()  # at n how many of the rounds emitted n draft tokens
     live: int = 0  # rows that are being decoded
-    idle: int = 0  # rounds of slots in which they had no row to decode
+    idle: int = 0  # rounds of slots without a row to decode
     # the number of the first prompt with an error, and the error
     first_error: tuple[int, str] | None = None
 
@@ -113,7 +113,7 @@ class Progress(NamedTuple):
             self.acceptance_histogram, row.get("acceptance_histogram", ()), fillvalue=0
         )
         first_error = self.first_error
-        if row["error"] is not None:  # of the prompt with the lowest number
+        if row["error"] is not None:  # keep the error of the lowest number
             error = (row["number"], row["error"])
             first_error = error if first_error is None else min(first_error, error)
         return self._replace(

@@ -69,7 +69,7 @@ class KeySources(NamedTuple):
 
     key: Int[Array, "group bits"]  # the bits of the key that each row's key is folded from
     number: Int[Array, " group"]  # the prompt's
-    sample: Int[Array, " group"]  # which of its texts a row is
+    sample: Int[Array, " group"]  # the number of the text among the prompt's
 
 
 class NewRows(NamedTuple):
@@ -78,7 +78,7 @@ class NewRows(NamedTuple):
     prompt: Prompt
     sources: KeySources
     limit: Int[Array, " group"]  # most new tokens
-    # the rows' values of sampling, and those of the drafter; None for the target's
+    # the rows' values of sampling, and the drafter's; None if they are the same
     sampling: tuple[Any, Any]
 
 
@@ -111,7 +111,7 @@ class Report(NamedTuple):
     """The slots after some rounds."""
 
     tokens: Int[Array, "slots new"]  # the new tokens of each row
-    length: Int[Array, " slots"]  # how many there are
+    length: Int[Array, " slots"]  # number of new tokens
     finish: Int[Array, " slots"]  # why each row has ended, a `core.Finish`; 0 for one that has not
     failed: Int[Array, " slots"]  # the `core.Failure` of each row; 0 for one that has none
     rounds: Rounds  # the rounds that the call has run
@@ -132,7 +132,7 @@ class Slots:
         slots: int,  # rows that are decoded together
         group: int,  # rows that are prefilled together
         rounds: int,  # most rounds of a call of `run`
-        # values of rows without their own; None: those of `prepared`
+        # default values of rows; None: `prepared` has them
         sampling: Mapping[str, np.ndarray] | None = None,
     ):
         self.width = width

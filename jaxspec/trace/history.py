@@ -204,7 +204,8 @@ def fates(step: TracedRound) -> list[str]:
         if node in path:
             results.append("accepted")
         elif parent in path and node < child_on_path.get(parent, node + 1):
-            results.append("rejected")  # tested before the accepted sibling, if there was one
+            # A sibling was accepted later, or none was.
+            results.append("rejected")
         else:
             results.append("untried")
     return results

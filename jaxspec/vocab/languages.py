@@ -45,7 +45,7 @@ def with_languages(model: Model, source: str | None = None, target: str | None =
         names = []
         if find(config):
             names = [field.name for field in dataclasses.fields(config)]
-        # A trimmed or mapped model is no longer the network of its configuration.
+        # A trimmed or mapped model differs from the network of its configuration.
         if "begin_tokens" not in names or lm != _network_of(model, config):
             raise ValueError(
                 f"{_name(model)} cannot be given a target language: expected a network with a "

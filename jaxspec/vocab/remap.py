@@ -294,7 +294,7 @@ def _ragged(lm: core.LanguageModel, vocab: int, longest: int, lead: int) -> core
     own_inside = None
     if lm.inside is not None:
         own_inside = inside(lm.inside)
-    is_decoder = lm.limits.start_token is None  # whose positions hold the prompt and `first`, too
+    is_decoder = lm.limits.start_token is None  # its positions hold the prompt and `first`, too
     limits = lm.limits._replace(
         max_positions=shortened(lm.limits.max_positions, lead if is_decoder else 0),
         max_prompt=shortened(lm.limits.max_prompt, lead),
@@ -427,7 +427,7 @@ class _Ragged(NamedTuple):
             return forward, inner
 
         def read(wide: int, inner: core.Cache) -> tuple[core.Forward, core.Cache]:
-            # Rows end at different own tokens: read as a prompt is, after what is in the cache.
+            # Rows end at different own tokens: read them like a prompt, after the cache.
             before = core.Before(inner, start, wide)
             end = start + ends[:, -1]
             read_chunks = functools.partial(
