@@ -127,7 +127,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-
 # %%
 # @title docs/nano.py, part 1: a transformer with a cache
 Params = dict[str, jax.Array]

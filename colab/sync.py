@@ -96,8 +96,14 @@ def with_head(name: str, text: str) -> str:
         "# PREPARATION\n", PREPARATIONS.get(name, "")
     )
     body = LINK.sub(f"{ADDRESS}/blob/main/", text[text.index(TITLE) :])
-    body = PART.sub(lambda cell: f"{cell[1]}{part(cell[2], int(cell[3]))}\n\n\n", body)
+    body = PART.sub(_filled, body)
     return f"{badges}{first_cell}\n{body}"
+
+
+def _filled(cell: re.Match) -> str:
+    # Blank lines as the formatter has them: one after imports, two after functions and classes.
+    end = "\n\n" if cell[3] == "0" else "\n\n\n"
+    return f"{cell[1]}{part(cell[2], int(cell[3]))}{end}"
 
 
 def part(file: str, number: int) -> str:

@@ -1,10 +1,10 @@
 """Speculative decoding for JAX: exact, one jitted program per generation, any model, any drafter.
 
-`load` a model, `generate` or `stream` from it, `score` texts or `transcribe` sound; `drafters`,
-`rules` and `policies` hold the alternatives, `core` the types, `sharding` the placement on several
-devices, `testing` checks of your own models, rules and drafters. `trim_vocabulary`,
-`share_vocabulary` and `map_vocabulary` make a model of another vocabulary, or of a part of it,
-draft. `speculate` does for any two slow functions what decoding does for a model.
+`load` a model, `generate` or `stream` from it, `score` texts or `transcribe` sound. `drafters`,
+`rules` and `policies` hold the alternatives, `core` the types. `sharding` places models on several
+devices; `testing` checks your models, rules and drafters. With `trim_vocabulary`,
+`share_vocabulary` and `map_vocabulary` a model with another vocabulary can draft. `speculate`
+applies speculative decoding to any two slow functions.
 """
 
 from __future__ import annotations

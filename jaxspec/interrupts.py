@@ -1,6 +1,4 @@
-"""Interrupts: what a signal's handler raises is raised until it is seen, so that Ctrl-C and kill
-are not lost.
-"""
+"""Interrupts: exceptions of signal handlers are repeated until they are seen."""
 
 from __future__ import annotations
 
@@ -13,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-AGAIN = 0.01  # seconds between an exception and a look whether it was lost
+AGAIN = 0.01  # seconds until a check whether an exception was lost
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 Handler = Callable[[int, Any], Any]
@@ -25,18 +23,18 @@ class _Block:
     def __init__(self) -> None:
         self.former_hook = sys.unraisablehook
         self.error: BaseException | None = None  # the last one that a handler has raised
-        self.is_look = False  # whether the next signal is one of `look_again`
+        self.is_look = False  # whether `look_again` sent the next signal
         self.is_over = False
         self.sending = threading.Lock()  # held from a look at `is_over` until the signal is sent
 
     def handle(self, handler: Handler, number: int, frame: Any) -> None:
-        """Answers a signal: raises what its handler raises, or again what was lost."""
+        """Answers a signal: calls its handler, or raises a lost exception again."""
         is_look = self.is_look
         self.is_look = False
         if is_look:
             if self.is_over or self.error is None or _contains(sys.exc_info()[1], self.error):
                 return
-            raise self.error
+            raise self.error  # it was lost
         former = self.error
         try:
             handler(number, frame)
@@ -45,15 +43,12 @@ class _Block:
             if self.is_over:
                 return  # the end of the block raises it
             if former is None:
-                # Not `threading.Thread`: the code that the signal interrupts may hold a lock which
-                # that takes.
+                # Not `threading.Thread`, which takes a lock that the interrupted code may hold.
                 _thread.start_new_thread(self.look_again, (number,))
             raise
 
     def look_again(self, number: int) -> None:
-        """Sends the signal again and again while the block runs; `handle` decides what that
-        does.
-        """
+        """Repeats the signal while the block runs; `handle` decides whether to raise."""
         while True:
             time.sleep(AGAIN)
             with self.sending:
@@ -63,9 +58,7 @@ class _Block:
                 _send(number)
 
     def hook(self, ignored: Any) -> None:
-        """Is called in the place of `sys.unraisablehook`. An exception that is raised again need
-        not be reported.
-        """
+        """Replaces `sys.unraisablehook`: does not report an exception that will be raised again."""
         if ignored.exc_value is None or ignored.exc_value is not self.error:
             self.former_hook(ignored)
 
@@ -88,8 +81,7 @@ _running: _Block | None = None
 
 @contextlib.contextmanager
 def raised_until_seen() -> Iterator[None]:
-    """Repeats an exception that a handler of SIGINT or SIGTERM raises until the exception leaves
-    the block.
+    """Repeats an exception from a handler of SIGINT or SIGTERM until it leaves the block.
 
     Python calls a handler between any two steps of the main thread. An exception goes no further in
     a callback of the garbage collector (jax has one), in `__del__`, and in a `try` with a bare
@@ -145,7 +137,7 @@ def raised_until_seen() -> Iterator[None]:
 
 
 def _contains(error: BaseException | None, sought: BaseException) -> bool:
-    """Says whether an exception is another one, or was raised while that one was handled."""
+    """Returns whether an exception is `sought`, or was raised while `sought` was handled."""
     passed = set[int]()
     while error is not None and id(error) not in passed:
         if error is sought:
@@ -159,7 +151,7 @@ def _send(number: int) -> None:
     """Sends the main thread a signal."""
     thread = threading.main_thread().ident
     if thread is not None and hasattr(signal, "pthread_kill"):
-        # which also ends a system call that the main thread waits in
+        # also ends a blocking system call of the main thread
         signal.pthread_kill(thread, number)
     else:  # Windows
         _thread.interrupt_main(signal.Signals(number))

@@ -1,6 +1,4 @@
-"""Imports that only some need: packages of an extra, transformers without its advice,
-submodules.
-"""
+"""Lazy and optional imports: packages of an extra, transformers without its advice, submodules."""
 
 from __future__ import annotations
 
@@ -11,12 +9,12 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-# which is all that is asked of it
+# part of that notice: jaxspec needs only its tokenizers
 ADVICE = "only tokenizers, configuration and file/data utilities can be used"
 
 
 def missing(package: str, extra: str) -> str:
-    """Says that a package is not installed, and which command brings it.
+    """Returns a message that a package is not installed, with the command that installs it.
 
     >>> missing("matplotlib", "figures")
     'matplotlib is not installed: pip install ".[figures]" in a checkout of jaxspec brings it'
@@ -27,8 +25,7 @@ def missing(package: str, extra: str) -> str:
 
 
 def submodules(package: str) -> Callable[[str], Any]:
-    """Makes the `__getattr__` of a package whose modules are imported when they are first asked
-    for.
+    """Makes the `__getattr__` of a package that imports its modules on first use.
 
     So `jaxspec.nets.adapters` works after `import jaxspec` alone.
 
@@ -37,7 +34,7 @@ def submodules(package: str) -> Callable[[str], Any]:
     """
 
     def attribute(name: str) -> Any:
-        # Tools ask modules for private names, which are no files here.
+        # Tools ask for private names; these are never modules here.
         if not name.startswith("_") and importlib.util.find_spec(f"{package}.{name}") is not None:
             return importlib.import_module(f"{package}.{name}")
         raise AttributeError(f"module {package!r} has no attribute {name!r}")
@@ -46,9 +43,7 @@ def submodules(package: str) -> Callable[[str], Any]:
 
 
 def import_transformers() -> None:
-    """Imports transformers, whose notice that PyTorch was not found is left out; all else is logged
-    as ever.
-    """
+    """Imports transformers, suppressing only its notice about a missing PyTorch."""
     if "transformers" in sys.modules:
         return
 

@@ -26,9 +26,7 @@ EVERY = 30.0  # seconds between two lines of a log, at least
 
 
 class Console(rich.console.Console):
-    """A console of rich that raises BrokenPipeError if its reader has gone, where rich's ends the
-    process with 1.
-    """
+    """A rich console that raises BrokenPipeError when its reader is gone, instead of exiting."""
 
     def on_broken_pipe(self) -> NoReturn:
         raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
@@ -43,13 +41,12 @@ def bar(
 ) -> Progress:
     """Makes a bar on standard error with a label, the share that is done, and the time taken.
 
-    If that is not a terminal, it prints lines instead: one every 30 seconds at most, and one in the
-    end.
+    Without a terminal it prints lines instead: at most one every 30 seconds, and one at the end.
 
     Args:
         shown: if not, nothing is printed.
         remaining: whether to estimate the time that is left.
-        transient: whether it disappears when it is done; of lines the last is not printed.
+        transient: whether the bar disappears, or the last line is not printed, when it is done.
         get_time: the clock, in seconds.
     """
     console = Console(stderr=True)
@@ -61,9 +58,10 @@ def bar(
         MofNCompleteColumn(),
         TimeElapsedColumn(),
     ]
+    if remaining:
+        columns.append(TimeRemainingColumn())
     return Progress(
         *columns,
-        *([TimeRemainingColumn()] if remaining else []),
         console=console,
         transient=transient,
         disable=not shown,
@@ -72,9 +70,7 @@ def bar(
 
 
 class _Lines(Progress):
-    """A bar of which lines are printed, where none can be drawn; its arguments are those of
-    `bar`.
-    """
+    """A progress bar that prints lines, for logs. Arguments as in `bar`."""
 
     def __init__(
         self, console: Console, remaining: bool, transient: bool, get_time: Callable[[], float]
@@ -98,9 +94,7 @@ class _Lines(Progress):
             self._print()
 
     def _tell(self, task_id: TaskID) -> None:
-        """Prints lines if it is time for them, and remembers otherwise that there is something to
-        print.
-        """
+        """Prints lines if it is time, otherwise remembers that the task has changed."""
         self._changed.add(task_id)
         if self.get_time() - self._printed_at >= EVERY:
             self._print()
@@ -114,17 +108,14 @@ class _Lines(Progress):
 
 
 def _line(task: Task, remaining: bool) -> str:
-    """Writes what a bar shows of a task."""
-    if task.total is None:
-        of = ""
-    else:
-        of = f" of {task.total:,.0f}"
-    line = f"{task.description}: {task.completed:,.0f}{of}, {_spelled(task.elapsed)}"
-    return line + (
-        f", {_spelled(task.time_remaining)} left"
-        if remaining and task.time_remaining is not None
-        else ""
-    )
+    """Returns the line of a log for a task."""
+    line = f"{task.description}: {task.completed:,.0f}"
+    if task.total is not None:
+        line += f" of {task.total:,.0f}"
+    line += f", {_spelled(task.elapsed)}"
+    if remaining and task.time_remaining is not None:
+        line += f", {_spelled(task.time_remaining)} left"
+    return line
 
 
 def _spelled(seconds: float | None) -> str:

@@ -12,11 +12,11 @@ from jaxspec.core import LogProbs, Model, token_rows
 from jaxspec.jobs import generate_many
 
 TargetAndDrafter = tuple[Model, Any]
-# of a Completion
+# fields of a Completion
 COLUMNS = ("text", "finish", "rounds", "drafted", "accepted", "truncated", "error")
-# of a core.LogProbs, in its order
+# the fields of a core.LogProbs, in its order
 LOG_PROBS = ("raw_log_probs", "sampled_log_probs", "top_tokens", "top_log_probs")
-REFUSED = {  # options of `generate_many`
+REFUSED = {  # options of `generate_many`, with advice
     "key": "give seed, an integer",
     "drafter": "load returns it, with the target",
     "prefix": "it lies in one process; put its text in front of each prompt",
@@ -25,33 +25,31 @@ REFUSED = {  # options of `generate_many`
 
 
 class RayDecoder:
-    """Decodes the prompts of a column, batch by batch; what is asked of it is what
-    `jaxspec.generate_many` does.
+    """Decodes the prompts of a column, batch by batch, with `jaxspec.generate_many`.
 
     Each actor loads the models when it is made, and decodes short prompts. With `max_prompt_tokens`
-    this compiles all programs before the first batch; without it, a wider prompt compiles its own.
-    The columns of a batch stay. `text`, `finish`, `new_tokens`, `rounds`, `drafted`, `accepted`,
-    `truncated` and `error` are added, and `tokens` on request. Log probabilities add
+    this compiles all programs before the first batch; without it, wider prompts compile further
+    programs. The columns of a batch stay. `text`, `finish`, `new_tokens`, `rounds`, `drafted`,
+    `accepted`, `truncated` and `error` are added, and `tokens` on request. Log probabilities add
     `raw_log_probs`, `sampled_log_probs`, `top_tokens` and `top_log_probs`: an array for each row,
-    empty where there is an error.
+    empty after an error.
 
     Args:
-        load: makes target and drafter (or None) in the actor: models do not travel between
+        load: makes target and drafter (or None) in the actor, since models are not sent between
             processes.
         column: the column with the prompts.
         number: the column with the prompts' numbers, from which their random keys are folded. With
             it a text does not depend on how Ray cuts the data. Required unless the temperature is
             0.
         seed: the seed of the random key.
-        tokens: whether to add the ids of tokens; so it is with `log_probs` or `top_log_probs`.
-        on_error: "yield" puts what is wrong with a prompt into its row, "raise" raises it in the
-            actor.
+        tokens: whether to add the ids of tokens; `log_probs` and `top_log_probs` always add them.
+        on_error: "yield" puts a prompt's error into its row, "raise" raises it in the actor.
         **options: the options of `generate_many`, such as slots, max_new_tokens, temperature and
             stop.
 
     Raises:
-        ValueError: tokens are to be drawn, and no column has numbers; prompts that are too long are
-            to be skipped; an option is not for this class (`key`, `drafter`, `prefix`, `in_order`).
+        ValueError: a temperature above 0 without a column of numbers; `too_long="skip"`; an option
+            that this class does not have (`key`, `drafter`, `prefix`, `in_order`).
 
     Example:
         >>> def load():
@@ -97,9 +95,7 @@ class RayDecoder:
         top = options.get("top_log_probs")
         self._no_log_probs = None
         if options.get("log_probs") or top is not None:
-            shapes = ((0,), (0,), (0, top or 0), (0, top or 0))
-            kinds = (*[np.float32] * 2, np.int32, np.float32)
-            self._no_log_probs = LogProbs(*map(np.zeros, shapes, kinds))  # type: ignore[arg-type]  # of a prompt that is not decoded
+            self._no_log_probs = _no_log_probs(top or 0)
         self._with_tokens = tokens or self._no_log_probs is not None
         self._target, drafter = load()
         self._options = options | {
@@ -107,12 +103,12 @@ class RayDecoder:
             "key": jax.random.key(seed),
             "on_error": on_error,
         }
-        one_of_each_bucket = {
-            token_rows.bucket(n): n for n in range(1, (options.get("max_prompt_tokens") or 1) + 1)
-        }
-        short = [{"prompt": [0] * n, "max_new_tokens": 1} for n in one_of_each_bucket.values()]
-        # what models cannot read is too wide for every prompt
-        list(self._rows(short, on_error="yield"))
+        # Compile the program of each width. "yield": a width that the models cannot read is not
+        # needed.
+        lengths = range(1, (options.get("max_prompt_tokens") or 1) + 1)
+        longest_by_width = {token_rows.bucket(length): length for length in lengths}
+        prompts = [{"prompt": [0] * n, "max_new_tokens": 1} for n in longest_by_width.values()]
+        list(self._rows(prompts, on_error="yield"))
 
     def __call__(self, batch: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Decodes a batch of columns."""
@@ -127,23 +123,22 @@ class RayDecoder:
             value.tolist() if isinstance(value, np.ndarray) else value
             for value in batch[self._column].tolist()
         ]
-        if self._number is None:
-            numbers = range(len(prompts))
-        else:
+        numbers = range(len(prompts))
+        if self._number is not None:
             numbers = batch[self._number].tolist()
-        rows = list(
-            self._rows({"prompt": p, "number": n} for p, n in zip(prompts, numbers, strict=True))
-        )
+        requests = [
+            {"prompt": prompt, "number": number}
+            for prompt, number in zip(prompts, numbers, strict=True)
+        ]
+        rows = list(self._rows(requests))
         columns = {name: np.array([getattr(row, name) for row in rows]) for name in COLUMNS}
         columns["new_tokens"] = np.array([len(row.tokens) for row in rows])
         if self._with_tokens:
             columns["tokens"] = _ragged([np.array(row.tokens, np.int32) for row in rows])
         if self._no_log_probs is not None:
             log_probs = [row.log_probs or self._no_log_probs for row in rows]
-            if self._no_log_probs.top_raw.shape[1]:
-                names = LOG_PROBS
-            else:
-                names = LOG_PROBS[:2]
+            has_top = self._no_log_probs.top_raw.shape[1] > 0
+            names = LOG_PROBS if has_top else LOG_PROBS[:2]
             columns |= {
                 name: _ragged([values[i] for values in log_probs]) for i, name in enumerate(names)
             }
@@ -153,8 +148,16 @@ class RayDecoder:
         return generate_many(self._target, requests, in_order=True, **self._options | options)
 
 
+def _no_log_probs(top: int) -> LogProbs:
+    """Makes the log probabilities of a prompt that was not decoded."""
+    scores: Any = np.zeros(0, np.float32)
+    top_tokens: Any = np.zeros((0, top), np.int32)
+    top_scores: Any = np.zeros((0, top), np.float32)
+    return LogProbs(scores, scores, top_tokens, top_scores)
+
+
 def _ragged(arrays: Sequence[Any]) -> np.ndarray:
-    """A column of arrays, also where all have one length and numpy would make a matrix of them."""
+    """Makes a column of arrays, even of equal lengths, which NumPy would stack."""
     column = np.empty(len(arrays), object)
     for index, array in enumerate(arrays):
         column[index] = np.asarray(array)

@@ -1,5 +1,4 @@
-"""Places parameters, caches and batches on a mesh of devices, by one table from logical axes to
-mesh axes.
+"""Places parameters, caches and batches on a mesh, by one table from logical axes to mesh axes.
 
 Matrices [out, in] are split as in Megatron-LM (Shoeybi et al., arXiv 1909.08053). Projections into
 heads and hidden units are split by their outputs and projections back by their inputs, so that a
@@ -29,7 +28,7 @@ from jaxspec.core.token_rows import AllRows
 
 DATA = "data"
 MODEL = "model"
-AXES = {DATA, MODEL}  # of a mesh
+AXES = {DATA, MODEL}  # axes of a mesh
 TABLE = {  # logical axis: the mesh axis that it is split over, None for whole
     "batch": DATA,
     "vocab": MODEL,
@@ -45,7 +44,7 @@ TABLE = {  # logical axis: the mesh axis that it is split over, None for whole
     "outputs": MODEL,
     "hidden": None,
 }
-# the axes of a layer's matrix, by how its path ends; those of its bias are all but the last
+# the axes of a layer's matrix, by the end of its path; a bias has all but the last
 LAYERS = {
     "embedding": ("vocab", "dim"),
     "encoder_embedding": ("source_vocab", "dim"),
@@ -59,20 +58,20 @@ LAYERS = {
     "ff/gate": ("ff", "dim"),
     "ff/wi": ("ff", "dim"),
     "ff/out": ("dim", "ff"),
-    # a part of every expert: all devices work, whichever are chosen
+    # a part of every expert, so that all devices work, whichever experts are chosen
     "experts/inwards": ("stack", "ff", "dim"),
-    # Not by hidden units: few columns that are no multiple of 128 lanes would be copied, wider, for
-    # a TPU's loop.
+    # Not by hidden units: a TPU would pad a few columns to 128 lanes, copying them in its loop.
     "experts/outwards": ("stack", "outputs", "hidden"),
 }
+QUANTISED = ("int8", "int4", "float4", "scale", "zero")  # parts of a quantised matrix
 CACHE = ("batch", "kv_heads", "positions", "head_dim")
 
 
 class Axes(NamedTuple):
-    """The ways in which the parameters of a network may be split."""
+    """The axes along which a network's parameters may be split."""
 
-    # into how many parts each logical axis may be cut: a projection to 2 heads of 64 dimensions has
-    # 128 outputs, but can be cut once. An axis that is absent may be cut anywhere.
+    # the number of parts that each logical axis may be cut into: a projection to 2 heads of 64
+    # dimensions has 128 outputs, but only 2 parts. An absent axis may be cut anywhere.
     parts: Mapping[str, int] = MappingProxyType({})
     # axes of matrices that `LAYERS` lacks, in its form
     layers: Mapping[str, tuple[str, ...]] = MappingProxyType({})
@@ -83,18 +82,17 @@ WHOLE = Axes()
 
 
 def mesh(axes: str | Mesh, devices: Sequence[Any] | None = None) -> Mesh:
-    """Makes a mesh from its description, such as "data=2,model=4", of the first so many devices.
+    """Makes a mesh of the first devices from a description such as "data=2,model=4".
 
     Args:
         axes: sizes of the axes "data" (rows of a batch) and "model" (parameters and caches); either
             may be left out. Or a mesh of these: the same devices, with axes of the kind that the
             compiler takes care of.
-        devices: by default all there are, those of other processes included.
+        devices: by default all, including other processes' devices.
 
     Raises:
         TypeError: it is neither text nor a mesh.
-        ValueError: the description cannot be read, there are too few devices, or the mesh has other
-            axes.
+        ValueError: the description cannot be read, devices are missing, or the mesh has other axes.
 
     >>> dict(mesh("model=1").shape)
     {'data': 1, 'model': 1}
@@ -113,30 +111,32 @@ def mesh(axes: str | Mesh, devices: Sequence[Any] | None = None) -> Mesh:
     parts = [axis.strip().partition("=") for axis in axes.split(",")]
     names = [name for name, _, _ in parts]
     are_axes = set(names) <= set(sizes) and len(set(names)) == len(names)
-    if not are_axes or not all(size.isdecimal() and int(size) for _, _, size in parts):
-        expected = "sizes, 1 or more, of the axes data and model, such as data=2,model=4"
-        raise ValueError(f"the mesh is {axes!r}: expected {expected}")
+    are_sizes = all(size.isdecimal() and int(size) for _, _, size in parts)
+    if not (are_axes and are_sizes):
+        raise ValueError(
+            f"the mesh is {axes!r}: expected sizes, 1 or more, of the axes data and model, such as "
+            "data=2,model=4"
+        )
     sizes |= {name: int(size) for name, _, size in parts}
     needed = math.prod(sizes.values())
-    if devices is not None and needed > len(devices):
-        raise ValueError(
-            f"the mesh {axes} has {needed} devices, and the topology {len(devices)}: choose a "
-            "larger one"
-        )
+    is_topology = devices is not None  # else the devices of this machine
     if devices is None:
         devices = jax.devices()
     if needed > len(devices):
-        simulated = (
-            f"on a CPU, XLA_FLAGS=--xla_force_host_platform_device_count={needed} simulates them"
-        )
-        raise ValueError(
-            f"the mesh {axes} has {needed} devices, but jax sees {len(devices)} (jax.devices()); "
-            f"{simulated}"
-        )
+        if is_topology:
+            available = f"and the topology {len(devices)}: choose a larger one"
+        else:
+            available = (
+                f"but jax sees {len(devices)} (jax.devices()); on a CPU, "
+                f"XLA_FLAGS=--xla_force_host_platform_device_count={needed} simulates them"
+            )
+        raise ValueError(f"the mesh {axes} has {needed} devices, {available}")
     kinds = (AxisType.Auto,) * len(sizes)
     try:
         return jax.make_mesh(tuple(sizes.values()), tuple(sizes), kinds, devices=devices[:needed])
-    except AssertionError:  # it orders no v4 of a topology, each of which is two devices
+    except AssertionError:
+        # jax.make_mesh cannot order a described v4 topology (two devices a chip). Any order will
+        # do, since nothing runs on it.
         return Mesh(np.array(devices[:needed]).reshape(*sizes.values()), tuple(sizes), kinds)
 
 
@@ -165,18 +165,16 @@ def parameters(params: Params, axes: Axes, mesh: Mesh) -> Params:
 
 
 def of(path: str, shape: tuple[int, ...], axes: Axes, mesh: Mesh) -> NamedSharding:
-    """Returns the sharding of one parameter, by its path ("layers_0/attention/query/weight") and
-    shape.
-    """
+    """Returns the sharding of a parameter, by its path ("layers_0/ff/out/weight") and shape."""
     names = logical(path, axes.layers)
-    # A matrix's entries by groups are [groups of columns, rows, columns of a group].
+    # A matrix quantised by groups is [groups of columns, rows, columns of a group].
     if len(shape) == len(names) + 1 > 2:
         names = (*names[:-2], names[-1], names[-2])
     return _sharding(names, shape, axes.parts, mesh)
 
 
 def logical(path: str, layers: Mapping[str, tuple[str, ...]] = WHOLE.layers) -> tuple[str, ...]:
-    """Returns the logical axes of a parameter; none if it is kept whole.
+    """Returns the logical axes of a parameter; () if it is kept whole.
 
     >>> (
     ...     logical("layers_0/ff/out/weight"),
@@ -186,16 +184,12 @@ def logical(path: str, layers: Mapping[str, tuple[str, ...]] = WHOLE.layers) -> 
     (('dim', 'ff'), ('heads',), ())
     """
     names = path.split("/")
-    if names[-2:-1] in (["weight"], ["embedding"]) and names[-1] in (
-        "int8",
-        "int4",
-        "float4",
-        "scale",
-        "zero",
-    ):
-        names.pop()  # a quantised matrix, and the scales of its rows
+    is_matrix = names[-2:-1] in (["weight"], ["embedding"])
+    if is_matrix and names[-1] in QUANTISED:
+        names.pop()  # a part is split like the whole matrix
     layer = names[:-1]
     leaf = names[-1]
+    # "attention/out" is looked up before "out".
     ends = "/".join(layer[-2:]), "".join(layer[-1:])
     axes = next((table[end] for end in ends for table in (layers, LAYERS) if end in table), None)
     if axes is None or leaf not in ("weight", "embedding", "bias"):
@@ -206,10 +200,8 @@ def logical(path: str, layers: Mapping[str, tuple[str, ...]] = WHOLE.layers) -> 
 
 
 def cache(cache: Cache, axes: Axes, mesh: Mesh) -> Cache:
-    """Returns the sharding of every leaf of a network's cache: keys, values and states by rows and
-    heads.
-
-    Other leaves are split by rows.
+    """Returns the sharding of every leaf of a cache: keys, values and states by rows and heads,
+    other leaves by rows.
 
     >>> keys, log = np.ones((4, 2, 16, 8)), np.ones((4, 6, 24))
     >>> [tuple(x.spec) for x in cache((keys, log), Axes({"kv_heads": 2}), mesh("data=1"))]
@@ -217,7 +209,7 @@ def cache(cache: Cache, axes: Axes, mesh: Mesh) -> Cache:
     """
 
     def leaf(x: Any) -> NamedSharding:
-        # Keys, values and the states of recurrent layers have heads; every leaf has the batch
+        # Leaves with four axes have heads: keys, values and recurrent states. The batch comes
         # first.
         return _sharding(CACHE if len(x.shape) == 4 else CACHE[:1], x.shape, axes.parts, mesh)
 
@@ -225,10 +217,9 @@ def cache(cache: Cache, axes: Axes, mesh: Mesh) -> Cache:
 
 
 def rows(tree: Any, batch: int | None, mesh: Mesh) -> Any:
-    """Returns the sharding of what belongs to a batch: leaves with an entry for each row by rows,
-    others whole.
+    """Returns the sharding of a batch: leaves with an entry for each row by rows, others whole.
 
-    Without a batch everything is whole.
+    With `batch=None` everything is whole.
 
     >>> [tuple(s.spec) for s in rows([np.ones((4, 7)), np.ones(3)], 4, mesh("data=1"))]
     [('data',), ()]
@@ -243,12 +234,11 @@ def rows(tree: Any, batch: int | None, mesh: Mesh) -> Any:
 
 
 def put(x: Any, sharding: NamedSharding) -> jax.Array:
-    """Places an array; each process hands its own devices their parts, and none asks another for
-    anything.
+    """Places an array; each process fills its local devices, without communication.
 
     Args:
-        x: the whole array, the same in every process; if it is a `jax.Array`, one of this process
-            or PRNG keys.
+        x: the whole array, the same in every process: PRNG keys, a NumPy array, or a `jax.Array` of
+            this process.
         sharding: where to.
     """
     if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
@@ -260,7 +250,7 @@ def put(x: Any, sharding: NamedSharding) -> jax.Array:
 
 
 def place(tree: Any, batch: int | None, mesh: Mesh) -> Any:
-    """Puts what is not on the mesh yet where `rows` says."""
+    """Places leaves that are not on the mesh yet, as `rows` says."""
 
     def leaf(x: Any, sharding: NamedSharding) -> Any:
         if _mesh(x) == mesh:
@@ -271,30 +261,26 @@ def place(tree: Any, batch: int | None, mesh: Mesh) -> Any:
 
 
 def mesh_of(params: Params) -> Mesh | None:
-    """Returns the mesh that parameters were placed on; None for those on a single device.
+    """Returns the mesh that parameters were placed on; None on a single device.
 
     >>> mesh_of({"weight": jax.numpy.ones(2)}) is None
     True
     """
-    meshes = {
-        m
-        for x in jax.tree.leaves(params)
-        if (m := _mesh(x)) is not None and set(m.axis_names) <= AXES
-    }
-    if len(meshes) > 1:
-        shapes = " and ".join(
-            sorted(",".join(f"{name}={size}" for name, size in m.shape.items()) for m in meshes)
+    meshes = {_mesh(leaf) for leaf in jax.tree.leaves(params)}
+    own_meshes = {m for m in meshes if m is not None and set(m.axis_names) <= AXES}
+    if len(own_meshes) > 1:
+        shapes = sorted(
+            ",".join(f"{name}={size}" for name, size in m.shape.items()) for m in own_meshes
         )
         raise ValueError(
-            f"target and drafter lie on different meshes, {shapes}: load both with the same"
+            f"target and drafter lie on different meshes, {' and '.join(shapes)}: load both with "
+            "the same"
         )
-    return next(iter(meshes), None)
+    return next(iter(own_meshes), None)
 
 
 def fetch(tree: Any) -> Any:
-    """Fetches a tree as NumPy arrays; where a part lies on devices of other processes, it is sent
-    to all of them.
-    """
+    """Fetches a tree as NumPy arrays; parts on devices of other processes are gathered."""
 
     def leaf(x: Any) -> np.ndarray:
         if not isinstance(x, jax.Array) or x.is_fully_addressable or x.is_fully_replicated:
@@ -307,8 +293,7 @@ def fetch(tree: Any) -> Any:
 
 
 def kept_whole(axes: Axes, mesh: Mesh) -> list[str]:
-    """Lists the axes of a network that are on every device although the table splits them, each
-    with the reason.
+    """Lists the axes that the table splits but this mesh cannot, each with the reason.
 
     >>> kept_whole(Axes({"heads": 4, "ff": 12, "vocab": 10}), mesh("model=1"))
     []
@@ -330,7 +315,7 @@ def _check(mesh: Any) -> None:
 
 
 def _mesh(x: Any) -> Mesh | None:
-    """Returns the mesh that an array lies on, if it does, with Auto axes."""
+    """Returns the mesh of an array, with Auto axes; None without one."""
     layout = getattr(x, "sharding", None)
     if isinstance(layout, NamedSharding) and isinstance(layout.mesh, Mesh):
         return programs.automatic_mesh(layout.mesh)
@@ -346,6 +331,7 @@ def _sharding(
         over = TABLE[axis]
         if over not in mesh.axis_names:
             return None
+        # An axis that cannot be cut evenly is kept whole.
         if size % mesh.shape[over] or parts.get(axis, 0) % mesh.shape[over]:
             return None
         return over

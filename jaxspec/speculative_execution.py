@@ -1,5 +1,4 @@
-"""Stochastic speculative execution: running g on candidates for a draw from f, while f is still at
-work.
+"""Stochastic speculative execution: g runs on candidates for a draw from f, beside f.
 
 f is any slow function that returns a distribution, and g any slow function of a draw from it: a
 policy and a simulated world, or a proposal and the simulation that weighs it.
@@ -53,14 +52,13 @@ def speculate(
     candidates: int = 1,
     executor: concurrent.futures.Executor | None = None,
 ) -> Speculated[Result]:
-    """Draws a token from softmax(f(x)) and returns g(token), with the distribution of doing so one
-    after the other.
+    """Draws a token from softmax(f(x)) and returns g(token), distributed as if run in sequence.
 
     A cheap approximation of f says which tokens are likely. g is started on candidates drawn from
-    it, without replacement, while f runs. Speculative sampling then accepts one of the candidates,
-    whose g is done or well on its way. Otherwise it draws another token from the rest of f's
-    distribution, and g starts over. A single candidate is accepted with probability sum min(p, q),
-    where p and q are the distributions of f and the approximation; more candidates raise it.
+    it, without replacement, while f runs. Speculative sampling then accepts a candidate, whose g is
+    done or well on its way. Otherwise it draws another token from the rest of f's distribution, and
+    g starts over. A single candidate is accepted with probability sum min(p, q), where p and q are
+    the distributions of f and the approximation; more candidates raise it.
 
     Args:
         f: x -> logits of the V outcomes [V].
@@ -70,8 +68,8 @@ def speculate(
         approximation: x -> logits [V], quickly.
         key: the random key; a new one for every call.
         candidates: K, how many candidates g is started on.
-        executor: runs f and g; threads of its own by default. One of processes serves pure Python
-            that holds the interpreter's lock.
+        executor: runs f and g; by default, new threads. Pass a process pool for pure Python that
+            holds the interpreter's lock.
 
     Raises:
         ValueError: candidates < 1; logits are not one row of V, or f and the approximation differ
@@ -97,10 +95,9 @@ def speculate(
     candidates as in SpecInfer, arXiv 2305.09781.
     """
     at_least(1, candidates=candidates)
-    if executor is None:
+    pool = executor
+    if pool is None:
         pool = concurrent.futures.ThreadPoolExecutor(candidates + 1)
-    else:
-        pool = executor
     submitted: list[concurrent.futures.Future] = []
     try:
         logits = pool.submit(f, x)  # first, since it takes longest; the approximation runs here
@@ -117,17 +114,21 @@ def speculate(
                 "as many"
             )
         verdict = _verify(key, draft, p_logits)
-        accepted = None
-        if verdict.num_accepted[0]:
-            accepted = started[int(verdict.path[0, 0])]
-        for drafted in started:
-            if drafted is not accepted:
-                drafted.cancel()  # what has not begun need not
+        accepted = int(verdict.path[0, 0]) if verdict.num_accepted[0] else None
+        for index, candidate in enumerate(started):
+            if index != accepted:
+                candidate.cancel()  # stops the ones that have not begun
         if accepted is not None:
-            return Speculated(accepted.result(), tokens[started.index(accepted)], True, len(tokens))
+            return Speculated(
+                value=started[accepted].result(),
+                token=tokens[accepted],
+                accepted=True,
+                runs=len(tokens),
+            )
         token = int(verdict.next_token[0])
-        return Speculated(pool.submit(g, token).result(), token, False, len(tokens) + 1)
-    finally:  # what runs for nothing is cancelled, and not waited for
+        value = pool.submit(g, token).result()
+        return Speculated(value, token, accepted=False, runs=len(tokens) + 1)
+    finally:  # cancel useless work without waiting for it
         for future in submitted:
             future.cancel()
         if executor is None:
@@ -135,8 +136,7 @@ def speculate(
 
 
 def propose(key: Key[Array, ""], logits: Float[Array, " V"], count: int) -> Draft:
-    """Draws candidates without replacement, the children of one node; fewer where fewer have a
-    probability.
+    """Draws candidates without replacement, as children of one node; fewer if fewer are possible.
 
     >>> found = propose(jax.random.key(0), jnp.log(jnp.array([0.5, 0.0, 0.5])), 3)
     >>> sorted(found.tokens[0, :2].tolist()), found.length.tolist()
@@ -155,9 +155,7 @@ def propose(key: Key[Array, ""], logits: Float[Array, " V"], count: int) -> Draf
 
 
 def _address(key: Key[Array, ""]) -> tuple[Keys, Int[Array, " B"]]:
-    """Returns where noise is drawn: every call has a key of its own, and so one place in it is
-    enough.
-    """
+    """Returns the address of the noise: every call has a new key, so one position is enough."""
     return noise.row_keys(key, 1), jnp.zeros(1, jnp.int32)
 
 
@@ -166,16 +164,14 @@ _propose = jax.jit(propose, static_argnames=("count",))
 
 @jax.jit
 def _verify(key: Key[Array, ""], draft: Draft, logits: Float[Array, " V"]) -> Verdict:
-    """Applies the rejection rule to a root and its children; the distributions after the children
-    are not read.
-    """
+    """Applies the rejection rule to a root and its children."""
     p = jax.nn.log_softmax(logits)[None, None]
     target = Distribution(jnp.broadcast_to(p, (1, draft.tokens.shape[1] + 1, p.shape[-1])))
     return rules.rejection().verify(*_address(key), draft, target)
 
 
 def _checked(logits: ArrayLike, owner: str) -> Float[np.ndarray, " V"]:
-    """Logits, once they make a distribution."""
+    """Returns logits as float32. Raises an error if they do not make a distribution."""
     values = np.asarray(logits, np.float32)
     if values.ndim != 1 or not values.size:
         raise ValueError(f"{owner} returned logits of shape {values.shape}: expected one row, [V]")

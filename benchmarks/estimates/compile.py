@@ -21,7 +21,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -41,7 +41,7 @@ from jaxspec.decode.request import Prepared
 from jaxspec.nets import net_of
 from jaxspec.vocab.remap import map_vocabulary
 
-PADDING = 0.01  # of a head's rows, by which those of models with one vocabulary may differ
+PADDING = 0.01  # heads that differ by at most this share of rows have one vocabulary
 
 
 class CompileInputs(NamedTuple):
@@ -108,12 +108,11 @@ def run(inputs: CompileInputs) -> None:
 
 
 def start(inputs: CompileInputs) -> Prepared:
-    """Prepares the generation of shapes, with jax kept from looking for a TPU or a GPU, as their
-    compiler is there.
-    """
+    """Prepares a generation of shapes, on the CPU even if a TPU compiler is installed."""
     inputs.check()
+    # With a TPU's or GPU's compiler installed, jax would look for the device.
     jax.config.update("jax_platforms", "cpu")
-    chips.devices_of(inputs.topology)  # refuses a wrong name or a missing compiler first
+    chips.devices_of(inputs.topology)  # fails first on a wrong name or a missing compiler
 
     def drafting(name: str) -> Model:
         model = absent.shape_model(name, inputs.dtype)
@@ -121,7 +120,7 @@ def start(inputs: CompileInputs) -> Prepared:
         ids = np.arange(target.lm.vocab_size)
         if len(draft_ids) == len(ids) or abs(len(draft_ids) - len(ids)) > PADDING * len(ids):
             return model
-        # There are no tokenizers: as if one model's head had more rows of padding than the other's.
+        # Shapes have no tokenizers: pretend that one head only has more padding than the other.
         both = min(len(draft_ids), len(ids))
         return map_vocabulary(
             model,
@@ -131,21 +130,20 @@ def start(inputs: CompileInputs) -> Prepared:
         )
 
     target = absent.shape_model(inputs.target, inputs.dtype)
-    if inputs.draft == "none":
-        drafter = None
-    else:
+    drafter = None
+    if inputs.draft != "none":
         drafter = drafter_names.drafter(inputs.draft, drafting, target)
     tokens = jnp.zeros((inputs.batch, inputs.prompt), jnp.int32)
     lengths = jnp.full(inputs.batch, inputs.prompt, jnp.int32)
     rows = Prompt(tokens, lengths, net_of(target.config).source(target.config, inputs.batch))
-    key = jax.random.key(0)
-    generation: dict[str, Any] = {
-        "gamma": inputs.gamma,
-        "temperature": inputs.temperature,
-        "key": key,
-    }
     return request.prepare(
-        target, rows, drafter=drafter, max_new_tokens=inputs.max_new_tokens, **generation
+        target,
+        rows,
+        drafter=drafter,
+        gamma=inputs.gamma,
+        temperature=inputs.temperature,
+        max_new_tokens=inputs.max_new_tokens,
+        key=jax.random.key(0),
     )
 
 
@@ -172,22 +170,23 @@ def show_sizes(out: Console, inputs: CompileInputs, programs: Programs, source: 
             f"{n} {operation} ({filesize.decimal(size)})"
             for operation, (n, size) in programs.collectives.get(name, {}).items()
         ]
-        # a GPU's compiler does not say
-        if program.code:
-            code = filesize.decimal(program.code)
-        else:
-            code = "?"
-        cells = [*map(filesize.decimal, (program.arguments, program.temporaries)), code]
-        cells += [
+        # a GPU's compiler does not report it
+        code = filesize.decimal(program.code) if program.code else "?"
+        view.add_row(
+            name,
+            filesize.decimal(program.arguments),
+            filesize.decimal(program.temporaries),
+            code,
             filesize.decimal(program.memory),
             "?" if room is None else filesize.decimal(int(room)),
-        ]
-        view.add_row(name, *cells, "\n".join(moved) or "none", f"{program.compile_seconds:.0f} s")
+            "\n".join(moved) or "none",
+            f"{program.compile_seconds:.0f} s",
+        )
     console.show(out, view)
 
 
 def show_fit(out: Console, inputs: CompileInputs, prepared: Prepared, programs: Programs) -> None:
-    """Prints whether the programs fit, and where they are kept."""
+    """Prints whether the programs fit, and where they were saved."""
     if programs.fits:
         out.print(
             Text("It fits: arguments, results, temporaries and code take no more than a chip has.")

@@ -1,6 +1,4 @@
-"""Speech to text: waveforms, log-mel features, the rules of Whisper's text, and windows over long
-audio.
-"""
+"""Speech to text: waveforms, log-mel features, rules of Whisper's text, windows over long audio."""
 
 from jaxspec import optional_imports
 

@@ -1,5 +1,4 @@
-"""Log-mel features, as Whisper's encoder reads them (Radford et al., arXiv 2212.04356, section
-2.2).
+"""Log-mel features for Whisper's encoder (Radford et al., arXiv 2212.04356, section 2.2).
 
 Shapes: N samples, F frames (one for each 10 ms), M mel bands.
 """
@@ -15,18 +14,18 @@ from numpy.lib.stride_tricks import sliding_window_view
 RATE = 16_000  # samples per second
 HOP = 160  # samples from frame to frame
 SPECTRUM = 400  # samples of a frame's spectrum
-FRAMES = 30 * RATE // HOP  # of a published model's window: 30 seconds
-# frames whose spectra are made at a time: an hour of audio takes megabytes, not gigabytes
+FRAMES = 30 * RATE // HOP  # frames of a published model's window, 30 seconds
+# frames per FFT, so that an hour of audio takes megabytes, not gigabytes
 PART = 30_000
 
 
 def log_mel(
     waveform: Float[np.ndarray, " N"], mels: int = 80, least: int = FRAMES
 ) -> Float[np.ndarray, "M F"]:
-    """Computes log-mel features of a waveform; silence follows one that is shorter than a window.
+    """Computes log-mel features of a waveform, padded with silence to at least one window.
 
     A frame's power spectrum, under a Hann window, is summed in bands of the mel scale. Their
-    logarithms are clamped to 8 below the largest one of the whole waveform. The values are those of
+    logarithms are clamped to 8 below the maximum over the whole waveform. The values match
     transformers' `WhisperFeatureExtractor`.
 
     Args:
@@ -47,20 +46,20 @@ def log_mel(
     waveform = checked(waveform)
     silence = max(0, least * HOP - len(waveform))
     padded = np.pad(np.pad(waveform, (0, silence)), SPECTRUM // 2, mode="reflect")
-    # [F, 400]; the last frame is Whisper's to drop
+    # [F, 400]; like Whisper, without the last frame
     frames = sliding_window_view(padded, SPECTRUM)[::HOP][:-1]
     hann = np.hanning(SPECTRUM + 1)[:-1]  # periodic
-    bands = mel_bands(mels).T
-    parts = [
-        np.square(np.abs(np.fft.rfft(frames[start : start + PART] * hann))) @ bands
-        for start in range(0, len(frames), PART)
-    ]
-    logs = np.log10(np.maximum(np.concatenate(parts), 1e-10)).T  # [M, F]
+    bands = mel_bands(mels).T  # [201, M]
+    energies = []
+    for start in range(0, len(frames), PART):
+        spectrum = np.fft.rfft(frames[start : start + PART] * hann)  # [part, 201]
+        energies.append(np.square(np.abs(spectrum)) @ bands)
+    logs = np.log10(np.maximum(np.concatenate(energies), 1e-10)).T  # [M, F]
     return ((np.maximum(logs, logs.max() - 8.0) + 4.0) / 4.0).astype(np.float32)
 
 
 def checked(waveform: Float[np.ndarray, " N"]) -> Float[np.ndarray, " N"]:
-    """Refuses what is no waveform; returns it in float32."""
+    """Returns a waveform in float32. Raises ValueError or TypeError if it is not one."""
     waveform = np.asarray(waveform)
     if waveform.dtype == object:
         raise TypeError("the waveform is no array of numbers: expected floats from -1 to 1")
@@ -83,8 +82,7 @@ def checked(waveform: Float[np.ndarray, " N"]) -> Float[np.ndarray, " N"]:
 
 @functools.lru_cache
 def mel_bands(mels: int) -> Float[np.ndarray, "M 201"]:
-    """Makes the triangles that sum a power spectrum to 8 kHz in mel bands, each of area 1 (Slaney's
-    scale).
+    """Makes triangular filters of area 1, from a power spectrum to mel bands (Slaney's scale).
 
     >>> mel_bands(80).shape, bool((mel_bands(80).sum(axis=1) > 0).all())
     ((80, 201), True)
@@ -103,7 +101,7 @@ LOGARITHMIC = 27 / np.log(6.4)  # mels above it per factor e
 
 
 def _mel(hertz: float) -> float:
-    """Returns the place on Slaney's scale of a frequency of at least 1 kHz.
+    """Converts a frequency of at least 1 kHz to mels on Slaney's scale.
 
     >>> float(_mel(1000.0)), round(float(_hertz(np.array([_mel(8000.0)]))[0]))
     (15.0, 8000)
@@ -112,5 +110,5 @@ def _mel(hertz: float) -> float:
 
 
 def _hertz(mel: Float[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
-    """Returns the frequencies at places on Slaney's scale."""
+    """Converts mels on Slaney's scale to frequencies."""
     return np.where(mel < 15.0, mel / LINEAR, 1000.0 * np.exp((mel - 15.0) / LOGARITHMIC))

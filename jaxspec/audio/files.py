@@ -23,7 +23,7 @@ from jaxspec.sampling.params import NAMES
 
 ENDING = ".wav"
 PATHS = ("audio", "audio_filepath")  # fields of a line that name its sound
-# Options of all sounds, which a line cannot have: ours, and other libraries' names.
+# Options that hold for all sounds and cannot be in a line: ours, and other libraries' names.
 OF_ALL = {
     "task",
     "timestamps",
@@ -42,19 +42,19 @@ def read(path: str | Path) -> Float[np.ndarray, " N"]:
     """Reads a .wav file as a waveform of one channel at 16 kHz, from -1 to 1.
 
     Several channels are averaged. Another sampling rate is resampled by
-    `scipy.signal.resample_poly`. A header without the sound's length, which programs write to a
-    pipe, means all that follows it.
+    `scipy.signal.resample_poly`. Programs that write to a pipe leave out the length; then
+    everything after the header is sound.
 
     Args:
         path: a file of integers of 8, 16, 24 or 32 bits, or of floats; or a pipe of one.
 
     Raises:
-        ValueError: it is no such file, or holds no samples.
+        ValueError: it is not such a file, or has no samples.
         OSError: it cannot be opened.
     """
     try:
         path = Path(path).expanduser()
-    except RuntimeError as error:  # of "~somebody"
+    except RuntimeError as error:  # "~somebody", an unknown user
         raise ValueError(f"{path} is not found: {error}") from error
     if path.suffix.lower() != ENDING:
         raise ValueError(
@@ -65,7 +65,7 @@ def read(path: str | Path) -> Float[np.ndarray, " N"]:
         content = path.read_bytes()
         header = _header(io.BytesIO(content), len(content))
         with warnings.catch_warnings():
-            # of chunks beside the sound, such as tags
+            # about chunks beside the sound, such as tags
             warnings.simplefilter("ignore", wavfile.WavFileWarning)
             rate, samples = wavfile.read(io.BytesIO(header.with_sizes(content)))
     except OSError:
@@ -78,19 +78,17 @@ def read(path: str | Path) -> Float[np.ndarray, " N"]:
 
 
 class _Header(NamedTuple):
-    """Describes the sound of a .wav file, with the number of bytes that are there."""
+    """Describes the sound of a .wav file, as far as its bytes exist."""
 
     order: str  # order of bytes, as `struct` writes it: "<" or ">"
-    has_wide_sizes: bool  # RF64: the sizes stand in a chunk of their own
+    has_wide_sizes: bool  # RF64: the sizes are in a separate chunk
     rate: int
     block: int  # bytes of one sample of all channels
-    begin: int  # the place of the first sample
+    begin: int  # offset of the first sample
     size: int  # bytes of the samples, whole blocks
 
     def with_sizes(self, content: bytes) -> bytes:
-        """Returns a file's bytes up to the last sample that is there, with the size of the samples
-        and of the whole.
-        """
+        """Returns a file's bytes up to its last sample, with the sizes in its header corrected."""
         if self.has_wide_sizes:
             return content
         sized = bytearray(content[: self.begin + self.size])
@@ -103,7 +101,7 @@ def _header(file: BinaryIO, end: int) -> _Header:
     """Reads the chunks of a .wav file of `end` bytes up to its samples.
 
     Raises:
-        ValueError: there is no such file's beginning, or no samples' chunk.
+        ValueError: the file does not begin as a .wav file, or has no samples.
     """
     first = file.read(12)
     container = first[:4]
@@ -116,42 +114,49 @@ def _header(file: BinaryIO, end: int) -> _Header:
     rate = 0
     block = 0
     wide_size = None
-    while len(chunk := file.read(8)) == 8:
+    while True:
+        chunk = file.read(8)  # each chunk begins with its name and size
+        if len(chunk) < 8:
+            break
         name, size = struct.unpack(f"{order}4sI", chunk)
         begin = file.tell()
-        describes = name in (b"ds64", b"fmt ")
-        described = file.read(16) if describes else b""
-        if describes and len(described) < 16:
-            break
-        if name == b"ds64":
-            _, wide_size = struct.unpack(f"{order}QQ", described)
-        elif name == b"fmt ":
-            _, _, rate, _, block, _ = struct.unpack(f"{order}HHIIHH", described)
-            if rate < 1 or block < 1:
-                raise ValueError(
-                    f"its samples have {block} bytes, {rate} a second: expected at least 1"
-                )
-        elif name == b"data" and not block:
-            raise ValueError("it has samples before it says what they are")
-        elif name == b"data":
+        if name == b"data":
+            if not block:
+                raise ValueError("it has samples before it says what they are")
             if wide_size is not None:
                 size = wide_size
-            # A program that writes to a pipe cannot know the length: its sizes are 0, or larger
-            # than any file. A size of 0 is true if the file ends where its header says, or has
-            # further chunks up to there.
-            goes_on = wide_size is None and 8 + riff_size < end
+            # A program that writes to a pipe cannot know the length, and writes a size of 0 or a
+            # huge one. A size of 0 is real if the file ends where its header says, or has further
+            # chunks up to there.
             available = end - begin
-            if size == 0 and goes_on:
-                size = available
+            is_unknown = size == 0 and wide_size is None and 8 + riff_size < end
+            size = available if is_unknown else min(size, available)
+            return _Header(
+                order=order,
+                has_wide_sizes=container == b"RF64",
+                rate=rate,
+                block=block,
+                begin=begin,
+                size=size - size % block,
+            )
+        if name in (b"ds64", b"fmt "):
+            described = file.read(16)
+            if len(described) < 16:
+                break
+            if name == b"ds64":
+                _, wide_size = struct.unpack(f"{order}QQ", described)
             else:
-                size = min(size, available)
-            return _Header(order, container == b"RF64", rate, block, begin, size - size % block)
-        file.seek(begin + size + size % 2)
+                _, _, rate, _, block, _ = struct.unpack(f"{order}HHIIHH", described)
+                if rate < 1 or block < 1:
+                    raise ValueError(
+                        f"its samples have {block} bytes, {rate} a second: expected at least 1"
+                    )
+        file.seek(begin + size + size % 2)  # chunks have an even length
     raise ValueError("it ends before its samples begin: expected a chunk 'data'")
 
 
 def _floats(samples: np.ndarray) -> Float[np.ndarray, " N"]:
-    """Returns samples [N] or [N, channels] of any type as one channel, from -1 to 1.
+    """Converts samples [N] or [N, channels] of any dtype to one channel, from -1 to 1.
 
     >>> _floats(np.array([[-32768, 0], [16384, 16384]], np.int16)).tolist()
     [-0.5, 0.5]
@@ -162,7 +167,9 @@ def _floats(samples: np.ndarray) -> Float[np.ndarray, " N"]:
         floats = samples / -float(np.iinfo(samples.dtype).min)
     else:
         floats = samples
-    return (floats if floats.ndim == 1 else floats.mean(axis=1)).astype(np.float32)
+    if floats.ndim == 2:
+        floats = floats.mean(axis=1)
+    return floats.astype(np.float32)
 
 
 def _resampled(waveform: Float[np.ndarray, " N"], rate: int) -> Float[np.ndarray, " n"]:
@@ -176,24 +183,23 @@ def _resampled(waveform: Float[np.ndarray, " N"], rate: int) -> Float[np.ndarray
 
 
 class Listed(NamedTuple):
-    """A sound of those to transcribe."""
+    """A sound to transcribe, with the fields of its line."""
 
     path: Path
-    language: str | None = None  # the language spoken in it; None for that of all
+    language: str | None = None  # the language spoken in it; None for the default
     id: Any = None  # the caller's name for it; None if it has none
     fields: Mapping[str, Any] = MappingProxyType({})  # the caller's own fields
 
 
 def find(paths: Iterable[Path]) -> list[Listed]:
-    """Lists the sounds that paths mean: a .wav file, a folder's, in the order of their names, or
-    those that lines name.
+    """Lists sounds: .wav files, the sorted files of folders, or the paths in JSON lines.
 
-    A line of a file of JSON lines is an object with the path of a sound as "audio" (or, as NeMo's
-    manifests have it, "audio_filepath"), from the file's folder on. It may have an "id" and a
-    "language". Other fields are the caller's.
+    A JSON line has the path of a sound, relative to the file's folder, as "audio" (or
+    "audio_filepath", as in NeMo's manifests). It may have an "id" and a "language". Other fields
+    are the caller's.
 
     Raises:
-        ValueError: a path does not exist, a folder or a file holds none, or a line is wrong.
+        ValueError: a path does not exist or has no sounds, or a line is invalid.
     """
     sounds = list[Listed]()
     for path in paths:
@@ -226,7 +232,8 @@ def _listed(where: str, line: str, folder: Path) -> Listed:
     row = files.json_object(line, where, optional=("language",))
     row = {name: value for name, value in row.items() if value is not None or name not in OF_ALL}
     paths = {name: row.pop(name) for name in PATHS if name in row}
-    if len(paths) != 1 or not isinstance(path := next(iter(paths.values())), str):
+    path = next(iter(paths.values()), None)
+    if len(paths) != 1 or not isinstance(path, str):
         got = paths or f"no {PATHS[0]!r}, but {sorted(row)}"
         raise ValueError(
             f'{where} has {got}: expected {{"audio": "..."}}, the path of a {ENDING} file'
@@ -249,23 +256,21 @@ def _listed(where: str, line: str, folder: Path) -> Listed:
 
 
 def seconds_of(path: Path) -> float | None:
-    """Returns the length of a .wav file in seconds, by its header; 0 if it cannot be read, None for
-    a pipe.
-    """
+    """Returns the seconds of a .wav file by its header; 0 if it cannot be read, None for a pipe."""
     try:
         if path.exists() and not path.is_file():
-            return None  # what is read of a pipe is gone
+            return None  # reading a pipe would consume it
         with path.open("rb") as file:
             header = _header(file, path.stat().st_size)
         return header.size / header.block / header.rate
-    except Exception:  # `read` says what is wrong
+    except Exception:  # `read` reports the error
         return 0.0
 
 
 def bytes_of(path: Path) -> int | None:
-    """Returns the size of a file; None if there is none that can be read."""
+    """Returns the size of a file; None if it cannot be read."""
     try:
         return path.expanduser().stat().st_size
     except (OSError, ValueError, RuntimeError):
-        # such as a name that is too long; `read` says what is wrong
+        # such as a name that is too long; `read` reports the error
         return None

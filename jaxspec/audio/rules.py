@@ -1,6 +1,4 @@
-"""The rules of Whisper's text, as a logits processor: suppressed tokens, and where timestamps may
-stand.
-"""
+"""The rules of Whisper's text, as a logits processor: suppressed tokens, timestamps."""
 
 from __future__ import annotations
 
@@ -19,11 +17,10 @@ class TextState(NamedTuple):
     """The memory of a row."""
 
     count: Int[Array, " *rows"]  # number of its new tokens
-    # these two: whether its last new token is a timestamp, and the one before it; True where there
-    # is none before
+    # these two: whether the last new token is a timestamp, and the token before it; True if none
     last: Bool[Array, " *rows"]
     before: Bool[Array, " *rows"]
-    latest: Int[Array, " *rows"]  # its last timestamp; the token below all of them if it has none
+    latest: Int[Array, " *rows"]  # its last timestamp, or the id below all timestamps
 
 
 @functools.lru_cache
@@ -31,8 +28,8 @@ def text_rules(speech: Speech, end: int, timestamps: bool) -> Processor:
     """Makes the processor of a model's text.
 
     With timestamps a text begins with one. They come in pairs, an end and a beginning, or one alone
-    before the end of the text, and never go back. Where all of them together are more probable than
-    any other token, one is generated. The rules are those of transformers'
+    before the end of the text, and never go back. If all timestamps together are more probable than
+    any other token, a timestamp is generated. The rules match transformers'
     `WhisperTimeStampLogitsProcessor`.
 
     Args:
@@ -53,32 +50,39 @@ def text_rules(speech: Speech, end: int, timestamps: bool) -> Processor:
 
     def banned(ids: tuple[int, ...], vocab: int) -> Bool[Array, "1 1 V"]:
         mask = jnp.zeros((vocab,), bool)
-        return (mask.at[jnp.array(ids)].set(True) if ids else mask)[None, None, :]
+        if ids:
+            mask = mask.at[jnp.array(ids)].set(True)
+        return mask[None, None, :]
 
     def init(values: Any, row: Prompt, start: Int[Array, " B"], vocab: int) -> TextState:
         count = row.length - start
         empty = jnp.zeros_like(count, bool)
         state = TextState(
-            jnp.zeros_like(count), empty, ~empty, jnp.full_like(count, (first or 0) - 1)
+            count=jnp.zeros_like(count),
+            last=empty,
+            before=~empty,
+            latest=jnp.full_like(count, (first or 0) - 1),
         )
 
         def step(index: Int[Array, ""], state: TextState) -> TextState:
-            moved = advance(values, state, token_rows.tokens_at(row.tokens, start + index))
-            return TextState(
-                *(jnp.where(index < count, new, old) for new, old in zip(moved, state, strict=True))
-            )
+            token = token_rows.tokens_at(row.tokens, start + index)
+            moved = advance(values, state, token)
+            return jax.tree.map(lambda new, old: jnp.where(index < count, new, old), moved, state)
 
-        # Rows that begin have no new tokens, and take no step.
+        # At the beginning of a generation no row has new tokens, and the loop takes no step.
         return jax.lax.fori_loop(0, jnp.max(count), step, state)
 
     def advance(values: Any, state: TextState, token: Int[Array, " *rows"]) -> TextState:
         if first is None:
-            stamp = jnp.zeros_like(state.last)
+            is_stamp = jnp.zeros_like(state.last)
         else:
-            stamp = token >= first
-        latest = jnp.where(stamp, token, state.latest).astype(state.latest.dtype)
+            is_stamp = token >= first
+        latest = jnp.where(is_stamp, token, state.latest).astype(state.latest.dtype)
         return TextState(
-            state.count + 1, stamp, jnp.where(state.count == 0, True, state.last), latest
+            count=state.count + 1,
+            last=is_stamp,
+            before=jnp.where(state.count == 0, True, state.last),
+            latest=latest,
         )
 
     def apply(
@@ -98,12 +102,13 @@ def text_rules(speech: Speech, end: int, timestamps: bool) -> Processor:
         out = out | (last & jnp.where(before, stamps, ids < end))
         # A pair's second timestamp may repeat its first; others are later.
         out = out | (stamps & (ids < latest + jnp.where(last & ~before, 0, 1)))
-        if speech.latest_start is None:
-            latest_start = ids.shape[-1]
-        else:
+        # A text begins with a timestamp, at most `latest_start`.
+        latest_start = ids.shape[-1]
+        if speech.latest_start is not None:
             latest_start = first + speech.latest_start
         out = out | ((count == 0) & (~stamps | (ids > latest_start)))
         logits = jnp.where(out, -jnp.inf, logits)
+        # All timestamps together against the most probable other token, [B, T, 1] each.
         together = jax.nn.logsumexp(jnp.where(stamps, logits, -jnp.inf), axis=-1, keepdims=True)
         word = jnp.max(jnp.where(stamps, -jnp.inf, logits), axis=-1, keepdims=True)
         return jnp.where((together > word) & ~stamps, -jnp.inf, logits)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import numbers
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -44,11 +45,11 @@ Sound = str | os.PathLike[str] | Float[np.ndarray, " N"]
 class Transcript(NamedTuple):
     """The text of a sound."""
 
-    text: str  # the whole; empty where the model has no tokenizer
+    text: str  # the whole text; empty if the model has no tokenizer
     language: str | None  # a code such as "en"; None of an English-only model
     segments: list[Segment]  # its parts, with their times
     seconds: float  # length of the sound
-    rounds: int  # passes of the target that it took, the first one of each window aside
+    rounds: int  # passes of the target, except each window's first
 
     @property
     def tokens(self) -> list[int]:
@@ -72,13 +73,12 @@ def transcribe(
     key: Any = None,
     **sampling: Unpack[SamplingOptions],
 ) -> list[Transcript]:
-    """Transcribes sound with a Whisper model, faster with a `drafter`; the text is the target's
-    own.
+    """Transcribes sound with a Whisper model, faster with a `drafter`; the text stays the same.
 
     Sound of more than 30 seconds is read in windows, one after the other: each begins where the
     last complete segment of the one before it ends. Windows of several sounds are decoded together.
-    The text is that of transformers' `generate` on the same features, with the same task. There is
-    no fallback to other temperatures, and no window reads the text before it.
+    The text matches transformers' `generate` on the same features, with the same task. No fallback
+    to other temperatures, no conditioning on the previous window's text.
 
     Args:
         target: a Whisper model.
@@ -92,8 +92,8 @@ def transcribe(
         timestamps: whether the text has timestamps, as longer sound needs. Without them a sound of
             at most 30 seconds is one segment, if the model keeps to it.
         batch_size: windows decoded at a time.
-        gamma, rule, policy, key: options of `jaxspec.generate`. Each window of each sound has a key
-            of its own.
+        gamma, rule, policy, key: options of `jaxspec.generate`. Each window of each sound has a
+            different key.
         max_new_tokens: most tokens of a window; None for as many as the model has positions.
         **sampling: temperature and the other numbers of `sampling.SamplingOptions`, each for all
             sounds; logit_bias, banned, logits_processors.
@@ -125,7 +125,8 @@ def transcribe(
     Reference: Radford et al., arXiv 2212.04356; Gandhi et al., Distil-Whisper, arXiv 2311.00430.
     """
     (batch_size,) = integers(1, batch_size=batch_size)
-    several = isinstance(audio, list | tuple) and not (audio and isinstance(audio[0], numbers.Real))
+    is_waveform = isinstance(audio, list | tuple) and audio and isinstance(audio[0], numbers.Real)
+    is_list = isinstance(audio, list | tuple) and not is_waveform
     if not (isinstance(audio, str | os.PathLike | list | tuple) or hasattr(audio, "__array__")):
         raise TypeError(
             f"audio is of type {type(audio).__name__}: expected a path, a waveform, or a list of "
@@ -136,11 +137,12 @@ def transcribe(
     inputs.check_type(
         language, str | None, "language", "a code such as 'de', the same for all sounds"
     )
-    all_sounds: Any = audio if several else [audio]
+    all_sounds: Any = audio if is_list else [audio]
     sounds = [Recording(number, sound) for number, sound in enumerate(all_sounds)]
     if not sounds:
         raise ValueError("got no sounds: expected at least one path or waveform")
-    options = dict(drafter=drafter, gamma=gamma, rule=rule, policy=policy, key=key) | sampling
+    options = {"drafter": drafter, "gamma": gamma, "rule": rule, "policy": policy, "key": key}
+    options |= sampling
     shared = Transcribing(language, task, timestamps, max_new_tokens)
     transcripts = dict[int, Transcript]()
     for number, result in iterate(target, sounds, min(batch_size, len(sounds)), shared, options):
@@ -151,7 +153,7 @@ def transcribe(
 
 
 class Transcribing(NamedTuple):
-    """The options of `transcribe` that are no options of `generate`."""
+    """The options of `transcribe` that `generate` does not have."""
 
     language: str | None = None
     task: str | None = None
@@ -162,9 +164,9 @@ class Transcribing(NamedTuple):
 class Recording(NamedTuple):
     """A sound to transcribe."""
 
-    number: int  # its place among those of the call or the job; random keys are folded from it
+    number: int  # its place in the call or the job; random keys are folded from it
     audio: Sound
-    language: str | None = None  # the language spoken in it; None for that of all
+    language: str | None = None  # the language spoken in it; None for the default
 
 
 class _Sound:
@@ -182,14 +184,14 @@ class _Sound:
         self.language = language
         self.width = 2 * config.source_positions  # frames of a window
         self.features = features.log_mel(waveform, config.mels, self.width)
-        self.first = 0  # frame of the window that comes next
+        self.first = 0  # first frame of the next window
         self.segments = list[Segment]()
         self.windows = 0
         self.rounds = 0
 
     @property
     def left(self) -> int:
-        """Frames that are still to be read."""
+        """Frames not read yet."""
         return self.features.shape[1] - self.first
 
 
@@ -201,10 +203,9 @@ def iterate(
     options: Mapping[str, Any],
     advance: Callable[[float], Any] = lambda seconds: None,
 ) -> Iterator[tuple[int, Transcript | Exception]]:
-    """Yields the number of each sound and its transcript, as soon as it is done, while further ones
-    are read.
+    """Yields the number of each sound and its transcript as soon as it is done.
 
-    A sound that cannot be read is yielded as what is wrong with it. See `transcribe`.
+    Yields the exception of a sound that cannot be read. See `transcribe`.
 
     Args:
         target: a Whisper model.
@@ -212,88 +213,159 @@ def iterate(
         batch_size: windows decoded at a time.
         shared: the options of transcribing.
         options: options of `generate`.
-        advance: called with the seconds of sound that a batch of windows has added to what is done.
+        advance: called with the seconds of sound that each window completed.
     """
-    config, speech, language, task = checked(target, shared)
-    (end, *_) = token_ids.ends(target) or (config.vocab_size,)
-    processor = rules.text_rules(speech, end, shared.timestamps)
-    shared_options = {
-        name: value for name, value in options.items() if name not in ("logits_processors", "key")
-    }
-    extra = options.get("logits_processors", ())
-    if not isinstance(extra, list | tuple):
-        extra = (extra,)
-    key = options.get("key")
-    # Ids that a tokenizer lacks are taken for padding of the vocabulary, and older tokenizers lack
-    # the timestamps.
-    has_all_ids = (
-        target.tokenizer is None or token_ids.size(target.tokenizer) >= target.lm.vocab_size
-    )
-    if has_all_ids:
-        writer = target
-    else:
-        writer = target._replace(tokenizer=None)
+    decoder = _WindowDecoder(target, shared, batch_size, options)
     waiting = iter(recordings)
     active = list[_Sound]()
     while True:
-        while len(active) < batch_size and (recording := next(waiting, None)) is not None:
+        while len(active) < batch_size:
+            recording = next(waiting, None)
+            if recording is None:
+                break
             try:
-                if recording.language is None:
-                    spoken = language
-                else:
-                    spoken = _language(target, speech, recording.language)
-                active.append(_opened(recording, config, spoken, shared.timestamps))
+                active.append(decoder.opened(recording))
             except (ValueError, TypeError, OSError) as error:
                 yield recording.number, error
         if not active:
             return
-        # Rows beyond the sounds that are left repeat the first one's window, so that all batches
-        # are of one shape.
-        rows = [*active, *active[:1] * (batch_size - len(active))]
-        sound = jnp.asarray(
-            np.stack([windows.window(row.features, row.first, row.width) for row in rows])
-        )
-        if speech.languages and any(row.language is None for row in active):
-            _detect(target, speech, rows, sound)
-        begin = jnp.asarray(
-            [_beginning(config, row.language, task, shared.timestamps) for row in rows], jnp.int32
-        )
-        if shared.max_new_tokens is None:
-            limit = config.max_positions - begin.shape[1]
-        else:
-            limit = shared.max_new_tokens
+        for sound, window in zip(active, decoder.decoded(active), strict=True):
+            frames_before = sound.left
+            decoder.take(sound, window)
+            advance((frames_before - max(0, sound.left)) * features.HOP / features.RATE)
+        for sound in [sound for sound in active if sound.left <= 0]:
+            active.remove(sound)
+            yield sound.number, decoder.transcript(sound)
+
+
+class _Window(NamedTuple):
+    """A window that was decoded."""
+
+    tokens: list[int]  # its new tokens
+    rounds: int  # passes of the target after the first
+
+
+class _WindowDecoder:
+    """Decodes one window of several sounds at a time.
+
+    Args:
+        target: a Whisper model.
+        shared: the options of transcribing.
+        batch_size: windows decoded at a time.
+        options: options of `generate`.
+    """
+
+    def __init__(
+        self, target: Model, shared: Transcribing, batch_size: int, options: Mapping[str, Any]
+    ):
+        self._config, self._speech, self._language, self._task = checked(target, shared)
+        self._target = target
+        self._shared = shared
+        self._batch_size = batch_size
+        (self._end, *_) = token_ids.ends(target) or (self._config.vocab_size,)
+        extra = options.get("logits_processors", ())
+        if not isinstance(extra, list | tuple):
+            extra = (extra,)
+        processor = rules.text_rules(self._speech, self._end, shared.timestamps)
+        self._processors = (processor, *extra)
+        self._key = options.get("key")
+        self._options = {
+            name: value
+            for name, value in options.items()
+            if name not in ("logits_processors", "key")
+        }
+        # `generate` bans ids that a tokenizer lacks, as padding, and older tokenizers lack the
+        # timestamps. Without a tokenizer it bans nothing.
+        self._writer = target
+        tokenizer = target.tokenizer
+        if tokenizer is not None and token_ids.size(tokenizer) < target.lm.vocab_size:
+            self._writer = target._replace(tokenizer=None)
+
+    def opened(self, recording: Recording) -> _Sound:
+        """Reads a sound and computes its features."""
+        language = self._language
+        if recording.language is not None:
+            language = _language(self._target, self._speech, recording.language)
+        return _opened(recording, self._config, language, self._shared.timestamps)
+
+    def decoded(self, active: Sequence[_Sound]) -> list[_Window]:
+        """Decodes the next window of each sound, with its language detected if it has none."""
+        # If fewer sounds are left, repeat the first one's window, so that all batches have one
+        # shape.
+        padding = self._batch_size - len(active)
+        sounds = [*active, *[active[0]] * padding]
+        frames = jnp.asarray(
+            np.stack([windows.window(row.features, row.first, row.width) for row in sounds])
+        )  # [B, C, F]
+        if self._speech.languages and any(row.language is None for row in active):
+            _detect(self._target, self._speech, sounds, frames)
+        beginnings = jnp.asarray(
+            [
+                _beginning(self._config, row.language, self._task, self._shared.timestamps)
+                for row in sounds
+            ],
+            jnp.int32,
+        )  # [B, P]
+        width = beginnings.shape[1]
+        limit = self._shared.max_new_tokens
+        if limit is None:
+            limit = self._config.max_positions - width
         generation = generate(
-            writer,
-            Prompt(begin, jnp.full(len(rows), begin.shape[1], jnp.int32), sound),
-            max_new_tokens=[limit] * len(active) + [1] * (len(rows) - len(active)),
-            eos_ids=end if end < config.vocab_size else (),
-            logits_processors=(processor, *extra),
-            key=key if key is None else _keys(key, rows),
-            **shared_options,
+            self._writer,
+            Prompt(beginnings, jnp.full(len(sounds), width, jnp.int32), frames),
+            max_new_tokens=[limit] * len(active) + [1] * padding,
+            eos_ids=self._end if self._end < self._config.vocab_size else (),
+            logits_processors=self._processors,
+            key=None if self._key is None else _keys(self._key, sounds),
+            **self._options,
         )
-        for row, length, tokens, rounds in zip(
-            active, generation.lengths, generation.tokens, generation.stats.rounds, strict=False
-        ):
-            before = row.left
-            _take(row, tokens[:length].tolist(), int(rounds), end, speech, target.tokenizer)
-            advance((before - max(0, row.left)) * features.HOP / features.RATE)
-        for row in [row for row in active if row.left <= 0]:
-            active.remove(row)
-            words = [token for segment in row.segments for token in segment.tokens if token < end]
-            segments = [
-                segment for segment in row.segments if any(token < end for token in segment.tokens)
-            ]
-            text = _text(target.tokenizer, words)
-            yield row.number, Transcript(text, row.language, segments, row.seconds, row.rounds)
+        rows = zip(generation.tokens, generation.lengths, generation.stats.rounds, strict=True)
+        return [
+            _Window(tokens[:length].tolist(), int(rounds))
+            for tokens, length, rounds in itertools.islice(rows, len(active))
+        ]
+
+    def take(self, sound: _Sound, window: _Window) -> None:
+        """Adds a window's text to its sound, and moves on to the next window."""
+        tokens = window.tokens
+        if tokens[-1:] == [self._end]:
+            tokens = tokens[:-1]
+        first = None  # the timestamp of 0 s
+        if self._speech.no_timestamps is not None:
+            first = self._speech.no_timestamps + 1
+        frames = min(sound.left, sound.width)
+        segments, moved = windows.split(tokens, first, sound.first, frames)
+        for segment in segments:
+            sound.segments.append(segment._replace(text=self._text(segment.tokens)))
+        sound.first += moved
+        sound.windows += 1
+        sound.rounds += window.rounds
+
+    def transcript(self, sound: _Sound) -> Transcript:
+        """Joins the segments of a sound, except those without words."""
+        tokens = [token for segment in sound.segments for token in segment.tokens]
+        segments = [
+            segment
+            for segment in sound.segments
+            if any(token < self._end for token in segment.tokens)
+        ]
+        text = self._text(tokens)
+        return Transcript(text, sound.language, segments, sound.seconds, sound.rounds)
+
+    def _text(self, tokens: Sequence[int]) -> str:
+        """Writes the words among tokens; "" without a tokenizer."""
+        if self._target.tokenizer is None:
+            return ""
+        return self._target.tokenizer.decode([token for token in tokens if token < self._end])
 
 
 def checked(
     target: Model, shared: Transcribing
 ) -> tuple[WhisperConfig, Speech, str | None, str | None]:
-    """Refuses a target that does not read sound, and options that it cannot follow.
+    """Checks the target and the options of transcribing.
 
-    Returns its configuration and its tokens of speech, and the language and the task of all sounds;
-    None for a language that each sound tells, and for the task of an English-only model.
+    Returns the target's configuration and speech tokens, and the language and the task of all
+    sounds. Without a language, each sound's is detected; English-only models have no task.
     """
     inputs.check_model(target, "target")
     speech = speech_of(target.config)
@@ -305,9 +377,7 @@ def checked(
             "has no no_timestamps_token_id: put the published file there, or pass timestamps=False"
         )
     language = shared.language or (speech.language if speech.languages else None)
-    if language is None:
-        language = None
-    else:
+    if language is not None:
         language = _language(target, speech, language)
     return target.config, speech, language, _task(target, speech, shared)
 
@@ -315,19 +385,19 @@ def checked(
 def _opened(
     recording: Recording, config: WhisperConfig, language: str | None, timestamps: bool
 ) -> _Sound:
-    number, audio, _ = recording
-    if isinstance(audio, str | os.PathLike):
-        name = str(audio)
-    else:
-        name = f"sound {number}"
+    """Reads a sound. Raises ValueError, TypeError or OSError with its name if that fails."""
+    number = recording.number
+    audio = recording.audio
+    is_path = isinstance(audio, str | os.PathLike)
+    name = str(audio) if is_path else f"sound {number}"
     try:
-        if isinstance(audio, str | os.PathLike):
-            waveform = files.read(Path(audio))
-        else:
-            waveform = audio
+        waveform = files.read(Path(audio)) if is_path else audio
         sound = _Sound(number, features.checked(waveform), config, language)
     except (ValueError, TypeError) as error:
-        raise type(error)(str(error) if name in str(error) else f"{name}: {error}") from error
+        message = str(error)
+        if name not in message:
+            message = f"{name}: {message}"
+        raise type(error)(message) from error
     if not timestamps and sound.left > sound.width:
         longest = sound.width * features.HOP / features.RATE
         raise ValueError(
@@ -338,7 +408,7 @@ def _opened(
 
 
 def _language(target: Model, speech: Speech, language: str) -> str:
-    """Returns the code of a language, given so or by its English name."""
+    """Returns the code of a language, given as a code or an English name."""
     if not speech.languages:
         raise ValueError(
             f"language is {language!r}, and {target.name or 'the target'} is English-only: leave "
@@ -370,9 +440,7 @@ def _task(target: Model, speech: Speech, shared: Transcribing) -> str | None:
 def _beginning(
     config: WhisperConfig, language: str | None, task: str | None, timestamps: bool
 ) -> list[int]:
-    """Returns the tokens that a window's row begins with: the start token, a language, a task, no
-    timestamps.
-    """
+    """Returns the first tokens of a window's row: start token, language, task, no timestamps."""
     speech = config.speech
     tokens = [config.start_token]
     if language is not None:
@@ -387,7 +455,7 @@ def _beginning(
 def _detect(
     target: Model, speech: Speech, rows: list[_Sound], sound: Float[Array, "B C F"]
 ) -> None:
-    """Gives sounds without a language the most probable one after the start token."""
+    """Detects the language of sounds without one: the most probable after the start token."""
     ids = jnp.asarray(speech.language_tokens, jnp.int32)
     likely = np.asarray(_likely(target.lm, target.params, target.config.start_token, sound, ids))
     for row, index in zip(rows, likely, strict=True):
@@ -410,33 +478,10 @@ def _likely(
 
 
 def _keys(key: Any, rows: list[_Sound]) -> Array:
-    """Makes a key for each row, by the numbers of its sound and its window."""
+    """Folds a key for each row from the numbers of its sound and window."""
     key = inputs.key_of(key)
-    numbers = jnp.asarray([[row.number, row.windows] for row in rows])
-    return jax.vmap(lambda pair: jax.random.fold_in(jax.random.fold_in(key, pair[0]), pair[1]))(
-        numbers
-    )
 
+    def folded(numbers: Int[Array, " 2"]) -> Array:
+        return jax.random.fold_in(jax.random.fold_in(key, numbers[0]), numbers[1])
 
-def _take(
-    row: _Sound, tokens: list[int], rounds: int, end: int, speech: Speech, tokenizer: Any
-) -> None:
-    """Adds a window's text to its sound, and moves on."""
-    if tokens[-1:] == [end]:
-        tokens = tokens[:-1]
-    first = None
-    if speech.no_timestamps is not None:
-        first = speech.no_timestamps + 1
-    segments, moved = windows.split(tokens, first, row.first, min(row.left, row.width))
-    for segment in segments:
-        text = _text(tokenizer, [token for token in segment.tokens if token < end])
-        row.segments.append(segment._replace(text=text))
-    row.first += moved
-    row.windows += 1
-    row.rounds += rounds
-
-
-def _text(tokenizer: Any, words: list[int]) -> str:
-    if tokenizer is None:
-        return ""
-    return tokenizer.decode(words)
+    return jax.vmap(folded)(jnp.asarray([[row.number, row.windows] for row in rows]))

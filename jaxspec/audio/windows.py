@@ -24,14 +24,14 @@ class Segment(NamedTuple):
     # these two: seconds from the beginning of the sound
     start: float
     end: float
-    text: str  # its words; empty where the model has no tokenizer
+    text: str  # its words; empty if the model has no tokenizer
     tokens: list[int]  # ids, timestamps included
 
 
 def window(
     features: Float[np.ndarray, "C F"], first: int, frames: int
 ) -> Float[np.ndarray, "C frames"]:
-    """Takes the window of features that begins at a frame; zeros follow the last frame.
+    """Takes the window of features that begins at a frame, padded with zeros.
 
     >>> window(np.ones((2, 400)), 390, 300).sum(axis=1).tolist()
     [10.0, 10.0]
@@ -43,18 +43,17 @@ def window(
 def split(
     tokens: Sequence[int], first: int | None, begin: int, frames: int
 ) -> tuple[list[Segment], int]:
-    """Splits a window's new tokens into segments, and says how many frames later the next window
-    begins.
+    """Splits a window's new tokens into segments; also returns the frames to the next window.
 
-    Two timestamps in a row end a segment and begin one. What follows the last such pair is left to
-    the next window, unless a single timestamp ends the text: then nothing was spoken after it. A
-    text without pairs is one segment.
+    A pair of timestamps ends a segment and begins the next. Text after the last pair is left to the
+    next window, unless a single timestamp ends the text: then nothing was spoken after it. A text
+    without pairs is one segment.
 
     Args:
         tokens: the new tokens, without the end token.
         first: the timestamp of 0 s; None: the tokens have no timestamps.
-        begin: the frame with which the window begins.
-        frames: frames of the window that the sound has.
+        begin: the first frame of the window.
+        frames: frames of the window before the sound ends.
 
     >>> segments, moved = split(
     ...     [100, 7, 8, 150, 150, 9, 160, 160, 5], first=100, begin=3000, frames=2000
@@ -67,28 +66,29 @@ def split(
         first = max(tokens, default=0) + 1
     stamps = [token >= first for token in tokens]
     ends_alone = stamps[-2:] == [False, True]
-    cuts = [i + 1 for i in range(len(stamps) - 1) if stamps[i] and stamps[i + 1]]
+    cuts = [i + 1 for i in range(len(stamps) - 1) if stamps[i] and stamps[i + 1]]  # inside a pair
 
     def segment(ids: Sequence[int], start: int, end: int) -> Segment:
         return Segment(offset + STEP * start, offset + STEP * end, "", list(ids))
 
-    if not cuts:
-        later = [token - first for token, is_stamp in zip(tokens, stamps, strict=True) if is_stamp][
-            -1:
-        ]
-        return [segment(tokens, 0, later[0] if later and later[0] else frames // STRIDE)], frames
+    if not cuts:  # one segment, up to its last timestamp, or to the end of the window
+        times = [token - first for token, is_stamp in zip(tokens, stamps, strict=True) if is_stamp]
+        last = times[-1] if times else 0
+        return [segment(tokens, 0, last or frames // STRIDE)], frames
     if ends_alone:
         cuts.append(len(tokens))
     else:
-        # the last segment keeps both timestamps of its end, as transformers' has them
-        cuts[-1] += 1
+        cuts[-1] += 1  # the last segment keeps both timestamps of its end, as in transformers
     segments = list[Segment]()
-    before = 0
+    start = 0
     for cut in cuts:
-        piece = tokens[before:cut]
+        piece = tokens[start:cut]
         ends_twice = cut == cuts[-1] and not ends_alone
-        segments.append(segment(piece, piece[0] - first, piece[-2 if ends_twice else -1] - first))
-        before = cut
-    # By the rules of timestamps the first pair is later than 0 s. A text that breaks them must not
-    # be read for ever.
-    return segments, frames if ends_alone else STRIDE * (tokens[before - 2] - first) or frames
+        last = piece[-2 if ends_twice else -1]
+        segments.append(segment(piece, piece[0] - first, last - first))
+        start = cut
+    if ends_alone:  # nothing was spoken after the last segment
+        return segments, frames
+    # By the rules of timestamps the first pair is later than 0 s. If a text breaks them, skip the
+    # window instead of reading it for ever.
+    return segments, STRIDE * (tokens[start - 2] - first) or frames

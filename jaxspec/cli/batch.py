@@ -45,11 +45,10 @@ from jaxspec.jobs.many import WidePrompt
 from jaxspec.jobs.prompts import Line, PromptReader, limits_of
 from jaxspec.jobs.slots import Row, Slots
 
-# Options of `BatchSettings` that a job may go on with in another way: its results do not depend on
-# them. A manifest has every other option. A new one is therefore a part of the job, unless it is
-# named here.
+# Options that may change when a job is resumed, since its results do not depend on them. The
+# manifest has every other option, so a new option is part of the job unless it is named here.
 INDEPENDENT = ("output", "slots", "mesh")
-DESCRIBED_APART = (  # options that a manifest has under other names, or as digests of their files
+DESCRIBED_APART = (  # options that the manifest stores under another name, or as digests of files
     *("target", "draft", "adapter", "chat_template", "prefix"),
     *("input", "field", "chat", "shard", "num_shards", "chunk"),
 )
@@ -58,9 +57,7 @@ GO_ON = "give the same command with --resume to go on; the rows that are done ar
 
 
 class BatchSettings(NamedTuple):
-    """The options of `batch` that describe a job, but for those of sampling; `INDEPENDENT` names
-    exceptions.
-    """
+    """The options of `batch` that define a job, except `INDEPENDENT` ones and sampling options."""
 
     input: Annotated[
         list[Path], text("FILE", "Prompts, one a line, or .jsonl; also .gz; repeatable.")
@@ -117,16 +114,18 @@ def batch(
     """
     in_range(0, settings.num_shards - 1, shard=settings.shard)
     check_paths(settings.input)
-    if not resume:  # else the job that is there has it
+    if not resume:  # when resuming, the manifest is compared instead
         options.check_json_lines(settings.input, field=(settings.field, PROMPT))
     err = Console(stderr=True, highlight=False)
     with signals.leaving_soon(lambda: say_interrupted(err)), contextlib.ExitStack() as stack:
         job = _prepared(settings, sampling, resume, err, stack)
+        # A resumed job counts the rows on disk, and goes on with the others.
         with err.status("reading the rows that are there"):
             chunks = stack.enter_context(contextlib.closing(Chunks(job.output, job.total)))
             rows = itertools.chain.from_iterable(map(openai.rows_of, chunks.rows()))
-            before = chunks.num_done
+            done_before = chunks.num_done
             totals = functools.reduce(Progress.plus, rows, Progress())
+        # SIGTERM only ends the feed, so that the rows in the slots are still finished.
         is_terminated = threading.Event()
         feed = _until(is_terminated, job.source.prompts(chunks))
         ending = signals.answered(signal.SIGTERM, is_terminated.set)
@@ -140,7 +139,7 @@ def batch(
             output=str(settings.output), whole=totals.to_dict() | counts, run=bar.report()
         )
     is_over = max_errors is not None and totals.failed > max_errors and not chunks.is_complete
-    for sentence in _sentences(job, totals, before, chunks.is_complete):
+    for sentence in _sentences(job, totals, done_before, chunks.is_complete):
         err.print(Text(sentence), soft_wrap=True)
     if is_over:
         err.print(
@@ -150,7 +149,7 @@ def batch(
     if is_terminated.is_set() and not chunks.is_complete:
         err.print(f"terminated: {GO_ON}")
         raise typer.Exit(signals.TERMINATED)
-    if not chunks.is_complete and not is_over:
+    if not chunks.is_complete and not is_over:  # the input has become shorter since the survey
         raise ValueError(
             f"the input had {job.total:,} lines, and then {chunks.num_done:,}: put it back, and "
             f"{GO_ON}"
@@ -159,13 +158,15 @@ def batch(
         raise typer.Exit(ROWS_FAILED)
 
 
-class _Job(NamedTuple):
+class _BatchJob(NamedTuple):
+    """A job that was checked, with its models."""
+
     settings: BatchSettings  # the command's options
     source: Source  # the prompts
     output: Output  # the folder of the results
     survey: Survey  # the input, looked through once
     target: Model  # the model
-    # the options of `generate_many` that `prepare` takes, and `num_samples`
+    # options of `generate_many` that `prepare` takes, plus `num_samples`
     generation: dict[str, Any]
 
     @property
@@ -179,20 +180,20 @@ class _Job(NamedTuple):
         return self.generation["rule"] is None or self.generation["rule"].exact
 
     def results(self, prompts: Iterable[Any], **calls: Callable[..., Any]) -> Iterator[Completion]:
-        """Decodes prompts; `calls` are callbacks: `progress`, and `skipped` for lines that are left
-        out.
-        """
+        """Decodes prompts; `calls` are callbacks: `progress`, and `skipped` for skipped lines."""
         s = self.settings
         fixed: dict[str, Any] = {
             "max_prompt_tokens": s.max_prompt_tokens,
             "too_long": s.too_long,
             "on_error": "yield",
+            "slots": s.slots,
+            "stop": s.pair.stop or (),
+            "varying": self.survey.varying,
         }
-        fixed |= {"slots": s.slots, "stop": s.pair.stop or (), "varying": self.survey.varying}
         return generate_many(self.target, prompts, **fixed, **calls, **self.generation)
 
     def prepared(self, rows: int, without: tuple[str, ...] = ()) -> Prepared:
-        """Prepares a generation of some rows, without some of the options."""
+        """Prepares a generation of `rows` rows, without the options named in `without`."""
         fixed = {
             name: value
             for name, value in self.generation.items()
@@ -201,7 +202,7 @@ class _Job(NamedTuple):
         return prepare(self.target, [[0]] * rows, **fixed)
 
     def reader(self, prepared: Prepared, prompts: Iterator[Line]) -> PromptReader:
-        """Reads prompts as the job does, a block of as many as there are slots at a time."""
+        """Makes a reader like the job's, which reads a block of `slots` prompts at a time."""
         s = self.settings
         limits = limits_of(prepared, s.pair.max_new_tokens, s.max_prompt_tokens, s.too_long)
         return PromptReader(self.target, prompts, limits, s.slots, self.generation)
@@ -213,22 +214,24 @@ def _prepared(
     resume: bool,
     err: Console,
     stack: contextlib.ExitStack,
-) -> _Job:
-    """Checks all that can be wrong with a job before its first row, and writes its manifest;
-    `stack` holds its lock.
-    """
+) -> _BatchJob:
+    """Checks a whole job before its first row, and writes its manifest; `stack` keeps its lock."""
     pair = pairs.with_drafter(settings.pair)
     generation = pairs.checked_options(pair, sampling)
     generation |= {
         name: getattr(settings, name) for name in ("log_probs", "top_log_probs", "num_samples")
     }
-    shared = None
-    if settings.prefix is not None:
-        shared = pairs.prefix_text(settings.prefix)
+    shared = None if settings.prefix is None else pairs.prefix_text(settings.prefix)
     shard = InputShard(settings.shard, settings.num_shards)
-    system = shared if settings.chat else None
-    source = Source(settings.input, settings.field, settings.chat, shard, system)
+    source = Source(
+        settings.input,
+        settings.field,
+        settings.chat,
+        shard,
+        system=shared if settings.chat else None,
+    )
     output = Output(settings.output, shard, settings.chunk)
+    # A new job makes its folder, with the lock, only once all options and a line are checked.
     if output.manifest.exists():
         stack.enter_context(output.locked())
     output.check(resume=resume)
@@ -245,7 +248,7 @@ def _prepared(
         prefix = None
         if shared is not None:
             prefix = pairs.read_prefix(target, drafter, shared, settings.chat)
-    job = _Job(
+    job = _BatchJob(
         settings,
         source,
         output,
@@ -258,14 +261,15 @@ def _prepared(
             f"The rule {pair.rule} is inexact: the texts need not have the target's distribution."
         )
         err.print(Text(inexact, "yellow"), soft_wrap=True)
-    job.results([])  # refuses what is wrong while there is no manifest yet
+    job.results([])  # raises on wrong options before the manifest is written
     if not output.manifest.exists():
         with err.status("looking for a line that can be decoded"):
             _check_some_line(job)
         stack.enter_context(output.locked())
-        output.check(resume=resume)  # another process may have been faster
+        output.check(resume=resume)  # another process may have begun the job meanwhile
     with err.status("reading the models' files"):
         output.begin(manifest_of(source, output, *_description(settings, pair, shared, sampling)))
+    # The policy needs measured costs. They are stored, since the texts depend on them.
     if pair.policy.partition("=")[0] == "adaptive":
         from jaxspec.analysis.cost import agreement
 
@@ -283,17 +287,17 @@ def _prepared(
 def _description(
     settings: BatchSettings, pair: Pair, shared: str | None, sampling: dict[str, Any]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Returns a job's models, each as its name and the digests of its files, and its options."""
+    """Returns a job's models, each with the digests of its files, and its options."""
     from jaxspec.weights import loading
 
-    models: dict[str, Any] = {"target": [pair.target, drafter_names.digests_of(pair.target)]}
+    models: dict[str, Any] = {"target": [pair.target, drafter_names.file_digests(pair.target)]}
     if pair.adapter is not None:
         models["adapter"] = [pair.adapter, digests_of(loading.find_adapter(pair.adapter))]
     if pair.draft is not None:
-        models["draft"] = [pair.draft, drafter_names.digests_of(pair.draft)]
-    left_out = (*INDEPENDENT, *DESCRIBED_APART)
+        models["draft"] = [pair.draft, drafter_names.file_digests(pair.draft)]
+    excluded = (*INDEPENDENT, *DESCRIBED_APART)
     options_of_job = {
-        name: value for name, value in options.flat(settings).items() if name not in left_out
+        name: value for name, value in options.flat(settings).items() if name not in excluded
     }
     template = None
     if pair.chat_template is not None:
@@ -302,16 +306,17 @@ def _description(
 
 
 def _decode(
-    job: _Job,
+    job: _BatchJob,
     feed: Iterator[Line],
     chunks: Chunks,
     totals: Progress,
     bar: _Bar,
     max_errors: int | None,
 ) -> Progress:
-    """Decodes the prompts that are missing, and writes their rows; returns the counts of all."""
+    """Decodes the missing prompts and writes their rows; returns the totals of the whole job."""
     for rows in _by_prompt(job.results(feed, progress=bar.update, skipped=chunks.skip)):
         totals = functools.reduce(Progress.plus, rows, totals)
+        # All texts of a prompt go to the journal together: a prompt is done or not.
         chunks.add(*_lines(rows, job.settings))
         if max_errors is not None and totals.failed > max_errors:
             break
@@ -332,6 +337,7 @@ def _by_prompt(results: Iterable[Completion]) -> Iterator[list[dict[str, Any]]]:
 
 
 def _lines(rows: list[dict[str, Any]], settings: BatchSettings) -> list[dict[str, Any]]:
+    """Returns the lines to write for the rows of one prompt."""
     if not (settings.tokens or settings.log_probs or settings.top_log_probs is not None):
         rows = [{name: value for name, value in row.items() if name != "tokens"} for row in rows]
     if settings.openai:
@@ -339,11 +345,14 @@ def _lines(rows: list[dict[str, Any]], settings: BatchSettings) -> list[dict[str
     return rows
 
 
-def _sentences(job: _Job, totals: Progress, before: int, is_complete: bool) -> Iterator[str]:
-    """Says what a user should know of a job that has ended, but for its counts."""
-    if before:
-        yield f"{job.settings.output}: {before:,} of {job.total:,} lines were done before"
-    if is_complete and (skipped := job.total - totals.prompts):
+def _sentences(
+    job: _BatchJob, totals: Progress, done_before: int, is_complete: bool
+) -> Iterator[str]:
+    """Yields sentences about a job that has ended: skipped lines, cut prompts, the first error."""
+    if done_before:
+        yield f"{job.settings.output}: {done_before:,} of {job.total:,} lines were done before"
+    skipped = job.total - totals.prompts
+    if is_complete and skipped:
         yield f"{skipped:,} of {job.total:,} prompts are too long, and were skipped"
     if totals.truncated:
         cut = f"{totals.truncated:,} of {job.total:,} prompts are too long, and were cut"
@@ -352,76 +361,72 @@ def _sentences(job: _Job, totals: Progress, before: int, is_complete: bool) -> I
         yield f"the first error: {totals.first_error[1]}"
 
 
-def _check_some_line(job: _Job) -> None:
-    """Refuses an input of which no line can be decoded, whatever the reason: a field, a template, a
-    length.
-    """
+def _check_some_line(job: _BatchJob) -> None:
+    """Raises ValueError if no line can be decoded: a wrong field, template or length."""
     reader = job.reader(job.prepared(1), job.source._replace(shard=InputShard()).prompts())
-    first = None
+    first_error = None
     while requests := reader.peek(job.settings.slots):
         if any(request.error is None for request in requests):
             return
-        first = first or requests[0].error
+        first_error = first_error or requests[0].error
         reader.take(requests)
     if reader.error is not None:
         raise reader.error
-    if first is None:
-        why = "All prompts are too long"
-    else:
-        why = f"The first: {first}"
+    # Without errors, every prompt was skipped.
+    why = "All prompts are too long" if first_error is None else f"The first: {first_error}"
     raise ValueError(
         f"none of the {job.survey.lines:,} lines can be decoded, and nothing was written. {why}"
     )
 
 
 def say_interrupted(err: Console) -> None:
-    """Says, on a terminal whose bar was cut short, how a job is resumed."""
+    """Tells the user how to resume, and shows the cursor that the bar had hidden."""
     err.show_cursor()
     err.print(f"interrupted: {GO_ON}")
 
 
-def _costs(job: _Job, err: Console) -> dict[str, Any]:
-    """Measures what rounds cost when the slots are full of the job's first prompts, but for
-    unusually wide ones.
-    """
+def _costs(job: _BatchJob, err: Console) -> dict[str, Any]:
+    """Measures the costs of rounds on the job's first prompts, except unusually wide ones."""
     from jaxspec.analysis.cost import policy_costs
 
     slots = job.settings.slots
     prefix = job.generation["prefix"]
     prepared = job.prepared(slots, without=("policy",))
     reader = job.reader(prepared, job.source.prompts())
-    rows = [request.row for request in reader.peek(slots) if not request.error]
-    rows = [row._replace(max_new_tokens=prepared.max_new_tokens) for row in rows]
-    rows = rows or [Row(0, [*(prefix.tokens if prefix else ()), 0], prepared.max_new_tokens)]
+    rows = [
+        request.row._replace(max_new_tokens=prepared.max_new_tokens)
+        for request in reader.peek(slots)
+        if not request.error
+    ]
+    if not rows:  # any prompt will do
+        first_tokens = prefix.tokens if prefix else ()
+        rows = [Row(0, [*first_tokens, 0], prepared.max_new_tokens)]
     widths = [prepared.widths(len(row.tokens))[0] for row in rows]
-    # wider prompts may be errors of the job, for lack of memory
-    widest = sorted(widths)[(len(rows) - 1) // 2]
-    longest = None
-    if job.settings.max_prompt_tokens:
-        longest = reader.limits.prompt
+    longest = reader.limits.prompt if job.settings.max_prompt_tokens else None
     if longest is not None:
         widest = prepared.widths(longest)[0]
+    else:  # the median: wider prompts may not fit in memory, and then fail in the job, too
+        widest = sorted(widths)[(len(rows) - 1) // 2]
     while True:
         narrow = [row for row, width in zip(rows, widths, strict=True) if width <= widest]
 
         def begin(prepared: Prepared, rows: list[Row] = narrow, width: int = widest) -> State:
-            of_a_row = token_rows.take_rows(prepared.request, jnp.zeros(1, jnp.int32))
-            return Slots(prepared._replace(request=of_a_row), width, slots, group=1, rounds=1).fill(
-                rows
-            )
+            request = token_rows.take_rows(prepared.request, jnp.zeros(1, jnp.int32))
+            of_one_row = prepared._replace(request=request)
+            return Slots(of_one_row, width, slots, group=1, rounds=1).fill(rows)
 
         try:
             with err.status("measuring what passes cost"):
                 costs = policy_costs(prepared, repeats=COST_REPEATS, begin=begin)
             return {"c": float(costs.c), "v": [float(v) for v in costs.v]}
-        except inputs.NotEnoughMemory:
+        except inputs.NotEnoughMemory:  # try again with narrower prompts, if any are
             widest = max((width for width in widths if width < widest), default=0)
             if longest is not None or not widest:
                 raise
 
 
 def _until(is_terminated: threading.Event, prompts: Iterator[Line]) -> Iterator[Line]:
-    """Yields prompts until the process is told to end; what was read by then is decoded."""
+    """Yields prompts until SIGTERM; the prompts read by then are still decoded."""
     for prompt in prompts:
         yield prompt
         if is_terminated.is_set():
@@ -429,6 +434,8 @@ def _until(is_terminated: threading.Event, prompts: Iterator[Line]) -> Iterator[
 
 
 class _Bar:
+    """The progress bar of a run, which also prints warnings above itself."""
+
     def __init__(self, total: int, chunks: Chunks):
         self._bar = bars.bar(remaining=True)
         self._warnings = warnings.catch_warnings()
@@ -453,7 +460,7 @@ class _Bar:
         self._warnings.__exit__(None, None, None)
 
     def _warn(self, warning: Any) -> None:
-        """Prints a warning of the library's, with the option of the command where it names one."""
+        """Prints a library warning, naming the command's option instead of the argument."""
         if isinstance(warning, WidePrompt):
             text = warning.advise("--max-prompt-tokens")
         else:
@@ -463,15 +470,10 @@ class _Bar:
     def update(self, progress: Progress) -> None:
         """Shows how far the job is."""
         self._progress = progress
+        doing = f"{self._rate:,.0f} tokens/s, {self._per_round:.2f} a round, {progress.live} live"
         if progress.failed:
-            failed = f", {progress.failed:,} failed"
-        else:
-            failed = ""
-        described = (
-            f"{self._rate:,.0f} tokens/s, {self._per_round:.2f} a round, {progress.live} "
-            f"live{failed}"
-        )
-        self._bar.update(self._task, completed=self._chunks.num_done, description=described)
+            doing += f", {progress.failed:,} failed"
+        self._bar.update(self._task, completed=self._chunks.num_done, description=doing)
 
     @property
     def _rate(self) -> float:
@@ -479,18 +481,18 @@ class _Bar:
 
     @property
     def _per_round(self) -> float:
-        p = self._progress  # of a prompt that is no error, prefill has made one token
+        p = self._progress  # prefill made the first token of every text that did not fail
         return (p.new_tokens - (p.done - p.failed)) / max(1, p.rounds)
 
     def report(self) -> dict[str, Any]:
-        """Returns what was done as plain values, with the seconds that it took."""
+        """Returns the counts of this run as plain values, with its seconds."""
         return self._progress.to_dict() | {
             "seconds": time.perf_counter() - self._began,
             "tokens_per_second": self._rate,
         }
 
     def sentence(self, folder: Path, totals: Progress) -> str:
-        """Says what was done, and how much of the whole job has failed."""
+        """Returns a sentence with the counts of this run, and the failures of the whole job."""
         p = self._progress
         idle = p.idle / max(1, p.idle + p.rounds)
         return (

@@ -7,10 +7,11 @@ from __future__ import annotations
 import functools
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
+import rich.console
 import typer
 from rich.text import Text
 
@@ -32,12 +33,12 @@ from jaxspec.cli.prompts import by_task, heldout, references
 if TYPE_CHECKING:
     from jaxspec.analysis.result import BenchResult, Setting, Task
     from jaxspec.analysis.table import Groups
-    from jaxspec.core import Model
+    from jaxspec.core import BoundDrafter, Model, Rule
 
 PLANNED = "plan"
 NONE = "none"
 ALSO = ("latency", "memory", "compile")
-GAMMA = 3  # where no gamma can be planned
+GAMMA = 3  # if no gamma can be planned
 RANDOM_PROMPT = 64  # tokens of a random prompt
 
 
@@ -109,21 +110,21 @@ def bench(
     for name in extra:
         one_of(name, "--also", ALSO)
     check_files(work)
-    before = memory.process_bytes()
+    bytes_before = memory.process_bytes()
     target, settings = settings_of(work)
 
     def lines(results: list[BenchResult]) -> list[str]:
-        peaks = {
-            "process": memory.process_bytes(),
-            "before the models": before,
-            "device": memory.device_bytes(),
-        }
-        peak = "Peak memory, MB: " + ", ".join(
-            f"{name} {n / 1e6:,.0f}" for name, n in peaks.items() if n
-        )
-        # not by the process that wrote the file
-        measured_now = "memory" in extra and work.resume is None
-        return [*table.of_policies(results), *([peak] if measured_now else [])]
+        lines = list(table.of_policies(results))
+        # Resumed rows were measured by another process, whose memory is unknown.
+        if "memory" in extra and work.resume is None:
+            peaks = {
+                "process": memory.process_bytes(),
+                "before the models": bytes_before,
+                "device": memory.device_bytes(),
+            }
+            sizes = [f"{name} {size / 1e6:,.0f}" for name, size in peaks.items() if size]
+            lines.append(f"Peak memory, MB: {', '.join(sizes)}")
+        return lines
 
     run(target, settings, work, ("speed", "alpha", "costs", *extra), table.BENCH, more=lines)
 
@@ -149,23 +150,19 @@ def measure(
     """
     from jaxspec.analysis import table
 
+    quantities = ("speed", "alpha", "costs")
+    columns = (table.THEORY, table.MEASURED)
     if no_speed:
         work = _untimed(work)
+        quantities = ("alpha",)
+        columns = (table.DRAFTS,)
     check_files(work)
     target, settings = settings_of(work)
-    if no_speed:
-        quantities = ("alpha",)
-    else:
-        quantities = ("speed", "alpha", "costs")
-    if no_speed:
-        columns = (table.DRAFTS,)
-    else:
-        columns = (table.THEORY, table.MEASURED)
     run(target, settings, work, quantities, columns, plain=False)
 
 
 def _untimed(work: Workload) -> Workload:
-    """Leaves out what rests on costs: the plan's gamma, and the policy that takes them."""
+    """Drops planned gammas, which need costs. Raises ValueError for the policy that needs them."""
     if any(name.strip() == "adaptive" for name in work.policy.split(",")):
         raise ValueError(
             "--policy adaptive goes by costs, and with --no-speed nothing is timed: leave one of "
@@ -175,139 +172,178 @@ def _untimed(work: Workload) -> Workload:
     return work._replace(gamma=",".join(numbers) or str(GAMMA))
 
 
+class WorkAxes(NamedTuple):
+    """The values of the lists among the options, parsed; nothing is loaded yet."""
+
+    gammas: Sequence[int | str]  # numbers and `PLANNED`
+    drafts: Sequence[str]  # names of drafters
+    policies: Mapping[str, Any]  # by name; "adaptive" stands for itself until costs are measured
+    rules: Sequence[Rule]
+    dtypes: Sequence[str]
+    temperatures: Sequence[float]
+    batches: Sequence[int]
+
+    @property
+    def largest(self) -> int:
+        """The largest gamma that is a number; 0 if all are planned."""
+        return max((gamma for gamma in self.gammas if isinstance(gamma, int)), default=0)
+
+
 def settings_of(work: Workload) -> tuple[Model, list[Setting]]:
-    """Loads the target, and makes every combination of the options; the first dtype is what others
-    are compared with.
+    """Loads the models and combines the options; the first dtype is the baseline of others.
 
-    Combinations that cannot be are left out, and a line on standard error says so: see `fitting`.
+    Leaves out impossible combinations, with a line on standard error: see `fitting`.
     """
-    from jaxspec.analysis.result import product
-    from jaxspec.rules import catalogue
-
-    gammas = options.values(work.gamma, "--gamma", _gamma, f"positive integers, or {PLANNED},")
-    chosen = work.draft or drafter_names.default(work.target)
-    drafts = [name for name in options.values(chosen, "--draft") if name != NONE]
-    policies = {
-        name: name if name == "adaptive" else names.policy(name)  # which gets what is measured
-        for name in (options.values(work.policy, "--policy") if work.policy else ())
-        if name != NONE
-    }
-    largest = max((gamma for gamma in gammas if gamma != PLANNED), default=0)
-    if drafts and policies and not largest:
-        raise ValueError(
-            "--policy needs the most draft tokens of a round: give a number with --gamma, too"
-        )
-    if work.rule == "all":
-        rules = catalogue.RULES
-    else:
-        rules = options.values(work.rule, "--rule")
-    dtypes = options.values(work.dtype, "--dtype")
+    axes = _axes(work)
     tasks = _chosen_tasks(work)
-    heats = options.temperatures(work.temperature, "--temperature")
-    shared: dict[str, Any] = {
-        "sampling": [{"temperature": temperature} for temperature in heats],
-        "batch": list(options.integers(work.batch, "--batch")),
-        "rule": [names.rule(name) for name in rules],
-    }
-    for dtype in dtypes:  # all that can be known is, before the first model is loaded
+    # Fail on a bad name before loading anything.
+    for dtype in axes.dtypes:
         names.check_model(work.target, dtype)
-        for name in drafts:
+        for name in axes.drafts:
             drafter_names.check(name, dtype)
     targets = {
-        dtype: names.model(work.target, dtype, work.mesh, seed=work.seed) for dtype in dtypes
+        dtype: names.model(work.target, dtype, work.mesh, seed=work.seed) for dtype in axes.dtypes
     }
-    first = targets[dtypes[0]]
-    shared["task"] = tasks or _tasks_for(first, work)
-    # Trees have a size of their own, and policies the largest gamma: neither is combined with all
-    # gammas.
+    first = targets[axes.dtypes[0]]
+    tasks = tasks or _tasks_for(first, work)
     settings: list[Setting] = []
     for dtype, target in targets.items():
-        load = functools.partial(names.model, dtype=dtype, mesh=work.mesh, seed=work.seed + 1)
-        counted_on = functools.partial(references, target, max(work.count, work.rows))
-        drafters = {name: drafter_names.drafter(name, load, target, counted_on) for name in drafts}
-        axes = shared | {"target": None if target is first else target}
-        # of their own size
-        trees = {name: drafter for name, drafter in drafters.items() if _drafts_trees(drafter)}
-        chains = {name: drafter for name, drafter in drafters.items() if name not in trees}
-        # Of no drafters, or no policies, there is no combination.
-        settings += product(**axes, drafter=chains, gamma=gammas)
-        settings += product(
-            **axes, drafter=trees, gamma=next((g for g in gammas if g != PLANNED), 1)
-        )
-        settings += product(**axes, drafter=drafters, gamma=largest, policy=policies)
-        if not drafters:
-            settings += product(**axes, drafter=[None], gamma=0)
-    order = {id(task): i for i, task in enumerate(shared["task"])}
+        drafters = _drafters(work, axes.drafts, dtype, target)
+        # None: the target that the others are compared with
+        settings += _combined(axes, tasks, None if target is first else target, drafters)
+    order = {id(task): i for i, task in enumerate(tasks)}
     return first, sorted(fitting(settings), key=lambda setting: order[id(setting.task)])
 
 
-def fitting(settings: list[Setting]) -> list[Setting]:
-    """Returns the settings that can be, with a line on standard error for each kind that cannot.
+def _axes(work: Workload) -> WorkAxes:
+    """Parses the lists among the options."""
+    from jaxspec.rules import catalogue
 
-    Trees are refused by rules that judge chains, and by policies that stop a draft token by token.
-    Rules that need sampling are refused at temperature 0. A plan needs an acceptance rate, which is
-    known beforehand of models: other drafters have the other gammas, or `GAMMA`.
+    chosen = work.draft or drafter_names.default(work.target)
+    policy_names = options.values(work.policy, "--policy") if work.policy else ()
+    rule_names = catalogue.RULES if work.rule == "all" else options.values(work.rule, "--rule")
+    axes = WorkAxes(
+        gammas=options.values(work.gamma, "--gamma", _gamma, f"positive integers, or {PLANNED},"),
+        drafts=[name for name in options.values(chosen, "--draft") if name != NONE],
+        policies={
+            name: name if name == "adaptive" else names.policy(name)
+            for name in policy_names
+            if name != NONE
+        },
+        rules=[names.rule(name) for name in rule_names],
+        dtypes=options.values(work.dtype, "--dtype"),
+        temperatures=options.temperatures(work.temperature, "--temperature"),
+        batches=options.integers(work.batch, "--batch"),
+    )
+    if axes.drafts and axes.policies and not axes.largest:
+        raise ValueError(
+            "--policy needs the most draft tokens of a round: give a number with --gamma, too"
+        )
+    return axes
+
+
+def _drafters(
+    work: Workload, drafts: Sequence[str], dtype: str, target: Model
+) -> dict[str, Model | BoundDrafter]:
+    """Loads the drafters of a target. Held-out texts that no task uses make n-gram tables."""
+    load = functools.partial(names.model, dtype=dtype, mesh=work.mesh, seed=work.seed + 1)
+    counted_on = functools.partial(references, target, max(work.count, work.rows))
+    return {name: drafter_names.drafter(name, load, target, counted_on) for name in drafts}
+
+
+def _combined(
+    axes: WorkAxes,
+    tasks: Sequence[Task],
+    target: Model | None,
+    drafters: Mapping[str, Model | BoundDrafter],
+) -> list[Setting]:
+    """Combines the axes for the drafters of one target; without drafters, for plain decoding."""
+    from jaxspec.analysis.result import product
+
+    shared: dict[str, Any] = {
+        "sampling": [{"temperature": temperature} for temperature in axes.temperatures],
+        "batch": list(axes.batches),
+        "rule": list(axes.rules),
+        "task": tasks,
+        "target": target,
+    }
+    if not drafters:
+        return product(**shared, drafter=[None], gamma=0)
+    trees = {name: drafter for name, drafter in drafters.items() if _drafts_trees(drafter)}
+    chains = {name: drafter for name, drafter in drafters.items() if name not in trees}
+    # A tree has a fixed size, and a policy goes with the largest gamma: neither is combined with
+    # all gammas.
+    any_gamma = next((gamma for gamma in axes.gammas if gamma != PLANNED), 1)
+    return [
+        *product(**shared, drafter=chains, gamma=axes.gammas),
+        *product(**shared, drafter=trees, gamma=any_gamma),
+        *product(**shared, drafter=drafters, gamma=axes.largest, policy=axes.policies),
+    ]
+
+
+def fitting(settings: list[Setting]) -> list[Setting]:
+    """Returns the possible settings; prints a line on standard error for each kind left out.
+
+    Trees do not go with rules that judge chains, or with policies that stop a draft token by token.
+    Rules that need sampling are left out at temperature 0. A plan needs an acceptance rate, which
+    only models have in advance: other drafters keep the numbers among the gammas, or get `GAMMA`.
     """
     from jaxspec.analysis.bench import has_alpha
     from jaxspec.core import Model
 
-    fit: list[Setting] = []
-    notes = dict[str, None]()
+    possible: list[Setting] = []
+    notes = dict[str, None]()  # a set in the order of its additions
     numbered = {setting.drafter_name for setting in settings if setting.gamma != PLANNED}
     for setting in settings:
         name = setting.drafter_name
+        clash = _clash_of_trees(setting)
+        if clash is not None:
+            notes[f"{name} drafts trees, and {clash}: left out"] = None
+            continue
         rule = setting.rule
-        stops = (
-            getattr(getattr(setting.policy, "functions", setting.policy), "should_continue", None)
-            is not None
-        )
-        if (
-            setting.drafter is not None
-            and _drafts_trees(setting.drafter)
-            and (stops or not rule.trees)
-        ):
-            reason = f"the rule {rule.name} takes chains of draft tokens only"
-            if stops:
-                reason = f"the policy {setting.policy_label} stops a draft token by token"
-            notes[f"{name} drafts trees, and {reason}: left out"] = None
-        elif rule.needs_sampling and not setting.is_plain and setting.temperature == 0:
-            notes[
-                f"the rule {rule.name} reads probabilities of draft tokens: left out at temperature 0"
-            ] = None
-        elif setting.gamma != PLANNED or has_alpha(setting):
-            fit.append(setting)
-        else:
-            if name in numbered:
-                instead = "left out"
-            else:
-                instead = f"γ = {GAMMA} in its place"
-            if isinstance(setting.drafter, Model):
-                why = f"the rule {rule.name} has no α"
-            else:
-                why = "it is no model"
-            notes[f"no γ can be planned for {name}, for {why}: {instead}"] = None
-            fit += [] if name in numbered else [setting._replace(gamma=GAMMA)]
-    if not fit and settings:
+        if rule.needs_sampling and not setting.is_plain and setting.temperature == 0:
+            reason = "reads probabilities of draft tokens: left out at temperature 0"
+            notes[f"the rule {rule.name} {reason}"] = None
+            continue
+        if setting.gamma != PLANNED or has_alpha(setting):
+            possible.append(setting)
+            continue
+        is_model = isinstance(setting.drafter, Model)
+        why = f"the rule {setting.rule.name} has no α" if is_model else "it is no model"
+        instead = "left out"
+        if name not in numbered:
+            instead = f"γ = {GAMMA} in its place"
+            possible.append(setting._replace(gamma=GAMMA))
+        notes[f"no γ can be planned for {name}, for {why}: {instead}"] = None
+    if not possible and settings:
         raise ValueError(f"nothing is left to measure: {'; '.join(notes)}")
     for line in notes:
         print(line, file=sys.stderr)
-    return fit
+    return possible
+
+
+def _clash_of_trees(setting: Setting) -> str | None:
+    """Says why a setting whose drafter drafts trees is impossible; None if it is possible."""
+    if setting.drafter is None or not _drafts_trees(setting.drafter):
+        return None
+    policy = getattr(setting.policy, "functions", setting.policy)
+    if getattr(policy, "should_continue", None) is not None:
+        return f"the policy {setting.policy_label} stops a draft token by token"
+    if not setting.rule.trees:
+        return f"the rule {setting.rule.name} takes chains of draft tokens only"
+    return None
 
 
 def check_files(work: Workload) -> None:
-    """Refuses files that could not be written, or gone on with, when all is measured, and options
-    that are ignored.
-    """
+    """Raises an error if a file cannot be written or resumed, or an option would be ignored."""
     from jaxspec import files
     from jaxspec.analysis.result import ResultStore
 
     if work.markdown and work.as_json:
         raise ValueError("got --markdown and --json: expected one of them")
     if work.target.startswith(names.RANDOM):
-        options.refuse(
-            [name for name in ("prompts", "task") if getattr(work, name)],
-            "a target of random weights",
-        )
+        ignored = [name for name in ("prompts", "task") if getattr(work, name)]
+        options.refuse(ignored, "a target of random weights")
     if {draft.strip() for draft in work.draft.split(",")} == {NONE}:
         ignored = [
             name
@@ -324,9 +360,7 @@ def check_files(work: Workload) -> None:
 
 
 def _chosen_tasks(work: Workload) -> list[Task]:
-    """Makes tasks of a file, or of the tasks that are named; none, if the target is to say which it
-    is for.
-    """
+    """Makes the tasks of --prompts or --task; an empty list if the target decides."""
     from jaxspec.analysis.result import Task
 
     count = max(work.count, work.rows)
@@ -337,18 +371,15 @@ def _chosen_tasks(work: Workload) -> list[Task]:
         return []
     if work.prompts is not None:
         prompts = by_task(work.prompts, count)
+    elif work.task:
+        prompts = {name: heldout(name, count) for name in options.values(work.task, "--task")}
     else:
-        tasks = ()
-        if work.task:
-            tasks = options.values(work.task, "--task")
-        prompts = {name: heldout(name, count) for name in tasks}
+        return []
     return [Task(name, inputs, work.max_new_tokens, ends) for name, inputs in prompts.items()]
 
 
 def _tasks_for(target: Model, work: Workload) -> list[Task]:
-    """Makes tasks where none are named: held-out ones, or, for a published shape, random
-    prompts.
-    """
+    """Makes the default tasks of a target: held-out prompts, or random ones for random weights."""
     from jaxspec.analysis.random_model import random_prompt
     from jaxspec.analysis.result import Task
     from jaxspec.files import corpus
@@ -370,7 +401,7 @@ def _gamma(written: str) -> int | str:
 
 
 def run(
-    target: Model,  # with the settings the result of `settings_of`
+    target: Model,
     settings: Sequence[Setting],
     work: Workload,  # how often to measure, and how to print
     quantities: Sequence[str],  # names of quantities to measure; see `bench.Config`
@@ -380,30 +411,20 @@ def run(
     # sentences about all results
     more: Callable[[list[BenchResult]], Sequence[str]] = lambda results: (),
 ) -> list[BenchResult]:
-    """Measures settings and prints their results, group by group, as JSON and as CSV; exits with 1
-    if any failed.
-    """
-    from jaxspec.analysis import bench, environment, table
+    """Measures settings and prints results, group by group. Exits with 1 after a failure."""
+    from jaxspec import files
+    from jaxspec.analysis import environment, table
 
-    config = bench.Config(work.rows, work.repeats, work.seed, tuple(quantities))
-    store = None
-    if work.resume is not None:
-        store = bench.ResultStore(work.resume)
-    if work.minutes is None:
-        until = float("inf")
-    else:
-        until = time.monotonic() + 60 * work.minutes
     out = console.printer(work.markdown)
     results = []
 
     def heading(machine: environment.Environment) -> None:
-        out.print(
-            Text(f"{environment.line(machine)}, load {machine.load}, {machine.date[:10]}", "bold")
-        )
+        line = f"{environment.line(machine)}, load {machine.load}, {machine.date[:10]}"
+        out.print(Text(line, "bold"))
 
     def show(group: list[BenchResult]) -> None:
         if work.markdown and group[0] is results[0] and group[0].environment:
-            heading(group[0].environment)  # of the day when it was measured
+            heading(group[0].environment)  # the machine on the day when the first row was measured
         shown = [result for result in group if plain or not result.setting.is_plain]
         for view in table.tables(shown, columns, None if work.markdown else out.width):
             console.show(out, view, work.markdown)
@@ -411,31 +432,47 @@ def run(
     if not (work.as_json or work.markdown):
         heading(environment.current())
     with console.sharing("starting") as (bar, advance):
-        total = len(bench.groups(settings))
-        for number, group in enumerate(
-            bench.run_groups(target, settings, store, config, doing=advance), start=1
-        ):
+        for group in _groups(target, settings, work, quantities, bar.console, advance):
             results += group
             if not work.as_json:
                 bar.stop()  # makes room for the tables
                 show(group)
                 bar.start()
-            if time.monotonic() > until and number < total:
-                if store:
-                    goes_on = "goes on where this ended"
-                else:
-                    goes_on = "begins anew: --resume FILE keeps what is measured"
-                print(f"Time is over: the same command {goes_on}.", file=bar.console.file)
-                break
     if work.csv is not None:
-        from jaxspec.files import write_text
-
-        write_text(work.csv, [table.as_csv(results)])
+        files.write_text(work.csv, [table.as_csv(results)])
     if work.as_json:
         console.print_measured(rows=results)
     else:
         for line in [*more(results), *table.notes(results)]:
-            out.print(*[""] * work.markdown, Text(line), sep="\n", soft_wrap=work.markdown)
+            if work.markdown:
+                out.print()  # each is a paragraph
+            out.print(Text(line), soft_wrap=work.markdown)
     if any(result.error for result in results):
         raise typer.Exit(1)
     return results
+
+
+def _groups(
+    target: Model,
+    settings: Sequence[Setting],
+    work: Workload,
+    quantities: Sequence[str],
+    err: rich.console.Console,
+    advance: Callable[[str, float], None],
+) -> Iterator[list[BenchResult]]:
+    """Measures settings, group by group, until --minutes are over, which it then says."""
+    from jaxspec.analysis import bench
+
+    config = bench.Config(work.rows, work.repeats, work.seed, tuple(quantities))
+    store = None if work.resume is None else bench.ResultStore(work.resume)
+    deadline = float("inf") if work.minutes is None else time.monotonic() + 60 * work.minutes
+    total = len(bench.groups(settings))
+    groups = bench.run_groups(target, settings, store, config, doing=advance)
+    for num_done, group in enumerate(groups, start=1):
+        yield group
+        if time.monotonic() > deadline and num_done < total:
+            goes_on = "begins anew: --resume FILE keeps what is measured"
+            if store:
+                goes_on = "goes on where this ended"
+            print(f"Time is over: the same command {goes_on}.", file=err.file)
+            return

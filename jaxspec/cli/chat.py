@@ -44,14 +44,14 @@ CONTINUING = (
 
 
 class MessageTask(NamedTuple):
-    """The use of a shipped model in a chat, as it is not tuned to chat."""
+    """The use of a shipped model in a chat, although it is not tuned to chat."""
 
     template: str  # a chat template
-    description: str  # what happens with each message, for people
+    description: str  # what the model does with each message, for the user
 
 
 TRANSLATION = MessageTask(TRANSLATING, "it translates each message from English to German")
-TASKS = {  # by the name of a shipped model that brings no template
+TASKS = {  # by the names of shipped models without a chat template
     "debian-t5-large": TRANSLATION,
     "debian-t5-base": TRANSLATION,
     "debian-t5-small": TRANSLATION,
@@ -120,44 +120,39 @@ def chat(
             try:
                 entries.check(entry)
                 if entry.command in ("", "retry"):
-                    if entry.command:
-                        pieces = talk.retry()
-                    else:
-                        pieces = talk.send(entry.text)
+                    is_retry = entry.command == "retry"
+                    pieces = talk.retry() if is_retry else talk.send(entry.text)
                     console.say(out, _answer(talk, pieces, is_typed, out, err), "dim")
                     out.print()
-                    if entry.command and is_greedy:
+                    if is_retry and is_greedy:
                         console.say(
                             err,
                             "The answer is greedy, and so the same again: --temperature 1 samples.",
                         )
                 else:
                     console.say(err, command(talk, entry))
+            # The chat goes on after an error, such as a conversation that is too long.
             except (ValueError, OSError, FloatingPointError) as error:
-                # such as a conversation that is too long
                 console.say(err, f"error: {console.message(error)}", "red")
                 err.print()
-    except ValueError as error:  # the end of a pipe is within a message
+    except ValueError as error:  # a pipe that ended inside a message
         console.say(err, f"error: {console.message(error)}", "red")
 
 
 def _with_task(target: Model) -> tuple[Model, MessageTask | None]:
-    """Returns a shipped model with the template of its task, if it has none, and the task."""
+    """Gives a shipped model without a chat template its task's template; returns both."""
     from jaxspec.weights import tokenizers
 
     task = TASKS.get(target.name)
-    if (
-        task is None
-        or target.tokenizer is None
-        or getattr(target.tokenizer, "chat_template", None) is not None
-    ):
+    has_template = getattr(target.tokenizer, "chat_template", None) is not None
+    if task is None or target.tokenizer is None or has_template:
         return target, None
     tokenizer = tokenizers.with_template(copy.copy(target.tokenizer), task.template, target.name)
     return target._replace(tokenizer=tokenizer), task
 
 
 def command(talk: Chat, entry: entries.Entry) -> str:
-    """Does what a command says; returns what there is to tell."""
+    """Runs a command; returns the message to print."""
     name, argument = entry
     if name == "help":
         width = max(map(len, entries.COMMANDS))
@@ -178,7 +173,7 @@ def command(talk: Chat, entry: entries.Entry) -> str:
     if name == "save":
         path = Path(argument).expanduser()
         if path.exists():
-            load(path)  # nothing but a conversation is replaced
+            load(path)  # replaces only another conversation
         files.write_text(path, [json.dumps(talk.messages, ensure_ascii=False, indent=1), "\n"])
         return f"{len(talk.messages)} messages are in {path}."
     if name == "load":
@@ -191,9 +186,7 @@ def command(talk: Chat, entry: entries.Entry) -> str:
 
 
 def load(path: Path) -> list[dict[str, Any]]:
-    """Reads a conversation that /save wrote: a JSON list of messages, each with a role and its
-    content.
-    """
+    """Reads a conversation that /save wrote: a JSON list of messages with roles."""
     try:
         messages = json.loads(files.read_text(path))
     except (json.JSONDecodeError, RecursionError) as error:
@@ -208,52 +201,59 @@ def load(path: Path) -> list[dict[str, Any]]:
 
 
 def _answer(talk: Chat, pieces: Iterator[Piece], is_typed: bool, out: Console, err: Console) -> str:
-    """Prints an answer as it comes; returns what it took, in words.
+    """Prints an answer as it comes; returns its statistics in words.
 
-    The time that programs take to be compiled is told apart: the program of a first round is
-    compiled with the round.
+    Compile time is listed separately: the program of the first round is compiled along with the
+    round.
     """
     start = time.perf_counter()
     unread = talk.prompt_tokens - talk.reused_tokens
+    status = contextlib.nullcontext()
     if talk.is_new_shape:
-        doing = "compiling (stored for the next call)"
-    else:
-        doing = f"reading {unread:,} tokens"
+        status = err.status("compiling (stored for the next call)")
+    elif unread > LONG:
+        status = err.status(f"reading {unread:,} tokens")
     writer = Writer(out)
-    numbers = list[int]()
+    later_tokens = 0  # tokens after the first pieces
     with _interruption(is_typed) as interruption:
-        with err.status(doing) if talk.is_new_shape or unread > LONG else contextlib.nullcontext():
-            begun = [next(pieces)]
-            if talk.is_new_shape and not begun[0].done and not interruption.is_set():
-                begun.append(next(pieces))
+        with status:
+            first_pieces = [next(pieces)]
+            # The second piece compiles the program of the rounds.
+            if talk.is_new_shape and not first_pieces[0].done and not interruption.is_set():
+                first_pieces.append(next(pieces))
         first = time.perf_counter() - start
-        piece = begun[-1]
-        for early in begun:
-            writer.write(early.text)
+        for piece in first_pieces:
+            writer.write(piece.text)
+        piece = first_pieces[-1]
         while not piece.done and not interruption.is_set():
             piece = next(pieces)
-            numbers.append(len(piece.tokens))
+            later_tokens += len(piece.tokens)
             writer.write(piece.text)
     seconds = time.perf_counter() - start - first
-    pieces.close()  # type: ignore[attr-defined]  # the conversation keeps what was read of the answer
+    pieces.close()  # type: ignore[attr-defined]  # the chat then keeps the tokens read so far
     out.print()
     emitted = int(piece.stats.emitted[0])
     parts = [
         f"{emitted} token{'s' * (emitted != 1)}",
         f"{float(piece.stats.tokens_per_round[0]):.2f} a round",
     ]
-    parts += [f"compiled in {first:.1f} s" if talk.is_new_shape else f"first after {first:.2f} s"]
-    parts += [f"then {sum(numbers) / seconds:.1f} a second"] if numbers else []
-    parts += [f"{talk.reused_tokens} of {talk.prompt_tokens} prompt tokens read before"]
-    return ", ".join(parts + ["ended by Ctrl-C"] * (not piece.done))
+    if talk.is_new_shape:
+        parts.append(f"compiled in {first:.1f} s")
+    else:
+        parts.append(f"first after {first:.2f} s")
+    if later_tokens:
+        parts.append(f"then {later_tokens / seconds:.1f} a second")
+    parts.append(f"{talk.reused_tokens} of {talk.prompt_tokens} prompt tokens read before")
+    if not piece.done:
+        parts.append("ended by Ctrl-C")
+    return ", ".join(parts)
 
 
 @contextlib.contextmanager
 def _interruption(is_typed: bool) -> Iterator[threading.Event]:
-    """Has the first Ctrl-C set an event, so that a round ends and the caches are whole; a second
-    one is an exception.
+    """Makes the first Ctrl-C set an event, so that the round can end; a second one raises.
 
-    Of a pipe no message could be typed after that: each Ctrl-C is an exception there.
+    With a pipe every Ctrl-C raises, since no further message can be typed.
     """
     event = threading.Event()
 
@@ -275,19 +275,15 @@ class Writer:
         self._space = ""
 
     def write(self, text: str) -> None:
-        """Prints a piece. The space after a word is printed with the next one, which may begin a
-        line instead.
-        """
-        if not self._out.is_terminal:
-            self._out.print(Text(text), end="")
-        else:
-            self._out.print(
-                Text("".join(map(self._placed, re.findall(r"\n|[^\S\n]+|\S+", text)))), end=""
-            )
+        """Prints a piece, except its last space: the next word may begin a new line instead."""
+        if self._out.is_terminal:  # place line breaks, spaces and words one by one
+            text = "".join(map(self._placed, re.findall(r"\n|[^\S\n]+|\S+", text)))
+        self._out.print(Text(text), end="")
         self._out.file.flush()
 
     def _placed(self, piece: str) -> str:
-        if piece == "\n":
+        """Returns the text to print for a piece: spaces with the next word, or a line break."""
+        if piece == "\n":  # spaces before it are dropped
             self._column = 0
             self._space = ""
             return piece

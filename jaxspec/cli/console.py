@@ -1,4 +1,4 @@
-"""The look that commands share on a screen: tables, JSON, large numbers, a progress bar."""
+"""Output that all commands share: tables, JSON, large numbers, a progress bar."""
 
 from __future__ import annotations
 
@@ -18,14 +18,12 @@ from jaxspec.progress import bar as progress
 
 
 def say(out: Console, sentence: str, style: str = "") -> None:
-    """Prints a sentence: lines are broken between words on a terminal, and nowhere in a pipe or a
-    file.
-    """
+    """Prints a sentence, wrapped between words on a terminal, on one line in a pipe or a file."""
     out.print(Text(sentence, style), soft_wrap=not out.is_terminal)
 
 
 def message(error: Exception) -> str:
-    """Says what is wrong: for an error of the system `file: what is wrong`, for others their text.
+    """Returns the message of an error: `file: reason` for an OSError, else its text.
 
     >>> (
     ...     message(FileNotFoundError(2, "No such file", "a.txt")),
@@ -45,9 +43,7 @@ def printer(markdown: bool) -> Console:
 
 
 def table(heads: Sequence[str], *, first: str | None = None, title: str | None = None) -> Table:
-    """Makes an empty table of numbers with a column for each of `heads`, after one of names with
-    the head `first`.
-    """
+    """Makes an empty table: names under the head `first`, then a column of numbers per head."""
     view = Table(title=title, title_justify="left", title_style="bold", box=box.ROUNDED)
     if first is not None:
         view.add_column(first, no_wrap=True)
@@ -58,9 +54,7 @@ def table(heads: Sequence[str], *, first: str | None = None, title: str | None =
 
 @contextlib.contextmanager
 def counting(title: str, total: int) -> Iterator[Callable[[str], None]]:
-    """Shows a bar of one task, as a function to call with what is being done, once for each of its
-    steps.
-    """
+    """Shows a bar; yields a function to call at each step, with a description of it."""
     with progress(remaining=True) as bar:
         task = bar.add_task(title, total=total)
         yield lambda doing: bar.update(task, advance=1, description=doing)
@@ -69,9 +63,7 @@ def counting(title: str, total: int) -> Iterator[Callable[[str], None]]:
 
 @contextlib.contextmanager
 def sharing(title: str) -> Iterator[tuple[Progress, Callable[[str, float], None]]]:
-    """Shows a bar in percent; yields it, and a function to call with what is being done and the
-    share that is done.
-    """
+    """Shows a bar in percent; yields it and a function of a description and the share done."""
     with progress(remaining=True) as bar:
         task = bar.add_task(title, total=100)
         yield (
@@ -107,9 +99,7 @@ def one_line(head: str) -> str:
 
 
 def print_json(report: Any) -> None:
-    """Prints one object in one line, which a reader has at once; escaped where the output is not
-    UTF-8.
-    """
+    """Prints one object on one line and flushes; escapes characters if the output is not UTF-8."""
     from jaxspec.analysis.result import to_json
 
     unicode = (sys.stdout.encoding or "").lower().startswith("utf")

@@ -1,6 +1,4 @@
-"""`jaxspec convert`: between Hugging Face folders and jaxspec's checkpoints, and from T5X's to
-either.
-"""
+"""`jaxspec convert`: Hugging Face, T5X or jaxspec in, Hugging Face or jaxspec out."""
 
 from __future__ import annotations
 
@@ -75,11 +73,12 @@ def convert(
         holds = f"a Hugging Face folder holds {' or '.join(dtypes)}"
         raise ValueError(f"--dtype is {stored_as!r}, and {holds}: add --format jaxspec")
     one_of(stored_as, f"--dtype for {form}", dtypes)
-    title, marker = (
-        ("Hugging Face model", huggingface.CONFIG)
-        if form == HUGGING_FACE
-        else ("checkpoint", orbax.MANIFEST)
-    )
+    # Only a folder of the same form is replaced.
+    title = "checkpoint"
+    marker = orbax.MANIFEST
+    if form == HUGGING_FACE:
+        title = "Hugging Face model"
+        marker = huggingface.CONFIG
     complaint = folders.occupied(to.expanduser().resolve(), title, overwrite, marker=marker)
     if complaint:
         raise ValueError(complaint)
@@ -109,9 +108,7 @@ def convert(
 
 
 def stored(folder: Path) -> tuple[str, str, dict[str, Any]]:
-    """Reads a folder's format, its matrices' dtype (float32 where it is none that we write), and
-    its description.
-    """
+    """Reads a folder's format, dtype (float32 if we cannot write it) and description."""
     from jaxspec.weights import orbax
     from jaxspec.weights.loading import OURS, format_of
 
@@ -135,10 +132,10 @@ def write(
     from jaxspec.nets import form_of
     from jaxspec.weights import orbax, quantisation, vocabulary
 
-    # The other format takes such a model, but not its dtype.
-    alternative = "--format huggingface" + (
-        " without that --dtype" if dtype in quantisation.DTYPES else ""
-    )
+    # A Hugging Face folder can hold such a model, but not quantised.
+    alternative = "--format huggingface"
+    if dtype in quantisation.DTYPES:
+        alternative += " without that --dtype"
     if model.tokenizer is None:
         raise ValueError(
             f"{model.name} has no tokenizer: put its files into the folder, or give {alternative}"
@@ -146,17 +143,20 @@ def write(
     config = dataclasses.replace(model.config, dtype="float32")
     ids = token_ids.size(model.tokenizer)
     if ids > config.vocab_size:
-        last = (
-            f"the tokenizer has ids up to {ids - 1}, the model only up to {config.vocab_size - 1}"
-        )
         raise ValueError(
-            f"{model.name}: {last}: take added tokens out of its files, or give {alternative}"
+            f"{model.name}: the tokenizer has ids up to {ids - 1}, the model only up to "
+            f"{config.vocab_size - 1}: take added tokens out of its files, or give {alternative}"
         )
-    manifest: dict[str, Any] = {
-        "name": to.resolve().name,
-        "family": form_of(config)[0],
-        "draft_tokens": draft_tokens,
-    }
-    manifest["description"] = description | {"converted_from": model.name}
     with vocabulary.written(model.tokenizer) as words:
-        orbax.save(to, model.params, config, words, dtype=dtype, overwrite=overwrite, **manifest)
+        orbax.save(
+            to,
+            model.params,
+            config,
+            words,
+            dtype=dtype,
+            overwrite=overwrite,
+            name=to.resolve().name,
+            family=form_of(config)[0],
+            draft_tokens=draft_tokens,
+            description=description | {"converted_from": model.name},
+        )

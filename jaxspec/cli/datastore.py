@@ -1,6 +1,4 @@
-"""`jaxspec datastore`: from texts to a datastore, which `jaxspec.drafters.retrieval` drafts
-from.
-"""
+"""`jaxspec datastore`: builds a datastore of texts for `jaxspec.drafters.retrieval`."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Drafters by their names on a command line: NAME=NUMBERS:INNER, and several of these with +
-between them.
-"""
+"""Drafters by their names on the command line: NAME=NUMBERS:INNER, joined by +."""
 
 from __future__ import annotations
 
@@ -19,7 +17,7 @@ if TYPE_CHECKING:
 
 # orders of tables of held-out references
 COUNTED = {"unigram": 1, "bigram": 2, "trigram": 3, "4-gram": 4}
-# what the names after a colon are
+# the roles of the names after a colon
 MODEL = "model"
 DRAFTER = "drafter"
 HEAD = "head"
@@ -27,8 +25,8 @@ STORE = "store"
 
 
 class Written(NamedTuple):
-    """A drafter's name in parts: its kind, numbers after the =, names after the colon (of
-    `skip_layers` the layers on either side of it), and, of a tree, how children are drawn.
+    """The parts of a drafter's name: kind, numbers after the =, names after the colon (for
+    `skip_layers`, the layers on both sides of it), and how a tree draws children.
     """
 
     name: str
@@ -39,8 +37,7 @@ class Written(NamedTuple):
 
 
 def parse(name: str) -> Written | None:
-    """Takes a name apart; returns None if it is that of a model, and refuses what is nearly another
-    and no path.
+    """Parses a name; returns None for a model's. Raises ValueError on a misspelt drafter.
 
     >>> parse("tree=4x2-mixed:debian-t5-draft")[1:]
     ('tree', (4, 2), ('debian-t5-draft',), 'mixed')
@@ -53,48 +50,57 @@ def parse(name: str) -> Written | None:
     front, colon, inner_names = name.partition(":")
     form_name, _, written = front.partition("=")
     if form_name not in KINDS:
-        if not name:
-            raise ValueError(
-                "the drafter is '': expected the name of a model, or of another drafter"
-            )
-        usages = {form_name: form.usage for form_name, form in KINDS.items()}
-        closest = difflib.get_close_matches(form_name, usages, n=1, cutoff=0.75)
-        if closest and not Path(name).expanduser().exists():
-            suggestion = closest[0] + name.removeprefix(form_name)
-            usage = usages[closest[0]]
-            form = ""
-            if usage != suggestion:
-                form = f" It is written {usage}"
-            raise ValueError(f"there is no drafter {name!r}: did you mean {suggestion!r}?{form}")
+        _check_spelling(name, form_name)
         return None
     form = KINDS[form_name]
     wrong = ValueError(f"the drafter is {name!r}: expected {form.usage}")
-    if form_name == "skip_layers":  # layers are counted from 0, and either side may be empty
+    if form_name == "skip_layers":  # its layers stand on both sides of the colon
         sides = tuple(f"{written}{colon}{inner_names}".split(":"))
-        if (
-            len(sides) > 2
-            or not any(sides)
-            or not all(re.fullmatch(r"([0-9]+(x[0-9]+)*)?", side) for side in sides)
-        ):
+        if not _are_layers(sides):
             raise wrong
         return Written(name, form_name, inner=sides)
-    written, _, draw = written.partition("-") if form_name in TREES else (written, "", "")
+    draw = ""
+    if form_name in TREES:
+        written, _, draw = written.partition("-")
     numbers = ()
-    if written:
+    if written:  # 0 marks a number that cannot be read
         numbers = tuple(int(number) if number.isdecimal() else 0 for number in written.split("x"))
+    inner = ()
     if colon:
         inner = tuple(inner_names.split(":", len(form.inner) - 1))
-    else:
-        inner = ()
-    # of held-out texts
-    names_fit = len(inner) == len(form.inner) or (form_name == "retrieval" and not colon)
-    if 0 in numbers or not form.least <= len(numbers) <= form.most or not names_fit or "" in inner:
+    # A retrieval without a folder is built from held-out texts.
+    is_counted = form_name == "retrieval" and not colon
+    numbers_fit = form.least <= len(numbers) <= form.most and 0 not in numbers
+    names_fit = (len(inner) == len(form.inner) and "" not in inner) or is_counted
+    if not (numbers_fit and names_fit):
         raise wrong
     return Written(name, form_name, numbers, inner, draw)
 
 
+def _check_spelling(name: str, form_name: str) -> None:
+    """Raises ValueError if a name is empty, or does not exist and is nearly a kind of drafter."""
+    if not name:
+        raise ValueError("the drafter is '': expected the name of a model, or of another drafter")
+    closest = difflib.get_close_matches(form_name, KINDS, n=1, cutoff=0.75)
+    if closest and not Path(name).expanduser().exists():
+        suggestion = closest[0] + name.removeprefix(form_name)
+        usage = KINDS[closest[0]].usage
+        form = "" if usage == suggestion else f" It is written {usage}"
+        raise ValueError(f"there is no drafter {name!r}: did you mean {suggestion!r}?{form}")
+
+
+def _are_layers(sides: Sequence[str]) -> bool:
+    """Returns whether texts list layers, counted from 0, such as 5x7; one of the two may be empty.
+
+    >>> _are_layers(["5x7", ""]), _are_layers(["", ""]), _are_layers(["5x"])
+    (True, False, False)
+    """
+    are_lists = all(re.fullmatch(r"([0-9]+(x[0-9]+)*)?", side) for side in sides)
+    return are_lists and any(sides) and len(sides) <= 2
+
+
 def is_model(name: str) -> bool:
-    """Tells the name of a model from that of a drafter that is made of something.
+    """Returns whether a name means a model rather than a drafter made of something.
 
     >>> (
     ...     is_model("debian-t5-draft"),
@@ -107,7 +113,7 @@ def is_model(name: str) -> bool:
 
 
 def parts(name: str) -> list[str]:
-    """Splits a name at each + into drafters; but no + of a path that exists separates.
+    """Splits a name at each + into drafters, but never inside an existing path.
 
     >>> parts("prompt_lookup+greedy:debian-t5-draft")
     ['prompt_lookup', 'greedy:debian-t5-draft']
@@ -115,12 +121,12 @@ def parts(name: str) -> list[str]:
     joined = []
     pieces = name.split("+")
     while pieces:
-        # or the beginning of one: the longest that exists counts
+        # A path may contain +: join the most pieces that make an existing path.
         path = pieces[0].rpartition(":")[2]
         ends = (
-            n
-            for n in range(len(pieces), 1, -1)
-            if Path("+".join([path, *pieces[1:n]])).expanduser().exists()
+            end
+            for end in range(len(pieces), 1, -1)
+            if Path("+".join([path, *pieces[1:end]])).expanduser().exists()
         )
         end = next(ends, 1)
         joined.append("+".join(pieces[:end]))
@@ -129,9 +135,7 @@ def parts(name: str) -> list[str]:
 
 
 def default(target: str) -> str:
-    """Names the drafter where none is chosen: the target's model, else a look-up, with a line on
-    standard error.
-    """
+    """Returns the default drafter: the target's sibling, else prompt_lookup, with a notice."""
     name = _sibling(target)
     if name is not None:
         return name
@@ -144,9 +148,7 @@ def default(target: str) -> str:
 
 
 def default_model(target: str) -> str:
-    """Names the drafter where none is chosen and only a model will do; refuses a target that has
-    none.
-    """
+    """Returns the default drafter, a model. Raises ValueError if the target has no sibling."""
     name = _sibling(target)
     if name is not None:
         return name
@@ -168,9 +170,7 @@ def _sibling(target: str) -> str | None:
 
 
 def check(name: str, dtype: str = "float32") -> None:
-    """Refuses a name, or a model or folder in it, that is not there, before any is loaded; the hub
-    is not asked.
-    """
+    """Raises ValueError if a name, or a model or folder in it, does not exist. Skips hub ids."""
     from jaxspec.draft_heads import load
     from jaxspec.drafters.lookups import datastore
     from jaxspec.weights import loading
@@ -184,10 +184,10 @@ def check(name: str, dtype: str = "float32") -> None:
             load.find(inner)
 
 
-def digests_of(name: str) -> dict[str, dict[str, str]]:
-    """Returns the digests of the files of a model or a drafter, by the names of what it is made of.
+def file_digests(name: str) -> dict[str, dict[str, str]]:
+    """Returns the digests of the files of a model or a drafter, by the names of its parts.
 
-    Random weights have no files: their name tells all.
+    Random weights have no files; their name defines them.
     """
     from jaxspec.draft_heads import load
     from jaxspec.jobs import files
@@ -219,9 +219,7 @@ def drafter(
     target: Model | None = None,
     references: Callable[[], Sequence[str]] | None = None,
 ) -> Model | BoundDrafter:
-    """Makes a drafter by its name, which `KINDS` has; of several with + between them, the first
-    that has a draft.
-    """
+    """Makes a drafter by its name; several names joined by + make a `fallback`."""
     return Maker(load, target, references).drafter(name)
 
 
@@ -229,11 +227,11 @@ class Maker(NamedTuple):
     """Makes drafters by their names."""
 
     load: Callable[[str], Model]  # loads the models among them
-    # drafted for; if there is one, a datastore must have been built with its vocabulary
+    # the model to draft for; a datastore must have its vocabulary
     target: Model | None
-    # texts that n-grams are counted on; None: these are refused
+    # texts that n-grams are counted on; None rejects n-grams
     references: Callable[[], Sequence[str]] | None
-    head: Any = None  # the target's, where it is trimmed
+    head: Any = None  # the target's trimmed head
 
     def drafter(self, name: str) -> Model | BoundDrafter:
         """Makes a drafter by its name."""
@@ -255,7 +253,7 @@ class Maker(NamedTuple):
         return KINDS[written.kind].make(drafters, self, written)
 
     def inner(self, written: Written, index: int = 0) -> Any:
-        """Makes what a name after the colon says."""
+        """Makes the drafter or model named after the colon."""
         from jaxspec.core import Model
 
         inner = self.drafter(written.inner[index])
@@ -265,14 +263,12 @@ class Maker(NamedTuple):
 
 
 def _usual(d: Any, m: Maker, w: Written) -> BoundDrafter:
-    """Calls the factory of the name with the inner drafters and the numbers; `d` is
-    `jaxspec.drafters`.
-    """
+    """Calls the factory of that name in `d` (`jaxspec.drafters`) with the parts and numbers."""
     return getattr(d, w.kind)(*(m.inner(w, index) for index in range(len(w.inner))), *w.numbers)
 
 
 def _prompt_lookup(d: Any, m: Maker, w: Written) -> BoundDrafter:
-    if w.numbers:
+    if w.numbers:  # the fewest tokens to match; the most is 3, or this
         return d.prompt_lookup(max(3, *w.numbers), *w.numbers)
     return d.prompt_lookup()
 
@@ -301,11 +297,12 @@ def _share(d: Any, m: Maker, w: Written) -> Model:
 def _trim(d: Any, m: Maker, w: Written) -> Model | BoundDrafter:
     from jaxspec.vocab import trim
 
-    form = parse(w.inner[0])
+    name = w.inner[0]
+    form = parse(name)
+    # These drafters use the target's head: trim that.
     if form is not None and form.kind in WITH_HEAD and m.target is not None:
-        return m._replace(head=trim.trim_vocabulary(m.target, size=w.numbers[0])).drafter(
-            w.inner[0]
-        )
+        head = trim.trim_vocabulary(m.target, size=w.numbers[0])
+        return m._replace(head=head).drafter(name)
     model = m.inner(w)
     try:
         return trim.trim_vocabulary(model, size=w.numbers[0])
@@ -314,16 +311,18 @@ def _trim(d: Any, m: Maker, w: Written) -> Model | BoundDrafter:
 
 
 def _tree(d: Any, m: Maker, w: Written) -> BoundDrafter:
-    return d.tree(m.inner(w), w.numbers or None, **({"draw": w.draw} if w.draw else {}))
+    draw = {"draw": w.draw} if w.draw else {}
+    return d.tree(m.inner(w), w.numbers or None, **draw)
 
 
 def _tree_of_two(d: Any, m: Maker, w: Written) -> BoundDrafter:
     both = [m.inner(w, index) for index in range(2)]
-    return d.tree(both, w.numbers or None, **({"draw": w.draw} if w.draw else {}))
+    draw = {"draw": w.draw} if w.draw else {}
+    return d.tree(both, w.numbers or None, **draw)
 
 
 def _cascade(d: Any, m: Maker, w: Written) -> BoundDrafter:
-    middle = m.inner(w)  # for which the other one drafts
+    middle = m.inner(w)  # the inner drafter drafts for it
     return d.cascade(middle, m._replace(target=middle).inner(w, 1), gamma=(*w.numbers, 3)[0])
 
 
@@ -336,7 +335,8 @@ def _saturated_exit(d: Any, m: Maker, w: Written) -> BoundDrafter:
 
 
 def _quantised(d: Any, m: Maker, w: Written) -> Model:
-    return d.quantised(m.target, bits=(*w.numbers, 8)[0]).models[0]  # which others can be made of
+    drafter = d.quantised(m.target, bits=(*w.numbers, 8)[0])
+    return drafter.models[0]  # a Model, so that other drafters can be made of it
 
 
 def _skip_layers(d: Any, m: Maker, w: Written) -> BoundDrafter:
@@ -356,12 +356,12 @@ def _counted(d: Any, m: Maker, w: Written) -> BoundDrafter | Model:
     name = w.kind
     target = m.target
     if m.references is None or target is None:
-        folder = "the folder of a table, such as `jaxspec train debian-t5-bigram` writes"
+        expected = "the folder of a table, such as `jaxspec train debian-t5-bigram` writes"
         if name not in COUNTED:
-            folder = "retrieval:FOLDER, a folder that `jaxspec datastore` wrote"
+            expected = "retrieval:FOLDER, a folder that `jaxspec datastore` wrote"
         raise ValueError(
             f"the drafter is {name!r}, made of held-out texts in bench and measure: expected "
-            f"{folder}"
+            f"{expected}"
         )
     texts = m.references()
     if not texts:
@@ -384,9 +384,9 @@ class DrafterSpelling(NamedTuple):
     inner: tuple[str, ...] = ()  # the role of each name after the colon
     least: int = 0  # how many numbers may follow the =
     most: int = 0
-    # by `jaxspec.drafters`, a maker and the name in parts
+    # called with `jaxspec.drafters`, a maker and the parts of the name
     make: Callable[[Any, Maker, Written], Any] = _usual
-    of_target: bool = False  # whether it is made of the target
+    of_target: bool = False  # whether the target is a part of it
 
 
 _TRIM = "trim=NUMBER:NAME, the number of tokens to draft; NAME may be early_exit=4 or head:FOLDER"
@@ -409,8 +409,8 @@ BARE = (
     "lookahead",
     "jacobi",
     "uniform",
-)  # kinds that are made of nothing
-# whose head is the target's, and may be trimmed
+)  # kinds without parts
+# kinds that use the target's head, which may be trimmed
 WITH_HEAD = ("head", "early_exit", "saturated_exit", "skip_layers")
 KINDS = {
     "prompt_lookup": DrafterSpelling(

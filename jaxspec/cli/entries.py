@@ -32,7 +32,7 @@ def entry_of(written: str) -> Entry:
     r"""Reads an entry: a message, whose lines may be joined by quotes or backslashes, or a command
     in one line.
 
-    A path is no command, for its first word has a second slash. Capitals do not matter.
+    A path is not a command, since its first word has a second slash. Case does not matter.
 
     >>> entry_of("/save  my chat.json"), entry_of("/usr/bin is a folder").command
     (Entry(command='save', text='my chat.json'), '')
@@ -53,8 +53,7 @@ def entry_of(written: str) -> Entry:
 
 
 def is_unfinished(written: str) -> bool:
-    r"""Says whether an entry goes on in the next line: quotes are open, or the last line ends with
-    a backslash.
+    r"""Returns whether an entry continues on the next line: open quotes, or a backslash at the end.
 
     >>> [
     ...     is_unfinished(text)
@@ -69,9 +68,7 @@ def is_unfinished(written: str) -> bool:
 
 
 def check(entry: Entry) -> None:
-    """Refuses an entry whose bytes were not UTF-8, which its reader has turned into halves of
-    characters.
-    """
+    """Raises ValueError if an entry was not UTF-8: its reader made surrogates of other bytes."""
     try:
         entry.text.encode()
     except UnicodeEncodeError as error:
@@ -81,9 +78,7 @@ def check(entry: Entry) -> None:
 
 
 def piped(lines: Iterable[bytes]) -> Iterator[Entry]:
-    """Yields the entries of a pipe or a file: a line each, unless it goes on in the next. Blank
-    ones are skipped.
-    """
+    """Yields the entries of a pipe or a file, one a line unless it continues. Skips blank lines."""
     written = ""
     for line in lines:
         written += line.decode(files.ENCODING, "surrogateescape").rstrip("\r\n")
@@ -103,10 +98,10 @@ def piped(lines: Iterable[bytes]) -> Iterator[Entry]:
 
 
 def typed() -> Iterator[Entry]:
-    """Yields what is typed at a terminal, in a line editor with a history.
+    """Yields entries typed at a terminal, in a line editor with a history.
 
-    A paste of several lines is one entry. Ctrl-C clears what was typed, and is a KeyboardInterrupt
-    where nothing was.
+    A paste of several lines is one entry. Ctrl-C clears the line; on an empty line it raises
+    KeyboardInterrupt.
     """
     from prompt_toolkit import PromptSession
     from prompt_toolkit.formatted_text import FormattedText

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import jax.numpy as jnp
 import typer
@@ -27,14 +28,21 @@ from jaxspec.decode.output import BeamSearch
 from jaxspec.decode.request import Prepared, prepare
 from jaxspec.trace import TokensView, TracedRound
 
+if TYPE_CHECKING:
+    from jaxspec.analysis.result import BenchResult
+
 NEXT = """\
 Your own model: jaxspec generate --target FOLDER_OR_HUB_ID "a prompt"
 Its speed here: jaxspec bench, with the same --target; all else: jaxspec --help"""
 STOPS = {"no": False, "yes": True, "never": "never"}
+NOT_WITH_BEAMS = (
+    *("policy", "rule", "stop", "prefix", "ban", "num_samples"),
+    *("trace", "numbers", "compare", "stats"),
+)
 
 
 class GenerateSettings(NamedTuple):
-    """The options of `generate`, but for those of sampling, of a search and of what is printed."""
+    """The options of `generate`, except sampling, beam search and output."""
 
     pair: Pair = Pair()
     num_samples: Annotated[int, number("Texts of each prompt; they need a temperature.")] = 1
@@ -63,7 +71,7 @@ class BeamOptions(NamedTuple):
 
 
 class Shown(NamedTuple):
-    """Options of what is printed."""
+    """Options of the output."""
 
     trace: Annotated[bool, flag("Show each round and its draft tokens.", "--trace")] = False
     numbers: Annotated[bool, flag("With --trace: q, p, r of each draft token.", "--numbers")] = (
@@ -111,17 +119,13 @@ def generate(
         jaxspec generate --trace --compare
         jaxspec generate --prompts prompts.txt --batch 8 --json
     """
-    # A pass over the drafted beams pays on accelerators only.
+    # With beams a draft pays on accelerators only, so the default is plain decoding.
     pair = pairs.with_drafter(settings.pair, default=pairs.NONE if search.beams else None)
-    if settings.prefix is None:
-        prefix = None
-    else:
-        prefix = pairs.prefix_text(settings.prefix)
+    prefix = None if settings.prefix is None else pairs.prefix_text(settings.prefix)
     settings = settings._replace(pair=pair, prefix=prefix)
     _refuse(settings, search, shown, sampling, context)
     texts = prompting.from_arguments(prompt, prompts, count)
-    as_json = shown.as_json
-    as_lines = as_json and (prompts is not None or prompt == "-")
+    as_lines = shown.as_json and (prompts is not None or prompt == "-")
     is_example = not (texts or shown.compare or pair.stop)
     generation = pairs.checked_options(pair, sampling)
     if not options.typed(context, ("max_new_tokens",)):
@@ -135,32 +139,28 @@ def generate(
     if check:
         _check_head(prepared, pair, err)
     if search.beams:
-        return _search(texts, prepared, settings, search, as_json, as_lines, out)
+        return _search(texts, prepared, settings, search, shown.as_json, as_lines, out)
     with err.status("measuring what passes cost"):
         prepared = _with_costs(prepared, settings)
-    # What is timed afterwards is decoded by the same program: streaming would compile two more.
+    # A comparison uses the program of a whole generation; streaming first would compile two more.
     is_timed = shown.compare or (is_example and prepared.drafter is not None)
-    decoded = _decoded(
-        prepared, settings, shown.stats, settings.batch == 1 and not as_json and not is_timed, err
-    )
-    if as_json:
+    streamed = settings.batch == 1 and not shown.as_json and not is_timed
+    decoded = _decoded(prepared, settings, shown.stats, streamed, err)
+    if shown.as_json:
         reports, records = _reported(texts, decoded, shown.trace, as_lines)
-    else:
-        records = _printed(texts, decoded, prepared, pair, shown, out)
-    if is_timed and is_example and not as_json:
-        with err.status("timing plain decoding beside it"):
-            sentence = show.in_a_sentence(prepared, pair, settings.batch)
-        out.print("", Text(sentence, "bold"), "", Text(NEXT, "dim"), sep="\n")
-    results = None
-    if shown.compare:
-        with err.status("comparing with plain decoding"):
-            results = show.compare(prepared, pair, settings.batch)
-    if as_json:
+        results = _compared(prepared, settings, err) if shown.compare else None
         described = options.flat(settings) | {"temperature": 0.0} | sampling
         totals = show.totals_report(prepared, described, records, results)
         console.print_json(totals if as_lines else show.whole_report(reports, totals))
-    elif results is not None:
-        show.show_comparison(*results, prepared, out)
+        return None
+    _printed(texts, decoded, prepared, pair, shown, out)
+    if is_timed and is_example:
+        with err.status("timing plain decoding beside it"):
+            sentence = show.in_a_sentence(prepared, pair, settings.batch)
+        out.print("", Text(sentence, "bold"), "", Text(NEXT, "dim"), sep="\n")
+    if shown.compare:
+        show.show_comparison(*_compared(prepared, settings, err), prepared, out)
+    return None
 
 
 def _refuse(
@@ -170,9 +170,10 @@ def _refuse(
     sampling: dict[str, Any],
     context: typer.Context,
 ) -> None:
-    """Refuses options that would be ignored, or contradict each other."""
+    """Raises ValueError if options would be ignored or contradict each other."""
     pair = settings.pair
-    if shown.compare and (pair.draft is None or pair.gamma == 0):
+    is_plain = pair.draft is None or pair.gamma == 0
+    if shown.compare and is_plain:
         raise ValueError(
             "--compare compares drafted with plain decoding: it needs a --draft, and a --gamma "
             "above 0"
@@ -184,7 +185,7 @@ def _refuse(
         )
     if shown.numbers and not shown.trace:
         raise ValueError("--numbers are shown with the rounds of a trace: add --trace")
-    if shown.numbers and (pair.draft is None or pair.gamma == 0):
+    if shown.numbers and is_plain:
         raise ValueError(
             "--numbers are those of draft tokens: it needs a --draft, and a --gamma above 0"
         )
@@ -197,59 +198,50 @@ def _refuse(
         )
     if pair.chat_template is not None and not settings.chat:
         raise ValueError("--chat-template is for prompts that are messages: add --chat")
-    if not search.beams:
-        return options.refuse(
-            options.typed(context, BeamOptions._fields), "generate without --beams"
-        )
-    others = (
-        "policy",
-        "rule",
-        "stop",
-        "prefix",
-        "ban",
-        "num_samples",
-        "trace",
-        "numbers",
-        "compare",
-        "stats",
-        *sampling,
-    )
-    options.refuse(
-        options.typed(context, others), "--beams, which does not sample, and shows no rounds,"
-    )
-    one_of(search.early_stopping, "--early-stopping", STOPS)
+    if search.beams:
+        unread = options.typed(context, (*NOT_WITH_BEAMS, *sampling))
+        options.refuse(unread, "--beams, which does not sample, and shows no rounds,")
+        one_of(search.early_stopping, "--early-stopping", STOPS)
+    else:
+        unread = options.typed(context, BeamOptions._fields)
+        options.refuse(unread, "generate without --beams")
 
 
 def _decoded(
     prepared: Prepared, settings: GenerateSettings, stats: bool, streamed: bool, err: Console
 ) -> Iterator[Iterable[dict[str, Any]]]:
-    """Compiles what decoding runs, and decodes a batch of prompts at a time, or one prompt round by
-    round (`streamed`).
+    """Compiles, then decodes a batch at a time, or one prompt round by round (`streamed`).
 
     Yields:
-        For each prompt its record: `Generation.records`' entry, with "seconds" and "trace", the
-        rounds. Where reading is timed apart, also "prefill_seconds", which are some of these, and
-        "read_tokens". Of a prompt that is decoded round by round there is a record after each
-        round, of others the last one alone.
+        The records of each prompt: an entry of `Generation.records` plus "seconds" and "trace", the
+        rounds. If prefill is timed separately, also "prefill_seconds", a part of the seconds, and
+        "read_tokens". A prompt that is decoded round by round has a record after each round; other
+        prompts have only the last.
     """
     stop = settings.pair.stop or ()
     prefill = WatchedPrefill(prepared, err)
     begin = prefill if stats or prefill.is_watched else None
     with err.status("compiling (stored for the next call)"):
         _warm_up(prepared, settings, streamed, begin and begin.quietly)
-    for group in in_batches(prepared, settings.batch):  # of one shape, and so of one program
+    for group in in_batches(prepared, settings.batch):  # all of one shape, for one program
         if streamed:
             yield _stream(group.prepared, stop, begin)
         else:
             yield from ((record,) for record in _complete(group, stop, begin))
 
 
+def _compared(
+    prepared: Prepared, settings: GenerateSettings, err: Console
+) -> tuple[BenchResult, BenchResult]:
+    """Times plain and speculative decoding, for --compare."""
+    with err.status("comparing with plain decoding"):
+        return show.compare(prepared, settings.pair, settings.batch)
+
+
 def _reported(
     texts: Sequence[str], decoded: Iterable[Iterable[dict[str, Any]]], trace: bool, as_lines: bool
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Returns the reports and the records of all prompts; prints each report as soon as it is
-    there, if asked to.
-    """
+    """Returns the reports and records of all prompts; with `as_lines`, prints each report."""
     reports = list[dict[str, Any]]()
     records = list[dict[str, Any]]()
     for prompt, (record,) in zip(texts, decoded, strict=True):
@@ -267,38 +259,31 @@ def _printed(
     pair: Pair,
     shown: Shown,
     out: Console,
-) -> list[dict[str, Any]]:
-    """Prints prompts with their texts, or rounds, and the counts of all; returns the records."""
+) -> None:
+    """Prints prompts with their texts or rounds, then the totals."""
     out.print(show.headline(prepared, pair))
     if shown.trace:
         records = show.show_trace(texts, decoded, prepared.target, out, with_numbers=shown.numbers)
     else:
         records = show.show_text(texts, decoded, prepared.target, out)
     totals = show.total(records)
-    if prepared.drafter is not None:
-        drafter = pair.draft
-    else:
-        drafter = None
+    drafter = None if prepared.drafter is None else pair.draft
     out.print(Text(show.totals_sentence(totals, prepared.target.name, drafter)))
     if shown.stats:
         out.print(Text(show.halves_sentence(totals)))
-    return records
 
 
 def _load(
     settings: GenerateSettings, generation: dict[str, Any], texts: list[str], count: int | None
 ) -> tuple[list[str], Prepared]:
-    """Loads the models; returns the prompts, held-out ones if there are none, and their
-    generation.
-    """
+    """Loads the models; returns the prompts (held-out ones by default) and their generation."""
     target, drafter = pairs.load(settings.pair)
     if not texts:
         if count is None:
             texts = prompting.examples_for(target)
         else:
             texts = prompting.heldout_for(target, count)
-    # each is a row of its own
-    texts = [text for text in texts for _ in range(settings.num_samples)]
+    texts = [text for text in texts for _ in range(settings.num_samples)]  # a row per sample
     generation = generation | {
         name: getattr(settings, name) for name in ("log_probs", "top_log_probs")
     }
@@ -321,24 +306,23 @@ def _check_head(prepared: Prepared, pair: Pair, err: Console) -> None:
     from jaxspec.draft_heads.check import check_acceptance
 
     drafter = prepared.options["drafter"]
-    name = pair.draft
+    name = str(pair.draft)
     if drafter is None or isinstance(drafter, Model) or drafter.target is None:
         raise ValueError(
             f"--check is of drafters that read hidden states, as head:DIR: --draft is {name}"
         )
+    target = drafter.target
     with err.status("checking the head"):
-        # Only the folder of a head by itself says what its network is.
-        target = drafter.target
-        folder = str(name).removeprefix("head:")
-        network = None if folder == name else lambda: load.read_head(folder, target=target)
-        rate = check_acceptance(drafter, name=str(name), network=network)
+        network = None
+        if name.startswith("head:"):  # a head alone, whose folder describes its network
+            folder = name.removeprefix("head:")
+            network = functools.partial(load.read_head, folder, target=target)
+        rate = check_acceptance(drafter, name=name, network=network)
     err.print(Text(f"{name}: {rate:.0%} of first draft tokens accepted at temperature 0", "dim"))
 
 
 def _with_costs(prepared: Prepared, settings: GenerateSettings) -> Prepared:
-    """Gives the policy `adaptive` the measured costs of passes over a batch of prompts; others need
-    none.
-    """
+    """Gives the policy `adaptive` the measured costs of passes; other policies need none."""
     from jaxspec.analysis.cost import agreement, policy_costs
 
     if settings.pair.policy.partition("=")[0] != "adaptive" or prepared.drafter is None:
@@ -355,9 +339,7 @@ def _with_costs(prepared: Prepared, settings: GenerateSettings) -> Prepared:
 def _warm_up(
     prepared: Prepared, settings: GenerateSettings, streamed: bool, begin: loop.Begin | None = None
 ) -> None:
-    """Compiles what decoding will run, by two rounds of the first batch: speeds are those of
-    compiled programs.
-    """
+    """Compiles by decoding a few tokens of the first batch, so that timings exclude it."""
     first = cut(next(in_batches(prepared, settings.batch)).prepared)
     limit = jnp.minimum(first.request.max_new_tokens, 2 + first.decoder.gamma)
     first = first._replace(request=first.request._replace(max_new_tokens=limit))
@@ -370,23 +352,19 @@ def _warm_up(
 def _complete(
     group: Batch, stop: Sequence[str], begin: WatchedPrefill | None
 ) -> list[dict[str, Any]]:
-    """Decodes a batch at once, and divides its seconds among its tokens: prefill's among those that
-    it has read.
-    """
+    """Decodes a batch; divides prefill's seconds by tokens read, the rest by new tokens."""
     start = time.perf_counter()
     generation = complete(group.prepared, stop, begin)
     seconds = time.perf_counter() - start
-    records = generation.records()[: group.real]
+    records = generation.records()[: group.real]  # without the rows that fill up the batch
     read = read_tokens(group.prepared)[: group.real]
     prefill = 0.0 if begin is None else begin.seconds
     share = (seconds - prefill) / max(1, sum(len(record["tokens"]) for record in records))
     for row, record in enumerate(records):
-        record["seconds"] = share * len(record["tokens"]) + prefill * read[row] / read.sum()
+        prefill_seconds = float(prefill * read[row] / read.sum())
+        record["seconds"] = share * len(record["tokens"]) + prefill_seconds
         if begin is not None:
-            record |= {
-                "read_tokens": int(read[row]),
-                "prefill_seconds": float(prefill * read[row] / read.sum()),
-            }
+            record |= {"read_tokens": int(read[row]), "prefill_seconds": prefill_seconds}
         record["trace"] = tracing.of_row(record["tokens"], generation.trace, row)
     return records
 
@@ -394,24 +372,24 @@ def _complete(
 def _stream(
     prepared: Prepared, stop: Sequence[str], begin: WatchedPrefill | None
 ) -> Iterator[dict[str, Any]]:
-    """Decodes one prompt round by round, yielding the record so far; the reader's time is not
-    counted.
-    """
+    """Decodes one prompt round by round, yielding its record; excludes the consumer's time."""
     running = pieces(prepared, stop, begin=begin or loop.prefill)
     record: dict[str, Any] = {"text": "", "tokens": [], "seconds": 0.0, "trace": []}
     while True:
+        # The clock stands still between pieces, while the consumer prints.
         start = time.perf_counter()
         piece = next(running, None)
         record["seconds"] += time.perf_counter() - start
         if piece is None:
             return
-        before = TokensView(record["tokens"], len(record["tokens"]))
-        if piece.numbers is None:
-            numbers = None
-        else:
-            numbers = tracing.numbers_of(piece.numbers)
         step = TracedRound(
-            before, piece.tokens, piece.draft, piece.num_accepted, piece.parent, piece.path, numbers
+            before=TokensView(record["tokens"], len(record["tokens"])),
+            new=piece.tokens,
+            draft=piece.draft,
+            num_accepted=piece.num_accepted,
+            parent=piece.parent,
+            path=piece.path,
+            numbers=None if piece.numbers is None else tracing.numbers_of(piece.numbers),
         )
         record["trace"].append(step)
         record["tokens"] += piece.tokens
@@ -434,9 +412,7 @@ def _search(
     as_lines: bool,
     out: Console,
 ) -> None:
-    """Searches a batch of prompts at a time, and prints hypotheses and counts; as JSON, or as a
-    line a prompt.
-    """
+    """Searches a batch at a time; prints hypotheses and totals as text, JSON or JSON lines."""
     drafter = prepared.options["drafter"]
     if drafter is not None and not isinstance(drafter, Model):
         raise ValueError(
@@ -451,22 +427,22 @@ def _search(
     }
     kept = ("drafter", "gamma", "eos_ids", "log_probs", "top_log_probs")
     shared |= {name: prepared.options[name] for name in kept}
-    parts = list(in_batches(prepared, settings.batch))
-    _beams_of(parts[0].prepared, shared)  # compiles
+    groups = list(in_batches(prepared, settings.batch))
+    _beams_of(groups[0].prepared, shared)  # compiles
     if not as_json:
         out.print(show.headline(prepared, settings.pair), "", sep="\n")
     hypotheses: list[list[dict[str, Any]]] = []
     steps = 0
     passes = 0
     seconds = 0.0
-    for group in parts:
+    for group in groups:
         start = time.perf_counter()
         result = _beams_of(group.prepared, shared)
         seconds += time.perf_counter() - start
         steps += int((result.steps[: group.real] - 1).sum())
         passes += int(result.passes[: group.real].sum())
         for row in range(group.real):
-            number = len(hypotheses)
+            number = len(hypotheses)  # of the prompt among all; records count rows of the batch
             hypotheses.append(
                 [record | {"row": number} for record in result.records() if record["row"] == row]
             )

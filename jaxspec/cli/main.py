@@ -1,6 +1,4 @@
-"""The `jaxspec` command: its commands, and what they share (errors, --version, signals, stored
-programs).
-"""
+"""The `jaxspec` command: subcommands, errors, --version, signals, stored programs."""
 
 from __future__ import annotations
 
@@ -21,8 +19,7 @@ from jaxspec.cli import console, options, signals
 from jaxspec.cli.console import Console
 from jaxspec.cli.signals import INTERRUPTED, READER_GONE, TERMINATED
 
-# each in a file of its name, imported when it is called: `jaxspec --help` needs neither them nor
-# jax
+# Each is in a module of its name, imported when called, so `jaxspec --help` works without jax.
 COMMANDS = {
     "generate": "Generate text with speculative decoding, and show what it took.",
     "chat": "Talk with a model that keeps what it has read.",
@@ -40,16 +37,14 @@ COMMANDS = {
 }
 HELP_COLUMN = 28  # characters of an option before its help begins
 COMPILES_NOTHING = {"models"}  # commands that work without jax
-ELSEWHERE = {"measure": "bench"}  # commands that lie in another's file
-# what options and arguments that are paths show as their values
+ELSEWHERE = {"measure": "bench"}  # commands in another command's module
+# the metavars of options and arguments that are paths
 PATHS = {"FILE", "FOLDER", "FROM", "TO", "TEXTS"}
 REFUSED = 2  # exit code: unusable input
 
 
 class Command(TyperCommand):
-    """A command whose errors are one line and whose compiled programs are stored for the next
-    call.
-    """
+    """A command whose errors are one line, and whose compiled programs are stored."""
 
     def invoke(self, ctx: typer.Context) -> Any:
         """Runs the command. --help ends before this, so it works without jax."""
@@ -63,12 +58,9 @@ class Command(TyperCommand):
         except BrokenPipeError:  # the reader of our output has gone
             raise typer.Exit(READER_GONE) from None
         except (ValueError, OSError, FloatingPointError, ImportError) as error:
-            # other imports are bugs of ours
-            extra = not isinstance(error, ImportError) or "pip install" in str(error)
-            is_debugging = ctx.find_root().params.get("debug") or os.environ.get(
-                "JAXSPEC_DEBUG", ""
-            ) not in ("", "0")
-            if is_debugging or not extra:
+            # A missing extra is the user's error; other failed imports are our bugs.
+            is_bug = isinstance(error, ImportError) and "pip install" not in str(error)
+            if is_bug or _is_debugging(ctx):
                 raise
             console.say(
                 Console(stderr=True, highlight=False),
@@ -78,39 +70,37 @@ class Command(TyperCommand):
             raise typer.Exit(REFUSED) from None
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Reads the arguments. An empty path, such as that of a shell's unset variable, would be
-        this folder's.
-        """
+        """Parses the arguments. Rejects an empty path, as from an unset shell variable."""
         written, *_ = self.make_parser(ctx).parse_args(args=list(args))
         for param in self.get_params(ctx):
+            if param.metavar not in PATHS:
+                continue
             value = written.get(str(param.name))
-            if param.metavar in PATHS and "" in (
-                value if isinstance(value, list | tuple) else [value]
-            ):
-                if param.param_type_name == "option":
-                    name = max(param.opts, key=len)
-                else:
-                    name = param.metavar
+            paths = value if isinstance(value, list | tuple) else [value]
+            if "" in paths:
+                is_option = param.param_type_name == "option"
+                name = max(param.opts, key=len) if is_option else param.metavar
                 ctx.fail(f"{name} is empty: expected a path")
         return super().parse_args(ctx, args)
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Writes the help of the options, of many of them in groups."""
+        """Writes the help of the options, many of them in groups."""
         params = self.get_params(ctx)
-        sections = dict[str, list[tuple[str, str]]]()
         is_many = len(params) > options.MANY
-        for param in sorted(
-            params, key=lambda param: options.place(str(param.name))[1] if is_many else 0
-        ):
+        if is_many:  # in the order of their groups' tables
+            params = sorted(params, key=lambda param: options.place(str(param.name))[1])
+        sections = dict[str, list[tuple[str, str]]]()
+        for param in params:
             record = param.get_help_record(ctx)
-            if record is not None:
-                if is_many:
-                    title = options.place(str(param.name))[0]
-                else:
-                    title = "Options"
-                sections.setdefault(
-                    "Arguments" if param.param_type_name == "argument" else title, []
-                ).append(record)
+            if record is None:
+                continue
+            if param.param_type_name == "argument":
+                title = "Arguments"
+            elif is_many:
+                title = options.place(str(param.name))[0]
+            else:
+                title = "Options"
+            sections.setdefault(title, []).append(record)
         width = min(HELP_COLUMN, max(len(name) for rows in sections.values() for name, _ in rows))
         for title in ("Arguments", "Options", *options.GROUPS, "Other"):
             if title in sections:
@@ -121,9 +111,7 @@ class Command(TyperCommand):
 
 
 class Commands(TyperGroup):
-    """The commands. What lists them sees their names and first lines; a file is imported when its
-    command is called.
-    """
+    """The commands: names and first lines until one is called, which imports its module."""
 
     def __init__(self, **options: Any):
         stubs = {name: TyperCommand(name, help=line) for name, line in COMMANDS.items()}
@@ -131,7 +119,7 @@ class Commands(TyperGroup):
         self.commands = stubs
 
     def main(self, *arguments: Any, **options: Any) -> Any:
-        # what a terminal cannot show is an escape: \u03b3 for γ in ASCII
+        # escape characters that a terminal cannot show: \u03b3 for γ in ASCII
         for stream in (sys.stdout, sys.stderr):
             if isinstance(stream, io.TextIOWrapper):
                 stream.reconfigure(errors="backslashreplace")
@@ -149,7 +137,7 @@ class Commands(TyperGroup):
 
 @functools.lru_cache
 def command(name: str) -> TyperCommand:
-    """Returns a command, with its options, from the file of its name."""
+    """Imports a command's module, and returns the command with its options."""
     home = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
     module = importlib.import_module(f"jaxspec.cli.{ELSEWHERE.get(name, name)}")
     home.command(name, cls=Command)(getattr(module, name))
@@ -159,14 +147,14 @@ def command(name: str) -> TyperCommand:
 
 
 class App(typer.Typer):
-    """The command as a shell calls it, which ends at once where it was told to stop."""
+    """The command as a shell calls it; ends at once after a signal."""
 
     def __call__(self, *arguments: Any, **options: Any) -> Any:
         """Runs a command and ends the process.
 
         jax may crash while the interpreter ends, if a program was being compiled when Ctrl-C came.
-        So the process leaves without that: all blocks have been left by then, and have cleared away
-        what was half written.
+        So the process skips the interpreter's shutdown. By then all blocks have been left and have
+        deleted unfinished files.
         """
         try:
             return super().__call__(*arguments, **options)
@@ -177,7 +165,7 @@ class App(typer.Typer):
                 signals.leave(end.code)
             try:
                 sys.stdout.flush()
-            except BrokenPipeError:  # what was printed last had not been written yet
+            except BrokenPipeError:  # the reader went away before the last output was flushed
                 signals.leave(READER_GONE)
             raise
 
@@ -217,20 +205,27 @@ def common(
     """Options of all commands; their values are read from the context."""
 
 
+def _is_debugging(ctx: typer.Context) -> bool:
+    """Returns whether errors should show their tracebacks."""
+    is_set = os.environ.get("JAXSPEC_DEBUG", "") not in ("", "0")
+    return is_set or bool(ctx.find_root().params.get("debug"))
+
+
 def _message(error: Exception, command: Any) -> str:
-    """Writes an error; one that begins with the name of an argument of the library begins with the
-    option's.
+    """Returns an error's message, with the command's option in place of the library's argument.
+
+    The library begins an error about an argument with its name: "gamma is -1: expected ...".
     """
-    flags = {
-        p.name: next((flag for flag in p.opts if flag.startswith("--")), p.name)
-        for p in command.params
-    }
-    flags |= {"banned": "--ban"} if "ban" in flags else {}
     from jaxspec.files import folders  # here, since it imports NumPy, which --help does without
 
-    text = console.message(error).replace(
-        folders.REPLACING, folders.REPLACING.replace("overwrite", "--overwrite")
-    )
+    flags = {
+        param.name: next((flag for flag in param.opts if flag.startswith("--")), param.name)
+        for param in command.params
+    }
+    if "ban" in flags:
+        flags["banned"] = "--ban"
+    advice = folders.REPLACING.replace("overwrite", "--overwrite")
+    text = console.message(error).replace(folders.REPLACING, advice)
     argument, _, fault = text.partition(" ")
     if argument in flags and fault.startswith(("is ", "are ", "has ")):
         return f"{flags[argument]} {fault}"
@@ -238,9 +233,7 @@ def _message(error: Exception, command: Any) -> str:
 
 
 def prepare(environment: Mapping[str, str]) -> None:
-    """Sets up libraries that would print, and the cache of compiled programs; --help needs none of
-    it.
-    """
+    """Silences libraries, and sets up the cache of compiled programs; skipped for --help."""
     # transformers, imported for its tokenizers only, would otherwise recommend PyTorch on every
     # call.
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
@@ -249,9 +242,9 @@ def prepare(environment: Mapping[str, str]) -> None:
 
     from jaxspec.core import programs
 
-    # of checkpoints that are written and read: what fails is raised, too
+    # orbax logs errors that it also raises
     absl.set_verbosity(absl.FATAL)
-    logging.getLogger("asyncio").setLevel(logging.CRITICAL)  # whose loop Ctrl-C leaves unfinished
+    logging.getLogger("asyncio").setLevel(logging.CRITICAL)  # Ctrl-C leaves its loop unfinished
     warnings.formatwarning = _warning
     why = programs.keep(environment)
     if why:
@@ -259,5 +252,5 @@ def prepare(environment: Mapping[str, str]) -> None:
 
 
 def _warning(message: Any, *_: Any, **__: Any) -> str:
-    """Writes a warning, of any library, as one line without the source that gave it."""
+    """Formats a warning of any library as one line, without the source line."""
     return f"warning: {message}\n"

@@ -1,6 +1,4 @@
-"""`jaxspec models`: the shipped checkpoints, the models of this folder, and what each size of the
-networks takes.
-"""
+"""`jaxspec models`: shipped checkpoints, models in this folder, memory of published sizes."""
 
 from __future__ import annotations
 
@@ -18,7 +16,7 @@ from jaxspec.cli import console
 from jaxspec.cli.console import Console
 from jaxspec.cli.options import Json, flag
 
-# where a wheel has its checkpoints, and where a checkout has them; `loading.SHIPPED`, without jax
+# The checkpoints of a wheel, and of a checkout: `loading.SHIPPED`, but without jax.
 SHIPPED = (
     Path(__file__).resolve().parents[1] / "data" / "checkpoints",
     Path(__file__).resolve().parents[2] / "checkpoints",
@@ -65,10 +63,9 @@ def models(
     """
     if as_json:
         return console.print_json(report(name))
+    chosen = sizes.read()
     if name:
-        chosen = matching(sizes.read(), name)
-    else:
-        chosen = sizes.read()
+        chosen = matching(chosen, name)
     out = Console(highlight=False)
     if name or all_sizes:
         show_sizes(out, chosen)
@@ -79,8 +76,7 @@ def models(
 
 
 def matching(size_table: sizes.SizeTable, name: str) -> sizes.SizeTable:
-    """Returns the sizes of families whose title has a name in it, and those that have it in their
-    names.
+    """Returns the sizes whose name, or whose family's title, contains a name.
 
     Args:
         size_table: the sizes of all families.
@@ -104,7 +100,7 @@ def matching(size_table: sizes.SizeTable, name: str) -> sizes.SizeTable:
 
 
 def show_stored(out: Console) -> None:
-    """Prints the shipped models and drafters, and those of this folder."""
+    """Prints the shipped models and drafters, and the models in this folder."""
     checkpoints = shipped(MANIFEST)
     heads = shipped(CONFIG)
     if checkpoints:
@@ -132,10 +128,7 @@ def table_of(models: Any, title: str) -> Any:
         ("family", "parameters", "stored as", "on disk"), first="name", title=title
     )
     for model in models:
-        if model.parameters is None:
-            count = ""
-        else:
-            count = console.count(model.parameters)
+        count = "" if model.parameters is None else console.count(model.parameters)
         table.add_row(
             model.name, model.family, count, model.stored_as, filesize.decimal(model.size)
         )
@@ -163,7 +156,8 @@ def show_sizes(out: Console, chosen: sizes.SizeTable) -> None:
         for size in rows:
             cells = map(short, (*size.memory_bytes.values(), size.cache_bytes_per_token["float32"]))
             table.add_row(size.name, console.count(size.parameters), *cells)
-        tables += [table] if rows else []
+        if rows:
+            tables.append(table)
     if chosen.heads:
         table = console.table(("parameters", "bfloat16"), first="name", title="Draft heads")
         for name, parameters in chosen.heads.items():
@@ -176,24 +170,24 @@ def show_sizes(out: Console, chosen: sizes.SizeTable) -> None:
 
 
 def report(name: str) -> dict[str, Any]:
-    """Returns all that is known, with the configurations: of sizes that have a name in theirs, or
-    of all.
-    """
+    """Returns the tables for JSON, with configurations: sizes that match a name, or all sizes."""
     from jaxspec.weights.hf_families import FAMILIES
 
+    size_table = sizes.read()
     if name:
-        size_table = matching(sizes.read(), name)
-    else:
-        size_table = sizes.read()
+        size_table = matching(size_table, name)
     configs = {size: config for family in FAMILIES for size, config in family.sizes.items()}
     families = {
         title: [row._asdict() | {"config": configs[row.name]} for row in rows]
         for title, rows in size_table.families.items()
     }
-    heads = {drafter: bytes_of(folder) for drafter, folder in shipped(CONFIG).items()}
-    local_models = [model._asdict() for model in models_in(Path())]
-    tables = {"shipped": described(), "heads": heads, "here": local_models}
-    return tables | {"families": families, "published_heads": size_table.heads}
+    return {
+        "shipped": described(),
+        "heads": {drafter: bytes_of(folder) for drafter, folder in shipped(CONFIG).items()},
+        "here": [model._asdict() for model in models_in(Path())],
+        "families": families,
+        "published_heads": size_table.heads,
+    }
 
 
 def short(size: int) -> str:
@@ -209,9 +203,7 @@ def short(size: int) -> str:
 
 
 def shipped(marker: str) -> dict[str, Path]:
-    """Lists the folders that come with jaxspec and have a file of some name, as `loading.shipped`
-    does without jax.
-    """
+    """Lists shipped folders that have a file `marker`; `loading.shipped`, but without jax."""
     by_name: dict[str, Path] = {}
     for folder in SHIPPED:
         for file in sorted(folder.glob(f"*/{marker}")):
@@ -237,17 +229,15 @@ def described() -> list[dict[str, Any]]:
 
 
 def models_in(folder: Path) -> Iterator[StoredModel]:
-    """Yields the models in a folder and in the folders of it, but for the shipped ones. Only small
-    files are read.
-    """
+    """Yields the models in a folder and its subfolders, except shipped ones."""
     shipped_folders = {
         path.resolve() for marker in (MANIFEST, CONFIG) for path in shipped(marker).values()
     }
-    number = 0
+    num_seen = 0
     for pattern in ("*", "*/*"):
         for path in sorted(folder.glob(pattern)):
-            number += 1
-            if number > LOOKED_AT:
+            num_seen += 1
+            if num_seen > LOOKED_AT:  # a home folder, say
                 return
             is_hidden = any(name.startswith(".") for name in path.parts)
             if is_hidden or path.resolve() in shipped_folders:
@@ -258,9 +248,7 @@ def models_in(folder: Path) -> Iterator[StoredModel]:
 
 
 def stored_of(path: Path) -> StoredModel | None:
-    """Describes the model at a path by its small files; None if there is none that `jaxspec.load`
-    would open.
-    """
+    """Describes a model by its small files; None if `jaxspec.load` would not open the path."""
     try:
         if path.suffix == ".gguf" and path.is_file():
             return StoredModel(path.name, "gguf", None, "", path.stat().st_size)
@@ -283,5 +271,5 @@ def stored_of(path: Path) -> StoredModel | None:
 
 
 def bytes_of(folder: Path) -> int:
-    """Adds up the sizes of the files in a folder, and in the folders of it."""
+    """Adds up the sizes of all files under a folder."""
     return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())

@@ -31,10 +31,10 @@ def model(
     chat_template: str | None = None,
     **others: str | None,
 ) -> Model:
-    """Loads a model by its name; "random:SHAPE" is one of random weights at a published shape.
+    """Loads a model by its name; "random:SHAPE" has random weights at a published shape.
 
-    A dtype such as "int8/bfloat16" also says what quantised matrices are computed with. `others`
-    are further options of `jaxspec.load`, of what only files have.
+    In a dtype such as "int8/bfloat16" the second part is the dtype of the computation. `others` are
+    further options of `jaxspec.load`, which random weights do not have.
     """
     from jaxspec.analysis.random_model import random_model
     from jaxspec.weights import loading
@@ -49,18 +49,18 @@ def model(
                     "hub id"
                 )
         return random_model(name.removeprefix(RANDOM), matrices, seed, computed)
-    template = None
-    if chat_template is not None:
-        template = Path(chat_template)
     return loading.load(
-        name, dtype=matrices, compute=computed, mesh=mesh, chat_template=template, **others
+        name,
+        dtype=matrices,
+        compute=computed,
+        mesh=mesh,
+        chat_template=None if chat_template is None else Path(chat_template),
+        **others,
     )
 
 
 def check_model(name: str, dtype: str = "float32") -> None:
-    """Refuses the name of a model that is not there, or its dtype, before anything is loaded; the
-    hub is not asked.
-    """
+    """Raises ValueError if a model does not exist, or the dtype is wrong. Skips hub ids."""
     from jaxspec.analysis import random_model
     from jaxspec.weights import loading
 
@@ -72,15 +72,14 @@ def check_model(name: str, dtype: str = "float32") -> None:
 
 
 def check_dtype(written: str, option: str) -> None:
-    """Refuses what is no dtype, by the name of its option."""
+    """Raises ValueError, with the name of the option, if the text is not a dtype."""
     from jaxspec.weights import loading
 
     loading.dtype_name(_dtypes(written)[0], option)
 
 
 def _dtypes(written: str) -> tuple[str, str | None]:
-    """Splits "int8/bfloat16" into the dtypes of matrices and of the computation; None if the latter
-    is not given.
+    """Splits "int8/bfloat16" into the dtypes of matrices and of the computation, or None.
 
     >>> _dtypes("int8/bfloat16"), _dtypes("int8")
     (('int8', 'bfloat16'), ('int8', None))
@@ -90,11 +89,9 @@ def _dtypes(written: str) -> tuple[str, str | None]:
 
 
 def check_options(drafter: bool, **options: Any) -> None:
-    """Refuses options of `jaxspec.generate` that are wrong whatever the models are, before these
-    are loaded.
+    """Raises ValueError if options of `jaxspec.generate` are wrong for every model.
 
-    Options are all but token ids and the drafter, of which it is only said whether there will be
-    one.
+    `options` has no token ids. `drafter` only says whether the generation will have a drafter.
 
     >>> check_options(True, gamma=-1)
     Traceback (most recent call last):
@@ -107,7 +104,7 @@ def check_options(drafter: bool, **options: Any) -> None:
     from jaxspec.testing import table_model_from
 
     (pattern,) = patterns.patterns_of(options, 1)
-    if pattern is not None and pattern.regex is not None:  # read as far as that needs no tokenizer
+    if pattern is not None and pattern.regex is not None:  # the part that needs no tokenizer
         byte_dfa.from_regex(pattern.regex)
     table = table_model_from(jnp.zeros((2, 2), jnp.float32))
     others = {name: value for name, value in options.items() if name not in patterns.NAMES}
@@ -115,8 +112,7 @@ def check_options(drafter: bool, **options: Any) -> None:
 
 
 def policy(text: str, **costs: Any) -> BoundPolicy:
-    """Makes a policy by its name, or by its name and its first number; `costs` are options of
-    `adaptive`.
+    """Makes a policy from NAME or NAME=NUMBER; `costs` are the options of `adaptive`.
 
     >>> float(policy("confidence=0.5").params)
     0.5
@@ -126,18 +122,17 @@ def policy(text: str, **costs: Any) -> BoundPolicy:
     def make(name: str, *number: float) -> BoundPolicy:
         if name == "constant" and not number:
             raise ValueError("expected a number of draft tokens, such as constant=3")
-        is_count = name == "constant" and number[0].is_integer()
-        first = {}
+        arguments = dict(costs) if name == "adaptive" else {}
         if number:
-            first = {POLICIES[name]: int(number[0]) if is_count else number[0]}
-        return getattr(policies, name)(**(costs if name == "adaptive" else {}) | first)
+            is_count = name == "constant" and number[0].is_integer()
+            arguments[POLICIES[name]] = int(number[0]) if is_count else number[0]
+        return getattr(policies, name)(**arguments)
 
     return _made("--policy", text, POLICIES, make)
 
 
 def rule(text: str) -> Rule:
-    """Makes an acceptance rule by its name, or by its name and first number: "block",
-    "lenient=0.3".
+    """Makes an acceptance rule from NAME or NAME=NUMBER: "block", "lenient=0.3".
 
     >>> rule("lenient=0.3").name, rule("lenient=1").name
     ('lenient(0.3)', 'rejection')
@@ -154,7 +149,7 @@ def rule(text: str) -> Rule:
 
 
 def _made(option: str, text: str, expected: Iterable[str], make: Callable[..., Any]) -> Any:
-    """Makes what NAME or NAME=NUMBER says; `make` gets the name, and the number if there is one."""
+    """Parses NAME or NAME=NUMBER, and calls `make` with the name and the optional number."""
     name, _, written = text.partition("=")
     if name not in expected:
         raise ValueError(

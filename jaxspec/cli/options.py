@@ -1,6 +1,4 @@
-"""Options that commands share, each declared once: one spelling everywhere, and groups that arrive
-as one argument.
-"""
+"""Options that commands share, declared once; a group of them arrives as one argument."""
 
 from __future__ import annotations
 
@@ -19,8 +17,7 @@ TARGET = "debian-t5-large"
 DRAFT = "debian-t5-draft"
 PREFIX = "What all prompts begin with, read once."
 NEW_TOKENS = "Most new tokens of each prompt; fewer than elsewhere (128), as runs are repeated."
-# of a command with many options, by the names of their values, in the order in which help shows
-# them
+# The groups of options in long help texts, by the names of their values, in order.
 GROUPS = {
     "Prompts": "input sounds field prompts count task language no_timestamps prefix system chat "
     "chat_template prompt start end",
@@ -37,7 +34,7 @@ GROUPS = {
     "markdown save overwrite as_json help",
 }
 METAVARS = {float: "X", int: "N"}
-MANY = 12  # options: more are shown in groups
+MANY = 12  # the number of options from which help shows groups
 
 
 def number(help: str, *names: str, least: int = 1, limit: int | None = None) -> Any:
@@ -46,9 +43,7 @@ def number(help: str, *names: str, least: int = 1, limit: int | None = None) -> 
 
 
 def seed_number(help: str) -> Any:
-    """Describes a seed to typer: `jax.random.key` reads 32 bits of it, and would take others for
-    these.
-    """
+    """Describes a seed to typer: at most 32 bits, since `jax.random.key` reads no more."""
     return number(help, least=0, limit=2**32 - 1)
 
 
@@ -106,7 +101,7 @@ def place(name: str) -> tuple[str, int]:
 
 
 def typed(context: typer.Context, names: Iterable[str]) -> list[str]:
-    """Lists the options among some, by the names of their values, that the user typed."""
+    """Lists which of some options, by the names of their values, the user typed."""
     sources = {name: context.get_parameter_source(name) for name in names}
     return [
         name for name, source in sources.items() if source is not None and source.name != "DEFAULT"
@@ -114,9 +109,7 @@ def typed(context: typer.Context, names: Iterable[str]) -> list[str]:
 
 
 def refuse(names: Sequence[str], mode: str) -> None:
-    """Refuses options, by the names of their values, that would be ignored in a mode of a
-    command.
-    """
+    """Raises ValueError if a mode would ignore options, given by the names of their values."""
     if names:
         spelt = ", ".join(map(spelling, names))
         raise ValueError(
@@ -125,9 +118,7 @@ def refuse(names: Sequence[str], mode: str) -> None:
 
 
 def check_json_lines(paths: Iterable[Path], **option_values: tuple[Any, Any]) -> None:
-    """Refuses options that only JSON lines obey, each given as its value and its default, where no
-    file has these.
-    """
+    """Raises ValueError if options (value, default) for JSON lines are set without such files."""
     from jaxspec import files  # here, since it imports NumPy, which --help does without
 
     if not any(files.is_json_lines(path.name) for path in paths):
@@ -138,7 +129,7 @@ def check_json_lines(paths: Iterable[Path], **option_values: tuple[Any, Any]) ->
 def values(
     text: str, option: str, read: Callable[[str], Any] = str, expected: str = "values"
 ) -> tuple[Any, ...]:
-    """Splits values at commas, each once; `read` makes one of its text, or raises ValueError.
+    """Splits values at commas and drops repeats; `read` converts a value or raises ValueError.
 
     >>> (
     ...     values("a, b,a", "--draft"),
@@ -147,25 +138,28 @@ def values(
     ... )
     (('a', 'b'), (1, 4, 7), (0.0, 0.7))
     """
+    pieces = [piece.strip() for piece in text.split(",")]
+    wrong = ValueError(f"{option} is {text!r}: expected {expected} separated by commas")
+    if "" in pieces:
+        raise wrong
     try:
-        parts = [piece.strip() for piece in text.split(",")]
-        return tuple(dict.fromkeys(read(piece) if piece else int("") for piece in parts))
+        return tuple(dict.fromkeys(map(read, pieces)))
     except ValueError:
-        raise ValueError(f"{option} is {text!r}: expected {expected} separated by commas") from None
+        raise wrong from None
 
 
 def positive(written: str) -> int:
-    """Reads a positive integer."""
+    """Reads a positive integer. Raises ValueError for other text."""
     if written.isdecimal() and int(written):
         return int(written)
-    return int("")
+    raise ValueError(f"{written!r} is not a positive integer")
 
 
 def _temperature(written: str) -> float:
     temperature = float(written)
     if 0 <= temperature < math.inf:
         return temperature
-    return float("")
+    raise ValueError(f"{written!r} is not a temperature")
 
 
 integers = functools.partial(values, read=positive, expected="positive integers")
@@ -175,16 +169,11 @@ temperatures = functools.partial(values, read=_temperature, expected="numbers 0 
 def group(
     name: str, members: Sequence[inspect.Parameter], join: Callable[[dict[str, Any]], Any]
 ) -> Callable[..., Any]:
-    """Adds options to a command, which reach it as one argument: what `join` makes of their
-    values.
-    """
+    """Adds options to a command, which gets them as one argument, joined by `join`."""
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
-        others = [
-            p
-            for p in inspect.signature(command, eval_str=True).parameters.values()
-            if p.name != name
-        ]
+        parameters = inspect.signature(command, eval_str=True).parameters.values()
+        remaining = [parameter for parameter in parameters if parameter.name != name]
 
         @functools.wraps(command)
         def wrapper(**options: Any) -> None:
@@ -193,21 +182,25 @@ def group(
             }
             command(**options, **{name: join(group_values)})
 
-        del wrapper.__wrapped__  # typer reads what this one takes
-        keywords = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in (*members, *others)]
+        # typer makes options of a function's signature: give it one with the members in place of
+        # the group. It would look through `__wrapped__` to the command.
+        del wrapper.__wrapped__
+        keywords = [
+            parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+            for parameter in (*members, *remaining)
+        ]
         wrapper.__signature__ = inspect.Signature(keywords)  # type: ignore[attr-defined]
-        wrapper.__annotations__ = {p.name: p.annotation for p in keywords}
+        wrapper.__annotations__ = {parameter.name: parameter.annotation for parameter in keywords}
         return wrapper
 
     return decorate
 
 
 def group_of(name: str, options_type: Any, **defaults: Any) -> Callable[..., Any]:
-    """Adds an option for each field of a NamedTuple, as `group`; its annotations say what typer
-    should know.
+    """Adds an option for each field of a NamedTuple, described to typer by its annotation.
 
-    A field that is a NamedTuple itself adds its own fields. A field without a default is an option
-    that must be given.
+    A field that is itself a NamedTuple adds its fields. A field without a default is a required
+    option.
     """
     return group(
         name, _options_of(options_type, defaults), functools.partial(_joined, options_type)
@@ -215,18 +208,20 @@ def group_of(name: str, options_type: Any, **defaults: Any) -> Callable[..., Any
 
 
 def _options_of(options_type: Any, defaults: Mapping[str, Any]) -> list[inspect.Parameter]:
-    hints = _hints(options_type)
-    usual = options_type._field_defaults | defaults
+    """Lists the options of a NamedTuple and of the ones inside it, in the order of fields."""
+    defaults_by_field = options_type._field_defaults | defaults
     members = list[inspect.Parameter]()
-    for field, hint in hints.items():
+    for field, hint in _hints(options_type).items():
         if hasattr(hint, "_fields"):
             members += _options_of(hint, defaults)
         else:
-            members.append(_option(field, hint, usual.get(field, inspect.Parameter.empty)))
+            default = defaults_by_field.get(field, inspect.Parameter.empty)
+            members.append(_option(field, hint, default))
     return members
 
 
 def _joined(options_type: Any, values: Mapping[str, Any]) -> Any:
+    """Builds a NamedTuple, and the ones inside it, of the values of options."""
     parts = {
         field: _joined(hint, values)
         for field, hint in _hints(options_type).items()
@@ -242,7 +237,7 @@ def _hints(options_type: Any) -> dict[str, Any]:
 
 
 def flat(settings: Any) -> dict[str, Any]:
-    """Returns the values of a NamedTuple of options, and of those within it, by their names."""
+    """Returns the values of a NamedTuple of options, nested ones included, by their names."""
     names = dict[str, Any]()
     for name, value in settings._asdict().items():
         names |= flat(value) if hasattr(value, "_fields") else {name: value}
@@ -253,7 +248,7 @@ def sampling_options(command: Callable[..., None]) -> Callable[..., None]:
     """Adds an option to a command for each entry of `sampling.params.OPTIONS` that has a place on
     the command line.
 
-    Those that are set reach the command as one argument, `sampling`: a dict of arguments for
+    The command gets those that are set as one argument, `sampling`: a dict of arguments for
     `jaxspec.generate`.
 
     >>> @sampling_options
@@ -264,10 +259,11 @@ def sampling_options(command: Callable[..., None]) -> Callable[..., None]:
     """
     from jaxspec.sampling.params import OPTIONS
 
+    # Options of `generate` without a kind, such as logit_bias, have no place on a command line.
     described = {
-        name: (x.kind, METAVARS[x.kind], x.help)
-        for name, x in OPTIONS.items()
-        if x.kind is not None
+        name: (option.kind, METAVARS[option.kind], option.help)
+        for name, option in OPTIONS.items()
+        if option.kind is not None
     }
     described |= {name: (str, metavar, help) for name, (metavar, help, _) in PATTERNS.items()}
     flags = {"temperature": ("--temperature", "-t")}
@@ -279,7 +275,7 @@ def sampling_options(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def _sampling(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the options of sampling that are set, patterns as `generate` takes them."""
+    """Returns the sampling options that are set, with patterns read as `generate` takes them."""
     options = {name: value for name, value in values.items() if value is not None}
     return options | {
         name: read(options[name]) for name, (_, _, read) in PATTERNS.items() if name in options
@@ -287,7 +283,7 @@ def _sampling(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _schema(written: str) -> str:
-    """Reads a schema: the text itself, or that of a file.
+    """Reads a schema: JSON itself, or a file.
 
     >>> _schema('{"type": "null"}')
     '{"type": "null"}'
@@ -299,7 +295,7 @@ def _schema(written: str) -> str:
     return files.read_text(written)
 
 
-# option: its value, its help, its reader
+# option: metavar, help, reader
 PATTERNS: dict[str, tuple[str, str, Callable[[str], Any]]] = {
     "choices": (
         "A,B",

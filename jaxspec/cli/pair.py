@@ -1,6 +1,4 @@
-"""A target and its drafter by a command's options: checked before anything is loaded, then
-loaded.
-"""
+"""A command's target and drafter: all options are checked before a model is loaded."""
 
 from __future__ import annotations
 
@@ -18,8 +16,8 @@ from jaxspec.core import BoundDrafter, Model
 from jaxspec.decode import prefix
 from jaxspec.decode.shared_prefix import SharedPrefix
 
-COST_REPEATS = 9  # timings of each pass, for a policy: they are waited for
-NONE = "none"  # as the name of a drafter: plain decoding
+COST_REPEATS = 9  # timings of each pass for a policy; few, since the user waits for them
+NONE = "none"  # the name of a drafter that means plain decoding
 DRAFTS = "What drafts: a model, prompt_lookup, head:DIR, tree:MODEL, ...; none."
 GAMMA = (
     "Draft tokens a round (at most, with --policy). 3 suits the shipped pair; Python's default is "
@@ -59,9 +57,7 @@ class Pair(NamedTuple):
 
 
 def with_drafter(pair: Pair, default: str | None = None) -> Pair:
-    """Returns the options with the name of the drafter, by default the target's usual one; None for
-    plain decoding.
-    """
+    """Fills in the drafter's name, by default the target's usual one; None decodes plainly."""
     names.check_model(pair.target, pair.dtype)
     draft = default if pair.draft is None else pair.draft
     if draft is None:
@@ -70,18 +66,14 @@ def with_drafter(pair: Pair, default: str | None = None) -> Pair:
 
 
 def checked_options(pair: Pair, sampling: dict[str, Any]) -> dict[str, Any]:
-    """Checks the drafter's name and all options; returns those of `jaxspec.generate`, but for
-    drafter and token ids.
-    """
+    """Checks all options; returns `jaxspec.generate`'s, except the drafter and token ids."""
     if pair.draft is not None:
         if pair.draft_dtype:
             names.check_dtype(pair.draft_dtype, "draft_dtype")
         drafter_names.check(pair.draft, pair.draft_dtype or pair.dtype)
     else:
-        refuse(
-            [name for name in ("rule", "draft_dtype") if getattr(pair, name)],
-            "plain decoding (no --draft)",
-        )
+        unread = [name for name in ("rule", "draft_dtype") if getattr(pair, name)]
+        refuse(unread, "plain decoding (no --draft)")
     generation = {
         "gamma": pair.gamma,
         "rule": names.rule(pair.rule) if pair.rule else None,
@@ -95,11 +87,8 @@ def checked_options(pair: Pair, sampling: dict[str, Any]) -> dict[str, Any]:
 
 
 def load(pair: Pair) -> tuple[Model, Model | BoundDrafter | None]:
-    """Loads the target, and the drafter if there is one."""
-    if pair.mesh is None:
-        mesh = None
-    else:
-        mesh = sharding.mesh(pair.mesh)
+    """Loads the target and the drafter, None for plain decoding."""
+    mesh = None if pair.mesh is None else sharding.mesh(pair.mesh)
     options: dict[str, Any] = {
         "chat_template": pair.chat_template,
         "adapter": pair.adapter,
@@ -113,18 +102,17 @@ def load(pair: Pair) -> tuple[Model, Model | BoundDrafter | None]:
 
 
 def prefix_text(option: str) -> str:
-    """Returns what all prompts follow: the text itself, or that of the file that is so called.
+    """Returns the text of --prefix: the option itself, or the contents of the file it names.
 
-    The line break with which a file ends is no part of it.
+    Drops the line break at the end of a file.
     """
     try:
         is_file = Path(option).is_file()
-    except OSError:  # a name that is too long is none
+    except OSError:  # the text is too long for a file name
         is_file = False
+    text = option
     if is_file:
         text = files.read_text(option).removesuffix("\n").removesuffix("\r")
-    else:
-        text = option
     if not text:
         raise ValueError(
             f"--prefix {option} is empty: expected a text that the prompts follow, or a file of one"
@@ -135,13 +123,13 @@ def prefix_text(option: str) -> str:
 def read_prefix(
     target: Model, drafter: Model | BoundDrafter | None, text: str, chat: bool
 ) -> SharedPrefix:
-    """Reads what all prompts follow: a text, or, of a `chat`, the system's message."""
+    """Prefills the prefix of all prompts: a text, or in a `chat` the system message."""
     shared: Any = system_message(text) if chat else text
     return prefix(target, shared, drafter=drafter)
 
 
 def system_message(text: str | None) -> Sequence[dict[str, str]]:
-    """Returns the messages with which a chat begins: the system's, if there is one."""
+    """Returns the first messages of a chat: the system message, or none."""
     if text is None:
         return []
     return [{"role": "system", "content": text}]

@@ -1,6 +1,4 @@
-"""`jaxspec plan`: whether to speculate, with which gamma or tree, and how much faster that will
-be.
-"""
+"""`jaxspec plan`: whether to speculate, with which gamma or tree, and the speed-up."""
 
 from __future__ import annotations
 
@@ -8,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
+from rich.table import Table
 from rich.text import Text
 
 from jaxspec.cli import console, drafter_names, options
@@ -34,7 +33,7 @@ _PAIR = (
     "dtype",
     "as_json",
 )
-TIMED = 5  # draft tokens whose time, divided by their number, is that of one
+TIMED = 5  # draft tokens of a timed draft; its time is divided by this
 READ = {  # options, by the kind of plan
     "a plan for --alpha and --c": (*_COSTS, "v"),
     "a plan for a --device": (*_COSTS, "device", "target", "draft", "batch", "dtype", "row_tokens"),
@@ -44,9 +43,7 @@ READ = {  # options, by the kind of plan
 
 
 class Inputs(NamedTuple):
-    """The options of `plan`, for a pair on this machine, for costs that are known, or for sizes on
-    another machine.
-    """
+    """The options of `plan`: for a pair on this machine, known costs, or sizes on a device."""
 
     target: Annotated[
         str, text("MODEL", "The target; with --device a size (11B, 76M:4 layers), shape, hub id.")
@@ -99,104 +96,149 @@ def plan(inputs: Inputs, context: typer.Context) -> None:
         jaxspec plan --alpha 0.75 --target 11B --draft 60M --device tpu-v4
         jaxspec plan --target qwen3-8b -d z-lab/Qwen3-8B-DFlash-b16 --device h100
     """
-    from jaxspec.analysis import environment, published, roofline
     from jaxspec.analysis import plan as planning
 
-    alpha = inputs.alpha
-    c = inputs.c
-    v = inputs.v
-    target = inputs.target
-    largest = inputs.gamma
     batches = options.integers(inputs.batch, "--batch")
-    note = ""
-    speeds = []
     _check(inputs, context)
-    if inputs.device and not inputs.draft and (alpha is None or target != TARGET):
-        raise ValueError(published.needed(target))
-    draft = inputs.draft or (
-        drafter_names.default_model(target) if inputs.device or alpha is None else ""
-    )
     if inputs.device:
-        sizes = {
-            "dtype": inputs.dtype or "bfloat16",
-            "row_tokens": inputs.row_tokens,
-            "most": largest,
-        }
-        sizes |= {"c": c, "c_hat": inputs.c_hat}
-        is_hub_id = "/" in draft and roofline.shape_of(draft) is None
-        if alpha is None or is_hub_id or published.is_of(draft, target):
-            row = published.of(draft, target)
-            draft, sizes["at_once"] = row.reads, row.at_once
-            # a block drafts no more
-            if row.at_once:
-                sizes["most"] = min(largest, row.draft)
-            else:
-                sizes["most"] = largest
+        report = _for_device(inputs, batches)
+    elif inputs.alpha is not None and inputs.c is not None:
+        report = _for_costs(inputs, inputs.alpha, inputs.c)
+    else:
+        report = _for_pair(inputs, batches)
+    if inputs.as_json:
+        return console.print_measured(
+            about=report.heading,
+            note=report.note,
+            plans=[planning.to_dict(plan) for plan in report.plans],
+            timed=report.speeds,
+        )
+    _show(report)
+    return None
+
+
+class PlanReport(NamedTuple):
+    """Plans, with the text to print around them."""
+
+    plans: Sequence[Plan]
+    heading: str
+    note: str
+    largest: int  # the largest γ that was tried; for trees, the most nodes
+    speeds: Sequence[BenchResult] = ()  # the measurements of --timed
+
+
+def _for_device(inputs: Inputs, batches: Sequence[int]) -> PlanReport:
+    """Plans for a machine that is not here, from sizes of models and the machine's numbers."""
+    from jaxspec.analysis import plan as planning
+    from jaxspec.analysis import published, roofline
+
+    target = inputs.target
+    alpha = inputs.alpha
+    if not inputs.draft and (alpha is None or target != TARGET):
+        raise ValueError(published.needed(target))
+    draft = inputs.draft or drafter_names.default_model(target)
+    sizes = {
+        "dtype": inputs.dtype or "bfloat16",
+        "row_tokens": inputs.row_tokens,
+        "most": inputs.gamma,
+        "c": inputs.c,
+        "c_hat": inputs.c_hat,
+    }
+    source = ""
+    is_hub_id = "/" in draft and roofline.shape_of(draft) is None
+    if alpha is None or is_hub_id or published.is_of(draft, target):
+        row = published.of(draft, target)
+        draft = row.reads
+        sizes["at_once"] = row.at_once
+        if row.at_once:  # a block drafter has no more tokens than its block
+            sizes["most"] = min(inputs.gamma, row.draft)
         if alpha is None:
             alpha = row.alpha
-            note = (
+            source = (
                 f"α is that of {row.figure}, drafting {row.draft}, with {row.drafter}: "
                 f"{row.source}, {row.url}"
             )
-        plans = [
-            planning.of_sizes(alpha, target, draft, inputs.device, batch=batch, **sizes)
-            for batch in batches
-        ]
-        device = roofline.machine(inputs.device)
-        basis = "by memory, bandwidth and peak; real passes are slower"
-        if device.kernel:
-            basis = "estimates from bytes and kernels, as measured on an H100"
-        heading = f"{target} with {inputs.draft or draft} on {inputs.device}, {basis}"
-        notes = [note, planning.check_pair(target, draft)]
-        note = "\n".join(
-            [*filter(None, notes), *(_times(plan, device) for plan in plans if plan.fits)]
-        )
-    elif alpha is not None and c is not None:
-        plans = [
-            planning.plan(
-                alpha, c, [1 + v * gamma for gamma in range(largest + 1)], c_hat=inputs.c_hat
+    plans = [
+        planning.of_sizes(alpha, target, draft, inputs.device, batch=batch, **sizes)
+        for batch in batches
+    ]
+    device = roofline.machine(inputs.device)
+    basis = "by memory, bandwidth and peak; real passes are slower"
+    if device.kernel:
+        basis = "estimates from bytes and kernels, as measured on an H100"
+    notes = [source, planning.check_pair(target, draft)]
+    notes += [_times(plan, device) for plan in plans if plan.fits]
+    return PlanReport(
+        plans,
+        heading=f"{target} with {inputs.draft or draft} on {inputs.device}, {basis}",
+        note="\n".join(filter(None, notes)),
+        largest=inputs.gamma,
+    )
+
+
+def _for_costs(inputs: Inputs, alpha: float, c: float) -> PlanReport:
+    """Plans for a known acceptance rate and known costs."""
+    from jaxspec.analysis import plan as planning
+
+    v = inputs.v
+    verify_costs = [1 + v * gamma for gamma in range(inputs.gamma + 1)]
+    plan = planning.plan(alpha, c, verify_costs, c_hat=inputs.c_hat)
+    verify_cost = f"1 + {v:g} γ" if v else "1"
+    return PlanReport(
+        [plan],
+        heading=f"α = {alpha:g}, c = {c:g}, a pass over γ + 1 tokens taking {verify_cost}",
+        note=_bound(plan, v),
+        largest=inputs.gamma,
+    )
+
+
+def _for_pair(inputs: Inputs, batches: Sequence[int]) -> PlanReport:
+    """Plans for two models, measured on prompts on this machine."""
+    from jaxspec.analysis import environment
+    from jaxspec.analysis import plan as planning
+
+    target = inputs.target
+    draft = inputs.draft or drafter_names.default_model(target)
+    prepared = prepared_pair(
+        target,
+        draft,
+        inputs.dtype or "float32",
+        inputs.prompts,
+        inputs.count,
+        gamma=TIMED,
+        temperature=inputs.temperature,
+        seed=inputs.seed,
+        max_new_tokens=inputs.max_new_tokens,
+    )
+    largest = inputs.nodes if inputs.tree else inputs.gamma
+    with console.counting("plan", planning.steps(batches, largest, inputs.tree)) as advance:
+        plans = list(
+            planning.of_pair(
+                prepared,
+                advance=advance,
+                batches=batches,
+                most=largest,
+                trees=inputs.tree,
+                repeats=inputs.repeats,
             )
-        ]
-        heading = (
-            f"α = {alpha:g}, c = {c:g}, a pass over γ + 1 tokens taking "
-            f"{'1' if not v else f'1 + {v:g} γ'}"
         )
-        note = _bound(plans[0], v)
-    else:
-        generation = {
-            name: getattr(inputs, name) for name in ("temperature", "seed", "max_new_tokens")
-        }
-        dtype = inputs.dtype or "float32"
-        prepared = prepared_pair(
-            target, draft, dtype, inputs.prompts, inputs.count, gamma=TIMED, **generation
-        )
-        if inputs.tree:
-            largest = inputs.nodes
-        measuring = {
-            "batches": batches,
-            "most": largest,
-            "trees": inputs.tree,
-            "repeats": inputs.repeats,
-        }
-        with console.counting("plan", planning.steps(batches, largest, inputs.tree)) as advance:
-            plans = list(planning.of_pair(prepared, advance=advance, **measuring))
-        speeds = _time(plans, prepared) if inputs.timed else []
-        machine = environment.current()
-        heading = f"{target} with {draft}, temperature {inputs.temperature:g}, measured here"
-        note = f"{environment.line(machine)}, load {machine.load}\n"
-        note += (
+    speeds = _time(plans, prepared) if inputs.timed else []
+    machine = environment.current()
+    return PlanReport(
+        plans,
+        heading=f"{target} with {draft}, temperature {inputs.temperature:g}, measured here",
+        note=(
+            f"{environment.line(machine)}, load {machine.load}\n"
             "Passes are timed one after the other; in a round they share caches: `jaxspec bench` "
             "times whole texts."
-        )
-    if inputs.as_json:
-        return console.print_measured(
-            about=heading, note=note, plans=[planning.to_dict(plan) for plan in plans], timed=speeds
-        )
-    _show(heading, plans, note, speeds, largest)
+        ),
+        largest=largest,
+        speeds=speeds,
+    )
 
 
 def _check(inputs: Inputs, context: typer.Context) -> None:
-    """Refuses options that the kind of plan does not read, and a lack of those that it needs."""
+    """Raises ValueError if this kind of plan ignores an option, or lacks a required one."""
     alpha = inputs.alpha
     c = inputs.c
     device = inputs.device
@@ -205,34 +247,36 @@ def _check(inputs: Inputs, context: typer.Context) -> None:
         raise ValueError(
             f"{present} needs {absent}, too, or sizes as --target and --draft, and a --device"
         )
-    mode = "--tree" if inputs.tree else "a plan for a pair"
-    if device or alpha is not None:
-        if device:
-            mode = "a plan for a --device"
-        else:
-            mode = "a plan for --alpha and --c"
-    options.refuse(
-        options.typed(context, [name for name in Inputs._fields if name not in READ[mode]]), mode
-    )
-    from jaxspec.core.checks import at_least
+    if device:
+        mode = "a plan for a --device"
+    elif alpha is not None:
+        mode = "a plan for --alpha and --c"
+    elif inputs.tree:
+        mode = "--tree"
+    else:
+        mode = "a plan for a pair"
+    unread = [name for name in Inputs._fields if name not in READ[mode]]
+    options.refuse(options.typed(context, unread), mode)
+    from jaxspec.core.checks import at_least  # here, since it imports jax
 
     costs = {"--c": c, "--v": inputs.v, "--c-hat": inputs.c_hat}
     at_least(0, **{name: cost for name, cost in costs.items() if cost is not None})
 
 
 def _times(plan: Plan, device: Machine) -> str:
-    """Says in milliseconds what a plan for a device rests on."""
+    """Returns the estimated times in milliseconds that a plan for a device is based on."""
     assert plan.plain_seconds is not None
-    plain, draft, verify = (1e3 * plan.plain_seconds * passes for passes in (1, plan.c, plan.v))
-    least = "" if device.kernel else "at least "
-    drafts = (
-        f"with γ = {plan.chain.gamma} a draft token takes {draft:.2f}, the verify pass {verify:.2f}"
+    plain = 1e3 * plan.plain_seconds
+    bound = "" if device.kernel else "at least "
+    return (
+        f"Batch {plan.batch}: a plain step takes {bound}{plain:.2f} ms; with γ = "
+        f"{plan.chain.gamma} a draft token takes {plain * plan.c:.2f}, the verify pass "
+        f"{plain * plan.v:.2f}."
     )
-    return f"Batch {plan.batch}: a plain step takes {least}{plain:.2f} ms; {drafts}."
 
 
 def _bound(plan: Plan, v: float) -> str:
-    """Says how much faster an oracle for γ would be, the bound of all draft-length policies."""
+    """Returns a sentence about an oracle for γ, the bound of all draft-length policies."""
     from jaxspec.analysis import formulas
 
     # a draft token costs c and v
@@ -244,30 +288,45 @@ def _bound(plan: Plan, v: float) -> str:
     )
 
 
-def _show(
-    heading: str, plans: Sequence[Plan], note: str, speeds: Sequence[BenchResult], largest: int
-) -> None:
-    """Prints plans as a table and sentences, and the speeds of drafts that were timed.
-
-    Args:
-        largest: the largest γ that `--gamma` allows.
-    """
+def _show(report: PlanReport) -> None:
+    """Prints plans as a table and sentences, and the measured speeds of --timed."""
     from jaxspec.analysis import plan as planning
     from jaxspec.analysis import table as tables
 
-    heads = [
-        "batch",
-        "α",
-        "c",
-        "v",
-        "γ",
-        "tokens\na round",
-        "speed,\nat most",
-        "opera-\ntions",
-        "bytes",
-    ]
+    plans = report.plans
+    largest = report.largest
     out = Console(highlight=False)
-    table = console.table(heads)
+    out.print(Text(report.heading, "bold"))
+    console.show(out, _table(plans))
+    for plan in plans:
+        line = planning.sentence(plan)
+        if len(plans) > 1:
+            line = f"Batch {plan.batch}: {line}"
+        if plan.gamma == largest and plan.at_cap:
+            line += f" --gamma {2 * largest} tries γ up to {2 * largest}."
+        out.print(Text(line), soft_wrap=plan.best.is_tree)  # a tree's has code to copy
+    if report.note:
+        out.print(Text(report.note))
+    if report.speeds:
+        for view in tables.tables(report.speeds, (tables.SPEED, tables.THEORY), out.width):
+            out.print(view)
+
+
+def _table(plans: Sequence[Plan]) -> Table:
+    """Makes the table of plans: a row for each, or with --tree one for its chain and its tree."""
+    table = console.table(
+        [
+            "batch",
+            "α",
+            "c",
+            "v",
+            "γ",
+            "tokens\na round",
+            "speed,\nat most",
+            "opera-\ntions",
+            "bytes",
+        ]
+    )
     for plan in plans:
         if plan.tree is None:
             rows = [(plan.v, plan.best)]
@@ -278,31 +337,18 @@ def _show(
                 name = f"tree\nof {len(draft.shape)}"
             else:
                 name = f"{draft.gamma or 'plain'}"
-            gains = f"{draft.tokens_per_round:.2f}", f"{draft.improvement:.2f}×"
-            work = f"{draft.operations:.2f}×", f"{draft.accesses:.2f}×"
             table.add_row(
                 f"{plan.batch}",
                 f"{plan.alpha:.3f}",
                 f"{plan.c:.3f}",
                 f"{v:.2f}",
                 name,
-                *gains,
-                *work,
+                f"{draft.tokens_per_round:.2f}",
+                f"{draft.improvement:.2f}×",
+                f"{draft.operations:.2f}×",
+                f"{draft.accesses:.2f}×",
             )
-    out.print(Text(heading, "bold"))
-    console.show(out, table)
-    for plan in plans:
-        line = (f"Batch {plan.batch}: " if len(plans) > 1 else "") + planning.sentence(plan)
-        line += (
-            f" --gamma {2 * largest} tries γ up to {2 * largest}."
-            if plan.gamma == largest and plan.at_cap
-            else ""
-        )
-        out.print(Text(line), soft_wrap=plan.best.is_tree)  # with a line of code, to be copied
-    if note:
-        out.print(Text(note))
-    for view in tables.tables(speeds, (tables.SPEED, tables.THEORY), out.width) if speeds else ():
-        out.print(view)
+    return table
 
 
 def _time(plans: Sequence[Plan], prepared: Prepared) -> list[BenchResult]:

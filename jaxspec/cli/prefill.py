@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import time
 from collections.abc import Callable
 
@@ -17,19 +16,19 @@ from jaxspec.decode import loop
 from jaxspec.decode.request import Prepared
 
 LONG = 4 * chunks.LONGEST  # tokens: longer prompts are watched
-BY_ROW = ("read_tokens", "prefill_seconds")  # of a record
+BY_ROW = ("read_tokens", "prefill_seconds")  # fields of a record
 
 
 class WatchedPrefill:
-    """Makes the beginning of a generation, as `loop.Begin`, and remembers what it took.
+    """Prefills a generation, as `loop.Begin`, and remembers the time.
 
-    On a terminal the host reads long prompts chunk by chunk, so that a bar says how far it is: a
-    program could not tell while it runs. Where the models cannot be so read (an encoder; a drafter
-    without `before`), a line says what is being done.
+    On a terminal the host reads long prompts chunk by chunk to show a bar, since a running program
+    cannot report progress. If the models cannot read in chunks (an encoder; a drafter without
+    `before`), it shows a status line.
 
     Attributes:
         is_watched: whether progress is shown.
-        seconds: the time of the last beginning.
+        seconds: the time of the last prefill.
     """
 
     def __init__(self, prepared: Prepared, err: Console):
@@ -39,7 +38,7 @@ class WatchedPrefill:
         self._in_chunks = self.is_watched and loop.goes_in_chunks(prepared)
 
     def __call__(self, prepared: Prepared) -> State:
-        """Makes the beginning, and shows progress."""
+        """Prefills and shows progress."""
         start = time.perf_counter()
         longest = int(jnp.max(prepared.prompt.length))
         if self._in_chunks:
@@ -57,19 +56,16 @@ class WatchedPrefill:
     def quietly(
         self, prepared: Prepared, report: Callable[[int], object] = lambda tokens: None
     ) -> State:
-        """Makes the beginning by the same programs, and waits for it; shows and remembers
-        nothing.
-        """
+        """Prefills with the same programs and waits; shows no progress, keeps no time."""
         if self._in_chunks:
-            begin = functools.partial(loop.prefill_in_chunks, report=report)
+            state = loop.prefill_in_chunks(prepared, report=report)
         else:
-            begin = loop.prefill
-        return jax.block_until_ready(begin(prepared))
+            state = loop.prefill(prepared)
+        return jax.block_until_ready(state)
 
 
 def read_tokens(prepared: Prepared) -> np.ndarray:
-    """Counts the tokens of each prompt that prefill reads: all but those that were read before,
-    with a prefix.
+    """Counts the tokens of each prompt that prefill reads: all but a shared prefix.
 
     >>> from jaxspec.testing import prepared_table
     >>> read_tokens(prepared_table()).tolist()
@@ -82,16 +78,14 @@ def read_tokens(prepared: Prepared) -> np.ndarray:
 
 
 def cut(prepared: Prepared) -> Prepared:
-    """Returns the same with the first two chunks of each prompt: it compiles what the whole prompts
-    need.
+    """Keeps the first two chunks of each prompt: enough to compile the programs of the rest.
 
-    Of an encoder's prompt all is kept: its passes are as wide as the prompt is padded, whatever its
-    length.
+    Keeps an encoder's prompt whole, since its pass has the padded width of the prompt.
     """
     if prepared.target.lm.limits.start_token is not None:
         return prepared
-    longest = 2 * chunks.LONGEST + (
-        0 if prepared.before is None else int(jnp.max(prepared.before.start))
-    )
-    prompt = prepared.prompt._replace(length=jnp.minimum(prepared.prompt.length, longest))
+    limit = 2 * chunks.LONGEST
+    if prepared.before is not None:
+        limit += int(jnp.max(prepared.before.start))
+    prompt = prepared.prompt._replace(length=jnp.minimum(prepared.prompt.length, limit))
     return prepared._replace(prompt=prompt)

@@ -1,6 +1,4 @@
-"""Prompts: from the command line, a file, standard input, or the held-out ones that come with
-jaxspec.
-"""
+"""Prompts: from the command line, a file or standard input, or jaxspec's held-out ones."""
 
 from __future__ import annotations
 
@@ -23,12 +21,10 @@ if TYPE_CHECKING:
 
 
 def from_arguments(prompt: str | None, file: str | None, count: int | None = None) -> list[str]:
-    """Returns the prompts of the command line, or the first of a file; `-` is standard input. None
-    are none.
-    """
+    """Returns the prompts of the command line or of a file; `-` is standard input."""
     if prompt is not None and file is not None:
         raise ValueError("got a PROMPT and --prompts: expected one of them")
-    if prompt == "":  # an unset variable of a shell, most likely
+    if prompt == "":  # most likely an unset shell variable
         raise ValueError("the PROMPT is empty: expected text, or leave it out for held-out prompts")
     if prompt is not None and prompt != "-":
         if count is not None:
@@ -45,16 +41,12 @@ def from_arguments(prompt: str | None, file: str | None, count: int | None = Non
 
 
 def from_file(file: str | Path, count: int | None = None) -> list[str]:
-    """Reads the first prompts of a file (`-` is standard input): one a line, or the inputs of JSON
-    lines.
-    """
+    """Reads the first prompts of a file (`-`: standard input): lines, or inputs of JSON lines."""
     return [row["input"] for row in _rows(file, count)]
 
 
 def by_task(file: Path, count: int) -> dict[str, list[str]]:
-    """Reads the first prompts of each task: "task" in the lines of a .jsonl file; without it the
-    file's name.
-    """
+    """Reads the first prompts of each task, which is a JSON line's "task" or the file's name."""
     prompts = dict[str, list[str]]()
     for row in _rows(file):
         prompts.setdefault(row.get("task", file.stem), []).append(row["input"])
@@ -62,11 +54,9 @@ def by_task(file: Path, count: int) -> dict[str, list[str]]:
 
 
 def _rows(file: str | Path, count: int | None = None) -> list[dict[str, str]]:
-    """Reads the first lines of a file that are not blank, each as an "input", and a "task" if it
-    has one.
-    """
+    """Reads the first non-blank lines of a file, each as an "input" and an optional "task"."""
     if str(file) == "-":
-        # in the file's encoding, not in that of the terminal
+        # read UTF-8, like a file, whatever the terminal's encoding
         if isinstance(sys.stdin, io.TextIOWrapper):
             sys.stdin.reconfigure(encoding=files.ENCODING, errors="strict")
         where = "standard input"
@@ -75,11 +65,12 @@ def _rows(file: str | Path, count: int | None = None) -> list[dict[str, str]]:
         files.check_lines(Path(file))
         where = str(file)
         lines = files.read_lines(file)
-    is_json = files.is_json_lines(where)
-    first = itertools.islice(
-        (line for line in lines if line[1].strip()) if is_json else lines, count
-    )
-    rows = [_object(line, line_place) if is_json else {"input": line} for line_place, line in first]
+    if files.is_json_lines(where):
+        # `lines` leaves out empty lines; JSON also ignores no-break spaces
+        written = ((line_place, line) for line_place, line in lines if line.strip())
+        rows = [_object(line, line_place) for line_place, line in itertools.islice(written, count)]
+    else:
+        rows = [{"input": line} for _, line in itertools.islice(lines, count)]
     if not rows:
         raise ValueError(f"{where} holds no prompt: expected one a line")
     return rows
@@ -89,30 +80,25 @@ def _object(line: str, where: str) -> dict[str, str]:
     """Reads a JSON line; its "input" may be called "prompt", as in the files of `jaxspec batch`."""
     try:
         names = set(json.loads(line))
-    except (ValueError, RecursionError, TypeError):  # which is told below
+    except (ValueError, RecursionError, TypeError):  # `json_object` reports it
         names = set()
-    if "prompt" in names and "input" not in names:
-        name = "prompt"
-    else:
-        name = "input"
+    name = "prompt" if "prompt" in names and "input" not in names else "input"
     row = files.json_object(line, where, [name], ["task"])
     return {"input": row[name], **row}
 
 
 def heldout_for(target: Model, count: int) -> list[str]:
-    """Returns held-out prompts of the kind that a model takes."""
+    """Returns held-out prompts of a model's first task."""
     from jaxspec.files.corpus import tasks_of
 
     return heldout(tasks_of(target)[0], count)
 
 
 def examples_for(target: Model) -> list[str]:
-    """Returns the held-out prompts of the first screen: three, of a kind that can be read at a
-    glance.
+    """Returns the three held-out prompts of the first screen, short enough to read at a glance.
 
-    For translation they are the first sentences of the file that begin with "This package" and have
-    at most 100 characters: a rule that was made before any output of them was seen. Other tasks
-    have their first prompts.
+    For translation: the first sentences that begin with "This package" and have at most 100
+    characters, a rule made before any output was seen. Other tasks have their first prompts.
     """
     from jaxspec.files import corpus
 
@@ -129,7 +115,7 @@ def examples_for(target: Model) -> list[str]:
 
 
 def heldout(task: str, count: int) -> list[str]:
-    """Returns the first prompts of those that come with jaxspec, for a task."""
+    """Returns the first held-out prompts of a task."""
     from jaxspec.core.checks import at_least
     from jaxspec.files import corpus
 
@@ -138,9 +124,7 @@ def heldout(task: str, count: int) -> list[str]:
 
 
 def references(target: Model, skip: int) -> list[str]:
-    """Returns the references of the held-out prompts for a model, without the first of each
-    task.
-    """
+    """Returns the references of a model's held-out prompts, except the first `skip` of a task."""
     from jaxspec.files import corpus
 
     return [
@@ -157,9 +141,7 @@ def prepared_pair(
     seed: int = 0,
     **options: Any,
 ) -> Prepared:
-    """Prepares two models on the first prompts of a file, or on held-out ones; `options` are those
-    of `generate`.
-    """
+    """Prepares two models on prompts of a file or held-out ones, with `options` of `generate`."""
     from jaxspec.cli import pair as pairs
     from jaxspec.decode.request import prepare
 
@@ -167,10 +149,9 @@ def prepared_pair(
         raise ValueError(
             f"--draft is {draft!r}: expected a model here; `jaxspec bench` measures other drafters"
         )
-    texts = None
-    if prompts is not None:
-        texts = from_file(prompts, count)
+    texts = None if prompts is None else from_file(prompts, count)
     pair = pairs.with_drafter(pairs.Pair(target, draft, dtype=dtype, seed=seed))
     generation = pairs.checked_options(pair, options)
-    big, small = pairs.load(pair)
-    return prepare(big, texts or heldout_for(big, count), drafter=small, **generation)
+    target_model, drafter = pairs.load(pair)
+    texts = texts or heldout_for(target_model, count)
+    return prepare(target_model, texts, drafter=drafter, **generation)

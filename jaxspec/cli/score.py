@@ -73,7 +73,6 @@ def score(settings: ScoreSettings) -> None:
     """
     s = settings
     output = settings.output
-    totals = Totals()
     check_paths(s.input)
     if output is not None:
         files.check_file(output, "--output")
@@ -87,17 +86,17 @@ def score(settings: ScoreSettings) -> None:
         )
     names.check_model(s.target, s.dtype)
     total = 0
-    wrong = list[Exception]()
+    errors = list[Exception]()
     for _, _, read_text in read(s.input):
         total += 1
-        wrong += [read_text] if isinstance(read_text, Exception) else []
+        if isinstance(read_text, Exception):
+            errors.append(read_text)
     if not total:
         raise ValueError(f"{', '.join(map(str, s.input))} holds no text: expected one a line")
-    if len(wrong) == total:  # said before a model is loaded
-        raise wrong[0]
-    devices = None
-    if s.mesh is not None:
-        devices = sharding.mesh(s.mesh)
+    if len(errors) == total:  # fail before a model is loaded
+        raise errors[0]
+    devices = None if s.mesh is None else sharding.mesh(s.mesh)
+    totals = Totals()
     model = names.model(
         s.target, s.dtype, devices, chat_template=s.chat_template, **s.languages._asdict()
     )
@@ -121,12 +120,10 @@ def score(settings: ScoreSettings) -> None:
 
 def _scored(settings: ScoreSettings, model: Model, total: int, totals: Totals) -> Iterator[str]:
     """Yields a line for each text, and adds its score to the totals."""
-    start = settings.start
-    if start is not None and start.isdecimal():
-        token = int(start)
-    else:
-        token = start
-    # the places and ids of those that have no result yet
+    token: int | str | None = settings.start
+    if settings.start is not None and settings.start.isdecimal():
+        token = int(settings.start)
+    # the place and id of each line that is being scored
     lines = collections.deque[tuple[str, Any]]()
 
     def texts() -> Generator[Any, None, None]:
@@ -134,16 +131,16 @@ def _scored(settings: ScoreSettings, model: Model, total: int, totals: Totals) -
             lines.append((where, line_id))
             yield scored
 
+    # `outcomes` reads texts ahead, a batch at a time; `lines` remembers where they come from.
     with contextlib.closing(texts()) as reading, console.counting("scoring", total) as step:
         for outcome in outcomes(model, reading, settings.batch, token, settings.end):
             where, line_id = lines.popleft()
             step("scoring")
             row = {} if line_id is None else {"id": line_id}
             if isinstance(outcome, Exception):
-                if str(outcome).startswith(where):
-                    error = str(outcome)
-                else:
-                    error = f"{where}: {outcome}"
+                error = str(outcome)
+                if not error.startswith(where):
+                    error = f"{where}: {error}"
                 totals.add_error(error)
                 row |= {"error": error}
             else:
@@ -153,10 +150,9 @@ def _scored(settings: ScoreSettings, model: Model, total: int, totals: Totals) -
 
 
 def read(paths: Sequence[Path]) -> Generator[tuple[str, Any, Any], None, None]:
-    """Yields the place of each line, its id, None if it has none, and its text as `jaxspec.score`
-    takes it.
+    """Yields the place of each line, its id or None, and its text as `jaxspec.score` takes it.
 
-    In place of the text of a line that cannot be read stands what is wrong with it.
+    The text of an unreadable line is the exception instead.
     """
     for path in paths:
         for where, line in files.read_lines(path):
@@ -190,22 +186,19 @@ class Totals:
     """Sums over the scores of a file.
 
     Attributes:
-        failed: how many lines have an error in place of a score.
-        first_error: the error of the first of them; None if there is none.
+        failed: how many lines have an error instead of a score.
+        first_error: the first error; None without errors.
     """
 
     def __init__(self) -> None:
         self.failed = 0
         self.first_error: str | None = None
-        # texts, tokens, greedy ones, log probability, bytes (NaN where they are not known)
+        # texts, tokens, greedy texts, log probability, bytes (NaN if unknown)
         self._sums = np.zeros(5)
 
     def add(self, scored: Score) -> None:
         """Counts the score of a text."""
-        if scored.num_bytes is None:
-            num_bytes = math.nan
-        else:
-            num_bytes = scored.num_bytes
+        num_bytes = math.nan if scored.num_bytes is None else scored.num_bytes
         self._sums += [1, len(scored.tokens), scored.is_greedy, scored.log_prob, num_bytes]
 
     def add_error(self, error: str) -> None:
@@ -214,9 +207,7 @@ class Totals:
         self.first_error = self.first_error or error
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the totals as plain values: perplexity is per token, bits are per byte of all
-        texts.
-        """
+        """Returns the totals as plain values: perplexity per token, bits per byte."""
         texts, num_tokens, greedy, log_prob, num_bytes = self._sums.tolist()
         return {
             "texts": int(texts),
@@ -230,9 +221,8 @@ class Totals:
 
     def __str__(self) -> str:
         t = self.to_dict()
-        if t["bits_per_byte"] is None:
-            bits = ""
-        else:
+        bits = ""
+        if t["bits_per_byte"] is not None:
             bits = f", {t['bits_per_byte']:.3f} bits a byte"
         return (
             f"{t['texts']:,} texts, {t['tokens']:,} tokens: log probability {t['log_prob']:.2f}, "

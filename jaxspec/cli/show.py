@@ -1,6 +1,4 @@
-"""The output of `generate`: texts that grow round by round, or traces; counts and comparisons in
-words and as JSON.
-"""
+"""The output of `generate`: texts or traces, live; counts and comparisons in words and as JSON."""
 
 from __future__ import annotations
 
@@ -27,9 +25,9 @@ from jaxspec.weights import quantisation
 if TYPE_CHECKING:
     from jaxspec.analysis.result import BenchResult
 
-REPEATS = 5  # of each side of a comparison, interleaved
-CPU_CACHE = 100e6  # bytes of parameters that some cache of a CPU may hold
-IDLE = 1.25  # a check that costs less than so many one-token passes runs on compute that was idle
+REPEATS = 5  # runs of each side of a comparison, interleaved
+CPU_CACHE = 100e6  # bytes of parameters that the caches of a large CPU may hold
+IDLE = 1.25  # one-token passes: a verify pass below this cost runs on idle compute
 REPORTED = (
     "text",
     "tokens",
@@ -39,36 +37,24 @@ REPORTED = (
     "top_tokens",
     "top_log_probs",
 )
-Records = Iterable[Iterable[dict[str, Any]]]  # of each prompt: see `generate._decoded`
+Records = Iterable[Iterable[dict[str, Any]]]  # the records of each prompt: see `generate._decoded`
 
 
 def headline(prepared: Prepared, pair: Pair) -> Text:
-    """Names models, draft and device, and what a mesh cannot split as it should."""
+    """Names the models, the drafter and the device, and the axes that a mesh cannot split."""
 
-    def name(model: Model) -> str:
-        return f"{model.name} ({console.count(quantisation.count(trim.untrimmed(model).params))})"
-
-    s = pair
     target = prepared.target
     drafter = prepared.options["drafter"]
-    drafted = "plain decoding"
-    if drafter is not None:
-        if isinstance(drafter, BoundDrafter):
-            tree = drafter.functions.tree
-        else:
-            tree = None
-        limit = tree.nodes if tree else s.gamma
-        drafted = f"{'up to ' if s.policy else ''}{limit} draft tokens a round from "
-        drafted += name(drafter) if isinstance(drafter, Model) else str(s.draft)
-        drafted += f", {s.policy}" if s.policy else ""
-        drafted += f", in {s.draft_dtype}" if s.draft_dtype not in ("", s.dtype) else ""
+    drafting = "plain decoding" if drafter is None else _drafting(drafter, pair)
     temperature = prepared.options.get("temperature") or 0
-    if temperature == 0:
-        distribution = "greedy"
-    else:
-        distribution = f"temperature {temperature:g}, seed {s.seed}"
-    device = jax.devices()[0].device_kind + (f" ({s.mesh})" if s.mesh else "")
-    lines = [Text(f"{name(target)} · {drafted} · {distribution} · {s.dtype} on {device}", "bold")]
+    distribution = "greedy"
+    if temperature != 0:
+        distribution = f"temperature {temperature:g}, seed {pair.seed}"
+    device = jax.devices()[0].device_kind
+    if pair.mesh:
+        device += f" ({pair.mesh})"
+    parts = [_sized(target), drafting, distribution, f"{pair.dtype} on {device}"]
+    lines = [Text(" · ".join(parts), "bold")]
     mesh = sharding.mesh_of(target.params)
     for model in (target, drafter):
         if mesh is None or not isinstance(model, Model) or model.config is None:
@@ -79,33 +65,53 @@ def headline(prepared: Prepared, pair: Pair) -> Text:
     if not prepared.decoder.exact:
         lines.append(
             Text(
-                f"The rule {s.rule} is inexact: the text need not have the target's distribution.",
+                f"The rule {pair.rule} is inexact: the text need not have the target's "
+                "distribution.",
                 "yellow",
             )
         )
     return Text("\n").join([*lines, Text()])
 
 
+def _sized(model: Model) -> str:
+    """Names a model, with its number of parameters."""
+    count = quantisation.count(trim.untrimmed(model).params)
+    return f"{model.name} ({console.count(count)})"
+
+
+def _drafting(drafter: Model | BoundDrafter, pair: Pair) -> str:
+    """Describes the draft of a round: how many tokens, from which drafter, by which policy."""
+    name = str(pair.draft)
+    limit = pair.gamma
+    if isinstance(drafter, Model):
+        name = _sized(drafter)
+    elif drafter.functions.tree:
+        limit = drafter.functions.tree.nodes
+    described = f"{limit} draft tokens a round from {name}"
+    if pair.policy:
+        described = f"up to {described}, {pair.policy}"
+    if pair.draft_dtype not in ("", pair.dtype):
+        described += f", in {pair.draft_dtype}"
+    return described
+
+
 def show_text(
     prompts: Sequence[str], decoded: Records, target: Model, out: Console
 ) -> list[dict[str, Any]]:
-    """Prints each prompt with its text, which grows where records are streamed; returns the last
-    record of each.
-    """
+    """Prints each prompt with its text, live if records are streamed; returns the last records."""
     continues = target.lm.limits.start_token is None
     lasts = []
     for prompt, records in zip(prompts, decoded, strict=True):
         shown = ""
         record = {}
+        # The live view is transient; the whole text is printed in the end.
         with Live(
             console=out, auto_refresh=False, transient=True, vertical_overflow="visible"
         ) as live:
             for record in records:
                 if out.is_terminal:
-                    live.update(
-                        exchange(prompt, shown, record["text"][len(shown) :], continues),
-                        refresh=True,
-                    )
+                    fresh = record["text"][len(shown) :]
+                    live.update(exchange(prompt, shown, fresh, continues), refresh=True)
                 shown = record["text"]
         out.print(exchange(prompt, shown, "", continues, note(record)), "")
         lasts.append(record)
@@ -120,9 +126,7 @@ def show_trace(
     *,
     with_numbers: bool = False,
 ) -> list[dict[str, Any]]:
-    """Prints a line for each round, as it ends where records are streamed; returns the last record
-    of each prompt.
-    """
+    """Prints a line for each round, live if records are streamed; returns the last records."""
     colour = out.is_terminal and not out.no_color
     lasts = []
     out.print(terminal.legend(colour, with_numbers=with_numbers), "\n")
@@ -142,8 +146,7 @@ def show_trace(
 
 
 def labels(prompt: str) -> tuple[str, str, str]:
-    """Names a prompt and its answer; returns the prompt, too, without its task prefix, if that is
-    one of T5's.
+    """Returns labels for a prompt and its answer, and the prompt without a T5 task prefix.
 
     >>> labels("translate English to German: A new cat."), labels("summarize: A long story.")[:2]
     (('English', 'German', 'A new cat.'), ('text', 'summary'))
@@ -159,9 +162,9 @@ def labels(prompt: str) -> tuple[str, str, str]:
 def exchange(
     prompt: str, settled: str, fresh: str, continues: bool, last: Text | None = None
 ) -> RenderableType:
-    """Lays out a prompt, what is generated of it (`fresh` by the last round), and a last line.
+    """Lays out a prompt, its text so far (`fresh` is from the last round), and a last line.
 
-    Text goes on where the prompt ends, if it `continues` (a decoder-only model), or answers it.
+    The text of a decoder-only model `continues` the prompt; an encoder-decoder's answers it.
     """
     text = Text.assemble(settled, (fresh, "bold cyan"))
     grid = _grid("left")
@@ -194,8 +197,7 @@ def _grid(justify: Any) -> Table:
 
 
 def total(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Adds up the counts and seconds of prompts, and divides: each prompt's first token is of no
-    round.
+    """Returns the totals and ratios of prompts. No round makes a prompt's first token.
 
     >>> total([{"rounds": 4, "drafted": 20, "accepted": 12, "emitted": 17, "seconds": 0.5}])[
     ...     "tokens_per_round"
@@ -207,7 +209,7 @@ def total(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
         name: sum(record[name] for record in records)
         for name in (*Stats._fields, "seconds", *measured)
     }
-    later = sums["emitted"] - len(records)
+    later = sums["emitted"] - len(records)  # tokens of rounds
     seconds = sums["seconds"]
     counts = {"prompts": len(records)} | sums | {
         "acceptance_rate": sums["accepted"] / max(1, sums["drafted"]),
@@ -248,7 +250,7 @@ def note(record: dict[str, Any]) -> Text:
 
 
 def totals_sentence(counts: dict[str, Any], target: str, draft: str | None) -> str:
-    """Says what all prompts took: where the tokens come from, and how fast."""
+    """Returns a sentence about all prompts: the source of their tokens, and the speed."""
     later = counts["emitted"] - counts["prompts"]
     prompts = counts["prompts"]
     first = "the first of them by reading the prompt"
@@ -266,8 +268,7 @@ def totals_sentence(counts: dict[str, Any], target: str, draft: str | None) -> s
 
 
 def halves_sentence(counts: dict[str, Any]) -> str:
-    """Says what reading the prompts took, and what decoding did; the first token of each comes with
-    reading.
+    """Returns the times of prefill and of decoding; prefill makes each prompt's first token.
 
     >>> counts = {"rounds": 4, "drafted": 20, "accepted": 12, "emitted": 17, "seconds": 0.75}
     >>> print(halves_sentence(total([counts | {"read_tokens": 100, "prefill_seconds": 0.25}])))
@@ -304,7 +305,7 @@ def totals_report(
     records: Sequence[dict[str, Any]],
     results: tuple[BenchResult, BenchResult] | None,
 ) -> dict[str, Any]:
-    """Reports all prompts together for JSON; `results` are those of --compare."""
+    """Reports all prompts together for JSON; `results` come from --compare."""
     from jaxspec.analysis import environment
 
     machine = environment.current()
@@ -326,7 +327,7 @@ def totals_report(
 
 
 def whole_report(rows: Sequence[dict[str, Any]], totals: dict[str, Any]) -> dict[str, Any]:
-    """Joins the reports of prompts, as lists, and that of all together."""
+    """Joins the reports of single prompts, as lists, with the totals."""
     lists = {f"{name}s": [row[name] for row in rows] for name in ("prompt", "text")} | {
         name: [row[name] for row in rows] for name in (*REPORTED[1:], "rounds") if name in rows[0]
     }
@@ -345,10 +346,12 @@ def compare(
     from jaxspec.analysis.result import setting_of
 
     texts = len(prepared.prompt.length)
-    # of whole prompts
+    # bench decodes whole prompts, without a shared prefix
     setting = setting_of(prepared.replace(prefix=None), "prompts", min(batch, texts))
     setting = setting._replace(name=pair.draft or "", policy_name=pair.policy)
-    config = bench.Config(texts, REPEATS, pair.seed, tuple(quantities))
+    config = bench.Config(
+        num_prompts=texts, repeats=REPEATS, seed=pair.seed, quantities=tuple(quantities)
+    )
     plain, speculative = bench.run(prepared.target, [setting], config=config)
     if speculative.error is not None:
         raise FloatingPointError(speculative.error)
@@ -401,28 +404,26 @@ def agreement(result: BenchResult, tokenizer: Any) -> Text:
     if result.difference is None:
         return Text("Greedy texts: identical.", "green")
     text, position, speculative, plain = result.difference
-    longest = max(len(speculative), len(plain))  # a text that has ended has nothing in that place
-    ends = (tokens if len(tokens) == longest else () for tokens in (speculative, plain))
-    names = [
-        (trace.spell(tokenizer, list(end[:-1]), list(end[-1:])) or ["nothing"])[0] for end in ends
-    ]
+    longest = max(len(speculative), len(plain))
+
+    def last_of(tokens: Sequence[int]) -> str:
+        if len(tokens) < longest:  # a text that has ended has no token there
+            return "nothing"
+        return trace.spell(tokenizer, list(tokens[:-1]), list(tokens[-1:]))[0]
+
     return Text(
         f"Greedy texts: different. {result.texts - result.same_text} of {result.texts} prompts; "
-        f"first in prompt {text + 1}, token {position + 1}: {names[0]!r} where plain decoding has "
-        f"{names[1]!r}. Passes of other widths round otherwise: is it a near tie?",
+        f"first in prompt {text + 1}, token {position + 1}: {last_of(speculative)!r} where plain "
+        f"decoding has {last_of(plain)!r}. Passes of other widths round otherwise: is it a near "
+        "tie?",
         "yellow",
     )
 
 
 def conclusion(result: BenchResult, cached: bool) -> str:
-    """Says whether speculation pays, and if not, why; `cached`: the target lives in a CPU's
-    cache.
-    """
+    """Says whether speculation pays, and if not, why; `cached`: the target fits a CPU's cache."""
     speed = result.speed
     assert speed is not None
-    promised = None
-    if result.predicted is not None:
-        promised = result.predicted.rounds
     if speed.min < 1 <= speed.median:
         return (
             f"Speculative decoding had {speed.min:.2f} to {speed.max:.2f} times the speed of plain "
@@ -430,29 +431,30 @@ def conclusion(result: BenchResult, cached: bool) -> str:
         )
     if speed.median >= 1:
         return f"Speculative decoding is {speed.median:.2f} times as fast here."
-    if (
-        result.costs is None
-        or result.tokens_per_round is None
-        or promised is None
-        or result.setting.policy
-    ):
+    costs = result.costs
+    rate = result.tokens_per_round
+    promised = None if result.predicted is None else result.predicted.rounds
+    if costs is None or rate is None or promised is None or result.setting.policy:
         return "Speculative decoding is slower here."
-    tokens = result.tokens_per_round.value
-    c = result.costs.c.median
-    v = result.costs.v.median
-    cost = result.setting.gamma * c + v + result.costs.search
-    round_of = (
-        f"a round yields {tokens:.2f} tokens and takes the time of {cost:.2f} one-token passes"
+    gamma = result.setting.gamma
+    v = costs.v.median
+    drafting = gamma * costs.c.median
+    cost = drafting + v + costs.search
+    described = (
+        f"a round yields {rate.value:.2f} tokens and takes the time of {cost:.2f} one-token passes"
     )
-    if promised >= 1:
+    if promised >= 1:  # by theory the rounds alone would pay
         return (
-            f"Speculative decoding is slower here, though {round_of}: reading prompts twice and "
+            f"Speculative decoding is slower here, though {described}: reading prompts twice and "
             "short texts cost it."
         )
-    why = ", for a model that fits a CPU's cache leaves no compute idle to check draft tokens with"
+    why = ""
+    if cached and v > IDLE:
+        why = (
+            ", for a model that fits a CPU's cache leaves no compute idle to check draft tokens "
+            "with"
+        )
     return (
-        f"Speculative decoding is slower here: {round_of}, {v:.2f} to check "
-        f"{result.setting.gamma + 1} tokens (v) and "
-        f"{result.setting.gamma * c:.2f} to draft {result.setting.gamma} "
-        f"(γc){why if cached and v > IDLE else ''}."
+        f"Speculative decoding is slower here: {described}, {v:.2f} to check {gamma + 1} tokens "
+        f"(v) and {drafting:.2f} to draft {gamma} (γc){why}."
     )

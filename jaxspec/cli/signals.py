@@ -12,12 +12,11 @@ from typing import Any, NoReturn
 
 from jaxspec import interrupts
 
-# Exit codes as shells have them: of Ctrl-C, of kill, and of a program whose output nobody reads any
-# longer (`| head`).
+# Exit codes as shells report them: Ctrl-C, kill, and a closed pipe (`| head`).
 INTERRUPTED = 130
 TERMINATED = 143
 READER_GONE = 141
-PATIENCE = 0.5  # seconds in which Ctrl-C may be answered in an orderly way
+PATIENCE = 0.5  # seconds that Python gets to handle Ctrl-C itself
 
 
 def leave(code: int) -> NoReturn:
@@ -31,15 +30,13 @@ def leave(code: int) -> NoReturn:
 
 
 def is_main_thread() -> bool:
-    """Says whether this is the main thread, which alone may handle signals."""
+    """Returns whether this is the main thread, the only one that may handle signals."""
     return threading.current_thread() is threading.main_thread()
 
 
 @contextlib.contextmanager
 def answered(number: int, answer: Callable[[], Any], also: bool = True) -> Iterator[None]:
-    """Has a function answer a signal while the block runs, if this is the main thread, and `also`
-    says so.
-    """
+    """Answers a signal with a function while the block runs, if `also`, on the main thread."""
     if not (also and is_main_thread()):
         yield
         return
@@ -47,15 +44,15 @@ def answered(number: int, answer: Callable[[], Any], also: bool = True) -> Itera
     try:
         yield
     finally:
-        # A handler that is not of Python's, such as that of a program Python runs in, is None here.
+        # None: a handler that was not set from Python, such as an embedding program's.
         signal.signal(number, signal.SIG_DFL if former is None else former)
 
 
 @contextlib.contextmanager
 def ending() -> Iterator[None]:
-    """Has SIGTERM end the block as `sys.exit` does, so that what is half written is cleared away.
+    """Makes SIGTERM end the block like `sys.exit`, so that unfinished files are deleted.
 
-    Neither that nor Ctrl-C is lost, whatever the block is doing; see
+    Neither SIGTERM nor Ctrl-C is lost, whatever the block is doing; see
     `interrupts.raised_until_seen`.
     """
     # The handler is there before the block begins and after it ends: the block may send the signal
@@ -66,8 +63,7 @@ def ending() -> Iterator[None]:
 
 @contextlib.contextmanager
 def leaving_soon(say: Callable[[], Any]) -> Iterator[None]:
-    """Ends the process soon after Ctrl-C, also while the interpreter waits for a compiler or a
-    device; calls `say`.
+    """Ends the process soon after Ctrl-C, even during a compilation; calls `say` first.
 
     Only the main thread answers signals, and only between two steps of Python. The operating
     system's own handler writes them to a pipe at once. A thread reads it, gives the main thread
@@ -77,10 +73,11 @@ def leaving_soon(say: Callable[[], Any]) -> Iterator[None]:
         yield
         return
     source, sink = os.pipe()
-    os.set_blocking(sink, False)
+    os.set_blocking(sink, False)  # `signal.set_wakeup_fd` requires it
     has_left = threading.Event()
 
     def watch() -> None:
+        # Each byte that is read is the number of a signal; closing the pipe ends the loop.
         while numbers := os.read(source, 64):
             if signal.SIGINT in numbers and not has_left.wait(PATIENCE):
                 say()
@@ -98,6 +95,6 @@ def leaving_soon(say: Callable[[], Any]) -> Iterator[None]:
     finally:
         has_left.set()
         signal.set_wakeup_fd(former)
-        os.close(sink)  # which ends the thread
+        os.close(sink)  # ends the thread
         watcher.join()
         os.close(source)

@@ -1,4 +1,4 @@
-"""`jaxspec train`: from a recipe to a checkpoint."""
+"""`jaxspec train`: trains a checkpoint by a recipe."""
 
 from __future__ import annotations
 

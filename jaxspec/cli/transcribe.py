@@ -105,7 +105,7 @@ def transcribe(
         folder = Output(output, InputShard(), CHUNK)
         folder.check(resume=resume)
     model, drafter = pairs.load(pair)
-    checked(model, shared)  # while there is no manifest yet
+    checked(model, shared)  # before a manifest is written
 
     def rows(done: Container[int] = ()) -> Iterator[dict[str, Any]]:
         recordings = [
@@ -115,18 +115,15 @@ def transcribe(
         ]
         options: dict[str, Any] = {"drafter": drafter, "gamma": settings.gamma}
         lengths = [files.seconds_of(listed[recording.number].path) for recording in recordings]
-        # A pipe's length is not known before it is read.
-        seconds = None
-        if None not in lengths:
-            seconds = round(sum(length for length in lengths if length is not None))
+        file_lengths = [length for length in lengths if length is not None]
+        # The length of a pipe is unknown until it is read, and so is the total.
+        total = round(sum(file_lengths)) if len(file_lengths) == len(lengths) else None
+        batch_size = max(1, min(batch, len(recordings)))
         with console.progress(remaining=True) as bar:
-            advance = functools.partial(
-                bar.advance, bar.add_task("seconds of sound", total=seconds)
-            )
-            at_a_time = max(1, min(batch, len(recordings)))
-            yield from _rows(
-                iterate(model, recordings, at_a_time, shared, options, advance), listed, err
-            )
+            task = bar.add_task("seconds of sound", total=total)
+            advance = functools.partial(bar.advance, task)
+            results = iterate(model, recordings, batch_size, shared, options, advance)
+            yield from _rows(results, listed, err)
 
     if output is None:
         failed = _print(rows(), as_json, named=len(listed) > 1)
@@ -152,20 +149,23 @@ def transcribe(
 def _chunks(
     folder: Output, settings: TranscribeSettings, listed: Sequence[Listed], err: Console
 ) -> Iterator[Chunks]:
-    """Yields the rows of a job that a folder holds or is to hold, which no other process writes
-    meanwhile.
-    """
+    """Begins or resumes a job in a folder, locks it, and yields its chunks."""
     settings = settings._replace(draft=None if settings.draft == pairs.NONE else settings.draft)
     with err.status("reading the models' files"):
         models = {
-            x: drafter_names.digests_of(x)
-            for x in (settings.target, settings.draft)
-            if x is not None
+            name: drafter_names.file_digests(name)
+            for name in (settings.target, settings.draft)
+            if name is not None
         }
     sounds = [
-        {"file": str(x.path), "bytes": files.bytes_of(x.path), "fields": dict(x.fields)}
-        | {"language": x.language, "id": x.id}
-        for x in listed
+        {
+            "file": str(sound.path),
+            "bytes": files.bytes_of(sound.path),
+            "fields": dict(sound.fields),
+            "language": sound.language,
+            "id": sound.id,
+        }
+        for sound in listed
     ]
     manifest = {
         "versions": {name: importlib.metadata.version(name) for name in VERSIONS},
@@ -184,58 +184,62 @@ def _chunks(
 def _rows(
     results: Iterable[tuple[int, Transcript | Exception]], listed: Sequence[Listed], err: Console
 ) -> Iterator[dict[str, Any]]:
-    """Makes plain values of results, and says what cannot be transcribed."""
+    """Turns results into rows of plain values; reports sounds that failed."""
     for index, result in results:
         sound = listed[index]
         row: dict[str, Any] = {"number": index, "file": str(sound.path)}
-        row |= {
-            name: x for name, x in (("id", sound.id), ("language", sound.language)) if x is not None
-        }
-        row |= {"fields": sound.fields} if sound.fields else {}
+        if sound.id is not None:
+            row["id"] = sound.id
+        if sound.language is not None:
+            row["language"] = sound.language
+        if sound.fields:
+            row["fields"] = sound.fields
         if isinstance(result, Exception):
-            wrong = console.message(result).removeprefix(f"{sound.path}: ")
-            console.say(err, f"{sound.path} is left out: {wrong}")
-            yield row | {"error": wrong}
+            reason = console.message(result).removeprefix(f"{sound.path}: ")
+            console.say(err, f"{sound.path} is left out: {reason}")
+            yield row | {"error": reason}
         else:
             yield row | _report(result)
 
 
 def _print(rows: Iterator[dict[str, Any]], as_json: bool, named: bool) -> int:
-    """Prints texts in the order of their sounds; returns how many of these are errors."""
+    """Prints texts in the order of their sounds; returns the number of errors."""
     waiting = dict[int, dict[str, Any]]()
-    following = 0
+    next_number = 0
     failed = 0
     for done in rows:
         waiting[done["number"]] = done
-        while (row := waiting.pop(following, None)) is not None:
-            following = following + 1
-            failed = failed + ("error" in row)
+        while next_number in waiting:
+            row = waiting.pop(next_number)
+            next_number += 1
+            failed += "error" in row
             if as_json:
                 console.print_json(row)
             elif "text" in row:
-                print(*[f"{row['file']}:"][:named], row["text"].strip(), sep="\n", flush=True)
+                if named:
+                    print(f"{row['file']}:")
+                print(row["text"].strip(), flush=True)
     return failed
 
 
 def _report(transcript: Transcript) -> dict[str, Any]:
     """Returns a transcript as plain values."""
-    segments = [segment._asdict() for segment in transcript.segments]
-    times = ({name: round(segment[name], 2) for name in ("start", "end")} for segment in segments)
-    tokens = {"num_tokens": len(transcript.tokens)}
-    return (
-        transcript._asdict()
-        | tokens
-        | {"segments": [a | b for a, b in zip(segments, times, strict=True)]}
-    )
+    segments = [
+        segment._replace(start=round(segment.start, 2), end=round(segment.end, 2))._asdict()
+        for segment in transcript.segments
+    ]
+    counts = {"num_tokens": len(transcript.tokens)}
+    return transcript._asdict() | counts | {"segments": segments}
 
 
 def _summary(chunks: Chunks) -> dict[str, Any]:
-    """Counts what a whole job has done."""
+    """Adds up the rows of a whole job."""
     counts = {"sounds": 0, "failed": 0, "seconds": 0, "num_tokens": 0, "rounds": 0}
     for row in chunks.rows():
+        counts["sounds"] += 1
         if "error" in row:
-            values = {"sounds": 1, "failed": 1}
+            counts["failed"] += 1
         else:
-            values = {"sounds": 1} | row
-        counts = {name: total + values.get(name, 0) for name, total in counts.items()}
+            for name in ("seconds", "num_tokens", "rounds"):
+                counts[name] += row[name]
     return counts

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from jaxspec.rules.catalogue import RuleEntry
     from jaxspec.testing.exactness import Certificate
 
-# of a pair's greedy texts; in the first there should be no difference
+# dtypes of a pair's greedy texts; in the first they must not differ
 DTYPES = ("float32", "bfloat16")
-MOST = 5  # draft tokens; with one more a rule takes minutes
+MOST = 5  # draft tokens; one more takes minutes a rule
 
 
 def verify(
@@ -69,7 +69,8 @@ def verify(
         )
 
     dtypes = DTYPES if target else ()
-    ready = {dtype: load(dtype) for dtype in dtypes[:1]}  # a wrong name is told before all else
+    # The first pair is loaded before the enumeration, so that a wrong name fails at once.
+    loaded = {dtype: load(dtype) for dtype in dtypes[:1]}
     certificates = []
     texts = {}
     with console.counting("enumerating", len(entries) + len(dtypes)) as doing:
@@ -78,11 +79,9 @@ def verify(
             certificates.append(exactness.certificate(entry, gamma=gamma, steps=steps, seed=seed))
         for dtype in dtypes:
             doing(f"greedy, {dtype}")
-            texts[dtype] = numerics.summary(ready.pop(dtype, None) or load(dtype))
+            texts[dtype] = numerics.summary(loaded.pop(dtype, None) or load(dtype))
+    pair = {"target": target, "draft": draft, "numerics": texts} if target else None
     if as_json:
-        pair = None
-        if target:
-            pair = {"target": target, "draft": draft, "numerics": texts}
         console.print_json({"gamma": gamma, "steps": steps, "rules": certificates, "pair": pair})
     else:
         out = Console(highlight=False)
@@ -92,19 +91,17 @@ def verify(
             f"{exactness.TREE[0]} branches that go on for {len(exactness.TREE)} tokens. Below "
             f"{exactness.ROUNDING:g} is rounding. Inexact rules need only keep to their bound."
         )
-        if target:
+        if pair is not None:
             out.print(Text(f"\n{target} with {draft}:", "bold"))
             console.show(out, _texts_table(texts))
-    if not all(certificate.as_stated for certificate in certificates) or (
-        target and texts[DTYPES[0]].mismatches
-    ):
+    has_failed = not all(certificate.as_stated for certificate in certificates)
+    has_failed |= pair is not None and bool(texts[DTYPES[0]].mismatches)
+    if has_failed:
         raise typer.Exit(1)
 
 
 def _entries(names: str) -> list[RuleEntry]:
-    """Returns the rules that are named, with ordinary parameters, for which their bounds are
-    stated.
-    """
+    """Returns the named rules, with the parameters that their bounds are stated for."""
     from jaxspec.rules import catalogue
 
     if names == "all":
@@ -118,7 +115,7 @@ def _entries(names: str) -> list[RuleEntry]:
 
 
 def _rules_table(certificates: Sequence[Certificate]) -> Table:
-    """Tabulates total variations, and by how much bounds are exceeded."""
+    """Tabulates total variations, and by how much they exceed bounds."""
     from jaxspec.testing.exactness import DRAFTERS
 
     table = console.table(
@@ -131,10 +128,9 @@ def _rules_table(certificates: Sequence[Certificate]) -> Table:
         cells = [f"{distances[name]:.1e}" if name in distances else "–" for name in DRAFTERS]
         bounds = certificate.above_bound
         cells.append("–" if bounds is None else f"{max(*bounds.values(), 0.0):.1e}")
+        verdict = Text("WRONG", "bold red")
         if certificate.as_stated:
             verdict = Text("as stated", "green")
-        else:
-            verdict = Text("WRONG", "bold red")
         table.add_row(certificate.rule, *cells, verdict)
     return table
 
@@ -154,7 +150,10 @@ def _texts_table(summaries: Mapping[str, Summary]) -> Table:
         first = summary.first
         cells = ["none", "–", "–"]
         if first is not None:
-            margins = f"{first.top_two_margin:.3g}", f"{summary.largest_top_two_margin:.3g}"
-            cells = [f"{first.row}, {first.position}", *margins]
+            cells = [
+                f"{first.row}, {first.position}",
+                f"{first.top_two_margin:.3g}",
+                f"{summary.largest_top_two_margin:.3g}",
+            ]
         table.add_row(dtype, f"{summary.same} of {summary.prompts}", *cells)
     return table

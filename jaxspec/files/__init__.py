@@ -15,13 +15,13 @@ from typing import IO, Any, cast
 from jaxspec import optional_imports
 from jaxspec.files import folders
 
-# Files that are often given, and do not consist of lines of text.
+# Extensions of files that users often give, and that do not consist of lines.
 OTHER_FILES = (
     *(".json", ".csv", ".tsv"),
     *(".parquet", ".arrow"),
     *(".zst", ".bz2", ".xz", ".zip", ".tar", ".tgz"),
 )
-# UTF-8; a byte order mark, which Windows' editors put first, is no part of the text
+# UTF-8 without the byte order mark that Windows editors put first
 ENCODING = "utf-8-sig"
 
 
@@ -41,14 +41,14 @@ def read_text(path: str | Path) -> str:
 
 
 def no_utf8(where: str | Path, error: UnicodeDecodeError) -> ValueError:
-    """Makes the error to raise where a text is in another encoding."""
+    """Makes the error for a text that is not UTF-8."""
     if error.object.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         return ValueError(f"{where} is not UTF-8 text but UTF-16: save it as UTF-8")
     return ValueError(f"{where} is not UTF-8 text ({error}): save it as UTF-8")
 
 
 def is_json_lines(name: str) -> bool:
-    """Tells by its name whether a file holds JSON lines, perhaps compressed.
+    """Returns whether a file holds JSON lines, perhaps compressed, by its name.
 
     >>> [is_json_lines(name) for name in ("a.jsonl", "A.JSONL.gz", "a.ndjson", "a.txt", "jsonl")]
     [True, True, True, False, False]
@@ -57,7 +57,7 @@ def is_json_lines(name: str) -> bool:
 
 
 def check_lines(path: Path) -> None:
-    """Refuses a file whose name ends as those of files that hold no lines of text or of JSON.
+    """Raises ValueError if a file's extension says that it does not consist of lines.
 
     >>> check_lines(Path("prompts.csv"))
     Traceback (most recent call last):
@@ -74,7 +74,7 @@ def read_json(path: Path, advice: str) -> Any:
 
     Args:
         path: the file.
-        advice: the cure for a damaged file, for the message.
+        advice: the end of the message about a damaged file.
     """
     try:
         return json.loads(read_text(path))
@@ -95,8 +95,7 @@ def opened(path: Path) -> Iterator[IO[bytes]]:
 
 
 def read_lines(path: str | Path) -> Iterator[tuple[str, str]]:
-    """Reads the lines of a file, perhaps compressed, that are not blank: each after its place, for
-    messages.
+    """Yields the non-blank lines of a file, perhaps compressed, each with its place for messages.
 
     >>> path = Path(tempfile.mkdtemp()) / "text"
     >>> _ = path.write_text("one\\n\\ntwo\\n")
@@ -108,7 +107,7 @@ def read_lines(path: str | Path) -> Iterator[tuple[str, str]]:
 
 
 def numbered(lines: Iterable[str], name: str | Path) -> Iterator[tuple[str, str]]:
-    """Yields what `read_lines` yields, of lines that come from elsewhere."""
+    """Yields lines from another source as `read_lines` does."""
     try:
         for number, line in enumerate(lines, 1):
             if line.strip(" \t\r\n"):  # not `strip()`: a no-break space is a character of a prompt
@@ -143,10 +142,9 @@ def json_object(
     Traceback (most recent call last):
     ValueError: texts.jsonl: line 2 has 'text': 3: expected {"text": "..."}
     """
+    expected = "expected an object"
     if fields:
         expected = "expected {" + ", ".join(f'"{name}": "..."' for name in fields) + "}"
-    else:
-        expected = "expected an object"
     expected += "".join(f', and perhaps a "{name}": "..."' for name in optional)
     try:
         row = json.loads(line)
@@ -154,24 +152,24 @@ def json_object(
         raise ValueError(f"{where} is no JSON ({error}): {expected}") from None
     if not isinstance(row, dict):
         raise ValueError(f"{where} is {line.strip()[:60]}: {expected}")
-    for name in (*fields, *(name for name in optional if row.get(name) is not None)):
-        if not isinstance(row.get(name), str):
-            if name in row:
-                got = f"{name!r}: {json.dumps(row[name])[:60]}"
-            else:
-                got = f"no {name!r}, but {sorted(row)}"
-            raise ValueError(f"{where} has {got}: {expected}")
+    present = [name for name in optional if row.get(name) is not None]
+    for name in (*fields, *present):
+        if isinstance(row.get(name), str):
+            continue
+        got = f"no {name!r}, but {sorted(row)}"
+        if name in row:
+            got = f"{name!r}: {json.dumps(row[name])[:60]}"
+        raise ValueError(f"{where} has {got}: {expected}")
     return row
 
 
 def write_text(path: str | Path, chunks: Iterable[str], *, overwrite: bool = True) -> None:
-    """Writes text through a temporary file beside it, so that no reader ever sees half of it.
+    """Writes text through a temporary file beside it, so that no reader sees half a file.
 
     Args:
         path: the file; its folder is created if missing.
         chunks: the text, in pieces. If producing them fails, an older file stays as it was.
-        overwrite: whether it takes the place of a file that is there in the end; else that one
-            stays.
+        overwrite: whether to replace an existing file; if not, that file stays.
     """
     with (
         whole(Path(path), overwrite=overwrite) as beside,
@@ -182,24 +180,32 @@ def write_text(path: str | Path, chunks: Iterable[str], *, overwrite: bool = Tru
 
 @contextlib.contextmanager
 def whole(path: Path, *, overwrite: bool = True) -> Iterator[Path]:
-    """Yields a new file to write, which becomes `path` when the block ends; a failure leaves what
-    was there.
+    """Yields a new file, which becomes `path` when the block ends; a failure leaves the old.
 
-    It is on the disk by then, and a machine that loses its power keeps it. As with `folders.whole`,
-    the next process that writes the same file deletes what a killed one left unfinished.
+    By then it is flushed to disk, and survives a loss of power. As with `folders.whole`, the next
+    process that writes the same file deletes the leftovers of a killed one.
     """
     with folders.unfinished(path, "tmp", Path.touch) as beside:
         yield beside
         folders.flush(beside)
-        try:
-            (os.replace if overwrite else os.link)(beside, path)
-        except FileExistsError:
-            pass  # the other stays
-        except OSError:
-            if overwrite:
-                raise
-            os.replace(beside, path)  # a file system without links: the last stays
+        if overwrite:
+            os.replace(beside, path)
+        else:
+            _link_if_absent(beside, path)
         folders.flush(path.parent)
+
+
+def _link_if_absent(beside: Path, path: Path) -> None:
+    """Puts a file in place, unless another file is there.
+
+    On a file system without links, a file that another process wrote meanwhile is replaced.
+    """
+    try:
+        os.link(beside, path)  # unlike a rename, this fails if the path exists
+    except FileExistsError:
+        pass
+    except OSError:
+        os.replace(beside, path)
 
 
 def write_jsonl(path: str | Path, rows: Iterable[dict[str, Any]]) -> None:
@@ -210,7 +216,7 @@ def write_jsonl(path: str | Path, rows: Iterable[dict[str, Any]]) -> None:
 def json_line(row: Mapping[str, Any]) -> str:
     """Writes a JSON object as a line.
 
-    Half a character, which JSON may name and UTF-8 cannot write, is written as JSON names it.
+    Surrogates, which UTF-8 cannot encode, are escaped.
 
     >>> json_line({"id": "\\ud800"})
     '{"id": "\\\\ud800"}\\n'
@@ -219,8 +225,7 @@ def json_line(row: Mapping[str, Any]) -> str:
 
 
 def check_file(path: Path, option: str) -> None:
-    """Refuses a file, given by an option, that could not be written, before the work that it is to
-    hold.
+    """Raises an error, before the work, if an option names a file that could not be written.
 
     >>> check_file(Path(), "--csv")
     Traceback (most recent call last):
@@ -232,7 +237,7 @@ def check_file(path: Path, option: str) -> None:
 
 
 def check_writable(path: str | Path) -> None:
-    """Refuses a file or folder that could not be written, before the work that it is to hold."""
+    """Raises OSError, before the work, if a file or folder could not be written."""
     path = Path(path).expanduser().absolute()
     existing = next(parent for parent in path.parents if parent.exists())
     try:

@@ -1,6 +1,4 @@
-"""Texts, and the token rows that a model would write them as, for tables and datastores; the
-held-out texts.
-"""
+"""Texts and their token rows, for n-gram tables and datastores; the held-out texts."""
 
 from __future__ import annotations
 
@@ -18,7 +16,7 @@ from jaxspec.files import check_lines, is_json_lines, read_jsonl, read_text
 if TYPE_CHECKING:
     from jaxspec.core import Model
 
-CHUNK = 2048  # texts that are tokenised between two reports of progress
+CHUNK = 2048  # texts to tokenise between two reports of progress
 HELDOUT = Path(__file__).resolve().parents[1] / "data" / "heldout"
 TASKS = ("translation", "synopsis", "edit", "text")
 
@@ -27,11 +25,10 @@ def read_texts(path: str | Path, field: str = "text", tasks: Sequence[str] = ())
     """Reads the texts of a file.
 
     Args:
-        path: JSON lines (`.jsonl`, `.ndjson`), of which one field is read; any other file is plain
-            text, in which blank lines part one text from the next. Either may be compressed
-            (`.gz`).
+        path: JSON lines (`.jsonl`, `.ndjson`) with the text in one field; any other file is plain
+            text, with blank lines between texts. Either may be compressed (`.gz`).
         field: the field of JSON lines to read.
-        tasks: only lines whose `task` is one of these; all if there are none.
+        tasks: read only lines whose `task` is in this list; by default, all lines.
 
     Example:
         >>> import tempfile
@@ -63,35 +60,33 @@ def token_rows(
     *,
     encoder: bool = False,
 ) -> list[Int[np.ndarray, " tokens"]]:
-    """Tokenises each text as a model with `tokenizer` would write it, the end-of-sequence token
-    included.
+    """Tokenises each text as a model with `tokenizer` would write it, with an end token.
 
     Args:
         texts: the texts.
         tokenizer: a Hugging Face tokenizer.
-        advance: called from time to time with how many more texts have been tokenised.
-        encoder: whether the model has an encoder. Its tokenizer may write other pieces than it
-            reads (Marian's).
+        advance: called with the number of texts in each chunk that was tokenised.
+        encoder: whether the model has an encoder. Its tokenizer may use other pieces for the target
+            text (Marian's does).
     """
-    end = []
-    if tokenizer.eos_token_id is not None:
-        end = [tokenizer.eos_token_id]
+    end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
+    options = {"add_special_tokens": False, "return_attention_mask": False, "verbose": False}
     rows = []
     for first in range(0, len(texts), CHUNK):
         chunk = list(texts[first : first + CHUNK])
         for index, text in enumerate(chunk, first):
             token_ids.check_unicode(text, f"text {index}")
-        options = dict(add_special_tokens=False, return_attention_mask=False, verbose=False)
-        ids = (tokenizer(text_target=chunk, **options) if encoder else tokenizer(chunk, **options))[
-            "input_ids"
-        ]
-        rows += [np.array([*row, *end], np.int32) for row in ids]
+        if encoder:
+            encoded = tokenizer(text_target=chunk, **options)
+        else:
+            encoded = tokenizer(chunk, **options)
+        rows += [np.array([*row, *end], np.int32) for row in encoded["input_ids"]]
         advance(len(chunk))
     return rows
 
 
 def tasks_of(target: Model) -> tuple[str, ...]:
-    """Returns the tasks of the held-out prompts that a model is for: by its name, else by its kind.
+    """Returns the held-out tasks that suit a model, by its name or its kind.
 
     >>> from jaxspec.testing import table_model
     >>> import jax

@@ -17,8 +17,7 @@ def of_file(path: Path) -> str:
 
 
 def of_arrays(arrays: Iterable[Any]) -> str:
-    """Returns the digest of the bytes of arrays, one after the other; one of these is on the host
-    at a time.
+    """Returns the digest of the bytes of arrays, fetched to the host one at a time.
 
     >>> of_arrays([np.zeros(2), np.ones(3)]) == of_arrays([np.array([0.0, 0.0, 1.0, 1.0, 1.0])])
     True

@@ -30,19 +30,19 @@ except ImportError:
 MANIFEST = "manifest.toml"
 LOCK = ".lock"
 FULL = (errno.ENOSPC, errno.EDQUOT)
-# seconds after which an unfinished folder is a killed process's, where none can be locked
+# seconds after which an unlocked leftover belongs to a killed process, on file systems without
+# locks
 STALE = 24 * 3600
-YOUNG = 1.0  # seconds: between making a folder and locking it
-REPLACING = "give overwrite to replace it"  # the advice; a command gives its own option instead
-LISTED = 8  # of many similar complaints, as many are printed
+YOUNG = 1.0  # seconds that a process may take from making a folder to locking it
+REPLACING = "give overwrite to replace it"  # the advice; commands replace it with their option
+LISTED = 8  # most complaints to print
 
 
 @contextlib.contextmanager
 def whole(folder: Path) -> Iterator[Path]:
-    """Yields a new folder to write into, which becomes `folder` when the block ends; a failure
-    leaves what was there.
+    """Yields a new folder, which becomes `folder` when the block ends; a failure leaves the old.
 
-    What a killed process left unfinished is deleted by the next one that writes the same folder.
+    The next process that writes the same folder deletes the leftovers of a killed one.
 
     >>> import tempfile
     >>> folder = Path(tempfile.mkdtemp()) / "new"
@@ -64,9 +64,7 @@ def whole(folder: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def unfinished(path: Path, ending: str, create: Callable[[Path], None]) -> Iterator[Path]:
-    """Yields a new file or folder beside a path, which is locked, and deleted in the end where it
-    still is there.
-    """
+    """Yields a new, locked file or folder beside a path; deletes it unless it was renamed."""
     path.parent.mkdir(parents=True, exist_ok=True)
     sweep(path, ending)
     beside = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.{ending}")
@@ -87,7 +85,7 @@ def _delete(path: Path) -> None:
 
 @contextlib.contextmanager
 def full_disk(path: Path, outcome: str) -> Iterator[None]:
-    """Has the error of a disk that is full name what was written, and say what became of it.
+    """Turns the error of a full disk into one that names the path and the outcome.
 
     >>> with full_disk(Path("model"), "nothing was written"):
     ...     raise ValueError("RESOURCE_EXHAUSTED: ... No space left on device")
@@ -97,7 +95,7 @@ def full_disk(path: Path, outcome: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        # libraries have their own errors
+        # libraries raise other types
         if getattr(error, "errno", None) in FULL or "No space left" in str(error):
             raise OSError(errno.ENOSPC, f"the disk is full, and {outcome}", str(path)) from error
         raise
@@ -105,14 +103,12 @@ def full_disk(path: Path, outcome: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def locked(folder: Path, program: str, lock: str = LOCK) -> Iterator[None]:
-    """Holds a folder for this process, as the operating system does, which ends that with the
-    process.
+    """Locks a folder for this process; the operating system unlocks it when the process ends.
 
     Args:
-        folder: the folder; it is made if it is not there.
-        program: the program that uses the folder, in words.
-        lock: the name of the lock's file, which stays. Locks of other names do not disturb each
-            other.
+        folder: the folder, which is created if missing.
+        program: the name of the program that uses the folder, for the message.
+        lock: the name of the lock's file, which stays. Locks with different names are independent.
     """
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / lock
@@ -130,14 +126,13 @@ def locked(folder: Path, program: str, lock: str = LOCK) -> Iterator[None]:
 
 
 def no_room(folder: Path, needed: int) -> str:
-    """Says why so many bytes cannot be written to a folder; empty if there is room.
+    """Returns a message if a folder's disk lacks the needed bytes, else "".
 
     >>> no_room(Path("/"), 1), no_room(Path("/"), 2**70).split(" of")[0]
     ('', '/ would take 1.2 ZB')
     """
-    existing = next(
-        path for path in (folder.absolute(), *folder.absolute().parents) if path.exists()
-    )
+    candidates = (folder.absolute(), *folder.absolute().parents)
+    existing = next(path for path in candidates if path.exists())
     free = shutil.disk_usage(existing).free
     if needed <= free:
         return ""
@@ -148,10 +143,8 @@ def no_room(folder: Path, needed: int) -> str:
 
 
 def flush(path: Path) -> None:
-    """Has the disk hold what was written to a file, or the names that a folder has, should the
-    power fail.
-    """
-    if os.name == "nt" and path.is_dir():  # Windows opens none
+    """Flushes a file, or the names in a folder, to disk, so that a loss of power keeps them."""
+    if os.name == "nt" and path.is_dir():  # Windows cannot open folders
         return
     descriptor = os.open(path, os.O_RDWR if os.name == "nt" else os.O_RDONLY)
     try:
@@ -164,17 +157,16 @@ def flush(path: Path) -> None:
 
 
 def put_in_place(new: Path, folder: Path) -> None:
-    """Renames a folder, over another one if there is one; after a kill on the way `recover` finds
-    the one or the other.
+    """Renames a folder, replacing an existing one, so that `recover` works after a kill.
 
-    What is new is on the disk before what was there is deleted. Between two renames nothing is in
-    place: what was there waits beside, and a reader that comes then puts it back.
+    The new folder is flushed to disk before the old one is deleted. Between the two renames no
+    folder is in place: the old one waits beside it, and a reader at that moment puts it back.
     """
     for path in (*new.rglob("*"), new):
         flush(path)
     recover(folder)
     old = _set_aside(folder)
-    # it was replaced, and the one that did it killed before this
+    # a leftover: a process was killed after it had put the new folder in place
     shutil.rmtree(old, ignore_errors=True)
     if folder.exists():
         folder.rename(old)
@@ -188,34 +180,31 @@ def put_in_place(new: Path, folder: Path) -> None:
 
 
 def recover(folder: Path) -> None:
-    """Puts back what a killed `put_in_place` set aside and had not replaced. Deletes nothing:
-    readers call it, too.
+    """Puts back a folder that a killed `put_in_place` set aside. Deletes nothing, since readers
+    call it, too.
     """
     folder = folder.resolve()  # as in writing; and "." has no name
     if not folder.exists() and _set_aside(folder).is_dir():
-        with contextlib.suppress(OSError):  # another process was faster; or it is not ours to mend
+        with contextlib.suppress(OSError):  # another process did it, or this one may not
             _set_aside(folder).rename(folder)
 
 
 def sweep(path: Path, ending: str) -> None:
-    """Deletes what killed processes left unfinished beside a path; not what another one may be
-    writing just now.
-    """
+    """Deletes the leftovers of killed processes beside a path, but nothing that may be in use."""
     for stale in path.parent.glob(f".{glob.escape(path.name)}.*.{ending}"):
-        # another one's, or gone already
-        with contextlib.suppress(OSError), in_use(stale, wait=False) as locked:
+        # An OSError means that it is in use, or already gone.
+        with contextlib.suppress(OSError), in_use(stale, wait=False) as is_locked:
             age = time.time() - max(inner.stat().st_mtime for inner in (stale, *stale.rglob("*")))
-            if age > (YOUNG if locked else STALE):
+            if age > (YOUNG if is_locked else STALE):
                 _delete(stale)
 
 
 @contextlib.contextmanager
 def in_use(path: Path, wait: bool = True) -> Iterator[bool]:
-    """Locks a folder or a file for this process, as the operating system does, which ends that with
-    the process.
+    """Locks a folder or a file for this process, at most until the process ends.
 
-    Yields whether it is locked: not every file system can. If another process has locked it, this
-    waits, or raises a BlockingIOError.
+    Yields whether it is locked, since not every file system can. If another process holds the lock,
+    this waits, or raises BlockingIOError.
     """
     if fcntl is None:  # Windows has no such locks
         yield False
@@ -227,7 +216,7 @@ def in_use(path: Path, wait: bool = True) -> Iterator[bool]:
             fcntl.flock(descriptor, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise
-        except OSError:  # of a file system on a network
+        except OSError:  # a network file system without locks
             is_locked = False
         yield is_locked
     finally:
@@ -239,9 +228,7 @@ def _set_aside(folder: Path) -> Path:
 
 
 def occupied(folder: Path, kind: str, overwrite: bool, marker: str = MANIFEST) -> str:
-    """Says why nothing may be written to a folder; empty if it may: one with the file `marker` is
-    of the kind.
-    """
+    """Returns a message if a folder may not be written, else "". `marker` is a file of its kind."""
     recover(folder)
     if not folder.exists():
         return ""
@@ -262,36 +249,39 @@ def fingerprints(folder: Path) -> dict[str, list[Any]]:
 
 
 def ill_formed(files: dict[str, Any]) -> str:
-    """Says what is wrong with a manifest's fingerprints themselves; empty if nothing."""
+    """Returns a message about malformed fingerprints in a manifest; "" if they are well-formed."""
     for file, entry in files.items():
-        if not (isinstance(entry, list) and [type(item) for item in entry] == [int, str]):
+        if not isinstance(entry, list) or [type(item) for item in entry] != [int, str]:
             return f"[files] {file} must be [size, sha256], got {entry!r}"
     return ""
 
 
 def damage(folder: Path, files: dict[str, list[Any]]) -> str:
-    """Says which files are not as their fingerprints say; empty if all are."""
+    """Returns a message about files that differ from their fingerprints; "" if none do."""
     complaints = []
     for file, (size, digest) in files.items():
         path = folder / file
         if not path.is_file():
             complaints.append(f"{file} is missing")
-        elif (got := path.stat().st_size) != size:
-            complaints.append(f"{file} has {got} bytes, expected {size}")
-        elif (got := digests.of_file(path)) != digest:
+            continue
+        stored_size = path.stat().st_size
+        if stored_size != size:
+            complaints.append(f"{file} has {stored_size} bytes, expected {size}")
+            continue
+        stored_digest = digests.of_file(path)
+        if stored_digest != digest:
             complaints.append(
-                f"{file} is altered (SHA-256 {got[:12]}..., expected {digest[:12]}...)"
+                f"{file} is altered (SHA-256 {stored_digest[:12]}..., expected {digest[:12]}...)"
             )
     return some(complaints)
 
 
 def some(names: list[str]) -> str:
-    """Lists the first few names, and how many more there are."""
+    """Lists the first few names, and the number of the others."""
+    listed = ", ".join(names[:LISTED])
     if len(names) > LISTED:
-        more = f" and {len(names) - LISTED} more"
-    else:
-        more = ""
-    return ", ".join(names[:LISTED]) + more
+        listed += f" and {len(names) - LISTED} more"
+    return listed
 
 
 def to_toml(table: dict[str, Any]) -> str:

@@ -1,6 +1,4 @@
-"""Tables of TOML files into frozen dataclasses. Strict: an unknown key, a missing one or a wrong
-type is an error.
-"""
+"""Builds frozen dataclasses from TOML tables, strictly: keys and types must match."""
 
 from __future__ import annotations
 
@@ -13,13 +11,11 @@ from jaxspec.core.checks import suggest
 
 
 class RecipeError(ValueError):
-    """A recipe that cannot be used; the message says which key and what was expected."""
+    """A recipe that cannot be used; the message names the key and the expected value."""
 
 
 def build(kind: type, table: dict[str, Any], where: str) -> Any:
-    """Builds a frozen dataclass from a table, or raises a RecipeError that names the key at
-    fault.
-    """
+    """Builds a frozen dataclass from a table, or raises a RecipeError that names the key."""
     if not isinstance(table, dict):
         raise RecipeError(f"{where} must be a table, got {table!r}")
     fields = {field.name: field for field in dataclasses.fields(kind)}
@@ -38,11 +34,12 @@ def build(kind: type, table: dict[str, Any], where: str) -> Any:
         return kind(**values)
     except RecipeError:
         raise
-    except ValueError as error:  # of a check of its own
+    except ValueError as error:  # raised by the dataclass's checks
         raise RecipeError(f"{where} {error}") from error
 
 
 def _convert(value: Any, hint: Any, where: str) -> Any:
+    """Converts a value to a field's type. Raises RecipeError if it does not have that type."""
     if dataclasses.is_dataclass(value):
         return value
     if dataclasses.is_dataclass(hint) and isinstance(value, dict):
@@ -50,26 +47,28 @@ def _convert(value: Any, hint: Any, where: str) -> Any:
     hint = typing.cast(Any, hint)
     origin = typing.get_origin(hint)
     args = typing.get_args(hint)
-    if origin is types.UnionType:
+    if origin is types.UnionType:  # X | None
         if value is None:
             return value
         return _convert(value, args[0], where)
     if origin is tuple:
         if not isinstance(value, list | tuple):
             raise RecipeError(f"{where} must be a list, got {value!r}")
-        if args[1:] == (Ellipsis,):
-            inner = args[:1] * len(value)
-        else:
-            inner = args
-        if len(inner) != len(value):
-            raise RecipeError(f"{where} must have {len(inner)} entries, got {value!r}")
+        item_hints = args
+        if args[1:] == (Ellipsis,):  # tuple[X, ...]
+            item_hints = args[:1] * len(value)
+        if len(item_hints) != len(value):
+            raise RecipeError(f"{where} must have {len(item_hints)} entries, got {value!r}")
         return tuple(
-            _convert(item, item_hint, where) for item, item_hint in zip(value, inner, strict=True)
+            _convert(item, item_hint, where)
+            for item, item_hint in zip(value, item_hints, strict=True)
         )
-    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+    if hint is Any:
+        return value
+    # In Python a bool is an int, in TOML it is not.
+    is_bool = isinstance(value, bool)
+    if hint is float and isinstance(value, int) and not is_bool:
         return float(value)
-    if hint is not Any and (
-        not isinstance(value, hint) or (isinstance(value, bool) and hint is not bool)
-    ):
+    if not isinstance(value, hint) or (is_bool and hint is not bool):
         raise RecipeError(f"{where} must be of type {hint.__name__}, got {value!r}")
     return value

@@ -1,5 +1,5 @@
-"""Jobs: any number of prompts, in slots that are refilled. `many` is the host's side, `slots` the
-device's.
+"""Jobs: any number of prompts in slots that are refilled. `many` is for the host, `slots` for
+devices.
 """
 
 from jaxspec import optional_imports

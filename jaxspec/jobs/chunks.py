@@ -23,14 +23,14 @@ from jaxspec.jobs import openai
 from jaxspec.jobs.files import Output
 
 KEPT = "the rows that were done before are kept"
-Rows = Sequence[dict[str, Any]]  # of one line: one for each of its texts, none of a skipped line
+Rows = Sequence[dict[str, Any]]  # the rows of one line: one for each text, none if it is skipped
 
 
 class Chunks:
-    """The chunks of a part of a job. It holds the rows of the chunks that are being filled.
+    """The chunks of a part of a job. Holds the rows of unfinished chunks in memory.
 
     Args:
-        output: where they are written. The files there belong to this job.
+        output: the folder to write. Its files belong to this job.
         total: lines of the part.
 
     Attributes:
@@ -42,7 +42,7 @@ class Chunks:
         self._total = total
         self.num_done = 0
         self._whole = set[int]()
-        # of the other chunks, by line
+        # rows of unfinished chunks, by line
         self._rows = collections.defaultdict[int, dict[int, Rows]](dict)
         self._files = dict[int, BinaryIO]()  # open journals
         names = {path.name for path in output.folder.iterdir()}
@@ -52,7 +52,7 @@ class Chunks:
             if path.name in names:
                 self._whole.add(index)
                 self.num_done += self._size(index)
-                journal.unlink(missing_ok=True)  # a kill came between the two
+                journal.unlink(missing_ok=True)  # a kill came between writing and deleting
             elif journal.name in names:
                 self._rows[index] = _journaled(journal)
                 self.num_done += len(self._rows[index])
@@ -60,29 +60,29 @@ class Chunks:
 
     @property
     def is_complete(self) -> bool:
-        """Says whether all chunks are there."""
+        """Returns whether all chunks are written."""
         return len(self._whole) == -(-self._total // self._output.chunk)
 
     def __contains__(self, number: int) -> bool:
-        """Says whether a line is done, by its number in the whole input."""
+        """Returns whether a line is done, by its number in the whole input."""
         index = self._index(number)
         return index in self._whole or number in self._rows.get(index, ())
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        """Yields all rows that are in files."""
+        """Yields all rows on disk, in the order of the input."""
         for index in sorted(self._whole):
             yield from files.read_jsonl(self._output.path(index))
         for index in sorted(self._rows):
             yield from self._in_order(index)
 
     def add(self, *rows: dict[str, Any]) -> None:
-        """Appends the rows of a line, all of them together, to the journal of their chunk."""
+        """Appends the rows of a line, all at once, to the journal of their chunk."""
         number = _number(rows)
         if number in self:
             raise ValueError(f"the row of number {number} is in {self._output.folder} already")
         index = self._index(number)
         with folders.full_disk(self._output.folder, KEPT):
-            # without a buffer: no kill of the process takes back a line
+            # unbuffered, so that a kill loses no finished line
             if index not in self._files:
                 self._files[index] = self._output.journal(index).open("ab", buffering=0)
             append(self._files[index], json.dumps(rows).encode() + b"\n")
@@ -113,7 +113,7 @@ class Chunks:
         return itertools.chain.from_iterable(rows for _, rows in sorted(self._rows[index].items()))
 
     def _write_if_full(self, index: int) -> None:
-        """Writes a chunk whose lines are all done; its journal is then of no more use."""
+        """Writes a chunk if all of its lines are done, and deletes its journal."""
         if len(self._rows[index]) < self._size(index):
             return
         with folders.full_disk(self._output.folder, KEPT):
@@ -130,16 +130,15 @@ def _number(rows: Rows) -> int:
 
 
 def append(file: BinaryIO, line: bytes) -> None:
-    """Writes all of a line to a file without a buffer, which may take less at a time."""
+    """Writes a whole line to an unbuffered file, whose `write` may write only a part."""
     while line:
         line = line[file.write(line) :]
 
 
 def _journaled(journal: Path) -> dict[int, Rows]:
-    r"""Reads a journal, by the numbers of lines, and cuts off what a kill or a full disk left
-    unfinished at its end.
+    r"""Reads a journal, by the numbers of lines, and cuts off an unfinished line at its end.
 
-    Another line that is damaged, by a machine that lost its power, is left out.
+    Skips other damaged lines, which a loss of power may leave.
 
     >>> import tempfile
     >>> path = Path(tempfile.mkdtemp()) / "journal"

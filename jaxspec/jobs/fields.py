@@ -1,8 +1,8 @@
-"""The fields of a job's prompts: one table, for dicts in Python and for the lines of files.
+"""The fields of a job's prompts, for dicts in Python and lines of files alike.
 
 A field is a setting if it has the name of an option of jaxspec or of another library
-(`decode.option_names`). A setting is obeyed, or refused by name. Any other field is the caller's
-data, and comes back with the result.
+(`decode.option_names`). A setting is obeyed or rejected, never ignored. Any other field is the
+caller's data and is returned with the result.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ OBEYED = (
     *(*OPTIONS, *patterns.NAMES),
 )
 SAMPLES = "num_samples"  # the job's name for "n"
-# names of one word that are settings in any spelling, such as "Temperature"
+# one-word names that are settings in any spelling, such as "Temperature"
 SHORT = ("temperature", "seed", "stop")
 EVERY_TOKEN = (0, -1)  # values of top_k that keep every token, as in vLLM and transformers
 REFUSED: Mapping[
@@ -75,7 +75,7 @@ class Settings(NamedTuple):
 
 
 def read(fields: Mapping[str, Any], most: int | None = None) -> Settings:
-    """Reads the settings of a prompt among its fields. A field that is null says nothing.
+    """Reads the settings among the fields of a prompt. Ignores fields that are null.
 
     `most` is the job's limit of new tokens.
 
@@ -95,7 +95,7 @@ def read(fields: Mapping[str, Any], most: int | None = None) -> Settings:
     ValueError: the field 'length_penalty' is not obeyed: only jaxspec.beam_search has it. ...
     """
     values = dict[str, Any]()
-    names = dict[str, str]()
+    names = dict[str, str]()  # as which field each value was given, for messages
     for name, value in {**fields, **_response_format(fields)}.items():
         option = setting_of(name, fields)
         if option is None or _asks_for_nothing(option, value, fields):
@@ -113,24 +113,25 @@ def read(fields: Mapping[str, Any], most: int | None = None) -> Settings:
             raise ValueError(
                 f"the fields {names[field]!r} and {name!r} mean the same: give one of them"
             )
-        values[field], names[field] = value, name
+        values[field] = value
+        names[field] = name
     if fields.get("do_sample") is False:  # as in transformers, whatever the temperature is
         values["temperature"] = 0.0
     return Settings(
-        _whole(values, "max_new_tokens", names, 1, most),
-        _whole(values, "n", names, 1, 2**16),
-        _whole(values, "seed", names, 0, 2**32 - 1),
-        values.get("stop"),
-        _template(values),
-        {name: _sampling(name, values[name]) for name in OPTIONS if name in values},
-        patterns.pattern_of(values),
-        *(_language(values, name, names) for name in LANGUAGES),
+        max_new_tokens=_whole(values, "max_new_tokens", names, 1, most),
+        samples=_whole(values, "n", names, 1, 2**16),
+        seed=_whole(values, "seed", names, 0, 2**32 - 1),
+        stop=values.get("stop"),
+        template=_template(values),
+        sampling={name: _sampling(name, values[name]) for name in OPTIONS if name in values},
+        pattern=patterns.pattern_of(values),
+        source_language=_language(values, "source_language", names),
+        target_language=_language(values, "target_language", names),
     )
 
 
 def setting_of(name: str, fields: Mapping[str, Any]) -> str | None:
-    """Returns the option that a field names, in Python's spelling; None if the field is the
-    caller's own data.
+    """Returns the option that a field names, in Python's spelling; None for the caller's data.
 
     >>> setting_of("max_tokens", {}), setting_of("lengthPenalty", {}), setting_of("label", {})
     ('max_tokens', 'length_penalty', None)
@@ -144,7 +145,7 @@ def setting_of(name: str, fields: Mapping[str, Any]) -> str | None:
 
 
 def is_own(name: str) -> bool:
-    """Says whether a field is the caller's own data: it does not have the name of an option."""
+    """Returns whether a field is the caller's data, not the name of an option."""
     return not _is_known(name)
 
 
@@ -153,7 +154,7 @@ def _is_known(name: str) -> bool:
 
 
 def _field_of(option: str) -> str | None:
-    """Returns the field as which an option is read; None if it is refused."""
+    """Returns the field that an option is read as; None if it is rejected."""
     if option == SAMPLES:
         return "n"
     if option in OBEYED:
@@ -164,7 +165,7 @@ def _field_of(option: str) -> str | None:
 
 
 def _asks_for_nothing(option: str, value: Any, fields: Mapping[str, Any]) -> bool:
-    """Says whether a setting leaves everything as it is."""
+    """Returns whether a setting has a value that changes nothing."""
     if value is None:
         return True
     if option in REFUSED:
@@ -183,7 +184,7 @@ def _asks_for_nothing(option: str, value: Any, fields: Mapping[str, Any]) -> boo
         )
     if option == "tool_choice" and value == "none":
         return option_names.is_empty(fields.get("tools"))
-    if option == "add_special_tokens":  # a template writes them itself
+    if option == "add_special_tokens":  # a chat template writes special tokens itself
         is_chat = fields.get("messages") is not None or encoding.is_chat(fields.get("prompt"))
         if isinstance(value, bool):
             return value is not is_chat
@@ -226,58 +227,52 @@ def _language(values: Mapping[str, Any], name: str, names: Mapping[str, str]) ->
 
 
 def missing(prepared: Prepared, needs: Mapping[str, Any], bounded: bool) -> dict[str, Any]:
-    """Returns the options that a generation must also have so that its program serves rows with
-    some options.
+    """Returns the options to add to a generation so that its program can serve rows with `needs`.
 
-    Their values are no row's, since rows bring their own. They say what the program can do: draw,
-    and find so many of the largest logits.
+    The values only set what the program can do: whether it draws, and how many of the largest
+    logits it finds. Each row brings its own values.
 
     Args:
         needs: the options of a row.
         bounded: whether every row has a top_k, because the job has one.
     """
-    options = prepared.options
     vocab = prepared.target.lm.vocab_size
     added = dict[str, Any]()
-    temperature = options.get("temperature")
     for name, value in needs.items():
-        old = options.get(name)
-        if is_neutral(name, value):
-            continue
-        if name == "temperature":
-            if (
-                value
-                and np.ndim(0.0 if temperature is None else temperature) == 0
-                and not temperature
-            ):
-                added[name] = np.zeros(1, np.float32)  # one for each row: a program that draws
-        elif name in ("logit_bias", "banned"):
-            if (
-                is_set(value)
-                and not is_set(options.get("logit_bias"))
-                and not is_set(options.get("banned"))
-            ):
-                added["logit_bias"] = np.zeros(vocab, np.float32)
-        elif name in ("top_k", "draft_top_k"):
-            if old is None or int(old) < value:
-                added[name] = min(ALL, 1 << (int(value) - 1).bit_length())
-        elif name in patterns.NAMES:
-            if all(options.get(pattern) is None for pattern in patterns.NAMES):
-                added[name] = [None]  # a program whose rows may have patterns
-        elif not is_set(old):
-            added[name] = value
-    both = {**options, **added}
-    top_k = both.get("top_k")
+        if not is_neutral(name, value):
+            added |= _addition(prepared.options, name, value, vocab)
+    options = {**prepared.options, **added}
+    top_k = options.get("top_k")
     is_bounded = bounded and needs.get("top_k") != ALL
-    has_mass = is_set(both.get("top_p")) or is_set(both.get("draft_top_p"))
+    has_mass = is_set(options.get("top_p")) or is_set(options.get("draft_top_p"))
     if has_mass and top_k is not None and not is_bounded and int(top_k) < vocab:
         added["top_k"] = ALL  # rows without a top_k look for their mass among all tokens
     return added
 
 
+def _addition(options: Mapping[str, Any], name: str, value: Any, vocab: int) -> dict[str, Any]:
+    """Returns what a program with some options lacks for rows with one more; {} if nothing."""
+    present = options.get(name)
+    if name == "temperature":
+        is_greedy = present is None or (np.ndim(present) == 0 and not present)
+        # An array, one for each row, makes a program that draws.
+        return {name: np.zeros(1, np.float32)} if value and is_greedy else {}
+    if name in ("logit_bias", "banned"):  # both become one bias
+        has_bias = is_set(options.get("logit_bias")) or is_set(options.get("banned"))
+        is_needed = is_set(value) and not has_bias
+        return {"logit_bias": np.zeros(vocab, np.float32)} if is_needed else {}
+    if name in ("top_k", "draft_top_k"):
+        if present is not None and int(present) >= value:
+            return {}
+        return {name: min(ALL, 1 << (int(value) - 1).bit_length())}  # the next power of two
+    if name in patterns.NAMES:
+        has_patterns = any(options.get(pattern) is not None for pattern in patterns.NAMES)
+        return {} if has_patterns else {name: [None]}  # [None]: rows may have patterns
+    return {} if is_set(present) else {name: value}
+
+
 def is_neutral(name: str, value: Any) -> bool:
-    """Says whether an option of sampling has the value that changes nothing, so that no program
-    needs it.
+    """Returns whether a sampling option has its neutral value, which no program needs.
 
     >>> is_neutral("top_p", 1), is_neutral("top_p", 0.9), is_neutral("temperature", 1.0)
     (True, False, False)
@@ -294,11 +289,11 @@ def _whole(
 ) -> int | None:
     if name not in values:
         return None
-    if limit is None:
-        expected = f"an integer, {least} or more"
-    else:
+    expected = f"an integer, {least} or more"
+    if limit is not None:
         expected = f"an integer from {least} to {limit}"
-    expected += ", the job's own limit" if name == "max_new_tokens" and limit is not None else ""
+        if name == "max_new_tokens":
+            expected += ", the job's own limit"
     number = integer(values[name], names[name], expected)
     if number < least or (limit is not None and number > limit):
         raise ValueError(f"{names[name]} is {number}: expected {expected}")
@@ -306,7 +301,7 @@ def _whole(
 
 
 def _response_format(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Reads the schema in OpenAI's field for structured output; None: any text.
+    """Reads the schema from OpenAI's field for structured output; None allows any text.
 
     >>> _response_format({"response_format": {"type": "json_object"}})
     {'response_format': {'type': 'object'}}
@@ -314,16 +309,12 @@ def _response_format(fields: Mapping[str, Any]) -> dict[str, Any]:
     form = fields.get("response_format")
     if form is None or option_names.is_empty(form):
         return {}
-    form_type = None
-    if isinstance(form, Mapping):
-        form_type = form.get("type")
+    form_type = form.get("type") if isinstance(form, Mapping) else None
     if form_type == "text":
         return {"response_format": None}
     if form_type == "json_object":
         return {"response_format": {"type": "object"}}
-    described = None
-    if form_type == "json_schema":
-        described = form.get("json_schema")
+    described = form.get("json_schema") if form_type == "json_schema" else None
     if not isinstance(described, Mapping) or not isinstance(described.get("schema"), Mapping):
         raise ValueError(
             f"response_format is {form!r:.80}: expected a type among text, json_object and "
@@ -334,7 +325,7 @@ def _response_format(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _sampling(name: str, value: Any) -> Any:
-    """Reads an option of sampling; JSON has ids as text where they are names of an object."""
+    """Reads a sampling option; converts the keys of a logit_bias, text in JSON, to ids."""
     if name in ("top_k", "draft_top_k") and any(
         option_names.is_same(value, number) for number in EVERY_TOKEN
     ):

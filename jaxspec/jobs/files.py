@@ -1,8 +1,7 @@
 """A job over files: JSON lines in, chunks of JSON lines out, a manifest, and resuming.
 
-A chunk holds the results of a fixed range of the input's lines, in their order, and is written
-whole or not at all (`chunks` says how). A killed job that goes on writes what it would have
-written.
+A chunk holds the results of a fixed range of input lines, in order, and is written whole or not at
+all (see `chunks`). A job that was killed and resumed writes the same files.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ class InputShard(NamedTuple):
 class Survey(NamedTuple):
     """The input of a job, looked through once."""
 
-    lines: int  # how many there are, blank ones left out
+    lines: int  # number of lines, without blank ones
     # options of sampling that lines set, each with the largest value; see `generate_many`
     varying: Mapping[str, Any]
     twice: str  # the message about an id that occurs twice; empty if none does
@@ -63,28 +62,15 @@ class Source(NamedTuple):
 
     def survey(self) -> Survey:
         """Looks through all lines of all parts."""
-        # of ids their hashes: 8 bytes a line
         varying = dict[str, Any]()
-        ids = array.array("q")
+        ids = array.array("q")  # hashes: 8 bytes a line
         for line in self.lines():
             name = line.number if line.id is None else line.id
             ids.append(hash(json.dumps(name, sort_keys=True, default=str)))
-            try:
-                if not isinstance(line.fields, Mapping):
-                    continue
-                settings = fields.read(line.fields)
-                if settings.pattern is not None:
-                    varying["regex"] = [None]
-                for option, value in settings.sampling.items():
-                    if fields.is_neutral(option, value):
-                        continue
-                    if OPTIONS[option].field == "bias":  # any value will do
-                        varying[option] = value
-                    else:
-                        OPTIONS[option].convert(value, option, Sizes(1, 1, 1))
-                        varying[option] = max(varying.get(option, value), value)
-            except (ValueError, TypeError):  # the line's own error, when it is decoded
-                pass
+            # An error becomes the line's when it is decoded.
+            with contextlib.suppress(ValueError, TypeError):
+                if isinstance(line.fields, Mapping):
+                    _add_varying(varying, fields.read(line.fields))
         if not ids:
             raise ValueError(
                 f"{', '.join(map(str, self.paths))} holds no prompt: expected one a line"
@@ -92,99 +78,66 @@ class Source(NamedTuple):
         return Survey(len(ids), varying, self._twice(np.frombuffer(ids, np.int64)))
 
     def count(self, lines: int) -> int:
-        """Counts the lines of the part, of so many in all."""
+        """Counts the lines of this part, given all lines."""
         return max(0, -(-(lines - self.shard.index) // self.shard.count))
 
     def prompts(self, done: Container[int] = ()) -> Iterator[Line]:
-        """Yields the prompts of the part as `generate_many` takes them, but those whose number is
-        in `done`.
-        """
+        """Yields this part's prompts as `generate_many` takes them, except numbers in `done`."""
         lines = itertools.islice(self.lines(), self.shard.index, None, self.shard.count)
         return (line for line in lines if line.number not in done)
 
     def lines(self) -> Iterator[Line]:
         """Reads every line of every file that is not blank.
 
-        A byte order mark, which Windows' editors put first, is no part of a file's first line.
+        Drops the byte order mark that Windows editors put first.
         """
         numbers = itertools.count()
-        for path in self.paths:  # named by their folders only where another file has the same name
-            if sum(path.name == sibling.name for sibling in self.paths) == 1:
-                name = path.name
-            else:
-                name = str(path)
+        for path in self.paths:
+            is_unique = sum(path.name == sibling.name for sibling in self.paths) == 1
+            name = path.name if is_unique else str(path)
+            is_json = files.is_json_lines(path.name)
             with files.opened(path) as file:
                 first = file.readline().removeprefix(codecs.BOM_UTF8)
                 if first.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
                     raise ValueError(f"{path} is not UTF-8 text but UTF-16: save it as UTF-8")
                 for number, line in enumerate(itertools.chain([first], file), 1):
                     if line.strip():
-                        yield self._line(
-                            next(numbers),
-                            f"{name}: line {number}",
-                            files.is_json_lines(path.name),
-                            line,
-                        )
+                        yield self._line(next(numbers), f"{name}: line {number}", is_json, line)
 
     def _twice(self, ids: np.ndarray) -> str:
-        """Says which lines have the same id: the first two, and how many others there are."""
+        """Returns a message about lines with the same id; "" without any."""
         order = np.argsort(ids, kind="stable")
-        # of those with one id all but the first
+        # all but the first line of each id, in the order of hashes
         repeated = order[1:][ids[order[1:]] == ids[order[:-1]]]
         if not repeated.size:
             return ""
         second = int(repeated.min())
         numbers = int(np.flatnonzero(ids == ids[second])[0]), second
+        # Read the input once more, since only hashes were kept.
         first, later = (
             line for line in itertools.islice(self.lines(), second + 1) if line.number in numbers
         )
+        more = ""
         if len(repeated) > 1:
             more = f" ({len(repeated) - 1:,} more lines repeat an id)"
-        else:
-            more = ""
         name = first.number if first.id is None else first.id
-        twice = f"the id {name!r} stands twice, at {first.where} and {later.where}{more}"
-        return f"{twice}: results differ by their numbers only"
+        return (
+            f"the id {name!r} stands twice, at {first.where} and {later.where}{more}: results "
+            "differ by their numbers only"
+        )
 
     def _line(self, number: int, where: str, is_json: bool, line: bytes) -> Line:
-        """Reads a line; what is wrong with it is in place of its fields."""
+        """Reads a line; if it is invalid, its fields are the exception."""
         try:
-            text = line.decode().rstrip("\r\n")
-        except UnicodeDecodeError as error:
-            return Line(
-                number,
-                where,
-                ValueError(f"the line is not UTF-8 ({error.reason} at byte {error.start})"),
-            )
-        if "\0" in text:
-            return Line(
-                number,
-                where,
-                ValueError("the line has a NUL character: is the file UTF-16? Save it as UTF-8"),
-            )
-        if not is_json:
-            return Line(number, where, self._messages({PROMPT: text}))
+            text = _decoded(line)
+            if not is_json:
+                return Line(number, where, self._messages({PROMPT: text}))
+            row = _json_row(text)
+        except ValueError as error:
+            return Line(number, where, error)
+        name = row.pop("id", None)
         try:
-            row = json.loads(text)
-        except (ValueError, RecursionError) as error:
-            return Line(number, where, ValueError(f"the line is no JSON ({error})"))
-        if not isinstance(row, Mapping):
-            return Line(
-                number, where, ValueError(f"the line is {text[:60]}: expected a JSON object")
-            )
-        for name in row:
-            try:
-                if name == "id" or fields.is_own(name):
-                    json.dumps(row[name], allow_nan=False)
-            except (ValueError, RecursionError) as error:
-                # 1e999 is read as infinity, which JSON has not
-                return Line(
-                    number, where, ValueError(f"the line's {name} cannot be written ({error})")
-                )
-        name = row.get("id")
-        row = {field: value for field, value in row.items() if field != "id"}
-        try:
-            if "custom_id" in row and "body" in row:  # of OpenAI's form
+            if "custom_id" in row and "body" in row:  # OpenAI's form
                 name = row["custom_id"]
                 row = openai.fields_of(row)
             return Line(number, where, *self._content(row), id=name)
@@ -192,19 +145,16 @@ class Source(NamedTuple):
             return Line(number, where, error, id=name)
 
     def _content(self, row: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Returns the fields of a line, with the prompt under its usual name, and those that only
-        look like fields.
-        """
-        # With a field of the caller's choice, "prompt" and "messages" are no prompts. The number is
-        # the line's.
+        """Returns a line's fields, the prompt as "prompt", and data that only look like fields."""
+        # If the caller chose a field, "prompt" and "messages" are data. "number" always is: a
+        # line's number is its place.
         is_default = self.field == PROMPT
-        if is_default:
-            alike = {"number"}
-        else:
-            alike = {"number", *fields.CONTENT} - {self.field}
-        others = {name: row.pop(name) for name in alike & row.keys()}
+        reserved = {"number"}
+        if not is_default:
+            reserved = {"number", *fields.CONTENT} - {self.field}
+        data = {name: row.pop(name) for name in reserved & row.keys()}
         if self.field not in row and not (is_default and "messages" in row):
-            names = sorted({**row, **others})
+            names = sorted({**row, **data})
             if not names:
                 raise ValueError(
                     f"the line is an object without fields: expected {self.field!r} or "
@@ -215,17 +165,61 @@ class Source(NamedTuple):
             )
         if not is_default:
             row[PROMPT] = row.pop(self.field)
-        return self._messages(row), others
+        return self._messages(row), data
 
     def _messages(self, row: dict[str, Any]) -> dict[str, Any]:
-        """Makes a prompt that is text a message, if that is asked for."""
+        """Makes a text prompt a user's message if the job is a `chat`."""
         if not self.chat or not isinstance(row.get(PROMPT), str) or "messages" in row:
             return row
-        before = []
+        messages = []
         if self.system is not None:
-            before = [{"role": "system", "content": self.system}]
-        message = {"role": "user", "content": row.pop(PROMPT)}
-        return row | {"messages": [*before, message]}
+            messages.append({"role": "system", "content": self.system})
+        messages.append({"role": "user", "content": row.pop(PROMPT)})
+        return row | {"messages": messages}
+
+
+def _add_varying(varying: dict[str, Any], settings: fields.Settings) -> None:
+    """Adds the sampling options of a line to `Survey.varying`, the larger value of each."""
+    if settings.pattern is not None:
+        varying["regex"] = [None]
+    for option, value in settings.sampling.items():
+        if fields.is_neutral(option, value):
+            continue
+        if OPTIONS[option].field == "bias":  # any value will do
+            varying[option] = value
+        else:
+            OPTIONS[option].convert(value, option, Sizes(1, 1, 1))  # raises if it is invalid
+            varying[option] = max(varying.get(option, value), value)
+
+
+def _decoded(line: bytes) -> str:
+    """Decodes a line without its line break. Raises ValueError if it is not UTF-8 text."""
+    try:
+        text = line.decode().rstrip("\r\n")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"the line is not UTF-8 ({error.reason} at byte {error.start})") from None
+    if "\0" in text:
+        raise ValueError("the line has a NUL character: is the file UTF-16? Save it as UTF-8")
+    return text
+
+
+def _json_row(text: str) -> dict[str, Any]:
+    """Reads a JSON object whose data can be written again. Raises ValueError if it is not one."""
+    try:
+        row = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"the line is no JSON ({error})") from None
+    if not isinstance(row, dict):
+        raise ValueError(f"the line is {text[:60]}: expected a JSON object")
+    for name, value in row.items():
+        if name != "id" and not fields.is_own(name):
+            continue
+        try:
+            json.dumps(value, allow_nan=False)
+        except (ValueError, RecursionError) as error:
+            # 1e999 is read as infinity, which JSON does not have
+            raise ValueError(f"the line's {name} cannot be written ({error})") from None
+    return row
 
 
 class Output(NamedTuple):
@@ -248,7 +242,7 @@ class Output(NamedTuple):
         return self.folder / f"part-{self.shard.suffix}-{index:06}.jsonl"
 
     def journal(self, index: int) -> Path:
-        """Returns where the rows of a chunk are that is not whole."""
+        """Returns the journal of a chunk: its finished rows until the chunk is complete."""
         return self.folder / f"journal-{self.shard.suffix}-{index:06}"
 
     def locked(self) -> contextlib.AbstractContextManager[None]:
@@ -257,7 +251,7 @@ class Output(NamedTuple):
         return folders.locked(self.folder, holder, f".lock-{self.shard.suffix}")
 
     def check(self, *, resume: bool) -> None:
-        """Refuses a folder that cannot be written, or holds a job that is not to be resumed."""
+        """Raises an error if the folder cannot be written, or holds a job without `resume`."""
         files.check_writable(self.manifest)
         if self.manifest.exists() and not resume:
             raise ValueError(
@@ -270,10 +264,9 @@ class Output(NamedTuple):
             raise ValueError(f"{gone}: put it back, or choose another folder")
 
     def costs(self, measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """Returns the costs of passes that all parts of the job go on with: the first that were
-        measured.
+        """Returns the costs of passes for all parts of the job: those that the first part measured.
 
-        What is drafted depends on them, and with it texts that are drawn.
+        Draft lengths depend on the costs, and sampled texts on draft lengths.
         """
         path = self.folder / "costs.json"
         if not path.exists():
@@ -284,17 +277,17 @@ class Output(NamedTuple):
         return files.read_json(path, ANOTHER_FOLDER)
 
     def begin(self, manifest: Mapping[str, Any]) -> None:
-        """Writes the manifest, or compares it with that of the job to go on with."""
-        expected = json.loads(json.dumps(manifest))
-        for path in (
-            [self.manifest]
-            if self.manifest.exists()
-            else sorted(self.folder.glob("manifest-*.json"))[:1]
-        ):
-            _compare(
-                files.read_json(path, ANOTHER_FOLDER) | {"shard": self.shard.index}, expected, path
-            )
-        if self.manifest.exists():
+        """Writes the manifest of a new job, or compares it with the resumed job's."""
+        expected = json.loads(json.dumps(manifest))  # lists in place of tuples
+        is_resumed = self.manifest.exists()
+        # A new part is compared with another part of the job, if any has begun.
+        stored_paths = [self.manifest]
+        if not is_resumed:
+            stored_paths = sorted(self.folder.glob("manifest-*.json"))[:1]
+        for path in stored_paths:
+            stored = files.read_json(path, ANOTHER_FOLDER) | {"shard": self.shard.index}
+            _compare(stored, expected, path)
+        if is_resumed:
             self.summary.unlink(missing_ok=True)
         else:
             self._write_whole(self.manifest, manifest, "no chunk was begun")
@@ -305,22 +298,19 @@ class Output(NamedTuple):
 
     def _write_whole(self, path: Path, report: Mapping[str, Any], outcome: str) -> None:
         with folders.full_disk(self.folder, outcome):
-            # Names of files need not be text in any encoding: what UTF-8 does not have is written
-            # as \udc..
+            # File names may hold bytes that are not text: JSON escapes them as \udc..
             files.write_text(path, [json.dumps(report, indent=2) + "\n"])
 
 
 def manifest_of(
     source: Source, output: Output, models: Mapping[str, Any], options: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Describes a job by everything that its texts depend on; of models the names, and `digests_of`
-    their files.
-    """
+    """Describes a job by everything that its texts depend on, such as digests of files."""
     return {
         "versions": {name: importlib.metadata.version(name) for name in VERSIONS},
         "models": dict(models),
         "options": dict(options),
-        # whose order is that of the lines
+        # a list, since the order of files is the order of lines
         "input": [[path.name, digests.of_file(path)] for path in source.paths],
         "field": source.field,
         "chat": source.chat,
@@ -331,8 +321,7 @@ def manifest_of(
 
 
 def digests_of(path: Path) -> dict[str, str]:
-    """Returns the SHA-256 of a file, or of each file of a folder by its name there; hidden files
-    are left out.
+    """Returns the SHA-256 of a file, or of each file of a folder by its name, except hidden files.
 
     >>> import tempfile
     >>> folder = Path(tempfile.mkdtemp())
@@ -357,26 +346,28 @@ def digests_of(path: Path) -> dict[str, str]:
 def _compare(
     stored: Mapping[str, Any], expected: Mapping[str, Any], path: Path, within: str = ""
 ) -> None:
+    """Raises ValueError that names the innermost value in which two manifests differ."""
     for name in {**stored, **expected}:
-        if stored.get(name) == expected.get(name):
+        old = stored.get(name)
+        new = expected.get(name)
+        if old == new:
             continue
-        if isinstance(stored.get(name), Mapping) and isinstance(expected.get(name), Mapping):
-            _compare(stored[name], expected[name], path, f"{within}{name}: ")
-        if isinstance(stored.get(name), list) and isinstance(expected.get(name), list):
-            by_number = [
-                {f"number {i}": x for i, x in enumerate(listed)}
-                for listed in (stored[name], expected[name])
-            ]
-            _compare(by_number[0], by_number[1], path, f"{within}{name}: ")
+        if isinstance(old, Mapping) and isinstance(new, Mapping):
+            _compare(old, new, path, f"{within}{name}: ")
+        if isinstance(old, list) and isinstance(new, list):
+            _compare(_numbered(old), _numbered(new), path, f"{within}{name}: ")
         raise ValueError(
-            f"{path} is of another job ({within}{name} is {stored.get(name)!r} there and "
-            f"{expected.get(name)!r} here): resume with what it began with, or choose another "
-            "folder"
+            f"{path} is of another job ({within}{name} is {old!r} there and {new!r} here): resume "
+            "with what it began with, or choose another folder"
         )
 
 
+def _numbered(values: list[Any]) -> dict[str, Any]:
+    return {f"number {index}": value for index, value in enumerate(values)}
+
+
 def check_paths(paths: Sequence[Path]) -> None:
-    """Refuses input files that are not there, or would be read as lines and are something else.
+    """Raises an error if an input file does not exist, or does not consist of lines.
 
     >>> check_paths([Path("prompts.json")])  # doctest: +ELLIPSIS
     Traceback (most recent call last):

@@ -1,6 +1,4 @@
-"""`generate_many`: any number of prompts, in a batch whose finished rows are replaced while it
-runs.
-"""
+"""`generate_many`: any number of prompts, in a batch whose finished rows are replaced."""
 
 from __future__ import annotations
 
@@ -23,15 +21,15 @@ from jaxspec.jobs.results import Completion, Progress
 from jaxspec.jobs.slots import Report, Rounds, Slots
 from jaxspec.sampling.params import is_set
 
-ROUNDS = 64  # between two looks of the host at the slots, at most
-STOP_ROUNDS = 8  # the same where it looks for stop strings: what is decoded past one is thrown away
-BLOCKS = 4  # prompts that are read ahead, in multiples of the slots
-AHEAD = 64  # prompts that may be begun after the first that is not done, in multiples of the slots
-# a prompt is long if it is so many times as wide as others, and wider than so many tokens
+ROUNDS = 64  # most rounds between two looks of the host at the slots
+STOP_ROUNDS = 8  # likewise with stop strings; tokens decoded past one are thrown away
+BLOCKS = 4  # prompts to read ahead, in multiples of the slots
+AHEAD = 64  # how far to go past the first unfinished prompt, in multiples of the slots
+# A prompt is long if it is wider than LONG_TIMES the usual width, and than LONG tokens.
 LONG_TIMES = 4
 LONG = 2048
-NOTED = 2**28  # bytes: slots that become wider and take more are told about
-LONGEST_PAUSE = 2e-3  # seconds between two looks at whether a program has ended
+NOTED = 2**28  # bytes; warn if wider slots take more
+LONGEST_PAUSE = 2e-3  # seconds between checks whether a program has ended
 ON_ERROR = ("raise", "yield")
 FAILURES = {
     Failure.LOGITS: "the target's logits are not finite, or all tokens are ruled out",
@@ -62,39 +60,36 @@ def generate_many(
 ) -> Iterator[Completion]:
     """Generates from any number of prompts, and yields each text when it is done.
 
-    `slots` rows are decoded together by one program; when some are done, others take their places,
-    prefilled while the program ran. So a batch does not wait for its longest row, and nothing is
-    compiled after the first prompts of each width. A prompt's text depends only on the key, its
-    number and the prompt. `generate` writes the same text with the same key, if the prompt has that
-    number there.
+    One program decodes `slots` rows together; as rows end, new ones, prefilled meanwhile, take
+    their places. So a batch does not wait for its longest row, and nothing is compiled after the
+    first prompts of each width. A prompt's text depends only on the key, its number and the prompt.
+    `generate` writes the same text with the same key, if the prompt has that number there.
 
     Args:
         target: the model whose distribution the texts have.
         prompts: any iterable, read as it is needed: texts, rows of token ids, chats (lists of
             messages, written in the model's chat template), or dicts with "prompt" or "messages". A
             dict may also have an "id", and a "number" in place of the prompt's place in the
-            iterable. Its own settings take precedence over the job's: all options of sampling,
+            iterable. These settings of a prompt override the job's: all options of sampling,
             "max_new_tokens" (at most the job's), "stop", "seed", "n" (texts of this prompt),
             "tools" and "chat_template_kwargs". Options that cannot differ from prompt to prompt are
-            errors; fields with other names come back in `Completion.fields`. Four prompts a slot
-            are waited for before the first is decoded, and then always read ahead; rows stand still
-            while the iterable is waited for. An error that it raises is raised when the results of
-            all prompts before it were yielded.
-        slots: rows that are decoded together; those that no prompt is left for stay idle.
-        in_order: whether texts are yielded in the order of the prompts; by default as they are
-            done.
-        max_ahead: with `in_order`, how far after the first prompt that is not done others may be
-            begun, and so how many results may wait for it; by default 64 times the slots. Slots are
-            idle while all that may be begun are done.
+            errors; fields with other names come back in `Completion.fields`. The job reads four
+            prompts per slot before it decodes the first, and keeps reading ahead; decoding waits
+            while the iterable blocks. If the iterable raises, the error is raised after the results
+            of all earlier prompts.
+        slots: rows that are decoded together. Slots without a prompt are idle.
+        in_order: whether to yield texts in the order of the prompts; by default, as they are done.
+        max_ahead: with `in_order`, how far past the first unfinished prompt the job may go, and so
+            how many results may wait; by default 64 times the slots. At this limit slots are idle.
         stop: strings that end a row, cut from its text.
         max_new_tokens: most new tokens of a prompt.
-        max_prompt_tokens: the longest prompt to accept, for which the slots are made. By default
-            what the models can read. Then a prompt that is wider than all before waits until the
-            slots are empty, which are then made wider. Prompts that are very long beside the others
-            get fewer slots of their own, after a warning.
-        too_long: the treatment of longer prompts: "error", "truncate" or "skip" (there is no
-            result). "truncate" cuts the beginning of the text, for an encoder-decoder its end. What
-            the tokenizer puts around the text stays.
+        max_prompt_tokens: the longest prompt to accept; it sets the size of the slots. By default
+            the longest that the models can read. Then a prompt that is wider than all before waits
+            until the slots are empty, which are then made wider. Prompts that are much longer than
+            others get fewer, separate slots, after a warning.
+        too_long: the treatment of longer prompts: "error", "truncate" or "skip" (no result).
+            "truncate" cuts the beginning of the text, for an encoder-decoder its end. Special
+            tokens around the text stay.
         on_error: "raise" raises the error of a prompt that cannot be decoded; "yield" yields it as
             a result.
         group: rows that are prefilled together, and slots that must be free for it; by default a
@@ -103,11 +98,11 @@ def generate_many(
         skipped: called with the number of each prompt that is skipped.
         chat_template_kwargs: values for the template of chats, such as {"enable_thinking": False}.
         num_samples: texts of each prompt. Their keys are folded from the prompt's; the first text
-            is that of `num_samples=1`. A job yields each as it is done, with its
+            is the same as with `num_samples=1`. A job yields each as it is done, with its
             `Completion.sample`.
         varying: options of sampling that some prompts set, each with the largest value, such as
-            {"temperature": 1.0, "top_k": 50}. The job compiles for them at its beginning; otherwise
-            when it meets the first such prompt.
+            {"temperature": 1.0, "top_k": 50}. The job then compiles for them at once, instead of at
+            the first such prompt.
         **options: `generate`'s options of sampling and its `drafter`, `gamma`, `rule`, `policy`,
             `prefix`, `key`, `eos_ids`, `log_probs` and `top_log_probs`: one value for all prompts.
             Prompts that follow a `prefix` count its tokens as theirs, and are cut after it.
@@ -135,13 +130,12 @@ def generate_many(
     one_of(on_error, "on_error", ON_ERROR)
     if isinstance(prompts, str):
         prompts = [prompts]
-    # or a table: yields names
-    is_one = isinstance(prompts, Mapping | Prompt | bytes) or hasattr(prompts, "columns")
-    if is_one or not hasattr(prompts, "__iter__"):
-        type_name = type(prompts).__name__
+    # These would iterate over names or bytes, not prompts; a table has columns.
+    is_iterable = hasattr(prompts, "__iter__") and not hasattr(prompts, "columns")
+    if not is_iterable or isinstance(prompts, Mapping | Prompt | bytes):
         raise TypeError(
-            f"the prompts are of type {type_name}: expected an iterable of prompts, such as a list "
-            "of dicts"
+            f"the prompts are of type {type(prompts).__name__}: expected an iterable of prompts, "
+            "such as a list of dicts"
         )
     inputs.check_shared(options, "give it in the dicts of the prompts")
     encoding.check_reads_text(target)
@@ -153,43 +147,47 @@ def generate_many(
         raise ValueError(
             f"num_samples is {num_samples}: expected 1, or more at a temperature above 0"
         )
+    # Compile at once for the options that some prompts set.
     prepared = prepared.replace(
         **job_fields.missing(prepared, varying or {}, is_set(options.get("top_k")))
     )
     limits = limits_of(prepared, options["max_new_tokens"], max_prompt_tokens, too_long)
-    described = options | {"num_samples": num_samples}
     reader = PromptReader(
-        target, prompts, limits, BLOCKS * slots, described, chat_template_kwargs, skipped
+        target,
+        prompts,
+        limits,
+        block=BLOCKS * slots,
+        options=options | {"num_samples": num_samples},
+        template=chat_template_kwargs,
+        skipped=skipped,
     )
-    stopper = stopping.checked(stop, target)
-    width = limits.prompt if max_prompt_tokens else None
-    ahead_limit = max_ahead if in_order else None
     job = _Job(
         prepared,
         reader,
-        stopper,
+        stopping.checked(stop, target),
         progress,
         slots=slots,
         group=group,
-        width=width,
-        max_ahead=ahead_limit,
+        width=limits.prompt if max_prompt_tokens else None,
+        max_ahead=max_ahead if in_order else None,
     )
     return _checked(job.run(), on_error)
 
 
 class _Live(NamedTuple):
+    """A row that is being decoded."""
+
     request: JobPrompt
-    rounds: tuple[Rounds, ...] = ()  # by calls of the program: its rounds, each [rounds]
-    searched: int = 0  # tokens that are known to hold no stop string
+    rounds: tuple[Rounds, ...] = ()  # the counts of each call of the program, each [rounds]
+    searched: int = 0  # tokens already searched for stop strings
 
 
 class _Job:
     """The host's side of a job.
 
-    It goes through stages, each with slots of its own, which are empty before the next begins. A
-    stage ends when the next prompt is too wide for its slots, or asks for an option of sampling
-    that their program lacks. Prompts that are very long beside the others wait, and get a stage of
-    fewer slots.
+    It goes through stages, each with new slots, which empty before the next stage. A stage ends
+    when the next prompt is too wide for its slots, or needs a sampling option that their program
+    lacks. Prompts that are much longer than others wait for a stage of fewer slots.
     """
 
     def __init__(
@@ -212,18 +210,14 @@ class _Job:
         self._max_ahead = max_ahead
         self._bounded = "top_k" in reader.defaults
         self._is_fixed = width is not None  # the caller has said how long prompts are
-        # of slots that are not for long prompts
-        if width is None:
-            self._width = 0
-        else:
-            self._width = prepared.widths(width)[0]
+        # tokens of slots for ordinary prompts; 0 until it is known
+        self._width = 0 if width is None else prepared.widths(width)[0]
         self._usual = self._width  # width of most prompts, beside which others are long
         self._report = report
         self._progress = Progress()
         self._nodes = prepared.decoder.nodes
-        self._finished = dict[int, Completion]()  # by place; not yielded yet
-        # of the places, the first that is not done, if results are yielded in order
-        self._first = 0
+        self._finished = dict[int, Completion]()  # results to yield, by the place of their prompts
+        self._first = 0  # the place of the first unfinished prompt
 
     def run(self) -> Iterator[Completion]:
         """Yields every prompt's result."""
@@ -236,14 +230,12 @@ class _Job:
             raise self._reader.error
 
     def _slots_for(self, upcoming: list[JobPrompt]) -> Slots | None:
-        """Makes slots for the next prompts; of these, the ones that memory has no room for are
-        finished.
-        """
+        """Makes slots for the next prompts; fails prompts that do not fit in memory."""
         while upcoming:
-            # The lower median: a few long prompts must not make all slots wide.
-            self._usual = (
-                self._width or sorted(map(self._width_of, upcoming))[(len(upcoming) - 1) // 2]
-            )
+            self._usual = self._width
+            if not self._usual:  # the lower median: few long prompts must not make all slots wide
+                widths = sorted(map(self._width_of, upcoming))
+                self._usual = widths[(len(widths) - 1) // 2]
             ordinary = [
                 request for request in upcoming if not self._is_long(self._width_of(request))
             ]
@@ -253,23 +245,21 @@ class _Job:
                 if missing:
                     self._prepared = self._prepared.replace(**missing)
             widest = max(stage, key=self._width_of)
-            width = max(self._width if ordinary else 0, self._width_of(widest))
+            needed = self._width_of(widest)
             if ordinary:
+                least = self._width  # slots for ordinary prompts never become narrower
+                width = max(least, needed)
                 count = self._slots
             else:
+                least = 0
+                width = needed
                 count = max(1, self._slots * self._usual // width)
             try:
                 slots = self._make_slots(width, count)
             except inputs.NotEnoughMemory as error:
-                # Where there are too many slots for any prompt, this raises.
-                self._make_slots(
-                    max(self._width if ordinary else 0, self._prepared.widths(1)[0]), count
-                )
-                too_wide = [
-                    request
-                    for request in stage
-                    if self._width_of(request) == self._width_of(widest)
-                ]
+                # If even the narrowest prompt does not fit, this raises.
+                self._make_slots(max(least, self._prepared.widths(1)[0]), count)
+                too_wide = [request for request in stage if self._width_of(request) == needed]
                 self._reader.take(too_wide)
                 self._refuse(
                     [request._replace(error=request.at + str(error)) for request in too_wide]
@@ -279,66 +269,66 @@ class _Job:
                 if not ordinary or (width > self._usual and slots.needed > NOTED):
                     warnings.warn(_note(widest, slots, self._usual, not ordinary), stacklevel=2)
                 if ordinary:
-                    self._width = self._usual = width
+                    self._width = width
+                    self._usual = width
                 return slots
         return None
 
     def _make_slots(self, width: int, count: int) -> Slots:
+        group = self._group
         if count < self._slots:
-            group = min(self._group, max(1, count // 4))
-        else:
-            group = self._group
-        return Slots(self._prepared, width, count, group, ROUNDS, self._reader.defaults)
+            group = min(group, max(1, count // 4))
+        return Slots(
+            self._prepared,
+            width,
+            slots=count,
+            group=group,
+            rounds=ROUNDS,
+            sampling=self._reader.defaults,
+        )
 
     def _is_long(self, width: int) -> bool:
-        """Says whether a prompt of a width would make all slots so wide that it gets slots of its
-        own.
-        """
+        """Returns whether a width is so large that its prompts get separate slots."""
         return not self._is_fixed and width > max(LONG_TIMES * self._usual, LONG)
 
     def _missing(self, request: JobPrompt) -> dict[str, Any]:
         return job_fields.missing(self._prepared, request.needs, self._bounded)
 
     def _ready(self) -> Iterator[Completion]:
-        """Takes out the results to yield: all there are, or in order those before the first that is
-        not done.
-        """
-        for number in sorted(
-            number for number in self._finished if self._max_ahead is None or number < self._first
-        ):
-            yield self._finished.pop(number)
+        """Yields finished results: all, or in order those before the first unfinished one."""
+        is_unordered = self._max_ahead is None
+        for index in sorted(self._finished):
+            if is_unordered or index < self._first:
+                yield self._finished.pop(index)
 
     def _until_empty(self, slots: Slots) -> Iterator[Completion]:
-        """Decodes until the slots are empty, and the next prompt is none for them."""
-        live = dict[int, _Live]()
+        """Decodes until the slots are empty and the next prompt does not fit them."""
+        live = dict[int, _Live]()  # rows by their slots
         free = list(range(slots.slots))
-        group = list[JobPrompt]()
-        new = None
+        group = list[JobPrompt]()  # taken from the reader, not inserted yet
+        prefilled = None  # the state of the group, once it is being computed
         while True:
-            # As many groups as there is room for. The next one waits, perhaps prefilled, for rows
-            # to end.
+            # Insert as many groups as fit. The next group waits, perhaps prefilled, until enough
+            # rows end.
             while True:
                 group = group or self._next_group(slots)
                 if not group or len(free) < len(group):
                     break
                 indices = [free.pop() for _ in group]
-                if new is None:
-                    new = slots.prefill([request.row for request in group])
-                slots.insert(new, indices)
+                if prefilled is None:
+                    prefilled = slots.prefill([request.row for request in group])
+                slots.insert(prefilled, indices)
                 live |= {slot: _Live(request) for slot, request in zip(indices, group, strict=True)}
                 group = []
-                new = None
+                prefilled = None
             if live:
-                # The call ends as soon as the waiting group fits; without one, when as many more
-                # rows have ended.
-                if any(self._stop_of(row).strings for row in live.values()):
-                    rounds = STOP_ROUNDS
-                else:
-                    rounds = ROUNDS
-                report = slots.run(len(group) or min(len(free) + slots.group, slots.slots), rounds)
-                if group and new is None:
-                    # while the rounds are run
-                    new = slots.prefill([request.row for request in group])
+                # The call ends as soon as the waiting group fits; without one, when another group
+                # would fit.
+                finished = len(group) or min(len(free) + slots.group, slots.slots)
+                has_stop = any(self._stop_of(row).strings for row in live.values())
+                report = slots.run(finished, STOP_ROUNDS if has_stop else ROUNDS)
+                if group and prefilled is None:  # while the rounds run
+                    prefilled = slots.prefill([request.row for request in group])
             yield from self._ready()
             if not live:
                 return
@@ -347,9 +337,7 @@ class _Job:
 
     def _next_group(self, slots: Slots) -> list[JobPrompt]:
         """Takes the next prompts to prefill together: the first for these slots, and others of its
-        width.
-
-        So what prefill computes of a prompt, to the last bit, does not depend on the others.
+        width. A prompt's prefill is thus bitwise independent of the other prompts.
         """
         are_long = self._is_long(slots.width)
         upcoming = [
@@ -360,9 +348,12 @@ class _Job:
         if not upcoming or not self._fits(upcoming[0], slots):
             return []
         width = self._width_of(upcoming[0])
-        group = [r for r in upcoming if self._width_of(r) == width and self._fits(r, slots)][
-            : slots.group
+        alike = [
+            request
+            for request in upcoming
+            if self._width_of(request) == width and self._fits(request, slots)
         ]
+        group = alike[: slots.group]
         self._reader.take(group)
         return group
 
@@ -374,7 +365,7 @@ class _Job:
         )
 
     def _ahead(self) -> list[JobPrompt]:
-        """Reads prompts ahead, and finishes those of them that cannot be decoded."""
+        """Reads prompts ahead, and finishes the ones that cannot be decoded."""
         upcoming = self._reader.peek(BLOCKS * self._slots)
         if self._max_ahead is not None:
             upcoming = [
@@ -395,32 +386,30 @@ class _Job:
         return self._prepared.widths(len(request.row.tokens))[0]
 
     def _stop_of(self, row: _Live) -> stopping.Stop:
-        if row.request.stop is None:
-            stop = self._stop
-        else:
-            stop = row.request.stop
+        stop = self._stop if row.request.stop is None else row.request.stop
         return stop._replace(joins=row.request.row.pattern is not None)
 
     def _collect(self, slots: Slots, live: dict[int, _Live], report: Report) -> list[int]:
-        """Takes out the rows that are done, and returns their slots."""
+        """Finishes the rows that are done, and returns their slots."""
         free = []
         for slot, row in list(live.items()):
-            rounds = *row.rounds, Rounds(*(counts[:, slot] for counts in report.rounds))
+            new_rounds = Rounds(*(counts[:, slot] for counts in report.rounds))  # each [rounds]
             tokens = report.tokens[slot, : report.length[slot]].tolist()
             stop = self._stop_of(row)
-            needed = None
+            needed = None  # tokens up to a stop string, if one was found
             if stop.strings:
                 needed = stopping.tokens_needed(stop, tokens, row.searched)
-            live[slot] = row = _Live(row.request, rounds, len(tokens))
+            row = _Live(row.request, (*row.rounds, new_rounds), searched=len(tokens))
+            live[slot] = row
             if needed is not None or report.finish[slot]:
                 del live[slot]
                 free.append(slot)
                 self._finish(row.request, self._completion(row, tokens, needed, report, slot))
         slots.end(free)
-        # A round of the call that ran has some row that committed; slots that committed nothing in
-        # it were idle.
-        committed = report.rounds.committed
-        idle = int(np.sum(committed[np.any(committed > 0, axis=1)] == 0))
+        # In a round that ran, some row committed tokens; slots that committed nothing were idle.
+        committed = report.rounds.committed  # [rounds, slots]
+        has_run = np.any(committed > 0, axis=1)
+        idle = int(np.sum(committed[has_run] == 0))
         self._progress = self._progress._replace(live=len(live), idle=self._progress.idle + idle)
         self._tell()
         return free
@@ -434,7 +423,7 @@ class _Job:
     ) -> Completion:
         failed = int(report.failed[slot])
         finish = int(report.finish[slot])
-        if needed is not None:  # a round that fails commits nothing, so it came after the string
+        if needed is not None:  # a failed round commits nothing, so it came after the string
             tokens = tokens[:needed]
             finish = Finish.STOP
             failed = 0
@@ -465,7 +454,7 @@ class _Job:
 
 
 class WidePrompt(UserWarning):
-    """Says which prompt makes wide slots, and what they take.
+    """A warning that names the prompt that makes slots wide, and their memory.
 
     Attributes:
         fact: the sentences about the prompt and its slots, without advice.
@@ -476,7 +465,7 @@ class WidePrompt(UserWarning):
         self.fact = fact
 
     def advise(self, option: str) -> str:
-        """Returns the whole message, with the name of the option that bounds the width of slots."""
+        """Returns the message, with the name of the option that bounds the width of slots."""
         return f"{self.fact} {option} bounds how long a prompt may be"
 
     def __str__(self) -> str:
@@ -488,10 +477,9 @@ def _note(widest: JobPrompt, slots: Slots, usual: int, is_long: bool) -> WidePro
     name = widest.where or f"prompt {widest.id}"
     size = filesize.decimal(slots.needed)
     count = f"{slots.slots} slot{'s' * (slots.slots != 1)}"
+    memory = f"All {count} are made as wide, and take {size}"
     if is_long:
         memory = f"It gets {count} of its own, of {size}"
-    else:
-        memory = f"All {count} are made as wide, and take {size}"
     tokens = len(widest.row.tokens)
     return WidePrompt(
         f"{name} has {tokens:,} tokens, and most prompts have at most {usual:,}. {memory} of "
@@ -500,9 +488,7 @@ def _note(widest: JobPrompt, slots: Slots, usual: int, is_long: bool) -> WidePro
 
 
 def _wait_for(array: Any) -> None:
-    """Waits for a computation in Python, where an interruption is noticed; in the runtime it would
-    not be.
-    """
+    """Waits for a computation in Python, which can be interrupted; the runtime could not be."""
     pause = 1e-4
     while hasattr(array, "is_ready") and not array.is_ready():
         time.sleep(pause)
@@ -510,7 +496,7 @@ def _wait_for(array: Any) -> None:
 
 
 def _counts(rounds: Sequence[Rounds], needed: int, nodes: int) -> dict[str, Any]:
-    """Counts what the first tokens of a row took, of which prefill has made one.
+    """Counts the rounds behind the first `needed` tokens of a row; prefill made the first token.
 
     >>> drafted, accepted, committed = np.array([3, 3]), np.array([2, 1]), np.array([3, 2])
     >>> _counts(
@@ -518,40 +504,46 @@ def _counts(rounds: Sequence[Rounds], needed: int, nodes: int) -> dict[str, Any]
     ... )  # the second round's first token is the fifth
     {'rounds': 1, 'drafted': 3, 'accepted': 2, 'acceptance_histogram': (0, 0, 1, 0)}
     """
+    # [rounds] each, over all calls of the program
     drafted, accepted, committed = (np.concatenate(counts) for counts in zip(*rounds, strict=True))
-    before = 1 + np.cumsum(committed) - committed
-    ran = (committed > 0) & (before < needed)
-    emitted = np.minimum(accepted, np.minimum(committed, needed - before))[ran]
+    first = 1 + np.cumsum(committed) - committed  # index of each round's first token
+    counts_here = (committed > 0) & (first < needed)
+    # The end of the text may cut off accepted draft tokens.
+    emitted = np.minimum(accepted, np.minimum(committed, needed - first))[counts_here]
+    histogram = ()
+    if nodes:
+        histogram = tuple(np.bincount(emitted, minlength=nodes + 1).tolist())
     return {
-        "rounds": int(ran.sum()),
-        "drafted": int(drafted[ran].sum()),
+        "rounds": int(counts_here.sum()),
+        "drafted": int(drafted[counts_here].sum()),
         "accepted": int(emitted.sum()),
-        "acceptance_histogram": tuple(np.bincount(emitted, minlength=nodes + 1).tolist())
-        if nodes
-        else (),
+        "acceptance_histogram": histogram,
     }
 
 
 def _result(request: JobPrompt, **result: Any) -> Completion:
-    """Returns the result of a prompt; without one, that of a prompt that cannot be decoded."""
-    empty = {"text": None, "tokens": [], "finish": Finish.FAILURE.name.lower(), "prompt_tokens": 0}
-    row = request.row
-    described = {
-        "id": request.id,
-        "number": row.number,
-        "sample": row.sample,
-        "samples": request.samples,
+    """Makes the result of a prompt; by default, of a prompt that cannot be decoded."""
+    failure = {
+        "text": None,
+        "tokens": [],
+        "finish": Finish.FAILURE.name.lower(),
+        "prompt_tokens": 0,
     }
-    return Completion(**described, fields=request.fields, **empty | result)
+    return Completion(
+        id=request.id,
+        number=request.row.number,
+        sample=request.row.sample,
+        samples=request.samples,
+        fields=request.fields,
+        **failure | result,
+    )
 
 
 def _checked(results: Iterable[Completion], on_error: str) -> Iterator[Completion]:
-    """Yields results, and raises the error of the first that has one, if it is to be raised."""
+    """Yields results; with `on_error="raise"`, raises the first error instead."""
     for completion in results:
         if completion.error is not None and on_error == "raise":
-            if completion.error.endswith(tuple(FAILURES.values())):
-                error = FloatingPointError
-            else:
-                error = ValueError
-            raise error(f"prompt {completion.id}: {completion.error}")
+            has_failed = completion.error.endswith(tuple(FAILURES.values()))
+            error_type = FloatingPointError if has_failed else ValueError
+            raise error_type(f"prompt {completion.id}: {completion.error}")
         yield completion

@@ -1,6 +1,4 @@
-"""The form of OpenAI's batches: requests {"custom_id", "method", "url", "body"} in, responses
-out.
-"""
+"""OpenAI's batches: requests {"custom_id", "method", "url", "body"} in, responses out."""
 
 from __future__ import annotations
 
@@ -10,9 +8,9 @@ from typing import Any
 from jaxspec.jobs import fields
 
 COMPLETIONS = "/v1/completions"
-URLS = {"/v1/chat/completions": "messages", COMPLETIONS: "prompt"}  # what the body of each has
-# Parameters of OpenAI's and vLLM's requests that no text depends on. They come back among the
-# line's own fields.
+URLS = {"/v1/chat/completions": "messages", COMPLETIONS: "prompt"}  # with their bodies' field
+# Parameters of OpenAI's and vLLM's requests that do not change a text. They are returned among the
+# line's fields.
 WITHOUT_EFFECT = {
     *("model", "user", "metadata", "store", "service_tier", "safety_identifier"),
     *(
@@ -38,8 +36,8 @@ FINISH = {"eos": "stop", "stop": "stop", "length": "length"}
 def fields_of(row: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the fields of a request's body and those beside it.
 
-    All that a body holds is a setting, so an unknown name there is an error. Data of the caller's
-    own stand beside it.
+    Every field of a body is a setting, so an unknown name there is an error. The caller's data
+    belong beside the body.
 
     >>> fields_of(
     ...     {"custom_id": "a", "url": "/v1/completions", "body": {"prompt": "one", "max_tokens": 7}}
@@ -70,7 +68,7 @@ def fields_of(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _one_prompt(body: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the prompt of a body that has it in a list.
+    """Returns the prompt of a body that puts it into a list.
 
     >>> _one_prompt({"prompt": ["Hello"]}), _one_prompt({"prompt": [5, 6]})
     ({'prompt': 'Hello'}, {})
@@ -114,32 +112,35 @@ def response(rows: Sequence[Mapping[str, Any]], model: str) -> dict[str, Any]:
     if wrong:
         return line | {"error": {"code": "failure", "message": wrong}}
     is_chat = first.get("fields", {}).get("url") != COMPLETIONS
-    choices = [
-        {
-            "index": index,
-            **(
-                {"message": {"role": "assistant", "content": row["text"]}}
-                if is_chat
-                else {"text": row["text"]}
-            ),
-            "logprobs": None,
-            "finish_reason": FINISH[row["finish"]],
-        }
-        for index, row in enumerate(rows)
-    ]
-    read = first["prompt_tokens"]
-    new = sum(row["new_tokens"] for row in rows)
+    prompt_tokens = first["prompt_tokens"]
+    new_tokens = sum(row["new_tokens"] for row in rows)
     body = {
         "id": name,
         "object": "chat.completion" if is_chat else "text_completion",
         "created": 0,
         "model": model,
-        "choices": choices,
-        "usage": {"prompt_tokens": read, "completion_tokens": new, "total_tokens": read + new},
+        "choices": [_choice(index, row, is_chat) for index, row in enumerate(rows)],
+        "usage": {
+            "prompt_tokens": prompt_tokens,
+            "completion_tokens": new_tokens,
+            "total_tokens": prompt_tokens + new_tokens,
+        },
     }
     return line | {"response": {"status_code": 200, "request_id": name, "body": body}}
 
 
+def _choice(index: int, row: Mapping[str, Any], is_chat: bool) -> dict[str, Any]:
+    content = {"text": row["text"]}
+    if is_chat:
+        content = {"message": {"role": "assistant", "content": row["text"]}}
+    return {
+        "index": index,
+        **content,
+        "logprobs": None,
+        "finish_reason": FINISH[row["finish"]],
+    }
+
+
 def rows_of(line: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
-    """Returns the results of a line that a job has written, in this form or its own."""
+    """Returns the results in a line that a job wrote, in OpenAI's form or in jaxspec's."""
     return line.get("jaxspec", [line])

@@ -24,7 +24,7 @@ from jaxspec.sampling.params import OPTIONS, is_set, pattern_rows, pool_of, size
 from jaxspec.structured.patterns import pattern_of
 from jaxspec.vocab import languages
 
-IDS = 2**20  # ids that are compared with later ones
+IDS = 2**20  # most ids that are remembered
 TOO_LONG = ("error", "truncate", "skip")
 
 
@@ -33,9 +33,9 @@ class Line(NamedTuple):
 
     number: int  # its number in the whole input
     where: str  # the file and the line, for messages
-    # the fields of a prompt, as a dict has them, or what is wrong with the line
+    # the fields of a prompt, as in a dict, or the error of the line
     fields: Mapping[str, Any] | Exception
-    # the caller's own fields that only look like those of a prompt
+    # the caller's fields that only look like settings
     others: Mapping[str, Any] = MappingProxyType({})
     id: Any = None  # the line's name for it; None for its number
 
@@ -46,7 +46,7 @@ class JobPrompt(NamedTuple):
     id: Any  # the caller's name for it; by default its number
     row: Row  # its tokens and settings; without tokens if it is not to be decoded
     error: str | None = None  # why it is not decoded; None if it is
-    place: int = 0  # its place among those of the job that have a result
+    place: int = 0  # its place in the job, not counting skipped prompts
     truncated: int = 0  # how many of the prompt's tokens were cut
     stop: stopping.Stop | None = None  # the strings that end its text; None for the job's
     # options of sampling that its program must have
@@ -64,9 +64,7 @@ class JobPrompt(NamedTuple):
         return ""
 
     def refused(self, error: str) -> JobPrompt:
-        """Returns the prompt with what is wrong with it, which is said once for all of its
-        texts.
-        """
+        """Returns the prompt with an error, once for all of its texts."""
         return self._replace(error=self.at + error, samples=1)
 
 
@@ -74,10 +72,10 @@ class RowLimits(NamedTuple):
     """The longest rows that a job takes."""
 
     prompt: int | None  # most tokens of a prompt; None for any that has a position
-    # most tokens of a prompt and what is generated from it together; None for any
+    # most tokens of a prompt and its text together; None for any
     positions: int | None
     new: int  # most new tokens of any prompt
-    too_long: str  # the treatment of a longer prompt: one of `TOO_LONG`
+    too_long: str  # the treatment of longer prompts, in `TOO_LONG`
 
 
 def limits_of(
@@ -85,22 +83,29 @@ def limits_of(
 ) -> RowLimits:
     """Returns the limits of the models of a generation, and of the caller."""
     one_of(too_long, "too_long", TOO_LONG)
-    limits = [lm.limits for _, lm in readers(prepared.target, prepared.drafter)]
-    prompts = [
-        x.max_prompt for x in limits if x.start_token is not None and x.max_prompt is not None
-    ]
-    positions = [
-        x.max_positions for x in limits if x.start_token is None and x.max_positions is not None
-    ]
+    prompt_limits = list[int]()
+    position_limits = list[int]()
+    for _, lm in readers(prepared.target, prepared.drafter):
+        limits = lm.limits
+        is_decoder = limits.start_token is None  # its positions hold the prompt, too
+        if is_decoder and limits.max_positions is not None:
+            position_limits.append(limits.max_positions)
+        if not is_decoder and limits.max_prompt is not None:
+            prompt_limits.append(limits.max_prompt)
     if max_prompt_tokens is not None:
-        prompts += integers(1, max_prompt_tokens=max_prompt_tokens)
-    if positions and prompts:  # and at least one new token
-        prompts.append(min(positions) - 1)
-    return RowLimits(min(prompts, default=None), min(positions, default=None), new, too_long)
+        prompt_limits += integers(1, max_prompt_tokens=max_prompt_tokens)
+    if position_limits and prompt_limits:  # and at least one new token
+        prompt_limits.append(min(position_limits) - 1)
+    return RowLimits(
+        prompt=min(prompt_limits, default=None),
+        positions=min(position_limits, default=None),
+        new=new,
+        too_long=too_long,
+    )
 
 
 class Numbers:
-    """A set of numbers that takes a bit for each, where most of a range are in it.
+    """A set of numbers at one bit each, if they fill most of a range.
 
     >>> numbers = Numbers()
     >>> [numbers.add(number) for number in (5, 70_000, 5)]
@@ -111,12 +116,12 @@ class Numbers:
         self._pages = dict[int, int]()
 
     def add(self, number: int) -> bool:
-        """Adds a number, and says whether it is new."""
-        page = number >> 10
+        """Adds a number; returns whether it is new."""
+        page = number >> 10  # 1024 numbers each
         bit = 1 << (number & 1023)
-        before = self._pages.get(page, 0)
-        self._pages[page] = before | bit
-        return not before & bit
+        present = self._pages.get(page, 0)
+        self._pages[page] = present | bit
+        return not present & bit
 
 
 class PromptReader:
@@ -124,9 +129,8 @@ class PromptReader:
 
     Attributes:
         limits: the longest rows it accepts.
-        defaults: the values of sampling of prompts that have none of their own, as `Row.sampling`
-            has them.
-        error: the error that the iterable has raised; None if there is none.
+        defaults: the default values of sampling, in the form of `Row.sampling`.
+        error: the error that the iterable raised, if it did.
     """
 
     def __init__(
@@ -135,10 +139,11 @@ class PromptReader:
         prompts: Iterable[Any],  # `Line`s, or what `generate_many` takes
         limits: RowLimits,  # the longest rows to accept
         block: int,  # prompts that are read at a time
-        # The job's options; `prefix`, `key`, `num_samples` and those of sampling are read.
+        # The job's options; only `prefix`, `key`, `num_samples`, `eos_ids` and sampling options are
+        # read.
         options: Mapping[str, Any] = MappingProxyType({}),
         template: Mapping[str, Any] | None = None,  # values for the template of chats
-        # called with the number of each prompt that is skipped
+        # called with the number of each skipped prompt
         skipped: Callable[[int], Any] | None = None,
     ):
         self._target = target
@@ -151,13 +156,12 @@ class PromptReader:
         self._has_key = options.get("key") is not None
         self._options = {name: options[name] for name in OPTIONS if is_set(options.get(name))}
         self._rule = None if options.get("drafter") is None else options.get("rule")
-        # and digests of ids
         self._sizes = sizes_of(target, 1)
-        self._numbers = Numbers()
-        self._ids = set[int]()
+        self._numbers = Numbers()  # numbers of earlier prompts
+        self._ids = set[int]()  # digests of earlier prompts' ids
         self.defaults = values_of(self._options, self._sizes)
         self._pattern = pattern_of(options)
-        # A pattern is tried by itself before its prompt is taken in.
+        # A pattern is tried alone before its prompt is accepted.
         self._new_pool = functools.partial(pool_of, target, end_ids(target, options.get("eos_ids")))
         self._tried = set[Any]()
         self._frames = dict[str | None, token_ids.Frame]()  # by the language of prompts
@@ -169,10 +173,9 @@ class PromptReader:
         self.error: Exception | None = None
 
     def peek(self, count: int) -> list[JobPrompt]:
-        """Returns the next prompts, at most so many, without taking them.
+        """Returns at most `count` of the next prompts, without taking them.
 
-        An error of the iterable ends the prompts; it is `error`, to be raised when those before it
-        are done.
+        An error of the iterable ends the prompts; the caller raises `error` when they are done.
         """
         while len(self._read) < count and not self._exhausted:
             block = self._block_of(max(self._block, count))
@@ -201,7 +204,7 @@ class PromptReader:
             if request.error is None:
                 content_form = "text" if index in encoded else "ids"
                 request = self._with_tokens(request, encoded.get(index, content), content_form)
-            if request is None:
+            if request is None:  # skipped
                 continue
             if request.error is not None:
                 yield request.refused(request.error)
@@ -210,64 +213,38 @@ class PromptReader:
                     yield request._replace(row=request.row._replace(sample=sample))
 
     def _encoded(self, requests: list[tuple[JobPrompt, Any]]) -> dict[int, list[int]]:
-        """Tokenises the contents that are text, those of one language at once; returns their ids by
-        place.
-        """
+        """Tokenises text contents, a language at a time; returns their ids by place."""
         places = collections.defaultdict[str | None, list[int]](list)
         for index, (request, content) in enumerate(requests):
             if isinstance(content, str):
                 places[request.language].append(index)
         encoded = dict[int, list[int]]()
         for language, indices in places.items():
-            ids = self._reader(language).tokenizer([requests[index][1] for index in indices])[
-                "input_ids"
-            ]
+            texts = [requests[index][1] for index in indices]
+            ids = self._reader(language).tokenizer(texts)["input_ids"]
             encoded |= zip(indices, ids, strict=True)
         return encoded
 
     def _reader(self, language: str | None) -> Model:
-        """Returns the model whose tokenizer reads prompts of a language; None for that of the model
-        as it is.
-        """
+        """Returns the model with its tokenizer set to a language; None leaves it as it is."""
         if language not in self._readers:
             self._readers[language] = languages.with_languages(self._target, source=language)
         return self._readers[language]
 
     def _described(self, order: int, value: Any) -> tuple[JobPrompt, Any]:
         """Returns a prompt without its tokens, and its content: text or ids."""
-        is_message = (
-            isinstance(value, Mapping)
-            and "role" in value
-            and not value.keys() & {*job_fields.CONTENT}
-        )
-        fields: Any = value if isinstance(value, Mapping) and not is_message else {"prompt": value}
-        where = ""
-        if fields.get("number") is None:
-            number = order
-        else:
-            number = fields["number"]
-        others = {}
-        if isinstance(value, Line):
-            where = value.where
-            number = value.number
-            fields = value.fields
-            others = value.others
-        # What is wrong with a prompt is the error of its own number, wherever among those read it
-        # stands.
+        line = value if isinstance(value, Line) else _line_of(order, value)
+        # An error is reported under the prompt's number, wherever it was read.
+        number = line.number
         is_number = encoding.is_id(number) and 0 <= number < 2**31
-        if isinstance(value, Line):
-            name = value.id
-        else:
-            name = fields.get("id")
         row = Row(int(number) if is_number else order, (), self.limits.new)
-        request = JobPrompt(number if name is None else name, row, where=where)
+        request = JobPrompt(number if line.id is None else line.id, row, where=line.where)
         try:
-            if isinstance(fields, Exception):
-                raise fields
-            others = {field: fields[field] for field in fields if job_fields.is_own(field)} | dict(
-                others
-            )
-            request = request._replace(fields=others)
+            if isinstance(line.fields, Exception):
+                raise line.fields
+            fields = line.fields
+            own_fields = {field: fields[field] for field in fields if job_fields.is_own(field)}
+            request = request._replace(fields=own_fields | dict(line.others))
             if not is_number:
                 raise ValueError(f"number is {number!r}: expected an integer from 0 to {2**31 - 1}")
             if not self._numbers.add(row.number):
@@ -275,28 +252,26 @@ class PromptReader:
                     f"the number {number} is that of an earlier prompt, and so are its random "
                     "numbers"
                 )
-            if not isinstance(value, Line):  # ids of files are told apart before
-                self._check_id(name, row.number)
+            if line is not value:  # `Source.survey` has checked the ids of files
+                self._check_id(line.id, row.number)
             settings = job_fields.read(fields, self.limits.new)
             request = self._with_settings(request, settings)
-            prompt, messages = (fields.get(name) for name in job_fields.CONTENT)
-            if (prompt is None) == (messages is None) and (
-                "prompt" not in fields or messages is not None
-            ):
+            prompt = fields.get("prompt")
+            messages = fields.get("messages")
+            # Exactly one of them must be given; `_with_tokens` rejects a prompt of None.
+            has_prompt = "prompt" in fields and messages is None
+            if not has_prompt and (prompt is None) == (messages is None):
                 raise ValueError(
                     f"the prompt has the fields {sorted(fields)}: expected either prompt or "
                     "messages"
                 )
-            return request, self._content(
-                request, prompt, messages, self._template | settings.template
-            )
+            template = self._template | settings.template
+            return request, self._content(request, prompt, messages, template)
         except (ValueError, TypeError) as error:
             return request._replace(error=str(error)), None
 
     def _check_id(self, name: Any, number: int) -> None:
-        """Warns of an id that an earlier prompt had; so many are remembered as fit into little
-        memory.
-        """
+        """Warns of an id that an earlier prompt had, among the first `IDS` prompts."""
         digest = hash(repr(name))
         if name is not None and digest in self._ids:
             warnings.warn(
@@ -306,12 +281,9 @@ class PromptReader:
             self._ids.add(digest)
 
     def _with_settings(self, request: JobPrompt, settings: job_fields.Settings) -> JobPrompt:
-        """Returns a prompt with its own settings, or the job's."""
+        """Returns a prompt with its settings, by default the job's."""
         sampling = self._options | settings.sampling
-        if settings.samples is None:
-            samples = self._samples
-        else:
-            samples = settings.samples
+        samples = self._samples if settings.samples is None else settings.samples
         row = request.row._replace(seed=settings.seed, begin=self._begin(settings))
         if settings.max_new_tokens is not None:
             row = row._replace(max_new_tokens=settings.max_new_tokens)
@@ -326,6 +298,7 @@ class PromptReader:
                     f"n is {samples} at temperature 0: the texts would be the same. Set a "
                     "temperature"
                 )
+            # Greedy decoding needs only the options that change logits.
             sampling = {
                 name: value
                 for name, value in sampling.items()
@@ -336,40 +309,38 @@ class PromptReader:
                 f"temperature is {temperature} and there is no key: give the job one, or the "
                 "prompt a seed"
             )
-        if settings.stop is None:
-            stop = None
-        else:
+        stop = None
+        if settings.stop is not None:
             stop = stopping.checked(settings.stop, self._target)
         needs = sampling if settings.sampling else {}
-        if settings.pattern is None:
-            pattern = self._pattern
-        else:
-            pattern = settings.pattern
+        pattern = self._pattern if settings.pattern is None else settings.pattern
         if pattern is not None:
             row = row._replace(pattern=pattern)
-            bias = (self.defaults if row.sampling is None else row.sampling).get("bias")
-            (entry,) = pattern_rows([pattern], bias, np.array([row.max_new_tokens]))
-            if entry not in self._tried:
-                self._new_pool().add(*entry)  # what cannot be is the prompt's own error
-                self._tried.add(entry)
+            self._check_pattern(row)
             needs = {**needs, "regex": [None]}
         language = settings.source_language
         if language is not None:
             self._check_language("source_language", language)
         return request._replace(row=row, stop=stop, needs=needs, samples=samples, language=language)
 
+    def _check_pattern(self, row: Row) -> None:
+        """Raises ValueError if no text can match the pattern of a row."""
+        values = self.defaults if row.sampling is None else row.sampling
+        limit = np.array([row.max_new_tokens])
+        (entry,) = pattern_rows([row.pattern], values.get("bias"), limit)
+        if entry not in self._tried:
+            self._new_pool().add(*entry)
+            self._tried.add(entry)
+
     def _begin(self, settings: job_fields.Settings) -> tuple[int, ...]:
-        """Returns the ids that a row begins with, if the prompt chooses its language; else none."""
+        """Returns the ids that a row begins with if the prompt chooses its language, else ()."""
         language = settings.target_language
-        positions = self._target.lm.limits.max_positions
         if language is None:
             return ()
         self._check_language("target_language", language)
         begin = languages.first_tokens(self._target, language)
-        if settings.max_new_tokens is None:
-            new = self.limits.new
-        else:
-            new = settings.max_new_tokens
+        new = self.limits.new if settings.max_new_tokens is None else settings.max_new_tokens
+        positions = self._target.lm.limits.max_positions
         if positions is not None and len(begin) + new > positions:
             raise ValueError(
                 f"max_new_tokens is {new}: expected at most {positions - len(begin)} after "
@@ -378,7 +349,7 @@ class PromptReader:
         return begin
 
     def _check_language(self, name: str, language: str) -> None:
-        """Refuses a language that the model does not have, by the name of the field."""
+        """Raises ValueError, with the name of the field, if the model does not have a language."""
         try:
             languages.language_id(self._target, language)
         except ValueError as error:
@@ -389,30 +360,16 @@ class PromptReader:
     def _content(
         self, request: JobPrompt, prompt: Any, messages: Any, template: Mapping[str, Any]
     ) -> Any:
-        """Returns text that is to be tokenised, with others, or the ids of a chat; ids as they
-        are.
-        """
-        number = request.row.number
+        """Returns text to tokenise, the ids of a chat, or ids as they are."""
         if messages is None and encoding.is_chat(prompt):
             messages = prompt
         if messages is not None:
-            if not encoding.is_chat(messages) or not all(
-                isinstance(message, Mapping) for message in messages
-            ):
-                raise ValueError(
-                    f"the chat is {messages!r:.80}: expected a list of messages, each with a role"
-                )
-            try:
-                ids = encoding.chat_ids(self._reader(request.language), messages, template=template)
-            except ValueError:
-                raise
-            except Exception as error:  # the template is a program, and may end in any way
-                raise ValueError(
-                    f"the chat cannot be written ({type(error).__name__}: {error})"
-                ) from error
+            ids = self._chat_ids(request, messages, template)
             if self._prefix is None:
                 return ids
-            return self._prefix.followed_by(ids, "chat", number)[len(self._prefix) :]
+            # `_with_tokens` puts the prefix before all prompts.
+            row = self._prefix.followed_by(ids, "chat", request.row.number)
+            return row[len(self._prefix) :]
         if isinstance(prompt, str):
             encoding.check_text(prompt, None)
             if self._target.tokenizer is None:
@@ -423,10 +380,26 @@ class PromptReader:
             )
         return prompt
 
+    def _chat_ids(
+        self, request: JobPrompt, messages: Any, template: Mapping[str, Any]
+    ) -> list[int]:
+        """Writes a chat by its template. Raises ValueError if that fails."""
+        is_chat = encoding.is_chat(messages)
+        if not is_chat or not all(isinstance(message, Mapping) for message in messages):
+            raise ValueError(
+                f"the chat is {messages!r:.80}: expected a list of messages, each with a role"
+            )
+        try:
+            return encoding.chat_ids(self._reader(request.language), messages, template=template)
+        except ValueError:
+            raise
+        except Exception as error:  # a template is a program, and may raise anything
+            raise ValueError(
+                f"the chat cannot be written ({type(error).__name__}: {error})"
+            ) from error
+
     def _with_tokens(self, request: JobPrompt, content: Any, content_form: str) -> JobPrompt | None:
-        """Returns the prompt with its tokens, or with what is wrong with it; None if it is to be
-        skipped.
-        """
+        """Returns the prompt with its tokens or its error; None if it is skipped."""
         try:
             row = encoding.ids_of(content, None)
             shared = 0
@@ -437,42 +410,59 @@ class PromptReader:
                 row = self._prefix.followed_by(row, content_form)
             vocab = self._target.lm.prompt_vocab
             outside = [token for token in row if not 0 <= token < vocab]
-            if outside:  # an array has no larger than int64
+            if outside:  # int64 arrays cannot hold larger ids
                 raise ValueError(
                     f"the prompt has token id {outside[0]}: expected ids from 0 to {vocab - 1}"
                 )
         except (ValueError, TypeError) as error:
             return request._replace(error=str(error))
-        room = None
-        if self.limits.positions is not None:
-            room = self.limits.positions - request.row.max_new_tokens
-        limit = min((x for x in (self.limits.prompt, room) if x is not None), default=None)
+        limit = self._limit_of(request)
         if limit is not None and len(row) > limit:
             if self.limits.too_long == "skip":
                 if self._skipped is not None:
                     self._skipped(request.row.number)
                 return None
-            # A decoder goes on with the end of its prompt; an encoder's task stands at the
-            # beginning.
-            keeps_end = self._target.lm.limits.start_token is None
-            frame = self._frame(request.language)
-            cut = self.limits.too_long == "truncate" and frame.cut(
-                row, limit, keeps_end=keeps_end, shared=shared
-            )
+            cut = None
+            if self.limits.too_long == "truncate":
+                # A decoder continues the end of its prompt; an encoder's begins with the task.
+                keeps_end = self._target.lm.limits.start_token is None
+                frame = self._frame(request.language)
+                cut = frame.cut(row, limit, keeps_end=keeps_end, shared=shared)
             if not cut:
-                new = request.row.max_new_tokens
-                message = (
-                    f"the prompt has {len(row)} tokens: expected at most {limit}, with {new} new "
-                    "ones. "
+                return request._replace(
+                    error=(
+                        f"the prompt has {len(row)} tokens: expected at most {limit}, with "
+                        f"{request.row.max_new_tokens} new ones. Shorten it, or lower "
+                        "max_new_tokens"
+                    )
                 )
-                message += "Shorten it, or lower max_new_tokens"
-                return request._replace(error=message)
             request = request._replace(truncated=len(row) - len(cut))
             row = cut
         return request._replace(row=request.row._replace(tokens=row))
 
+    def _limit_of(self, request: JobPrompt) -> int | None:
+        """Returns the most tokens of a prompt, given its new tokens; None for any number."""
+        limits = []
+        if self.limits.prompt is not None:
+            limits.append(self.limits.prompt)
+        if self.limits.positions is not None:
+            limits.append(self.limits.positions - request.row.max_new_tokens)
+        return min(limits, default=None)
+
     def _frame(self, language: str | None) -> token_ids.Frame:
-        """Returns what the tokenizer puts around a text of a language."""
+        """Returns the special tokens that the tokenizer puts around a text of a language."""
         if language not in self._frames:
             self._frames[language] = token_ids.frame_of(self._reader(language).tokenizer)
         return self._frames[language]
+
+
+def _line_of(order: int, value: Any) -> Line:
+    """Makes a line of what `generate_many` takes: a dict, or a text, ids or messages."""
+    is_message = (
+        isinstance(value, Mapping) and "role" in value and not value.keys() & {*job_fields.CONTENT}
+    )
+    fields: Any = {"prompt": value}
+    if isinstance(value, Mapping) and not is_message:
+        fields = value
+    number = order if fields.get("number") is None else fields["number"]
+    return Line(number, where="", fields=fields, id=fields.get("id"))

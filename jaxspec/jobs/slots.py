@@ -1,4 +1,4 @@
-"""Slots of a running batch: rows are decoded together, leave when they are done, and are replaced.
+"""Slots of a running batch: rows decode together, leave when done, and are replaced.
 
 Three programs do the work, each compiled once: `prefill` (once for each width of prompts) makes the
 state of some new rows, `insert` puts them into free slots, and `run_rounds` decodes until enough
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -39,39 +38,38 @@ from jaxspec.structured.patterns import Pattern
 from jaxspec.structured.tables import TooLarge, values
 from jaxspec.vocab import languages
 
-# What a row without an option has in a program that reads it. Not a number: the row's own
-# temperature.
+# Values of rows without an option, in a program that reads it. NaN: use the row's temperature.
 NEUTRAL = {
     entry.field: np.float64("nan" if entry.neutral is None else entry.neutral)
     for entry in OPTIONS.values()
 }
-Layout = tuple[Sharding, ...] | None  # where each leaf of a state lies on a mesh; None without one
+Layout = tuple[Sharding, ...] | None  # the sharding of each leaf of a state; None without a mesh
 
 
 class Row(NamedTuple):
-    """A row to decode, with the options of its own; the generation holds the others."""
+    """A row to decode, with its options; other options belong to the generation."""
 
-    # the prompt's, in the whole job: the row's key is folded from it, as in `generate` from its
-    # place
+    # the prompt's number in the job; the row's key is folded from it, as `generate` does with
+    # places
     number: int
     tokens: Sequence[int]  # the prompt's ids
     max_new_tokens: int  # its limit
-    sample: int = 0  # the number of this text among the prompt's, from 0; each has a key of its own
+    sample: int = 0  # the number of this text among the prompt's, from 0; each has a different key
     seed: int | None = None  # makes the row's key in place of the job's key and `number`
-    # Its own values, by field of `SamplingParams`, [1] or [1, vocab]; the drafter's begin with
-    # "draft_".
+    # the row's values, by field of `SamplingParams`, [1] or [1, vocab]; the drafter's begin with
+    # "draft_"
     sampling: Mapping[str, np.ndarray] | None = None
     pattern: Pattern | None = None  # the text has to match it
-    # the ids that its text follows in an encoder-decoder's row; empty: the model's own
+    # the first ids of an encoder-decoder's row; empty: the model's default
     begin: tuple[int, ...] = ()
 
 
 class KeySources(NamedTuple):
     """The sources of rows' random keys."""
 
-    key: Int[Array, "group bits"]  # the bits of the key that each row's own is folded from
+    key: Int[Array, "group bits"]  # the bits of the key that each row's key is folded from
     number: Int[Array, " group"]  # the prompt's
-    sample: Int[Array, " group"]  # which of its texts a row is
+    sample: Int[Array, " group"]  # the number of the text among the prompt's
 
 
 class NewRows(NamedTuple):
@@ -80,24 +78,24 @@ class NewRows(NamedTuple):
     prompt: Prompt
     sources: KeySources
     limit: Int[Array, " group"]  # most new tokens
-    # the rows' values of sampling, and those of the drafter; None for the target's
+    # the rows' values of sampling, and the drafter's; None if they are the same
     sampling: tuple[Any, Any]
 
 
 class StateSize(NamedTuple):
     """The size that the state of new rows has, so that it can be put into slots; static."""
 
-    headroom: int  # fills the slots' capacity after a prompt of this width
+    headroom: int  # room after a prompt of this width, up to the slots' capacity
     growth: int  # tokens of it that a row uses
-    # the leaves' shapes, to which zeros extend smaller ones
+    # the shapes of the slots' leaves; smaller leaves are padded with zeros
     shapes: tuple[tuple[int, ...], ...] | None = None
 
 
 class Until(NamedTuple):
     """The end of a call of `run_rounds`."""
 
-    ended: Bool[Array, " slots"]  # rows to end before the first round
-    finished: Int[Array, ""]  # slots that must be done; those that were free before count
+    ended: Bool[Array, " slots"]  # rows that the host ends before the first round
+    finished: Int[Array, ""]  # number of slots that must be done, free ones included
     limit: Int[Array, ""]  # most rounds, at most those that a report has room for
 
 
@@ -113,7 +111,7 @@ class Report(NamedTuple):
     """The slots after some rounds."""
 
     tokens: Int[Array, "slots new"]  # the new tokens of each row
-    length: Int[Array, " slots"]  # how many there are
+    length: Int[Array, " slots"]  # number of new tokens
     finish: Int[Array, " slots"]  # why each row has ended, a `core.Finish`; 0 for one that has not
     failed: Int[Array, " slots"]  # the `core.Failure` of each row; 0 for one that has none
     rounds: Rounds  # the rounds that the call has run
@@ -134,7 +132,7 @@ class Slots:
         slots: int,  # rows that are decoded together
         group: int,  # rows that are prefilled together
         rounds: int,  # most rounds of a call of `run`
-        # values of rows without their own; None: those of `prepared`
+        # default values of rows; None: `prepared` has them
         sampling: Mapping[str, np.ndarray] | None = None,
     ):
         self.width = width
@@ -143,22 +141,19 @@ class Slots:
         self._prepared = prepared
         self._rounds = rounds
         self._mesh = sharding.mesh_of(prepared.weights)
-        # Rows of a model with languages say how they begin. Other models have one beginning for all
-        # rows.
+        # In a model with languages each row has its beginning; in other models all rows have the
+        # same.
         first = prepared.target.lm.limits.first_tokens
+        self._begin = 0  # tokens of such a beginning
         if first and languages.languages(prepared.target.tokenizer):
             self._begin = max(len(first), 2)
-        else:
-            self._begin = 0
         self._growth = token_rows.headroom(prepared.max_new_tokens, prepared.decoder.nodes)
         self._capacity = self._row_length(width) + self._growth
         self._shapes_for = functools.cache(self._shapes_of)
-        has_patterns = prepared.request.sampling_params.structured is not None
-        ends = [end for end in np.asarray(prepared.request.eos)[0].tolist() if end >= 0]
-        if has_patterns:
+        self._pool = None  # the tables of rows' patterns
+        if prepared.request.sampling_params.structured is not None:
+            ends = [end for end in np.asarray(prepared.request.eos)[0].tolist() if end >= 0]
             self._pool = pool_of(prepared.target, ends)
-        else:
-            self._pool = None
         self._key = np.asarray(jax.random.key_data(_key(prepared)))
         self._sampling = sampling
         self.needed = inputs.size_of(self._shapes_at(width)) // group * slots
@@ -170,7 +165,7 @@ class Slots:
         self._layout: Layout = None
 
     def takes(self, row: Row) -> bool:
-        """Says whether there is room for the tables of a row's pattern, and makes them."""
+        """Makes the tables of a row's pattern; returns whether they fit."""
         if self._pool is None:
             return True
         try:
@@ -181,42 +176,48 @@ class Slots:
         return True
 
     def prefill(self, rows: Sequence[Row]) -> State:
-        """Starts the computation of the states of some rows, at most `group`, and does not wait for
-        it.
+        """Starts prefilling at most `group` rows.
 
-        The group is filled with copies of its last row, which `insert` leaves out.
+        Copies of the last row fill up the group; `insert` leaves them out.
         """
         rows = [*rows, *[rows[-1]] * (self.group - len(rows))]
         longest = max(len(row.tokens) for row in rows)
         width = self._width_of(longest)
         prompt = self._with_begin(token_rows.pad([row.tokens for row in rows], width), rows)
-        impl = jax.random.key_impl(_key(self._prepared))  # a seed's key is of the job's kind
-        keys = [None if row.seed is None else jax.random.key(row.seed, impl=impl) for row in rows]
-        sources: Any = KeySources(
-            jnp.asarray(
-                np.stack([self._key if key is None else jax.random.key_data(key) for key in keys])
-            ),
-            jnp.asarray([row.number if row.seed is None else 0 for row in rows], jnp.int32),
-            jnp.asarray([row.sample for row in rows], jnp.int32),
-        )
+        sources: Any = self._key_sources(rows)
         limit = np.array([row.max_new_tokens for row in rows], np.int32)
         new: Any = NewRows(prompt, sources, limit, self._sampling_of(rows))  # type: ignore[arg-type]
         if self._mesh is not None:
             new = sharding.place(new, self.group, self._mesh)
         shapes = tuple(leaf.shape for leaf in jax.tree.leaves(self._shapes_at(self.width)))
-        before = self._before(self._prepared.widths(longest)[1])
         return prefill(
             **self._common,
             new=new,
-            before=before,
+            before=self._before(self._prepared.widths(longest)[1]),
             size=self._size_at(width)._replace(shapes=shapes),
         )
 
+    def _key_sources(self, rows: Sequence[Row]) -> KeySources:
+        """Returns the sources of rows' keys: the job's key and a number, or a seed and 0."""
+        impl = jax.random.key_impl(_key(self._prepared))  # a seed's key is of the job's kind
+        bits = [
+            self._key
+            if row.seed is None
+            else jax.random.key_data(jax.random.key(row.seed, impl=impl))
+            for row in rows
+        ]
+        numbers = [row.number if row.seed is None else 0 for row in rows]
+        return KeySources(
+            key=jnp.asarray(np.stack(bits)),
+            number=jnp.asarray(numbers, jnp.int32),
+            sample=jnp.asarray([row.sample for row in rows], jnp.int32),
+        )
+
     def insert(self, new: State, slots: Sequence[int]) -> None:
-        """Puts the first rows of what `prefill` made into some slots."""
+        """Puts the first rows of a prefilled group into slots."""
         if self._state is None:
             self._state = empty(new, self.slots)
-            # where the compiler put the leaves, and where they shall stay
+            # keep the leaves where the compiler put them
             if self._mesh is not None:
                 self._layout = tuple(leaf.sharding for leaf in jax.tree.leaves(self._state))
         places = np.full(self.group, self.slots, np.int32)  # beyond the last slot: left out
@@ -225,9 +226,7 @@ class Slots:
         self._state = insert(self._state, new, places, self._layout)
 
     def fill(self, rows: Sequence[Row]) -> State:
-        """Puts rows into all slots, again and again if they are fewer, and returns the state, which
-        is then used up.
-        """
+        """Fills all slots, repeating rows if need be; the caller may donate the state."""
         for start in range(0, self.slots, self.group):
             places = range(start, min(start + self.group, self.slots))
             self.insert(self.prefill([rows[slot % len(rows)] for slot in places]), places)
@@ -235,9 +234,7 @@ class Slots:
         return self._state
 
     def run(self, finished: int, rounds: int | None = None) -> Report:
-        """Decodes until `finished` slots are done, or for a number of rounds, and does not wait for
-        it.
-        """
+        """Starts decoding until `finished` slots are done or `rounds` have run."""
         p = self._prepared
         limit = self._rounds if rounds is None else rounds
         until: Any = Until(self._ended, np.int32(finished), np.int32(limit))  # type: ignore[arg-type]
@@ -254,41 +251,35 @@ class Slots:
         return report
 
     def end(self, slots: Sequence[int]) -> None:
-        """Ends rows by a decision of the host's, before the next `run`."""
+        """Ends rows on the host's decision, before the next `run`."""
         self._ended[list(slots)] = True
 
     def _before(self, unread: int) -> Before | None:
-        """Returns what was read before, for prompts with at most so many further tokens."""
+        """Returns the shared prefix, for prompts with at most `unread` further tokens."""
         before = self._prepared.before
         if before is None:
             return None
         return dataclasses.replace(before, width=unread)
 
     def _row_length(self, width: int) -> int:
-        """Counts what prefill puts into a row of a prompt of this width."""
+        """Returns the length of a row after prefilling a prompt of this width."""
         return self._begin or len(self._prepared.target.lm.limits.first_tokens) or width
 
     def _with_begin(self, prompt: Prompt, rows: Sequence[Row]) -> Prompt:
-        """Returns prompts for an encoder, beside the beginnings of their rows if these may
-        differ.
-        """
+        """Returns prompts for an encoder, with the beginnings of their rows if these differ."""
         if not self._begin:
             return prompt
         first = self._prepared.target.lm.limits.first_tokens
-        return token_rows.pad([row.begin or first for row in rows], self._begin)._replace(
-            encoder=prompt
-        )
+        beginnings = token_rows.pad([row.begin or first for row in rows], self._begin)
+        return beginnings._replace(encoder=prompt)
 
     def _shapes_at(self, width: int) -> State:
-        """The shapes of the state of a group of rows; its tables may have grown since it was asked
-        last.
-        """
-        return self._shapes_for(
-            width, () if self._pool is None else tuple(x.shape for x in self._pool.tables)
-        )
+        """Returns the shapes of a group's state, with the pattern tables' present size."""
+        tables = () if self._pool is None else self._pool.tables
+        return self._shapes_for(width, tuple(table.shape for table in tables))
 
     def _shapes_of(self, width: int, tables: tuple[tuple[int, ...], ...]) -> State:
-        """The shapes of the state of a group of rows whose prompts have this width."""
+        """Returns the shapes of a group's state for prompts of this width."""
         count = jax.ShapeDtypeStruct((self.group,), jnp.int32)
         prompt: Any = Prompt(jax.ShapeDtypeStruct((self.group, width), jnp.int32), count)  # type: ignore[arg-type]
         if self._begin:
@@ -302,25 +293,21 @@ class Slots:
         return jax.eval_shape(start, new=NewRows(prompt, sources, count, sampling))  # type: ignore[arg-type]
 
     def _sampling_of(self, rows: Sequence[Row]) -> tuple[Any, Any]:
-        """The values of sampling of some rows: the target's, and the drafter's where those are
-        others.
-        """
+        """Returns the sampling values of rows: the target's, and the drafter's or None."""
         request = self._prepared.request
         target = request.sampling_params
         draft = request.draft_sampling_params
 
         def column(field: str, like: Array | np.ndarray) -> np.ndarray:
+            default = like
             if self._sampling is not None:
                 default = np.broadcast_to(NEUTRAL[field], (1, *like.shape[1:]))
-            else:
-                default = like
-            column_rows = [
-                np.asarray(of_row.get(field, default)) for of_row in self._values_of(rows)
+            values_by_row = [
+                np.asarray(row_values.get(field, default)) for row_values in self._values_of(rows)
             ]
-            return np.concatenate(column_rows).astype(like.dtype)
+            return np.concatenate(values_by_row).astype(like.dtype)
 
-        # One array a field, [rows] or [rows, vocab], in the dtype that the program was compiled
-        # for.
+        # One array a field, [rows] or [rows, vocab], in the dtype that the program was compiled for
         arrays = {
             name: like
             for name, like in target._asdict().items()
@@ -330,10 +317,8 @@ class Slots:
             name: None if like is None else column(name, like) for name, like in arrays.items()
         }
         fields["processors"] = token_rows.repeat_rows(target.processors, len(rows))
-        # On the host: a slot's tables are donated with its state.
-        if self._pool is None:
-            fields["structured"] = None
-        else:
+        fields["structured"] = None
+        if self._pool is not None:  # on the host, since the copy in the state is donated
             fields["structured"] = values(self._pool, self._entries_of(rows))
         if draft is None:
             return type(target)(**fields), None
@@ -349,12 +334,11 @@ class Slots:
         return [(self._sampling if row.sampling is None else row.sampling) or {} for row in rows]
 
     def _entries_of(self, rows: Sequence[Row]) -> list[Any]:
-        pairs = zip(rows, self._values_of(rows), strict=True)
-        lists = (
-            pattern_rows([row.pattern], of_row.get("bias"), np.array([row.max_new_tokens]))
-            for row, of_row in pairs
-        )
-        return list(itertools.chain.from_iterable(lists))
+        entries = list[Any]()
+        for row, row_values in zip(rows, self._values_of(rows), strict=True):
+            limit = np.array([row.max_new_tokens])
+            entries += pattern_rows([row.pattern], row_values.get("bias"), limit)
+        return entries
 
     @property
     def _common(self) -> dict[str, Any]:
@@ -363,13 +347,11 @@ class Slots:
         return dict(decoder=p.decoder, weights=p.weights, request=request)
 
     def _size_at(self, width: int) -> StateSize:
-        """The size of the state of rows whose prompts have this width."""
+        """Returns the size of the state for prompts of this width."""
         return StateSize(self._capacity - self._row_length(width), self._growth)
 
     def _width_of(self, tokens: int) -> int:
-        """The narrowest width for a prompt whose state has, or can be given, the shapes of the
-        widest one's.
-        """
+        """Returns the narrowest width whose state can be padded to the slots' shapes."""
         width = self._prepared.widths(tokens)[0]
         if _can_grow(self._shapes_at(width), self._shapes_at(self.width)):
             return width
@@ -377,6 +359,7 @@ class Slots:
 
 
 def _key(prepared: Prepared) -> Key[Array, ""]:
+    """Returns the key of a job; without one, any key, which greedy decoding never reads."""
     key = prepared.options["key"]
     if key is None:
         return jax.random.key(0)
@@ -384,11 +367,10 @@ def _key(prepared: Prepared) -> Key[Array, ""]:
 
 
 def _row_keys(sources: KeySources, impl: Any) -> Key[Array, " group"]:
-    """The rows' keys: folded from the job's by the number of the prompt, and of the later texts by
-    theirs.
+    """Returns the rows' keys, folded with the prompt's number and a later text's number.
 
-    A prompt's first text is that of a job which asks for one. Positions, which are folded in next,
-    are below 2**31.
+    A prompt's first text is the same whether a job asks for one or more. Positions, which are
+    folded in next, are below 2**31.
     """
     fold = jax.vmap(jax.random.fold_in)
     keys = fold(jax.random.wrap_key_data(sources.key, impl=impl), sources.number)
@@ -400,9 +382,7 @@ def _row_keys(sources: KeySources, impl: Any) -> Key[Array, " group"]:
 
 
 def _laid_out(state: State, layout: Layout) -> State:
-    """The state with each leaf where it has to lie, so that no program is compiled again for
-    another place.
-    """
+    """Keeps each leaf on its devices, so that no program is compiled again for another layout."""
     if layout is None:
         return state
     leaves, structure = jax.tree.flatten(state)
@@ -412,36 +392,41 @@ def _laid_out(state: State, layout: Layout) -> State:
 
 
 def _can_grow(small: State, large: State) -> bool:
-    """Says whether zeros make a state of one shape one of another.
+    """Returns whether zeros can pad a state from one shape to another.
 
-    Caches and their masks may be so extended, since entries that are not real are never read; ids
-    and counts may not.
+    Caches and their masks may be padded, since padding is never read; ids and counts may not.
     """
-    pairs = zip(jax.tree.leaves(small), jax.tree.leaves(large), strict=True)
-    return all(
-        a.shape == b.shape
-        or (
-            (jnp.issubdtype(a.dtype, jnp.floating) or a.dtype == jnp.bool_)
-            and all(m <= n for m, n in zip(a.shape, b.shape, strict=True))
+
+    def can_pad(leaf: Any, target: Any) -> bool:
+        if leaf.shape == target.shape:
+            return True
+        is_masked = jnp.issubdtype(leaf.dtype, jnp.floating) or leaf.dtype == jnp.bool_
+        return is_masked and all(
+            size <= room for size, room in zip(leaf.shape, target.shape, strict=True)
         )
-        for a, b in pairs
-    )
+
+    pairs = zip(jax.tree.leaves(small), jax.tree.leaves(large), strict=True)
+    return all(can_pad(leaf, target) for leaf, target in pairs)
 
 
 def _start(
     decoder: Decoder,
     weights: Weights,
-    request: Request,  # the options of one row, which all have; its key is any of the rows' kind
+    request: Request,  # the options of one row, shared by all; its key only gives the kind of key
     new: NewRows,
-    before: Before | None,  # the part that was read before; None: nothing
+    before: Before | None,  # the shared prefix; None without one
     size: StateSize,
 ) -> State:
+    """Prefills new rows, and pads their state to `size.shapes`."""
     keys = _row_keys(new.sources, jax.random.key_impl(request.keys))
     request = token_rows.repeat_rows(request._replace(keys=None), new.limit.shape[0])
+    sampling, draft_sampling = new.sampling
     request = request._replace(
-        sampling_params=new.sampling[0], draft_sampling_params=new.sampling[1]
+        keys=keys,
+        max_new_tokens=new.limit,
+        sampling_params=sampling,
+        draft_sampling_params=draft_sampling,
     )
-    request = request._replace(keys=keys, max_new_tokens=new.limit)
     state = decoder.init(weights, new.prompt, request, size.headroom, before)
     state = log_probs.cut(state, size.growth)
     if size.shapes is None:
@@ -455,16 +440,14 @@ prefill = programs.jit(static_argnames=("decoder", "size"))(_start)
 
 @programs.jit(static_argnames=("slots",))
 def empty(new: State, slots: int) -> State:
-    """A state of slots that are all free: copies of a row, ended."""
+    """Makes a state of free slots: ended copies of a row."""
     state = token_rows.take_rows(new, jnp.zeros(slots, jnp.int32))
     return state._replace(done=jnp.ones(slots, bool))
 
 
 @programs.jit(static_argnames=("layout",), donate_argnames=("state",))
 def insert(state: State, new: State, slots: Int[Array, " group"], layout: Layout) -> State:
-    """Puts new rows into slots; those for slots that do not exist are left out. The state given is
-    consumed.
-    """
+    """Puts new rows into slots, dropping indices past the last slot. Consumes the given state."""
     state = token_rows.map_rows(lambda old, rows: old.at[slots].set(rows, mode="drop"), state, new)
     return _laid_out(state, layout)
 
@@ -477,15 +460,13 @@ def run_rounds(
     weights: Weights,
     state: State,
     until: Until,
-    rounds: int,  # with the next the size of the report
+    rounds: int,  # with `max_new_tokens`, the size of the report
     max_new_tokens: int,
     layout: Layout,
 ) -> tuple[State, Report]:
-    """Runs rounds until enough slots are done, or enough rounds were run. The state given is
-    consumed.
-    """
+    """Runs rounds until enough slots are done, or up to a limit. Consumes the given state."""
     state = state._replace(done=state.done | until.ended)
-    none = jnp.zeros((rounds, state.done.shape[0]), jnp.int32)
+    no_counts = jnp.zeros((rounds, state.done.shape[0]), jnp.int32)
 
     def goes_on(carry: tuple[Int[Array, ""], State, Rounds]) -> Bool[Array, ""]:
         index, state, _ = carry
@@ -494,23 +475,23 @@ def run_rounds(
     def one_round(carry: tuple[Int[Array, ""], State, Rounds]) -> Any:
         index, state, history = carry
         state, info = decoder.step(weights, state)
-        new = Rounds(info.draft_length, info.num_accepted, info.num_committed)
+        new = Rounds(info.draft_length, info.num_accepted, info.num_committed)  # [slots] each
         history = jax.tree.map(
-            lambda h, i: jax.lax.dynamic_update_index_in_dim(h, i, index, 0), history, new
+            lambda counts, row: jax.lax.dynamic_update_index_in_dim(counts, row, index, 0),
+            history,
+            new,
         )
         return index + 1, state, history
 
-    start = (jnp.zeros((), jnp.int32), state, Rounds(none, none, none))
+    start = (jnp.zeros((), jnp.int32), state, Rounds(no_counts, no_counts, no_counts))
     _, state, history = jax.lax.while_loop(goes_on, one_round, start)
-    tokens = token_rows.window(state.tokens, state.start, max_new_tokens)
+    reported = state.memory.log_probs
     report = Report(
-        tokens,
-        state.length - state.start,
-        states.finish(state),
-        state.failed,
-        history,
-        None
-        if (reported := state.memory.log_probs) is None
-        else reported.window(0, max_new_tokens),
+        tokens=token_rows.window(state.tokens, state.start, max_new_tokens),
+        length=state.length - state.start,
+        finish=states.finish(state),
+        failed=state.failed,
+        rounds=history,
+        log_probs=None if reported is None else reported.window(0, max_new_tokens),
     )
     return _laid_out(state, layout), report

@@ -9,12 +9,11 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 HALF_CHARACTER = "\ufffd"
-CONTEXT = 256  # tokens before a round that are spelt: more than any line shows
+CONTEXT = 256  # most tokens before a round to spell: more than any line shows
 
 
 class TokensView(Sequence[int]):
-    """The first `length` tokens of a list that all rounds of a row share, so that a round's size is
-    that of its own.
+    """A view of the first `length` tokens of a list, which all rounds of a row share.
 
     >>> text = [5, 6, 7]
     >>> TokensView(text, 2), TokensView(text, 2)[-1:], TokensView(text, 2) == [5, 6]
@@ -52,22 +51,19 @@ class TracedRound(NamedTuple):
 
     before: Sequence[int]  # new tokens committed by earlier rounds
     new: list[int]  # tokens that this round committed
-    # its draft tokens; none for the first token, which the target reads off the prompt
+    # its draft tokens; empty for the first token, which prefill makes
     draft: list[int]
     num_accepted: int  # how many of them the rule accepted
     # these two: a tree's `core.Draft.parent` and `core.Verdict.path`, the path cut to its length;
     # None for a chain
     parent: list[int] | None = None
     path: list[int] | None = None
-    # the numbers of each draft token by name, None for one that it lacks; None: nobody asked for
-    # them
+    # the numbers of each draft token by name, an entry None if unknown; None if not traced
     numbers: dict[str, list[float | None]] | None = None
 
 
 class TokenFates(NamedTuple):
-    """A round's tokens by their fates: accepted and rejected draft tokens, and the target's own
-    token.
-    """
+    """A round's tokens by fate: accepted and rejected draft tokens, and the target's token."""
 
     accepted: list[int]
     rejected: list[int]
@@ -84,8 +80,7 @@ class RoundText(NamedTuple):
 
 
 def of_row(tokens: Sequence[int], trace: Any, row: int) -> list[TracedRound]:
-    """Returns the rounds of a row of a generation; the first token, which costs none, is a round
-    without draft tokens.
+    """Returns the rounds of a row; prefill's first token is a round without a draft.
 
     Args:
         tokens: the new tokens of the row, without padding.
@@ -112,23 +107,31 @@ def of_row(tokens: Sequence[int], trace: Any, row: int) -> list[TracedRound]:
     rounds = [TracedRound([], tokens[:1], [], 0)]
     start = 1
     for index, committed in enumerate(trace.num_committed[row].tolist()):
-        if committed:
-            accepted = int(trace.num_accepted[row, index])
-            draft = trace.draft[row, index].tolist()
-            step = TracedRound(
-                TokensView(tokens, start), tokens[start : start + committed], draft, accepted
-            )
-            if trace.parent is None:
-                step = step._replace(draft=draft[: trace.draft_length[row, index]])
-            else:
-                path = trace.path[row, index, :accepted].tolist()
-                step = step._replace(parent=trace.parent[row, index].tolist(), path=path)
-            if trace.numbers is not None:
-                step = step._replace(
-                    numbers=numbers_of(trace.numbers, (row, index, slice(len(step.draft))))
-                )
-            rounds.append(step)
-            start += committed
+        if not committed:  # the row had ended
+            continue
+        accepted = int(trace.num_accepted[row, index])
+        draft = trace.draft[row, index].tolist()
+        parent = None
+        path = None
+        if trace.parent is None:
+            draft = draft[: trace.draft_length[row, index]]
+        else:
+            parent = trace.parent[row, index].tolist()
+            path = trace.path[row, index, :accepted].tolist()
+        numbers = None
+        if trace.numbers is not None:
+            numbers = numbers_of(trace.numbers, (row, index, slice(len(draft))))
+        step = TracedRound(
+            before=TokensView(tokens, start),
+            new=tokens[start : start + committed],
+            draft=draft,
+            num_accepted=accepted,
+            parent=parent,
+            path=path,
+            numbers=numbers,
+        )
+        rounds.append(step)
+        start += committed
     return rounds
 
 
@@ -148,13 +151,11 @@ def numbers_of(numbers: Any, index: Any = ...) -> dict[str, list[float | None]]:
 
 
 def judge(step: TracedRound) -> TokenFates:
-    """Splits a round into accepted draft tokens, rejected ones, and the target's own token after
-    them.
+    """Splits a round into accepted draft tokens, rejected ones, and the target's token after them.
 
-    Of a chain one draft token is rejected at most, of a tree all children of the last accepted
-    node.
+    A chain has at most one rejected token; in a tree, all children of the last accepted node are.
 
-    A round that was cut, at an end token or at the limit, has no token of the target's own.
+    A round that was cut, at an end token or at the limit, has no token from the target.
 
     >>> judge(TracedRound([], new=[5, 6, 9], draft=[5, 6, 7, 8], num_accepted=2))
     TokenFates(accepted=[5, 6], rejected=[7], target=[9])
@@ -162,22 +163,21 @@ def judge(step: TracedRound) -> TokenFates:
     TokenFates(accepted=[5, 1], rejected=[], target=[])
     """
     n = step.num_accepted
-    if len(step.new) <= n:
+    if len(step.new) <= n:  # cut
         return TokenFates(step.new, [], [])
     if step.parent is None or step.path is None:
-        return TokenFates(step.new[:n], step.draft[n : n + 1], step.new[n:])
-    last = step.path[-1] + 1 if step.path else 0
-    children = [
-        token for token, parent in zip(step.draft, step.parent, strict=True) if parent == last
-    ]
-    return TokenFates(step.new[:n], children, step.new[n:])
+        rejected = step.draft[n : n + 1]
+    else:
+        last = step.path[-1] + 1 if step.path else 0  # the last accepted node, as a parent
+        rejected = [
+            token for token, parent in zip(step.draft, step.parent, strict=True) if parent == last
+        ]
+    return TokenFates(step.new[:n], rejected, step.new[n:])
 
 
 def fates(step: TracedRound) -> list[str]:
-    """Says of each draft token of a round whether the rule accepted or rejected it, or it was
-    "untried" (not tested).
-
-    "none": a node of a tree that was not verified.
+    """Returns the fate of each draft token: "accepted", "rejected", "untried" (not tested), or
+    "none" for a node of a tree that was not verified.
 
     >>> fates(TracedRound([], new=[5, 6, 9], draft=[5, 6, 7, 8], num_accepted=2))
     ['accepted', 'accepted', 'rejected', 'untried']
@@ -186,39 +186,43 @@ def fates(step: TracedRound) -> list[str]:
     ['rejected', 'accepted', 'accepted', 'untried', 'untried']
     """
     if step.parent is None or step.path is None:
-        n = step.num_accepted
-        return [
-            ("accepted" if i < n else "rejected" if i == n else "untried")
-            for i in range(len(step.draft))
-        ]
+        results = ["untried"] * len(step.draft)
+        results[: step.num_accepted] = ["accepted"] * step.num_accepted
+        if step.num_accepted < len(step.draft):
+            results[step.num_accepted] = "rejected"
+        return results
     # Fed tokens: 0 is the last committed one, draft token i is i + 1.
-    accepted = [0, *(node + 1 for node in step.path)]
-    following = dict(itertools.pairwise(accepted))
+    path = [0, *(node + 1 for node in step.path)]
+    child_on_path = dict(itertools.pairwise(path))
     verified = {0}
     results = []
     for node, parent in enumerate(step.parent, 1):
         if parent not in verified:
-            results.append("none")  # cut off, or after such a node
+            results.append("none")  # cut off, or below such a node
             continue
         verified.add(node)
-        tried = parent in accepted and node < following.get(parent, node + 1)
-        results.append("accepted" if node in accepted else "rejected" if tried else "untried")
+        if node in path:
+            results.append("accepted")
+        elif parent in path and node < child_on_path.get(parent, node + 1):
+            # A sibling was accepted later, or none was.
+            results.append("rejected")
+        else:
+            results.append("untried")
     return results
 
 
 class Branch(NamedTuple):
-    """A line of a tree: nodes that follow each other without a sibling."""
+    """A line of a drawn tree: a run of nodes without siblings."""
 
     lead: str  # the lines that lead to it, drawn
     # each with its fate: "accepted", "rejected", "untried" (not tested), or "own", the target's
     # token after the others
     tokens: list[tuple[int, str]]
-    before: list[int]  # the last of the tokens that precede them
+    before: list[int]  # the last tokens before them
 
 
 def branches(step: TracedRound) -> list[Branch]:
-    """Draws a round's tree, a line for each branch, siblings in the order of their tests; none for
-    a chain.
+    """Draws a round's tree, a line per branch, siblings in test order; [] for a chain.
 
     >>> tree = {"draft": [4, 5, 8, 2, 3], "parent": [0, 0, 2, 2, 1], "path": [1, 2]}
     >>> step = TracedRound([], new=[5, 8, 9], num_accepted=2, **tree)
@@ -241,62 +245,65 @@ def branches(step: TracedRound) -> list[Branch]:
     fate = fates(step)
 
     def nodes_below(parent: int) -> list[int]:
-        # The target's own token is one more child of the last accepted node: -1, which has no
-        # children itself.
-        return [
-            *children.get(parent, []),
-            *([-1] if parent == accepted[-1] and target_token else []),
-        ]
+        nodes = list(children.get(parent, []))
+        # The target's token is one more child of the last accepted node: -1, which has no children.
+        if parent == accepted[-1] and target_token:
+            nodes.append(-1)
+        return nodes
+
+    def token_of(node: int) -> tuple[int, str]:
+        if node < 0:
+            return target_token[0], "own"
+        return step.draft[node - 1], fate[node - 1]
 
     def draw(parent: int, lead: str, before: list[int]) -> None:
         nodes = nodes_below(parent)
         for node in nodes:
             is_last = node == nodes[-1]
-            tokens = []
-            while True:  # down to a leaf, or to a node with several children
-                tokens.append(
-                    (target_token[0], "own") if node < 0 else (step.draft[node - 1], fate[node - 1])
-                )
-                below = nodes_below(node)
-                if len(below) != 1:
-                    break
+            tokens = [token_of(node)]
+            below = nodes_below(node)
+            while len(below) == 1:  # down to a leaf, or to a node with several children
                 node = below[0]
+                tokens.append(token_of(node))
+                below = nodes_below(node)
             lines.append(Branch(lead + ("└─ " if is_last else "├─ "), tokens, before))
             if below:
-                draw(
-                    node,
-                    lead + ("   " if is_last else "│  "),
-                    [*before, *(token for token, _ in tokens)],
-                )
+                inner_lead = lead + ("   " if is_last else "│  ")
+                draw(node, inner_lead, [*before, *(token for token, _ in tokens)])
 
     draw(0, "", list(step.before[-CONTEXT:]))
     return lines
 
 
 def spelt(tokenizer: Any, step: TracedRound, context: int = CONTEXT) -> RoundText:
-    """Spells a round; without a tokenizer, as ids. Of the tokens before it only the last `context`
-    are, after a "…".
+    """Spells a round; without a tokenizer, as ids. Only the last `context` tokens before it are
+    spelt, after a "…".
     """
     accepted, rejected, target = judge(step)
     before = step.before[-context:] if context else []
-    cut = "…" if len(before) < len(step.before) else ""
+    is_cut = len(before) < len(step.before)
     if tokenizer is None:
+        text = _as_ids(before)
+        parts = (_as_ids(accepted), _as_ids(rejected), _as_ids(target))
+    else:
+        text = _decode(tokenizer, before)
+        if is_cut:  # the cut may divide a character
+            text = text.lstrip(HALF_CHARACTER)
+        committed = [*before, *accepted]
         parts = (
-            "".join(f" {token}" for token in tokens)
-            for tokens in (before, accepted, rejected, target)
+            "".join(spell(tokenizer, before, accepted)),
+            "".join(spell(tokenizer, committed, rejected)),
+            "".join(spell(tokenizer, committed, target)),
         )
-        return RoundText(cut + next(parts), *parts)
-    committed = [*before, *accepted]
-    pieces = spell(tokenizer, committed, rejected), spell(tokenizer, committed, target)
-    parts = spell(tokenizer, before, accepted), *pieces
-    text = _decode(tokenizer, before)
-    return RoundText(
-        cut + text.lstrip(HALF_CHARACTER) if cut else text, *("".join(pieces) for pieces in parts)
-    )
+    return RoundText(f"…{text}" if is_cut else text, *parts)
+
+
+def _as_ids(tokens: Sequence[int]) -> str:
+    return "".join(f" {token}" for token in tokens)
 
 
 def spell(tokenizer: Any, before: Sequence[int], tokens: Sequence[int]) -> list[str]:
-    """Spells the text that each of `tokens` adds after `before`; a special token by its name."""
+    """Spells the text that each of `tokens` adds after `before`, and special tokens by name."""
     so_far = list(before)
     shown = _decode(tokenizer, before).rstrip(HALF_CHARACTER)
     pieces = []
@@ -306,25 +313,21 @@ def spell(tokenizer: Any, before: Sequence[int], tokens: Sequence[int]) -> list[
         piece = ""
         if text.startswith(shown):
             piece = text[len(shown) :]
-        # an id may have no token
+        # some ids have no token
         pieces.append(piece or tokenizer.convert_ids_to_tokens(token) or f" {token}")
         shown = text.rstrip(HALF_CHARACTER)
     return pieces
 
 
 def _decode(tokenizer: Any, tokens: Sequence[int]) -> str:
-    """Decodes tokens without cleaning up spaces, which would change the text before the last
-    token.
-    """
+    """Decodes tokens without cleaning up spaces, which would change earlier text."""
     return tokenizer.decode(
         list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False
     )
 
 
 def spelt_branches(tokenizer: Any, step: TracedRound) -> list[tuple[str, list[tuple[str, str]]]]:
-    """Spells the lines of a round's tree: the drawn lines that lead to each, and its tokens with
-    their fates.
-    """
+    """Spells a round's tree: for each line its lead, drawn, and its tokens with their fates."""
     lines = []
     for lead, tokens, before in branches(step):
         ids = [token for token, _ in tokens]

@@ -1,5 +1,4 @@
-"""A trace as HTML: the paper's Figure 1 (Leviathan et al., arXiv 2211.17192), for notebooks and
-files.
+"""A trace as HTML for notebooks and files: Figure 1 of Leviathan et al., arXiv 2211.17192.
 
 Accepted draft tokens are green, the rejected one red and struck through, the target's own token
 blue and underlined: nothing is told by colour alone. All styles are inline, so that the result can
@@ -34,8 +33,7 @@ FATES = {
     "rejected": "rejected draft token",
     "own": "the target's own token",
 }
-# Line ends and other control characters, which HTML would swallow or refuse, as the signs that
-# stand for them.
+# Visible signs for line ends and other control characters, which HTML would drop or reject.
 SIGNS = {code: chr(0x2400 + code) for code in range(32)} | {
     127: "\u2421",
     ord("\n"): "⏎",
@@ -44,8 +42,7 @@ SIGNS = {code: chr(0x2400 + code) for code in range(32)} | {
 
 
 def html(rounds: Sequence[TracedRound], tokenizer: Any = None, *, context: int = 120) -> str:
-    """Draws a `<div>` with one line a round, as `IPython.display.HTML` takes it; a tree's round
-    unfolds to the tree.
+    """Draws a `<div>` with one line a round, for `IPython.display.HTML`; a tree unfolds on a click.
 
     Args:
         rounds: the rounds of a row, from `of_row`.
@@ -88,7 +85,7 @@ def page(
     title: str = "Trace",
     context: int = 120,
 ) -> str:
-    """Makes a complete document, for a file of its own; write it as UTF-8.
+    """Makes a complete HTML document; write it as UTF-8.
 
     Args:
         rounds, tokenizer, context: the arguments of `html`.
@@ -112,17 +109,12 @@ def _unfolding(line: str, tokenizer: Any, step: TracedRound) -> str:
         lead + "".join(_span(FATES.get(fate, "committed"), text) for text, fate in tokens)
         for lead, tokens in branches
     ]
-    line_end = "\n"
-    return (
-        f"<details><summary>{line}</summary><div "
-        f'style="margin-left:3em">{line_end.join(drawn)}</div></details>'
-    )
+    tree = "\n".join(drawn)
+    return f'<details><summary>{line}</summary><div style="margin-left:3em">{tree}</div></details>'
 
 
 def _numbers(tokenizer: Any, step: TracedRound) -> str:
-    """Makes a table of the round's draft tokens with their numbers; nothing where there are
-    none.
-    """
+    """Makes a table of the round's draft tokens with their numbers; "" without numbers."""
     numbered = numbers.numbered(tokenizer, step)
     if not numbered:
         return ""

@@ -1,6 +1,4 @@
-"""The numbers of a round's draft tokens, written out under its line: `core.TraceNumbers` for the
-eye.
-"""
+"""The numbers of a round's draft tokens, to print under its line: `core.TraceNumbers` as text."""
 
 from __future__ import annotations
 
@@ -14,7 +12,7 @@ LEGEND = (
     "draw, which accepts it where it is below the next number; the entropy of the drafter's "
     "distribution, 1 at most. γ: draft tokens; Z: the mass of the residual after the rejection"
 )
-NOTHING = "–"  # a number that there is not
+NOTHING = "–"  # stands for a missing number
 
 
 class NumberedToken(NamedTuple):
@@ -26,7 +24,7 @@ class NumberedToken(NamedTuple):
 
 
 def numbered(tokenizer: Any, step: TracedRound) -> list[NumberedToken]:
-    """Spells the draft tokens of a round with their numbers; none where nobody asked for numbers.
+    """Spells the draft tokens of a round with their numbers; [] if numbers were not traced.
 
     >>> numbers = {
     ...     "q": [0.5, 0.25],
@@ -49,27 +47,29 @@ def numbered(tokenizer: Any, step: TracedRound) -> list[NumberedToken]:
     for index, (fate, before) in enumerate(zip(fates(step), _before(step), strict=True)):
         if fate == "none":
             continue
-        q, p, r, acceptance, entropy = (
-            columns[name][index] for name in ("q", "p", "r", "acceptance", "entropy")
-        )
-        ratio = p / q if p is not None and q else None
+        q = columns["q"][index]
+        p = columns["p"][index]
+        cells = [  # in the order of `HEADINGS`
+            q,
+            p,
+            p / q if p is not None and q else None,
+            columns["r"][index],
+            columns["acceptance"][index],
+            columns["entropy"][index],
+        ]
         token = step.draft[index]
-        if tokenizer is None:
-            piece = f" {token}"
-        else:
+        piece = f" {token}"
+        if tokenizer is not None:
             piece = spell(tokenizer, before, [token])[0]
-        lines.append(
-            NumberedToken(piece, [_cell(x) for x in (q, p, ratio, r, acceptance, entropy)], fate)
-        )
+        lines.append(NumberedToken(piece, [_cell(number) for number in cells], fate))
     return lines
 
 
 def of_whole_round(step: TracedRound) -> str:
-    """Says what a round has as a whole: its number of draft tokens, the drafter's entropy, the
-    residual's mass.
+    """Returns the numbers of a round: draft tokens, the drafter's entropy, the residual's mass.
 
-    The entropy is that at the first draft token, which `policies.entropy` reads; the mass is what
-    the last rejection left, and so there is none in a round without one.
+    The entropy is taken at the first draft token, as in `policies.entropy`. The mass is the
+    residual's after the last rejection, if any.
 
     >>> numbers = {"residual_mass": [0.25, 0.5], "entropy": [1.0, None]}
     >>> of_whole_round(TracedRound([5], [6, 2], [6, 7], 1, numbers=numbers))
@@ -79,30 +79,31 @@ def of_whole_round(step: TracedRound) -> str:
         return ""
     round_fates = fates(step)
     real = [index for index, fate in enumerate(round_fates) if fate != "none"]
-    parts = [f"γ {len(real)}"]
-    if real and (entropy := step.numbers["entropy"][real[0]]) is not None:
-        parts.append(f"entropy {_cell(entropy)}")
     rejected = [index for index in real if round_fates[index] == "rejected"]
-    if rejected and (mass := step.numbers["residual_mass"][rejected[-1]]) is not None:
+    entropy = step.numbers["entropy"][real[0]] if real else None
+    mass = step.numbers["residual_mass"][rejected[-1]] if rejected else None
+    parts = [f"γ {len(real)}"]
+    if entropy is not None:
+        parts.append(f"entropy {_cell(entropy)}")
+    if mass is not None:
         parts.append(f"Z {_cell(mass)}")
     return " · ".join(parts)
 
 
 def _before(step: TracedRound) -> list[list[int]]:
-    """Lists for each draft token the last of the tokens that it follows."""
-    # of the last committed token, then of each draft token with itself
+    """Lists the tokens that precede each draft token, at most the last `CONTEXT` committed ones."""
+    # the committed text, then the text up to each draft token, itself included
     texts = [list(step.before[-CONTEXT:])]
     for index, token in enumerate(step.draft):
-        if step.parent is None:
-            parent = index
-        else:
+        parent = index  # a chain
+        if step.parent is not None:
             parent = max(step.parent[index], 0)
         texts.append([*texts[parent], token])
     return [text[:-1] for text in texts[1:]]
 
 
 def _cell(number: float | None) -> str:
-    """Writes a number with three digits after the point, if it has no more before it.
+    """Formats a number with three decimals, very small and large ones with an exponent.
 
     >>> _cell(0.5), _cell(1234.5), _cell(0.00001), _cell(None)
     ('0.500', '1.2e+03', '1.0e-05', '–')

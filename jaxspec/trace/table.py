@@ -9,22 +9,22 @@ from jaxtyping import Bool, Int
 
 
 def table(trace: Any) -> dict[str, np.ndarray]:
-    """Returns the columns of a trace, each with an entry for every draft token that was verified:
-    row by row, in order.
+    """Returns the columns of a trace, with an entry for every verified draft token, row by row.
 
-    The columns are
+    The columns are:
 
-        row, round: the prompt's number, and the round's as pictures have it: 1 is the first with a
-        draft. draft_tokens: how many the round had (its gamma). position: the place in
-        `Generation.tokens` that the draft token was proposed for, counted from 0. parent: in a
-        tree, the draft token that it follows, as in `core.Draft`; chains have no such column.
-        token: its id. tested: whether its turn came: the draft tokens before it, or the siblings,
-        left it one. accepted: whether the rule accepted it. An end token or the limit may have cut
-        it off afterwards.
+    - `row`, `round`: the numbers of the prompt and of the round, as in pictures: round 1 is the
+      first with a draft.
+    - `draft_tokens`: how many draft tokens the round had (its gamma).
+    - `position`: the index in `Generation.tokens` that the draft token was proposed for.
+    - `parent`: in a tree, the draft token before it, as in `core.Draft`; absent for chains.
+    - `token`: its id.
+    - `tested`: whether the rule reached it, after the draft tokens or siblings before it.
+    - `accepted`: whether the rule accepted it; an end token or the limit may still cut it off.
 
-    With numbers there are also q, p, r, acceptance, residual_mass and entropy, which
-    `core.TraceNumbers` describes, and ratio, p / q; and layers, where the drafter says how many of
-    the target's it took.
+    A trace with numbers adds q, p, r, acceptance, residual_mass and entropy (see
+    `core.TraceNumbers`), and ratio, p / q. Drafters that use some of the target's layers also have
+    layers, their number.
 
     Args:
         trace: the trace of a generation (`Generation.trace`, with the fields of `core.RoundInfo`,
@@ -53,12 +53,9 @@ def table(trace: Any) -> dict[str, np.ndarray]:
     {'position': [1, 2], 'token': [6, 7], 'accepted': [True, False]}
     """
     draft = np.asarray(trace.draft)
-    if trace.parent is None:
-        nodes = _of_chains(trace, draft)
-    else:
-        nodes = _of_trees(trace)
+    nodes = _of_chains(trace, draft) if trace.parent is None else _of_trees(trace)
     committed = np.asarray(trace.num_committed)
-    # Each row's first token is prefill's, so the first round's draft begins at position 1.
+    # Prefill makes each row's first token, so the first round's draft begins at position 1.
     begin = 1 + np.cumsum(committed, axis=1) - committed
     columns = {
         "row": np.arange(len(draft))[:, None, None],
@@ -73,8 +70,8 @@ def table(trace: Any) -> dict[str, np.ndarray]:
         numbers = {name: np.asarray(values) for name, values in trace.numbers._asdict().items()}
         q = numbers.pop("q")
         p = numbers.pop("p")
-        if np.isnan(numbers["layers"]).all():
-            numbers.pop("layers")
+        if np.isnan(numbers["layers"]).all():  # this drafter takes none of the target's layers
+            del numbers["layers"]
         with np.errstate(divide="ignore", invalid="ignore"):
             columns |= {"q": q, "p": p, "ratio": p / q, **numbers}
     return {
@@ -103,35 +100,37 @@ def _of_trees(trace: Any) -> DraftedNodes:
     path = np.asarray(trace.path)
     count = np.asarray(trace.num_accepted)[..., None]
     shape = parent.shape
-    # Fed tokens are numbered from 1, 0 is the last committed one: of each, whether it is verified,
-    # and its depth.
+    # [rows, rounds, 1 + nodes]: 0 is the last committed token, draft tokens count from 1.
     verified = np.ones((*shape[:2], shape[2] + 1), bool)
     depth = np.zeros((*shape[:2], shape[2] + 1), np.int32)
     verified[..., 0] = np.asarray(trace.draft_length) > 0
-    # after each fed token on the path, the draft token that was accepted
-    chosen = np.zeros(depth.shape, np.int32)
+    # the accepted child of each token on the path; 0: none
+    accepted_child = np.zeros(depth.shape, np.int32)
     on_path = np.zeros(verified.shape, bool)
     on_path[..., 0] = True
+    # Walk down the accepted paths of all rounds together: `last` is where each has come to.
     last = np.zeros((*shape[:2], 1), np.int32)
     for step in range(path.shape[2]):
-        is_step = step < count
-        node = path[..., step : step + 1]
-        np.put_along_axis(
-            chosen,
-            last,
-            np.where(is_step, node + 1, np.take_along_axis(chosen, last, axis=2)),
-            axis=2,
-        )
-        last = np.where(is_step, node + 1, last)
+        is_step = step < count  # [rows, rounds, 1]
+        node = path[..., step : step + 1] + 1
+        child = np.where(is_step, node, np.take_along_axis(accepted_child, last, axis=2))
+        np.put_along_axis(accepted_child, last, child, axis=2)
+        last = np.where(is_step, node, last)
         np.put_along_axis(on_path, last, True, axis=2)
     tested = np.zeros(shape, bool)
-    for node in range(shape[2]):
+    for node in range(shape[2]):  # parents come before their children
         above = np.maximum(parent[..., node : node + 1], 0)
-        follows = (parent[..., node] >= 0) & np.take_along_axis(verified, above, axis=2)[..., 0]
-        verified[..., node + 1] = follows
-        depth[..., node + 1] = np.take_along_axis(depth, above, axis=2)[..., 0] + 1
+
+        def of_parent(values: np.ndarray, above: np.ndarray = above) -> np.ndarray:
+            return np.take_along_axis(values, above, axis=2)[..., 0]
+
+        is_verified = (parent[..., node] >= 0) & of_parent(verified)
+        verified[..., node + 1] = is_verified
+        depth[..., node + 1] = of_parent(depth) + 1
         # Siblings are tested in order, up to the one that is accepted.
-        elder = np.take_along_axis(chosen, above, axis=2)[..., 0]
-        is_turn = (elder == 0) | (node + 1 <= elder)
-        tested[..., node] = follows & np.take_along_axis(on_path, above, axis=2)[..., 0] & is_turn
-    return DraftedNodes(verified[..., 1:], depth[..., 1:], tested, on_path[..., 1:])
+        accepted_sibling = of_parent(accepted_child)
+        has_turn = (accepted_sibling == 0) | (node + 1 <= accepted_sibling)
+        tested[..., node] = is_verified & of_parent(on_path) & has_turn
+    return DraftedNodes(
+        real=verified[..., 1:], depth=depth[..., 1:], tested=tested, accepted=on_path[..., 1:]
+    )

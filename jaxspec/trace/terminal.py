@@ -14,7 +14,7 @@ ACCEPTED = "green"
 REJECTED = "red strike"
 TARGETS_OWN = "blue"
 COMMITTED = "dim"
-FATES = {  # of a tree's tokens: style, and the marks that stand for it where there is no colour
+FATES = {  # for each fate the style, and the marks that stand for it without colour
     "accepted": (ACCEPTED, ("|", "")),
     "rejected": (REJECTED, ("[-", "-]")),
     "own": (TARGETS_OWN, ("{+", "+}")),
@@ -39,7 +39,7 @@ def trace(tokenizer: Any, number: int, step: TracedRound, *, width: int, colour:
 
 
 def _append_numbers(line: Text, tokenizer: Any, step: TracedRound, colour: bool) -> Text:
-    """Adds a line for each draft token with its numbers, if there are any."""
+    """Adds a line for each draft token with its numbers, if they were traced."""
     numbered = numbers.numbered(tokenizer, step)
     if not numbered:
         return line
@@ -60,10 +60,9 @@ def _append_numbers(line: Text, tokenizer: Any, step: TracedRound, colour: bool)
 def trace_line(
     number: int, before: str, accepted: str, rejected: str, target: str, *, width: int, colour: bool
 ) -> Text:
-    """Draws committed text (cut on the left to fit), accepted draft tokens, rejected ones, and the
-    target's own token.
+    """Draws committed text, cut on the left to fit, and the round's tokens by their fates.
 
-    Without colour there are marks instead.
+    Without colour, marks stand for the colours.
 
     >>> trace_line(3, "Das ist", " ein", " Haus", " Hund", width=60, colour=False).plain
     '  3  Das ist| ein[- Haus-]{+ Hund+}'
@@ -105,7 +104,7 @@ def legend(colour: bool, *, with_numbers: bool = False) -> Text:
 
 
 def _append(line: Text, text: str, style: str, marks: tuple[str, str] | None) -> None:
-    # a token that is a space is to be seen
+    # make a token that is only spaces visible
     if not text.strip(" "):
         text = "␣" * len(text)
     if marks:

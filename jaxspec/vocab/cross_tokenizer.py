@@ -1,17 +1,15 @@
-"""A drafter with another tokenizer than the target: it drafts the tokens that both have
-(token-level intersection).
-"""
+"""Drafters with another tokenizer, which draft the shared tokens (token-level intersection)."""
 
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 from jaxspec.core import Model, token_ids
 from jaxspec.core.checks import at_least
 from jaxspec.vocab.remap import NONE, check_model, map_vocabulary
 
-LONGEST = 4  # of the drafter's tokens that one of the target's is read as, unless told otherwise
+LONGEST = 4  # default of the most drafter tokens per target token
 ROLES = ("bos_token_id", "eos_token_id", "pad_token_id", "unk_token_id")
 
 
@@ -21,15 +19,14 @@ def share_vocabulary(draft: Model, target: Model, *, longest: int = LONGEST) -> 
     It drafts the tokens that spell the same bytes in both vocabularies, and special tokens with the
     same role or name. All others have probability 0 in its distributions, and the acceptance rule
     sees these. So the text keeps the target's distribution exactly; the target's probability of the
-    shared tokens bounds the acceptance rate. The drafter reads the target's text in its own tokens.
-    A token that it lacks is spelled with several, the longest first.
+    shared tokens bounds the acceptance rate. The drafter reads the target's text in its vocabulary.
+    It spells a token that it lacks with several others, the longest first.
 
     Args:
         draft: the model that is to draft, with its tokenizer.
-        target: the model to draft for, with its own.
-        longest: most tokens of the drafter for one of the target's; of a longer one only the end is
-            read. Caches are this many times as long, and so is a pass in which some token must be
-            spelled.
+        target: the model to draft for, with its tokenizer.
+        longest: most drafter tokens per target token; longer spellings lose their beginning. Caches
+            are this many times as long, and so are passes with a token that must be spelled.
 
     Returns:
         A model with the target's vocabulary and tokenizer, for any drafter that takes one; without
@@ -68,62 +65,74 @@ def share_vocabulary(draft: Model, target: Model, *, longest: int = LONGEST) -> 
                 "spell"
             )
     at_least(1, longest=longest)
-    starts = target.lm.limits.start_token, draft.lm.limits.start_token
-    if (starts[0] is None) != (starts[1] is None):
+    start = target.lm.limits.start_token
+    draft_start = draft.lm.limits.start_token
+    if (start is None) != (draft_start is None):
         raise ValueError(
             "one of target and drafter is an encoder-decoder, the other is not: both must be of "
             "one kind"
         )
-    sizes = target.lm.vocab_size, draft.lm.vocab_size
-    to_target, to_draft, first = _maps(draft.tokenizer, target.tokenizer, sizes, starts, longest)
-    mapped = map_vocabulary(
-        draft, to_target, sizes[0], to_draft, first=first if starts[0] is None else ()
+    vocab_size = target.lm.vocab_size
+    maps = _maps(
+        _Vocabulary(draft.tokenizer, draft.lm.vocab_size, draft_start),
+        _Vocabulary(target.tokenizer, vocab_size, start),
+        longest,
     )
+    first = maps.first if start is None else ()
+    mapped = map_vocabulary(draft, maps.to_target, vocab_size, maps.to_draft, first=first)
     return mapped._replace(tokenizer=target.tokenizer)
 
 
+class _Vocabulary(NamedTuple):
+    tokenizer: Any
+    size: int
+    start: int | None  # the start token of an encoder-decoder
+
+
+class _Maps(NamedTuple):
+    to_target: list[int]  # arguments of `map_vocabulary`, and the next
+    to_draft: list[list[int]]
+    first: list[int]  # drafter tokens before every text of a decoder-only model
+
+
 @functools.lru_cache(maxsize=16)  # vocabularies of 256k take seconds
-def _maps(
-    draft: Any,
-    target: Any,
-    sizes: tuple[int, int],
-    starts: tuple[int | None, int | None],
-    longest: int,
-) -> tuple[list[int], list[list[int]], list[int]]:
-    (target_size, draft_size), (start, own_start) = sizes, starts
-    target_texts = dict(token_ids.spelled(target, target_size))
-    draft_texts = dict(token_ids.spelled(draft, draft_size))
+def _maps(draft: _Vocabulary, target: _Vocabulary, longest: int) -> _Maps:
+    """Maps the ids of two vocabularies by what they spell."""
+    target_texts = dict(token_ids.spelled(target.tokenizer, target.size))
+    draft_texts = dict(token_ids.spelled(draft.tokenizer, draft.size))
     by_text: dict[bytes, int] = {}
     for index, text in draft_texts.items():
-        by_text.setdefault(text, index)  # of two ids with one text the lower
-    # Of several tokens with one text the one that has the same id, if one has.
-    direct = {
-        i: i if draft_texts.get(i) == text else by_text[text]
-        for i, text in target_texts.items()
+        by_text.setdefault(text, index)  # the lower of two ids with one text
+    # The drafter's id of each shared token. Among several ids with one text, prefer the same one.
+    shared = {
+        index: index if draft_texts.get(index) == text else by_text[text]
+        for index, text in target_texts.items()
         if text in by_text
     }
-    if not direct:
+    if not shared:
         raise ValueError(
             "the tokenizers of drafter and target share only special tokens: expected others, too"
         )
-    direct |= _special(draft, target, draft_size, target_size)
-    if start is not None and own_start is not None:
-        direct[start] = own_start
-    to_target = [NONE] * draft_size
-    for index, draft_id in direct.items():
+    shared |= _special(draft, target)
+    if target.start is not None and draft.start is not None:
+        shared[target.start] = draft.start
+    to_target = [NONE] * draft.size
+    for index, draft_id in shared.items():
         if to_target[draft_id] == NONE:
             to_target[draft_id] = index
-    unknown = next(
-        (x for x in (draft.unk_token_id, draft.eos_token_id) if x is not None and x < draft_size), 0
-    )
-    spell = functools.partial(_spell, by_text, max(map(len, by_text), default=1), longest)
-    to_draft = [
-        [direct[i]]
-        if i in direct
-        else (spell(target_texts[i]) if i in target_texts else []) or [unknown]
-        for i in range(target_size)
-    ]
-    return to_target, to_draft, _beginning(draft, target)
+    # stands for tokens that cannot be spelled
+    candidates = (draft.tokenizer.unk_token_id, draft.tokenizer.eos_token_id)
+    unknown = next((token for token in candidates if token is not None and token < draft.size), 0)
+    widest = max(map(len, by_text), default=1)
+    to_draft = list[list[int]]()
+    for index in range(target.size):
+        spelled = []
+        if index in shared:
+            spelled = [shared[index]]
+        elif index in target_texts:
+            spelled = _spell(by_text, widest, longest, target_texts[index])
+        to_draft.append(spelled or [unknown])
+    return _Maps(to_target, to_draft, _beginning(draft.tokenizer, target.tokenizer))
 
 
 def _spell(tokens: dict[bytes, int], widest: int, longest: int, text: bytes) -> list[int]:
@@ -135,41 +144,43 @@ def _spell(tokens: dict[bytes, int], widest: int, longest: int, text: bytes) -> 
     spelled = []
     start = 0
     while start < len(text):
-        size = next(
-            (
-                n
-                for n in range(min(widest, len(text) - start), 0, -1)
-                if text[start : start + n] in tokens
-            ),
-            0,
-        )
-        spelled += [tokens[text[start : start + size]]] if size else []
-        start += size or 1
+        for size in range(min(widest, len(text) - start), 0, -1):
+            piece = text[start : start + size]
+            if piece in tokens:
+                spelled.append(tokens[piece])
+                start += size
+                break
+        else:  # no token begins with this byte
+            start += 1
     return spelled[-longest:]
 
 
-def _special(draft: Any, target: Any, draft_size: int, target_size: int) -> dict[int, int]:
-    """Pairs each of the target's special tokens with the drafter's of the same name, or the same
-    role.
-    """
-    draft_ids = dict(zip(draft.all_special_tokens, draft.all_special_ids, strict=True))
+def _special(draft: _Vocabulary, target: _Vocabulary) -> dict[int, int]:
+    """Pairs the target's special tokens with the drafter's, by name or by role."""
+
+    def by_name(tokenizer: Any) -> dict[str, int]:
+        return dict(zip(tokenizer.all_special_tokens, tokenizer.all_special_ids, strict=True))
+
+    draft_ids = by_name(draft.tokenizer)
     pairs = {
-        i: draft_ids[name]
-        for name, i in zip(target.all_special_tokens, target.all_special_ids, strict=True)
+        target_id: draft_ids[name]
+        for name, target_id in by_name(target.tokenizer).items()
         if name in draft_ids
     }
     for role in ROLES:
-        target_id = getattr(target, role)
-        draft_id = getattr(draft, role)
+        target_id = getattr(target.tokenizer, role)
+        draft_id = getattr(draft.tokenizer, role)
         if target_id is not None and draft_id is not None:
             pairs.setdefault(target_id, draft_id)
     return {
-        i: draft_id for i, draft_id in pairs.items() if i < target_size and draft_id < draft_size
+        target_id: draft_id
+        for target_id, draft_id in pairs.items()
+        if target_id < target.size and draft_id < draft.size
     }
 
 
 def _beginning(draft: Any, target: Any) -> list[int]:
-    """Returns what the drafter's tokenizer puts before a text, where the target's puts nothing."""
+    """Returns the drafter's beginning of sequence, if only the drafter's tokenizer adds one."""
     bos = draft.bos_token_id
     if bos is None or draft("a")["input_ids"][:1] != [bos]:
         return []

@@ -1,5 +1,5 @@
-"""Languages of models that translate: the source's is the tokenizer's affair, the target's begins a
-decoder's row.
+"""Languages of models that translate: the tokenizer marks the source's, the decoder's row begins
+with the target's.
 """
 
 from __future__ import annotations
@@ -38,33 +38,30 @@ def with_languages(model: Model, source: str | None = None, target: str | None =
     tokenizer = model.tokenizer
     config = model.config
     if source is not None:
-        language_id(model, source)  # refuses one that it lacks
+        language_id(model, source)  # raises if the model lacks it
         tokenizer = copy.deepcopy(tokenizer)
         tokenizer.src_lang = source
     if target is not None:
         names = []
         if find(config):
             names = [field.name for field in dataclasses.fields(config)]
+        # A trimmed or mapped model differs from the network of its configuration.
         if "begin_tokens" not in names or lm != _network_of(model, config):
-            expected = (
-                "a network with a beginning of its rows, such as NLLB's, before its vocabulary is "
-                "trimmed or mapped"
-            )
             raise ValueError(
-                f"{_name(model)} cannot be given a target language: expected {expected}"
+                f"{_name(model)} cannot be given a target language: expected a network with a "
+                "beginning of its rows, such as NLLB's, before its vocabulary is trimmed or mapped"
             )
         token = language_id(model, target)
-        starts = config.start_token in languages(tokenizer).values()
-        config = dataclasses.replace(
-            config, **({"start_token": token} if starts else {"begin_tokens": (token,)})
-        )
+        if config.start_token in languages(tokenizer).values():  # mBART
+            config = dataclasses.replace(config, start_token=token)
+        else:
+            config = dataclasses.replace(config, begin_tokens=(token,))
         lm = _network_of(model, config)
     return model._replace(lm=lm, tokenizer=tokenizer, config=config)
 
 
 def first_tokens(model: Model, target: str) -> tuple[int, ...]:
-    """Returns the ids that a row begins with when a model writes a language, as `with_languages`
-    would have it.
+    """Returns the first ids of a row whose text is in a language, as `with_languages` sets them.
 
     Raises:
         ValueError: the model has no such language, or is decoder-only.
@@ -85,15 +82,13 @@ def language_id(model: Model, name: str) -> int:
     """Returns the token of a language.
 
     Raises:
-        ValueError: there is none; those that are spelled nearly so are listed.
+        ValueError: the model has no such language; the message lists similar names.
     """
     tokens = languages(model.tokenizer)
     if name in tokens:
         return tokens[name]
-    vocabulary = {}
-    if model.tokenizer is not None:
-        vocabulary = model.tokenizer.get_vocab()
-    if f">>{name}<<" in vocabulary:
+    vocabulary = {} if model.tokenizer is None else model.tokenizer.get_vocab()
+    if f">>{name}<<" in vocabulary:  # Marian
         raise ValueError(
             f'{_name(model)} reads its target language in the prompt: write ">>{name}<< " before '
             "each"
@@ -106,12 +101,11 @@ def language_id(model: Model, name: str) -> int:
 
 
 def languages(tokenizer: Any) -> dict[str, int]:
-    """Returns a tokenizer's languages and their ids, as the tokenizer itself puts them around a
-    text.
+    """Returns a tokenizer's languages and their ids.
 
-    The tokens are among those that it has added. Which id a token was added with says nothing for
-    an M2M-100: it counts languages on from its vocabulary, and files may list their tokens in
-    another order, or none of them.
+    Language tokens are added tokens. The ids in its files do not help with M2M-100: its tokenizer
+    counts languages on from its vocabulary, and files may list them in another order, or not at
+    all.
 
     >>> languages(None)
     {}
@@ -121,11 +115,11 @@ def languages(tokenizer: Any) -> dict[str, int]:
     named = getattr(tokenizer, "lang_code_to_id", None) or {}
     if hasattr(tokenizer, "get_lang_id"):
         return {name: tokenizer.get_lang_id(name) for name in named}
-    others = [
+    special = [
         getattr(tokenizer, f"{name}_token", None)
         for name in ("eos", "bos", "pad", "unk", "mask", "cls", "sep")
     ]
-    tokens = {word for word in (*named, *tokenizer.get_added_vocab()) if word not in others}
+    tokens = {word for word in (*named, *tokenizer.get_added_vocab()) if word not in special}
     ids = {word: tokenizer.convert_tokens_to_ids(word) for word in sorted(tokens)}
     # Some spell the token of "de" as "__de__".
     return {
@@ -136,17 +130,11 @@ def languages(tokenizer: Any) -> dict[str, int]:
 
 
 def _network_of(model: Model, config: Any) -> LanguageModel:
-    """Makes the network of a configuration, with the taps of a model, and its encoder if the model
-    shares it.
-    """
+    """Makes the network of a configuration, with a model's taps and its shared encoder."""
     inside = model.lm.inside
     lm = net_of(config).language_model(config, () if inside is None else inside.taps)
-    if (
-        lm.inside is None
-        or lm.encoder is None
-        or model.lm.encoder is None
-        or not model.lm.encoder.is_shared
-    ):
+    is_shared = model.lm.encoder is not None and model.lm.encoder.is_shared
+    if lm.inside is None or lm.encoder is None or not is_shared:
         return lm
     return lm._replace(inside=lm.inside._replace(encoder=lm.encoder._replace(is_shared=True)))
 

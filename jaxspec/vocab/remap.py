@@ -1,11 +1,11 @@
-"""A language model of another vocabulary as one that reads and writes the target's token ids.
+"""Wraps a language model with another vocabulary, so that it reads and writes the target's ids.
 
-The text has the target's distribution with any map. The model's logits are put at the target's ids,
-and every other id gets -inf. Draft tokens are drawn from the distribution that this makes. A map
-costs acceptance: the target's probability of the tokens that the model can draft bounds it.
+The text has the target's distribution with any map. The model's logits go to the target's ids, and
+every other id gets -inf. Draft tokens are drawn from the resulting distribution. A map costs
+acceptance: the target's probability of the tokens that the model can draft bounds it.
 
 Shapes: B batch, P prompt, T step, S capacity, M feature dimension. V is the target's vocabulary, W
-the model's own, R the most tokens of the model for one of the target's.
+the drafting model's, R the most drafting tokens per target token.
 """
 
 from __future__ import annotations
@@ -28,9 +28,7 @@ NONE = -1  # in `to_target`: the target has no such token
 
 
 def check_model(model: Any, function: str) -> None:
-    """Refuses what is no model, by a TypeError; a drafter that reads hidden states has another
-    way.
-    """
+    """Raises TypeError if an argument is not a Model; the message has advice for draft heads."""
     if not isinstance(model, core.Model):
         head = (
             "If a drafter uses its target's head: load_drafter(..., "
@@ -40,7 +38,7 @@ def check_model(model: Any, function: str) -> None:
 
 
 def check_ids(ids: Any, name: str, vocab: int, least: int = 0) -> None:
-    """Refuses ids that a vocabulary lacks."""
+    """Raises ValueError if ids are outside of a vocabulary."""
     if np.size(ids) and (np.min(ids) < least or np.max(ids) >= vocab):
         raise ValueError(
             f"{name} has {np.min(ids)} to {np.max(ids)}: expected ids from {least} to {vocab - 1}"
@@ -50,13 +48,13 @@ def check_ids(ids: Any, name: str, vocab: int, least: int = 0) -> None:
 class MappedParams(NamedTuple):
     """The parameters of a mapped model."""
 
-    model: core.Params  # its own
+    model: core.Params  # the model's parameters
     # parameters of a separate head (`trim_vocabulary`); None for the model's own logits
     head: core.Params | None
-    # the target's id of each of W ids; V, which is past the end, where there is none
+    # the target's id of each of W ids; V, past the end, for ids that it lacks
     to_target: Int[Array, " W"]
-    # The model's tokens for each of the target's ids, and how many there are (1..R). None: it reads
-    # the target's ids.
+    # the model's tokens for each of the target's ids, and their number (1..R); None: it reads the
+    # target's ids
     to_draft: Int[Array, "V R"] | None = None
     count: Int[Array, " V"] | None = None
     first: Int[Array, " F"] | None = None  # read before every prompt; None: nothing
@@ -70,30 +68,28 @@ def map_vocabulary(
     *,
     first: Sequence[int] = (),
 ) -> core.Model:
-    """Makes a model draft for a target that has other token ids, by a table that says which ids
-    correspond.
+    """Makes a model draft for a target with other token ids, given a table of corresponding ids.
 
-    The model reads a token that it lacks as several of its own, so its rows are longer than the
-    target's, each by another number. A pass is over T of its tokens if each token of the target is
-    one of the model's, as all drafted tokens are; otherwise over R T.
+    The model reads a token that it lacks as several other tokens, so its rows are longer than the
+    target's, by different amounts. A pass has T of the model's tokens if every target token is a
+    single one, as all draft tokens are; otherwise it has R T.
 
     Args:
         model: the one that is to draft.
-        to_target: the target's id of each of the model's tokens; -1 for a token that the target
-            lacks, which is never drafted. The `d2t` of EAGLE-3 checkpoints is this minus 0, 1, 2,
+        to_target: the target's id for each of the model's tokens; -1 for tokens that the target
+            lacks, which are never drafted. The `d2t` of EAGLE-3 checkpoints is this minus 0, 1, 2,
             ...
         vocab_size: how many ids the target has.
-        to_draft: the model's tokens that each of the target's is read as, at least one. By default
-            the token that corresponds; there must then be one for every id.
-        first: tokens of the model's that it reads before every prompt, such as its own beginning of
-            a sequence.
+        to_draft: the model's tokens for each of the target's, at least one. By default the
+            corresponding token, which every id must then have.
+        first: tokens that the model reads before every prompt, such as a beginning of sequence.
 
     Returns:
         A model with `vocab_size` ids, without a tokenizer (give it the target's), for any drafter
         that takes a model. It takes token trees if every token is read as one.
 
     Raises:
-        TypeError: it is no model.
+        TypeError: the argument is not a Model.
         ValueError: ids out of range, one that two tokens stand for, or a target's id that nothing
             is read for.
 
@@ -111,8 +107,10 @@ def map_vocabulary(
     draft_vocab = model.lm.vocab_size
     target_ids = np.asarray(to_target)
     if target_ids.shape != (draft_vocab,) or not np.issubdtype(target_ids.dtype, np.integer):
-        expected = f"expected an id for each of the model's {draft_vocab} tokens"
-        raise ValueError(f"to_target has shape {target_ids.shape}: {expected}")
+        raise ValueError(
+            f"to_target has shape {target_ids.shape}: expected an id for each of the model's "
+            f"{draft_vocab} tokens"
+        )
     check_ids(target_ids, "to_target", vocab_size, least=NONE)
     real = target_ids[target_ids != NONE]
     if len(np.unique(real)) < len(real):
@@ -121,34 +119,31 @@ def map_vocabulary(
             f"to_target has id {twice} more than once: expected each of the target's ids at most "
             "once"
         )
-    if to_draft is None:
-        alone = np.full(vocab_size, NONE, np.int32)
-        alone[real] = np.flatnonzero(target_ids != NONE)
-        if (alone == NONE).any():
-            unmatched = (
-                f"the target's id {np.flatnonzero(alone == NONE)[0]} matches no token of the model"
-            )
+    if to_draft is None:  # the inverse of to_target
+        draft_ids = np.full(vocab_size, NONE, np.int32)
+        draft_ids[real] = np.flatnonzero(target_ids != NONE)
+        unmatched = np.flatnonzero(draft_ids == NONE)
+        if unmatched.size:
             raise ValueError(
-                f"{unmatched}: give to_draft, the model's tokens for each of the target's ids"
+                f"the target's id {unmatched[0]} matches no token of the model: give to_draft, the "
+                "model's tokens for each of the target's ids"
             )
-        to_draft = [[token] for token in alone.tolist()]
+        to_draft = [[token] for token in draft_ids.tolist()]
     table, count = _table(to_draft, vocab_size, draft_vocab)
     check_ids(first, "first", draft_vocab)
     params = MappedParams(
-        model.params,
-        None,
-        _past_the_end(target_ids, vocab_size),
-        jnp.asarray(table),
-        jnp.asarray(count),
-        jnp.asarray(first, jnp.int32) if len(first) else None,
+        model=model.params,
+        head=None,
+        to_target=_past_the_end(target_ids, vocab_size),
+        to_draft=jnp.asarray(table),
+        count=jnp.asarray(count),
+        first=jnp.asarray(first, jnp.int32) if len(first) else None,
     )
     longest = table.shape[1]
-    lead = len(first)
-    alone = longest == 1 and not lead
-    if alone:
+    if longest == 1 and not len(first):  # rows are as long as the target's
         lm = _mapped(model.lm, None, vocab_size)
     else:
-        lm = _ragged(model.lm, vocab_size, longest, lead)
+        lm = _ragged(model.lm, vocab_size, longest, len(first))
     return model._replace(lm=lm, params=params, tokenizer=None)
 
 
@@ -158,9 +153,7 @@ def with_head(
     head_params: core.Params,
     to_target: Sequence[int] | np.ndarray,
 ) -> core.Model:
-    """Makes a model that reads what it has read before; its logits come from a head over W of its
-    ids, `to_target`.
-    """
+    """Replaces a model's head by one over W of its ids, `to_target`; it reads the same tokens."""
     ids = _past_the_end(np.asarray(to_target), model.lm.vocab_size)
     lm = _mapped(model.lm, head, model.lm.vocab_size)
     return model._replace(lm=lm, params=MappedParams(model.params, head_params, ids))
@@ -173,7 +166,7 @@ def _past_the_end(ids: np.ndarray, vocab_size: int) -> Int[Array, " W"]:
 def _table(
     rows: Sequence[Sequence[int]], vocab_size: int, draft_vocab: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Pads rows of ids to a table, and counts them."""
+    """Pads rows of ids to a table; also returns their lengths."""
     if len(rows) != vocab_size:
         raise ValueError(
             f"to_draft has {len(rows)} entries: expected one for each of the target's {vocab_size} "
@@ -194,9 +187,7 @@ def _table(
 
 @functools.lru_cache
 def _mapped(lm: core.LanguageModel, head: core.Head | None, vocab: int) -> core.LanguageModel:
-    """Makes the pure functions of a model each of whose tokens is one of the target's; its cache is
-    the model's own.
-    """
+    """Makes the pure functions of a model whose tokens match one target token each."""
 
     def known(params: MappedParams, tokens: Int[Array, "B T"]) -> Int[Array, "B T"]:
         if params.to_draft is None:
@@ -206,15 +197,12 @@ def _mapped(lm: core.LanguageModel, head: core.Head | None, vocab: int) -> core.
     def mapped(
         params: MappedParams, forward: core.Forward, position: Int[Array, "B T"] | None = None
     ) -> core.Forward:
-        """Puts logits into the target's vocabulary; those of another head are made of the features
-        at `position`.
-        """
+        """Puts logits (a separate head's: at `position`) into the target's vocabulary."""
         if head is None or own_inside is None:
             return forward._replace(logits=match_vocab(forward.logits, vocab, params.to_target))
-        if position is None:
-            features = forward.features
-        else:
-            features = _at(forward.features, position)
+        features = forward.features
+        if position is not None:
+            features = _at(features, position)
         return forward._replace(logits=own_inside.head(params, features))
 
     def prefill(
@@ -258,20 +246,20 @@ def _mapped(lm: core.LanguageModel, head: core.Head | None, vocab: int) -> core.
         def own_embed(params: MappedParams, tokens: Int[Array, "B T"]) -> Float[Array, "B T M"]:
             return inner.embed(params.model, known(params, tokens))
 
-        # With a map of tokens the encoder would read other ones.
-        if inner.encoder is None or head is None:
-            encoder = None
-        else:
+        encoder = None
+        # With a token map the encoder would read other tokens, so it cannot be shared.
+        if inner.encoder is not None and head is not None:
             encoder = own_encoder(inner.encoder)
         return inner._replace(head=own_head, embed=own_embed, layers=None, encoder=encoder)
 
     def own_encoder(inner: core.Encoder) -> core.Encoder:
-        return core.Encoder(
-            lambda params: inner.params(params.model),
-            lambda params, shared: params._replace(model=inner.with_params(params.model, shared)),
-            prefill,
-            inner.is_shared,
-        )
+        def encoder_params(params: MappedParams) -> core.Params:
+            return inner.params(params.model)
+
+        def with_params(params: MappedParams, shared: core.Params) -> MappedParams:
+            return params._replace(model=inner.with_params(params.model, shared))
+
+        return core.Encoder(encoder_params, with_params, prefill, inner.is_shared)
 
     own_inside = None
     if lm.inside is not None:
@@ -281,21 +269,18 @@ def _mapped(lm: core.LanguageModel, head: core.Head | None, vocab: int) -> core.
 
 @functools.lru_cache
 def _ragged(lm: core.LanguageModel, vocab: int, longest: int, lead: int) -> core.LanguageModel:
-    """Makes the pure functions of a model that reads some target tokens as several, after `lead`
-    tokens of its own.
-    """
+    """Makes the pure functions of a model that reads some target tokens as several own tokens."""
     model = _Ragged(lm, vocab, longest, lead)
 
-    def shortest(limit: int | None, lead: int) -> int | None:
+    def shortened(limit: int | None, lead: int) -> int | None:
+        """Returns how many target tokens surely fit into `limit` own tokens."""
         if limit is None:
             return None
         return (limit - lead) // longest
 
     def inside(inner: core.Inside) -> core.Inside:
         def embed(params: MappedParams, tokens: Int[Array, "B T"]) -> Float[Array, "B T M"]:
-            """Embeds the last of the tokens that each is read as, where the features are taken,
-            too.
-            """
+            """Embeds the last own token of each target token, where features are taken, too."""
             assert params.to_draft is not None and params.count is not None
             return inner.embed(params.model, params.to_draft[tokens, params.count[tokens] - 1])
 
@@ -309,21 +294,25 @@ def _ragged(lm: core.LanguageModel, vocab: int, longest: int, lead: int) -> core
     own_inside = None
     if lm.inside is not None:
         own_inside = inside(lm.inside)
+    is_decoder = lm.limits.start_token is None  # its positions hold the prompt and `first`, too
     limits = lm.limits._replace(
-        max_positions=shortest(
-            lm.limits.max_positions, lead if lm.limits.start_token is None else 0
-        ),
-        max_prompt=shortest(lm.limits.max_prompt, lead),
+        max_positions=shortened(lm.limits.max_positions, lead if is_decoder else 0),
+        max_prompt=shortened(lm.limits.max_prompt, lead),
     )
     return core.LanguageModel(
-        model.prefill, model.extend, model.rewind, vocab, None, limits, own_inside, lm.is_causal
+        prefill=model.prefill,
+        extend=model.extend,
+        rewind=model.rewind,
+        vocab_size=vocab,
+        select=None,  # no token trees
+        limits=limits,
+        inside=own_inside,
+        is_causal=lm.is_causal,
     )
 
 
 class _Ragged(NamedTuple):
-    """A model whose rows are longer than the target's, each by another number: "own" tokens are
-    those of `lm`.
-    """
+    """A model whose rows are longer than the target's, each by another number. "Own": of `lm`."""
 
     lm: core.LanguageModel
     vocab: int  # V
@@ -333,8 +322,7 @@ class _Ragged(NamedTuple):
     def spell(
         self, params: MappedParams, tokens: Int[Array, "B T"], real: Bool[Array, "B T"]
     ) -> tuple[Int[Array, "B T*R"], Int[Array, "B T"]]:
-        """Spells the target's tokens in the model's, and says where in these each of the target's
-        ends.
+        """Spells the target's tokens as own tokens, and returns where each target token ends.
 
         With a = x, b = y z: before [a b a], after [x y z x . .] and [1 3 4].
         """
@@ -342,11 +330,12 @@ class _Ragged(NamedTuple):
         batch, step = tokens.shape
         count = jnp.where(real, params.count[tokens], 0)  # [B, T], of own tokens
         ends = jnp.cumsum(count, axis=1)
-        # Part r of token t goes to slot ends[t - 1] + r; parts that it does not have go past the
-        # end, and are dropped.
+        # Part r of token t goes to slot ends[t - 1] + r; missing parts go past the end, and are
+        # dropped.
         r = jnp.arange(self.longest, dtype=ends.dtype)[None, None, :]
-        # [B, T, R]
-        slot = jnp.where(r < count[:, :, None], (ends - count)[:, :, None] + r, step * self.longest)
+        has_part = r < count[:, :, None]  # [B, T, R]
+        past_the_end = step * self.longest
+        slot = jnp.where(has_part, (ends - count)[:, :, None] + r, past_the_end)
         empty = jnp.zeros((batch, step * self.longest), jnp.int32)
         row = jnp.arange(batch, dtype=jnp.int32)[:, None, None]
         return empty.at[row, slot].set(params.to_draft[tokens], mode="drop"), ends
@@ -356,8 +345,8 @@ class _Ragged(NamedTuple):
     ) -> Any:
         """Reads `width` own tokens if no row has more, else `longest` times as many.
 
-        It is a conditional, though it copies the cache: training differentiates it, which it could
-        not do with a loop.
+        A conditional copies the cache, but unlike a loop it can be differentiated, which training
+        needs.
         """
         passes = [functools.partial(read, wide) for wide in (width, width * self.longest)]
         return jax.lax.cond(needed <= width, *passes, *arguments)
@@ -366,19 +355,20 @@ class _Ragged(NamedTuple):
         self, params: MappedParams, prompt: core.Prompt, room: core.Room
     ) -> tuple[core.Forward, MappedCache]:
         if prompt.encoder is not None or self.lm.limits.begin:
-            begins = "the row begins with more than a start token, such as a language"
             raise ValueError(
-                f"{begins}: expected a drafter with the target's tokenizer, and this one has "
-                "another"
+                "the row begins with more than a start token, such as a language: expected a "
+                "drafter with the target's tokenizer, and this one has another"
             )
         width = prompt.tokens.shape[1]
         lead = self.lead
-        encoder = self.lm.limits.start_token is not None
+        has_encoder = self.lm.limits.start_token is not None
+        # tokens: [B, P R], ends: [B, P], where each target token ends among them
         tokens, ends = self.spell(params, prompt.tokens, _is_real(prompt.tokens, prompt.length))
         if params.first is not None:
             first = jnp.broadcast_to(params.first[None], (tokens.shape[0], lead))
             tokens = jnp.concatenate([first, tokens], axis=1)
             ends = ends + lead
+        # A row of `room.tokens` target tokens, each spelled with R own tokens at most.
         capacity = lead + room.tokens * self.longest
         capacity += -(-capacity // chunks.LONGEST)  # equal chunks are rounded up
         own_room = core.Room(capacity, None if room.rewind is None else room.rewind * self.longest)
@@ -386,16 +376,19 @@ class _Ragged(NamedTuple):
         def read(wide: int) -> tuple[core.Forward, core.Cache]:
             row = core.Prompt(tokens[:, : wide + lead], ends[:, -1])
             forward, cache = self.lm.prefill(params.model, row, own_room)
-            return (forward if encoder else _at_ends(forward, ends)), cache
+            if has_encoder:
+                return forward, cache
+            return _at_ends(forward, ends), cache
 
-        # its output and the cache are as wide as what it reads, so that no conditional chooses
-        if encoder:
+        # An encoder's output and cache are as wide as its input, which a conditional cannot choose.
+        if has_encoder:
             forward, cache = read(width * self.longest)
         else:
             forward, cache = self.narrowest(width, jnp.max(ends[:, -1]) - lead, read)
         forward = forward._replace(logits=match_vocab(forward.logits, self.vocab, params.to_target))
-        # From here on rows are counted in the decoder's tokens: those of a prompt are an encoder's.
-        if encoder:  # the row is its start token
+        # From here on `ends` counts the decoder's row; with an encoder, the prompt is not a part of
+        # it.
+        if has_encoder:  # the row is its start token
             length = jnp.ones_like(prompt.length)
             ends = jnp.broadcast_to(jnp.arange(2, dtype=ends.dtype)[None], (tokens.shape[0], 2))
         else:
@@ -418,20 +411,23 @@ class _Ragged(NamedTuple):
             )
         lm = self.lm
         width = tokens.shape[1]
-        start = _at_length(cache.ends, cache.length)  # in own tokens
-        is_real = tokens != token_rows.NO_TOKEN
-        spelled, ends = self.spell(
-            params, tokens, is_real if real is None else is_real & _is_real(tokens, real)
-        )
+        start = _at_length(cache.ends, cache.length)  # [B], in own tokens
+        is_real = tokens != token_rows.NO_TOKEN  # [B, T]
+        if real is not None:
+            is_real = is_real & _is_real(tokens, real)
+        spelled, ends = self.spell(params, tokens, is_real)  # [B, T R], [B, T]
 
         def feed(
             inner: core.Cache, chunk: Int[Array, "B C"], count: Int[Array, " B"]
         ) -> tuple[core.Forward, core.Cache]:
             forward, inner = lm.extend(params.model, inner, chunk, real=count)
-            # A head is applied outside, where a program that does not read logits has none.
-            return forward._replace(logits=forward.logits[..., :0]) if lm.inside else forward, inner
+            if lm.inside:
+                # The head is applied outside, so that a program that reads no logits computes none.
+                forward = forward._replace(logits=forward.logits[..., :0])
+            return forward, inner
 
         def read(wide: int, inner: core.Cache) -> tuple[core.Forward, core.Cache]:
+            # Rows end at different own tokens: read them like a prompt, after the cache.
             before = core.Before(inner, start, wide)
             end = start + ends[:, -1]
             read_chunks = functools.partial(
@@ -445,17 +441,16 @@ class _Ragged(NamedTuple):
             logits = forward.logits
         else:
             logits = lm.inside.head(params.model, forward.features)
-        after = token_rows.append(
-            cache.ends, cache.length + 1, (start[:, None] + ends).astype(cache.ends.dtype)
-        )
+        num_ends = cache.length + 1  # the first is the end of what precedes the row
+        new_ends = (start[:, None] + ends).astype(cache.ends.dtype)
+        all_ends = token_rows.append(cache.ends, num_ends, new_ends)
         length = cache.length + jnp.asarray(width, cache.length.dtype)
         logits = match_vocab(logits, self.vocab, params.to_target)
-        return forward._replace(logits=logits), MappedCache(inner, length, after)
+        return forward._replace(logits=logits), MappedCache(inner, length, all_ends)
 
     def rewind(self, cache: MappedCache, length: Int[Array, " B"]) -> MappedCache:
-        return cache._replace(
-            inner=self.lm.rewind(cache.inner, _at_length(cache.ends, length)), length=length
-        )
+        own_length = _at_length(cache.ends, length)
+        return cache._replace(inner=self.lm.rewind(cache.inner, own_length), length=length)
 
 
 def _is_real(tokens: Int[Array, "B T"], length: Int[Array, " B"]) -> Bool[Array, "B T"]:
@@ -463,7 +458,7 @@ def _is_real(tokens: Int[Array, "B T"], length: Int[Array, " B"]) -> Bool[Array,
 
 
 def _at_ends(forward: core.Forward, ends: Int[Array, "B T"]) -> core.Forward:
-    """Takes features and taps at the last of the tokens that each of the target's is read as."""
+    """Takes features and taps at the last own token of each target token."""
     hidden = forward.features, forward.taps  # each may be None
     features, taps = jax.tree.map(lambda x: _at(x, jnp.maximum(ends - 1, 0)), hidden)
     return forward._replace(features=features, taps=taps)

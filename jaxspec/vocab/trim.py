@@ -26,8 +26,7 @@ def trim_vocabulary(
     counts: Sequence[float] | np.ndarray | None = None,
     ids: Sequence[int] | np.ndarray | None = None,
 ) -> Model:
-    """Makes a drafter's head smaller: it computes the logits of frequent tokens only, and drafts no
-    others.
+    """Makes a drafter's head smaller, so that it computes and drafts only frequent tokens.
 
     The rows of the other tokens are not read at all: a drafter of 32,768 of 262,144 tokens reads an
     eighth of its head at each draft token. The text keeps the target's distribution exactly. Draft
@@ -36,21 +35,20 @@ def trim_vocabulary(
     tokens that end a text.
 
     Args:
-        drafter_model: a model with one of jaxspec's networks, as `jaxspec.load` returns it. If its
+        drafter_model: a model with a network from jaxspec, as `jaxspec.load` returns it. If its
             head is already trimmed, the whole head is trimmed anew.
         size: how many tokens to draft: with `counts` the most frequent ones, otherwise the first
             ids. Vocabularies made by merging pairs, and most others, begin with their most frequent
             tokens.
-        counts: how often each id occurs in texts such as the target writes; alone: all ids that
+        counts: how often each id occurs in texts like the target's; without `size`, all ids that
             occur.
         ids: the tokens to draft, in place of size and counts.
 
     Returns:
-        A model for any drafter that takes one. Its vocabulary, tokenizer and what it reads are the
-        model's.
+        A model for any drafter that takes one. Its vocabulary, tokenizer and input are the model's.
 
     Raises:
-        TypeError: it is no model.
+        TypeError: the argument is not a Model.
         ValueError: none or too many of the three, sizes or ids out of range, or a model whose head
             is not known.
 
@@ -80,14 +78,15 @@ def trim_vocabulary(
     net = nets.find(drafter_model.config)
     name = drafter_model.name or "the model"
     if net is None or net.trimmed is None:
-        trimmed = f"the head of {name} (a {type(drafter_model.config).__name__}) cannot be trimmed"
         raise ValueError(
-            f"{trimmed}: expected a model of jaxspec's own networks, as jaxspec.load returns it"
+            f"the head of {name} (a {type(drafter_model.config).__name__}) cannot be trimmed: "
+            "expected a model of jaxspec's own networks, as jaxspec.load returns it"
         )
     if not isinstance(drafter_model.params, dict):
         raise ValueError(f"{name} has a vocabulary map already: trim the model first")
     chosen = frequent_ids(drafter_model, size, counts, ids)
-    (config, modules), rows = net.trimmed(drafter_model.config, len(chosen)), jnp.asarray(chosen)
+    config, modules = net.trimmed(drafter_model.config, len(chosen))
+    rows = jnp.asarray(chosen)
 
     def cut(layers: Params) -> Params:
         # Every parameter of the head's modules, a quantised matrix too, has a row for each token.
@@ -97,10 +96,7 @@ def trim_vocabulary(
         }
 
     layers = {name: drafter_model.params[name] for name in modules}
-    if are_shapes(layers):
-        head_params = jax.eval_shape(cut, layers)
-    else:
-        head_params = cut(layers)
+    head_params = jax.eval_shape(cut, layers) if are_shapes(layers) else cut(layers)
     inside = net.language_model(config).inside
     assert inside is not None
     trimmed = with_head(drafter_model, inside.head, head_params, chosen)
@@ -108,19 +104,14 @@ def trim_vocabulary(
 
 
 def draft_tokens(model: Model) -> Int[np.ndarray, " W"] | None:
-    """Returns the ids that a model with a trimmed head drafts, ascending; None: its head is
-    whole.
-    """
-    trimmed = isinstance(model.params, MappedParams) and model.params.head is not None
-    if trimmed:
+    """Returns the ids that a trimmed head drafts, ascending; None if the head is whole."""
+    if isinstance(model.params, MappedParams) and model.params.head is not None:
         return np.asarray(model.params.to_target)
     return None
 
 
 def untrimmed(model: Model) -> Model:
-    """Gives a model its whole head back, where `trim_vocabulary` trimmed it: to be trained further,
-    or written.
-    """
+    """Restores the whole head of a model from `trim_vocabulary`, for training or writing."""
     if draft_tokens(model) is None:
         return model
     lm = nets.net_of(model.config).language_model(model.config)
@@ -144,28 +135,25 @@ def frequent_ids(
             )
         check_ids(chosen, "ids", vocab)
         return np.union1d(chosen, ends).astype(np.int32)
-    often = _counts(counts, vocab)
-    if size is None:
-        count = int(np.count_nonzero(often))
-    else:
-        count = size
+    frequency = _counts(counts, vocab)
+    count = int(np.count_nonzero(frequency)) if size is None else size
     in_range(1, vocab, size=integer(count, "size", f"a number of tokens from 1 to {vocab}"))
-    often[ends] = np.inf
-    order = np.argsort(-often, kind="stable")  # of equals the lowest ids
+    frequency[ends] = np.inf  # end tokens are always drafted
+    order = np.argsort(-frequency, kind="stable")  # the lower of equally frequent ids first
     return np.sort(order[:count]).astype(np.int32)
 
 
 def _counts(counts: Any, vocab: int) -> Float[np.ndarray, " V"]:
     if counts is None:
         return np.zeros(vocab)
-    often = np.array(counts, np.float64)
+    frequency = np.array(counts, np.float64)
     if (
-        often.shape != (vocab,)
-        or not np.isfinite(often).all()
-        or often.min() < 0
-        or often.max() == 0
+        frequency.shape != (vocab,)
+        or not np.isfinite(frequency).all()
+        or frequency.min() < 0
+        or frequency.max() == 0
     ):
         raise ValueError(
-            f"counts has shape {often.shape}: expected how often each of the {vocab} ids occurs"
+            f"counts has shape {frequency.shape}: expected how often each of the {vocab} ids occurs"
         )
-    return often
+    return frequency

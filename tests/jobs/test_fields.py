@@ -412,9 +412,9 @@ def test_a_long_prompt_has_slots_of_its_own(monkeypatch):
     made = []
 
     class Slots(slots.Slots):
-        def __init__(self, prepared, width, count, *arguments):
-            super().__init__(prepared, width, count, *arguments)
-            made.append((width, count))
+        def __init__(self, prepared, width, *, slots, **arguments):
+            super().__init__(prepared, width, slots, **arguments)
+            made.append((width, slots))
 
     monkeypatch.setattr(many, "Slots", Slots)
     prompts = [[1, 2], {"id": "long", "prompt": [3] * 200}, *[[n % 6] for n in range(30)], [2] * 40]
