@@ -164,15 +164,10 @@ def run_groups(
             for setting in group
         ]
         results = [_stored(store, key) for key in keys]
-        # Plain decoding's results are those of the run that stored the first of the others.
+        # Plain decoding's results come from the run that stored the first drafted result.
         name = next((result.group for result in results[len(plain) :] if result), "")
         results[: len(plain)] = [_stored(store, key, name) for key in keys[: len(plain)]]
-        # What is missing is measured, and all plain decoding beside it.
-        todo = [
-            i
-            for i, result in enumerate(results)
-            if result is None or (i < len(plain) and None in results)
-        ]
+        todo = _missing(results, len(plain))
         if programs + len(todo) > TOGETHER:
             jax.clear_caches()
             programs = 0
@@ -186,6 +181,19 @@ def run_groups(
                 if store and result.error is None:
                     store.put(keys[i], records.to_json(result), records.to_json(result.environment))
         yield [result for result in results if result is not None]
+
+
+def _missing(results: Sequence[BenchResult | None], plain: int) -> list[int]:
+    """Lists the results to measure: missing ones, and beside them all of plain decoding.
+
+    >>> result = BenchResult(None)
+    >>> _missing([result, result, None], plain=1), _missing([result, result], plain=1)
+    ([0, 2], [])
+    """
+    missing = [i for i, result in enumerate(results) if result is None]
+    if not missing:
+        return []
+    return sorted({*range(plain), *missing})
 
 
 def _stored(store: ResultStore | None, key: dict[str, Any], group: str = "") -> BenchResult | None:

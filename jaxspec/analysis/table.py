@@ -265,26 +265,7 @@ def notes(results: Sequence[BenchResult]) -> list[str]:
     """Explains the numbers: promises kept or not, plans, texts that differ, a machine that was
     busy.
     """
-    lines = []
-    for name, label in {
-        "theorem": "Theorem 3.8",
-        "rounds": "what their own rounds promise",
-    }.items():
-        pairs = (
-            (r.speed_after_prefill or r.speed, r.predicted and getattr(r.predicted, name))
-            for r in results
-        )
-        shares = [speed.median / promise for speed, promise in pairs if speed and promise]
-        if shares:
-            if len(shares) > 1:
-                rows_of = f"{len(shares)} rows"
-            else:
-                rows_of = "1 row"
-            around_all = f"{min(shares):.2f} to {max(shares):.2f}"
-            lines.append(
-                f"Measured over {label}: {np.median(shares):.2f} in the median of {rows_of}, "
-                f"{around_all}."
-            )
+    lines = _promises(results)
     for result in results:
         setting = result.setting
         if not setting.pays and result.speed:
@@ -310,6 +291,27 @@ def notes(results: Sequence[BenchResult]) -> list[str]:
     if machine is not None and (machine.load or 0) > BUSY * (machine.cpus or 1):
         load = f"The load was {machine.load} on {machine.cpus} CPUs when this began"
         lines.append(f"{load}: other programs ran, and speeds are rough.")
+    return lines
+
+
+def _promises(results: Sequence[BenchResult]) -> list[str]:
+    """Compares measured speeds with those that Theorem 3.8 and the rounds promise."""
+    lines = []
+    promises = {"theorem": "Theorem 3.8", "rounds": "what their own rounds promise"}
+    for name, label in promises.items():
+        pairs = (
+            (r.speed_after_prefill or r.speed, r.predicted and getattr(r.predicted, name))
+            for r in results
+        )
+        shares = [speed.median / promise for speed, promise in pairs if speed and promise]
+        if not shares:
+            continue
+        rows_of = "1 row" if len(shares) == 1 else f"{len(shares)} rows"
+        around_all = f"{min(shares):.2f} to {max(shares):.2f}"
+        lines.append(
+            f"Measured over {label}: {np.median(shares):.2f} in the median of {rows_of}, "
+            f"{around_all}."
+        )
     return lines
 
 

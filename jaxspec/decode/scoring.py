@@ -323,13 +323,17 @@ def _row(
     if not is_decoder:
         return _Row(before, ids, 0, num_bytes)
     row = [*before, *ids]
-    # Nothing precedes a first token of the text, which is not scored.
+    # A first token that nothing precedes is not scored, and its bytes do not count.
     if not before and isinstance(scored, str):
-        unscored = token_ids.num_bytes_of_first(target.tokenizer, scored, row[0])
-        num_bytes = None
-        if unscored is not None:
-            num_bytes = len(scored.encode()) - unscored
+        num_bytes = _bytes_after_first(target, scored, row[0])
     return _Row(row[:1], row[1:], max(len(before) - 1, 0), num_bytes)
+
+
+def _bytes_after_first(target: core.Model, text: str, first: int) -> int | None:
+    unscored = token_ids.num_bytes_of_first(target.tokenizer, text, first)
+    if unscored is None:
+        return None
+    return len(text.encode()) - unscored
 
 
 def _check_ids(target: core.Model, name: str, before: list[int], ids: list[int]) -> None:

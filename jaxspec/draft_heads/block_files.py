@@ -66,11 +66,7 @@ def read(
         text = f"it has {ADAPTER}, which JetSpec fills at random for a target of another width"
         raise formats.FamilyError(f"{text}: expected a drafter that was trained for this target")
     hidden = options.get("target_hidden_size") or layer.dim
-    if options.get("aux_hidden_state_layer_ids") is not None:
-        taps = formats.taps_of(options["aux_hidden_state_layer_ids"], -1, target)
-    else:
-        usual = usual_taps(options.get("num_target_layers") or target.layers, len(layer.layers))
-        taps = formats.taps_of(options.get("target_layer_ids") or usual, 0, target)
+    taps = _taps(options, target, len(layer.layers))
     formats.check_same(
         ("vocabulary size", layer.vocab_size, target.vocab_size),
         ("number of target layers", options.get("num_target_layers"), target.layers),
@@ -84,17 +80,10 @@ def read(
     is_shifted = _flag(options, SHIFTED)
     parts = formats.own_parts(shapes)
     is_causal = _flag(options, CAUSAL)
-    # Without a word on it, z-lab's code and SGLang's let tokens see ahead in layers without a
-    # window alone.
+    # z-lab's and SGLang's default: only layers without a window let tokens see ahead.
     causal_windows = is_causal is not False
     if of_speculators:
-        formats.only(options, **dict.fromkeys(CAUSAL, False))
-        # Where the window is dropped, speculators hides nothing of the block, whatever the option
-        # says.
-        is_dropped = any(x.attention.window == formats.HIDES_NOTHING for x in layer.layers)
-        causal_windows = not (
-            is_dropped or options.get("sliding_window_non_causal", kind is not BlockConfig)
-        )
+        causal_windows = _speculators_windows_are_causal(options, layer, kind)
     # Speculators trains on the rows of the target's matrix. So does z-lab where a factor of them is
     # given; without one the rows are taken as the target's first layer reads them.
     scale = 1.0
@@ -126,6 +115,25 @@ def read(
         **parts,
         **more,
     )
+
+
+def _taps(options: Mapping[str, Any], target: TargetShape, layers: int) -> tuple[int, ...]:
+    """Returns the numbers of the target's layers that the drafter reads."""
+    # speculators counts the embedding as the first one.
+    if options.get("aux_hidden_state_layer_ids") is not None:
+        return formats.taps_of(options["aux_hidden_state_layer_ids"], -1, target)
+    usual = usual_taps(options.get("num_target_layers") or target.layers, layers)
+    return formats.taps_of(options.get("target_layer_ids") or usual, 0, target)
+
+
+def _speculators_windows_are_causal(
+    options: Mapping[str, Any], layer: Any, kind: type[BlockConfig]
+) -> bool:
+    formats.only(options, **dict.fromkeys(CAUSAL, False))
+    # Without its window a layer hides nothing of the block, whatever the option says.
+    if any(x.attention.window == formats.HIDES_NOTHING for x in layer.layers):
+        return False
+    return not options.get("sliding_window_non_causal", kind is not BlockConfig)
 
 
 def _options(table: dict, counts: Mapping[str, str]) -> dict[str, Any]:

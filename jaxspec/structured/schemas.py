@@ -153,34 +153,13 @@ class _Part:
                     "refers to itself", f" ({name}): its texts are no regular language"
                 )
             return _Part(self._root, self._referred(name), name, (*self._seen, name)).expression()
-        if "const" in unread or "enum" in unread:
-            if "const" in unread:
-                values = [unread.pop("const")]
-            else:
-                values = unread.pop("enum")
-            if not isinstance(values, list):
-                raise self._refused(f"has enum {values!r:.40}", ": expected a list of values")
-            types = self._types()
-            fitting = [
-                value for value in values if not types or any(_is_a(value, name) for name in types)
-            ]
-            if not fitting:
-                raise self._refused("allows no value", ": none is of the type that it asks for")
-            return _any_of(map(_literal, fitting))
+        if "const" in unread:
+            return self._one_of([unread.pop("const")])
+        if "enum" in unread:
+            return self._one_of(unread.pop("enum"))
         for name in ("anyOf", "oneOf", "allOf"):
             if name in unread:
-                parts = unread.pop(name)
-                if not isinstance(parts, list) or not parts:
-                    raise self._refused(f"has {name} {parts!r:.40}", ": expected a list of schemas")
-                if name == "allOf" and len(parts) != 1:
-                    raise self._refused(
-                        f"has allOf of {len(parts)} schemas", ": merge them into one"
-                    )
-                if name == "oneOf" and not self._are_disjoint(parts):
-                    raise self._refused(
-                        "has oneOf", ", of which two may hold for one text: use anyOf"
-                    )
-                return _any_of(self._inner(schema, name, n) for n, schema in enumerate(parts))
+                return self._combined(name, unread.pop(name))
         implied = {"properties": "object", "items": "array", "prefixItems": "array"}
         types = self._types() or [implied[name] for name in implied if name in unread][:1]
         if not types:
@@ -190,6 +169,28 @@ class _Part:
             )
         constant = {"null": "null", "boolean": "(?:true|false)"}
         return _any_of(constant.get(name) or getattr(self, f"_{name}")() for name in types)
+
+    def _one_of(self, values: Any) -> str:
+        """Returns the expression of `const` and `enum`: the values of an allowed type."""
+        if not isinstance(values, list):
+            raise self._refused(f"has enum {values!r:.40}", ": expected a list of values")
+        types = self._types()
+        fitting = [
+            value for value in values if not types or any(_is_a(value, name) for name in types)
+        ]
+        if not fitting:
+            raise self._refused("allows no value", ": none is of the type that it asks for")
+        return _any_of(map(_literal, fitting))
+
+    def _combined(self, name: str, parts: Any) -> str:
+        """Returns the expression of `anyOf`, `oneOf` or `allOf`."""
+        if not isinstance(parts, list) or not parts:
+            raise self._refused(f"has {name} {parts!r:.40}", ": expected a list of schemas")
+        if name == "allOf" and len(parts) != 1:
+            raise self._refused(f"has allOf of {len(parts)} schemas", ": merge them into one")
+        if name == "oneOf" and not self._are_disjoint(parts):
+            raise self._refused("has oneOf", ", of which two may hold for one text: use anyOf")
+        return _any_of(self._inner(schema, name, n) for n, schema in enumerate(parts))
 
     def _string(self) -> str:
         unread = self._unread

@@ -245,29 +245,39 @@ def check(table: dict) -> None:
     for key, value in table.items():
         if value is None or key in UNREAD:
             continue
-        # bool is an int in Python, and in JSON it is none.
-        # compares as neither small nor large
-        number: Any = value if type(value) in (int, float) else float("nan")
-        # a size of each layer, which the family reads
+        # A list has a size of each layer, which the family reads.
         by_layer = isinstance(value, list) and len(value) > 0
-        is_count = (key == "sliding_window" or key.endswith(COUNTS)) and not by_layer
-        least, sign = (0, "non-negative") if key in MAY_BE_ZERO else (1, "positive")
-        if is_count and not (isinstance(number, int) and least <= number <= LARGEST):
-            raise FamilyError(f"{key} is {value!r}: expected a {sign} integer")
-        # Tables and lists are made with an entry for each, before any tensor is looked at.
-        limit = min((limit for end, limit in MOST.items() if key.endswith(end)), default=LARGEST)
-        if is_count and number > limit:
-            raise FamilyError(f"{key} is {value}: expected at most {limit:,}")
-        # no cap, as llama.cpp and SGLang read it
-        is_none = number == 0 and key.endswith("_softcapping")
-        if key.endswith(NUMBERS) and not by_layer and not is_none and not 0 < number < float("inf"):
-            raise FamilyError(f"{key} is {value!r}: expected a positive number")
+        if not by_layer and (key == "sliding_window" or key.endswith(COUNTS)):
+            _check_count(key, value)
+        if not by_layer and key.endswith(NUMBERS):
+            _check_positive(key, value)
         if key in FLAGS and not isinstance(value, bool):
             raise FamilyError(f"{key} is {value!r}: expected true or false")
         if key in TABLES:
             if not isinstance(value, dict):
                 raise FamilyError(f"{key} is of type {type(value).__name__}: expected an object")
             check(value)
+
+
+def _check_count(key: str, value: Any) -> None:
+    least = 0 if key in MAY_BE_ZERO else 1
+    # type, not isinstance: True and False are ints in Python, but not in JSON.
+    if type(value) is not int or not least <= value <= LARGEST:
+        sign = "non-negative" if least == 0 else "positive"
+        raise FamilyError(f"{key} is {value!r}: expected a {sign} integer")
+    # Tables and lists are made with an entry for each, before any tensor is looked at.
+    limit = min((limit for end, limit in MOST.items() if key.endswith(end)), default=LARGEST)
+    if value > limit:
+        raise FamilyError(f"{key} is {value}: expected at most {limit:,}")
+
+
+def _check_positive(key: str, value: Any) -> None:
+    is_number = type(value) in (int, float)
+    # llama.cpp and SGLang read a cap of 0 as no cap.
+    if is_number and value == 0 and key.endswith("_softcapping"):
+        return
+    if not is_number or not 0 < value < float("inf"):
+        raise FamilyError(f"{key} is {value!r}: expected a positive number")
 
 
 def need(table: Mapping[str, Any], key: str) -> Any:
