@@ -136,7 +136,7 @@ class Cache(NamedTuple):
     """The keys and values of tokens that were read, [L, B, E, H, D] each.
 
     A cache does not know how many of its entries are valid. Its user does, and says so in every
-    pass. To take tokens back, the user counts fewer: entries behind the valid ones are never looked
+    pass. To take tokens back, the user counts fewer: entries past the valid ones are never looked
     at, and are overwritten later. So a rejected guess costs nothing but its own computation.
     """
 
@@ -160,7 +160,7 @@ def init(key: jax.Array, vocab: int, layers=1, heads=2, head_dim=8, positions=64
     }
     keys = dict(zip(shapes, jax.random.split(key, len(shapes)), strict=True))
     params = {name: jax.random.normal(keys[name], shape) for name, shape in shapes.items()}
-    # What a product sums over has `width` numbers (4 * width in "down").
+    # 1 / sqrt(summands) keeps sizes near 1. A doubled head makes the distributions less flat.
     scales = {"embedding": 1.0, "position": 1.0, "head": 2 * width**-0.5, "down": 0.5 * width**-0.5}
     return {name: x * scales.get(name, width**-0.5) for name, x in params.items()}
 
@@ -188,7 +188,7 @@ def read(params: Params, cache: Cache, tokens, start, sees, depth) -> tuple[jax.
         start: the valid entries of each row [B]. It differs from row to row, and that is all that a
             batch needs in which one row keeps five guesses and another row none.
         sees: which of the F nodes each token attends to [T, F]. All valid entries are visible.
-        depth: how far behind the valid entries each token stands [T]. Siblings stand equally far.
+        depth: each token's distance from the end of the valid entries [T]; 0 for the root.
 
     Returns:
         The logits after each token [B, T, V], and the cache. Node i is in entry start + i.
@@ -264,7 +264,7 @@ class Tree:
         most = max(map(len, children))  # the others are padded with -1: [N, most]
         self.children = np.array([c + [-1] * (most - len(c)) for c in children])
         self.levels = [np.flatnonzero(self.depth == d) for d in range(self.depth.max() + 1)]
-        # How many guesses there are at most for the place after a node of each level but the last.
+        # The most children that a node of each level has: `accept` makes so many trials there.
         self.tries = [max(len(children[node]) for node in level) for level in self.levels[:-1]]
 
 
@@ -360,17 +360,17 @@ def accept(dice, tree, guesses, p, q):
     At a node the target wants its next token to have the distribution `wanted`, and the drafter has
     drawn a guess x from `offered`. It is accepted with probability min(1, wanted(x) / offered(x)).
     Thereby a token y comes out with probability min(wanted(y), offered(y)), never too often. What
-    is missing after a rejection is max(wanted - offered, 0), scaled: the residual. The next
-    sibling, or else a token of the target's own, is to have that distribution. In sum y comes out
-    with probability wanted(y), however bad the drafter is.
+    is missing is max(wanted - offered, 0). Its sum is the probability of a rejection. So after one,
+    the next sibling or a token of the target is to have it divided by that sum, as distribution:
+    the residual. In all, y comes out with min + max = wanted(y), however bad the drafter is.
 
     Args:
         guesses: the tokens of the nodes [B, N].
         p, q: the target's and the drafter's distribution after each node [B, N, V].
 
     Returns:
-        The node at each depth of the accepted path [B, depths], the number of accepted guesses [B],
-        the token after them [B], and the dice.
+        The node at each depth of the accepted path, the last one repeated after its end
+        [B, depths], the number of accepted guesses [B], the token after them [B], and the dice.
     """
     row = jnp.arange(len(guesses))
     node = jnp.zeros(len(guesses), jnp.int32)
@@ -386,6 +386,7 @@ def accept(dice, tree, guesses, p, q):
             is_tried = goes_on & ~is_found & (child >= 0)
             ratio = wanted[row, guess] / jnp.maximum(offered[row, guess], 1e-30)
             chance = jnp.where(is_tried & (offered[row, guess] > 0), jnp.minimum(ratio, 1.0), 0.0)
+            # What is not tried has chance 0: a world that accepts it all the same has weight 0.
             coin, dice = dice.choose(jnp.stack([1 - chance, chance], axis=-1))
             is_accepted = coin == 1
             is_rejected = (is_tried & ~is_accepted)[:, None]
@@ -413,7 +414,7 @@ class State(NamedTuple):
 
     tokens: jax.Array  # the texts, padded [B, E]
     length: jax.Array  # of each text [B]
-    cache: Cache  # the target's, with all tokens of a text but the last
+    cache: Cache  # the target's; its first length - 1 entries are valid
     draft_cache: Cache  # the drafter's, likewise
     dice: Any
     rounds: jax.Array  # that each row needed [B]
@@ -432,7 +433,7 @@ def one_round(target, drafter, tree: Tree, temperature, goal, state: State) -> S
         p = jax.nn.one_hot(jnp.argmax(logits, axis=-1), logits.shape[-1])
     path, accepted, token, dice = accept(dice, tree, guesses, p, q)
 
-    # The accepted guesses and one more token follow the text. What is written behind them is
+    # The accepted guesses and one more token follow the text. What is written after them is
     # overwritten by the next round. A row that has reached its goal stays as it is.
     new = jnp.concatenate([guesses[row[:, None], path[:, 1:]], token[:, None]], axis=1)
     new = new.at[row, accepted].set(token)
@@ -468,7 +469,7 @@ def certify(target, drafter, prompt, tree: Tree, new_tokens=2, temperature=1.0) 
     """Compares the distribution of speculative texts with that of plain sampling, by enumeration.
 
     Every combination of choices is one row of a batch. The weights of the rows with the same text
-    add up to the probability of that text. No sampling error is left, only rounding. The result is
+    add up to the probability of that text. (A row that is done goes on choosing, without effect.) No sampling error is left, only rounding. The result is
     the largest difference between the two probabilities of a text.
     """
     vocab = target["head"].shape[1]
@@ -500,7 +501,7 @@ def main() -> None:
     target, stranger = init(jax.random.key(0), vocab=3), init(jax.random.key(1), vocab=3)
     trees = {"chain of 2": Tree([0, 1]), "two guesses": Tree([0, 0]), "tree of 3": Tree([0, 0, 1])}
     for name, tree in trees.items():
-        print(f"{name}: off by {certify(target, stranger, [0, 2, 1], tree):.0e} with any drafter")
+        print(f"{name}: off by {certify(target, stranger, [0, 2, 1], tree):.0e} with a stranger")
 
     target, stranger = init(jax.random.key(2), vocab=64), init(jax.random.key(3), vocab=64)
     prompts, lengths = jnp.ones((64, 4), jnp.int32), jnp.full(64, 4)

@@ -25,7 +25,7 @@ Arrays = TypeVar("Arrays")
 
 
 def size_of(drafter: core.Drafter, gamma: int) -> core.TreeSize:
-    """Nodes and depth of a drafter's drafts: of a chain, gamma, but no more than it ever drafts. 0:
+    """Returns the size of a draft. A chain has min(gamma, drafter.longest) nodes; 0 nodes mean
     plain decoding.
     """
     if drafter.tree is not None:
@@ -124,7 +124,7 @@ def run_round(
         target: the target, whose cache holds `context.row` but its last token.
         context: the drafter's context; rows whose `max_draft` is 0 still get their next token.
         to_distribution: the target's logits to distributions.
-        widths: the widths of `bucket_widths`.
+        widths: the widths of passes to compile, from `bucket_widths`.
         shorten: most tokens of each row's draft that are verified, as a policy has it; None: all.
     """
     row, (nodes, depth, _) = context.row, size_of(drafter, context.gamma)
@@ -133,10 +133,10 @@ def run_round(
         draft, caches = _proposed(drafter.propose(weights, caches, context), caches)
         _check_shape(draft, drafter, nodes)
         draft = _final(in_32_bits(draft), drafter, context, target.vocab_size, shorten)
-    # The cache is one token behind: the row's last committed token is fed before the draft. [B,
-    # nodes + 1]
-    fed = jnp.concatenate([token_rows.window(row.tokens, row.length - 1, 1), draft.tokens], axis=1)
-    # From here on nodes count fed tokens, so that node 0 is the last committed one.
+    # The cache is one token behind: the row's last committed token is fed before the draft.
+    last = token_rows.window(row.tokens, row.length - 1, 1)  # [B, 1]
+    fed = jnp.concatenate([last, draft.tokens], axis=1)  # [B, nodes + 1]
+    # `parent` now counts fed tokens: 0 is the last committed one. `verdict.path` counts draft tokens.
     if draft.parent is None:
         parent = None
     else:
@@ -165,7 +165,8 @@ def run_round(
         return core.TargetPass(forward, distribution, unusable(forward, distribution)), cache
 
     with jax.named_scope("target"):
-        cache = target.rewind(caches.target, row.length - 1)  # a drafter may have used it
+        # A drafter may have fed the target's cache (early exit): forget that.
+        cache = target.rewind(caches.target, row.length - 1)
         target_pass, cache = bucketed_pass(pass_over, cache, jnp.max(draft.length), widths)
     with jax.named_scope("accept"):
         verdict = rule.verify(context.keys, row.length, draft, target_pass.distribution)

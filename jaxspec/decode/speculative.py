@@ -27,8 +27,8 @@ def speculative(
     top_log_probs: int | None = None,
     trace_numbers: bool = False,
 ) -> core.Decoder:
-    """A decoder whose every round commits between 1 and gamma + 1 tokens per row, for one pass of
-    the target.
+    """Makes a decoder whose rounds commit 1 to gamma + 1 tokens of each unfinished row, for one
+    pass of the target. (A tree commits up to its depth plus 1.)
 
     A round, for a row [a b c] (the cache holds a b) and gamma = 2:
         draft   x y            from the drafter
@@ -37,10 +37,10 @@ def speculative(
         commit  [a b c x t]    and the cache is rewound to a b c x: one token behind, as before
 
     The same with a tree, x and z after c, y after x:
-        draft   x z y          parents 0 0 1
+        draft   x z y          parents 0 0 1, which count fed tokens: c is 0, x is 1
         verify  c x z y        each attends to its ancestors; z and x are at one position
-        accept  z, then t      by the rule: path (1,)
-        commit  [a b c z t]    the cache's entry of z moves to where x's is, and is then rewound: a b c z
+        accept  z, then t      by the rule: path (1,), which counts draft tokens: x is 0, z is 1
+        commit  [a b c z t]    z's cache entry moves to x's slot; the cache is rewound to a b c z
 
     The distribution of the output is the target's if the rule is exact, whatever the drafter does.
     A chain of gamma 0 is plain decoding.

@@ -63,7 +63,7 @@ def rejection() -> Rule:
 def acceptance_ratio(
     log_p: common.LogProbRows, log_q: common.LogProbRows, tokens: Int[Array, "B T"]
 ) -> Float[Array, "B T"]:
-    """min(p, q) / p."""
+    """Computes min(p, q) / p. Its mean over the target's tokens is the acceptance rate."""
     return jnp.minimum(common.likelihood_ratio(log_p, log_q, tokens), 1.0)
 
 
@@ -172,7 +172,7 @@ class Descent(NamedTuple):
 
     current: Int[Array, " B"]  # the fed token whose children are tried
     tried: Int[Array, " B"]  # draft tokens below this number were tested, or never will be
-    residual: Residual  # the `Residual` of p after each fed token
+    residual: Residual  # what rejections left of p and q after each fed token
 
 
 def verify_tree(
@@ -185,8 +185,8 @@ def verify_tree(
 ) -> Verdict:
     """Judges a tree: every row goes from child to child until it has no child left to try.
 
-    Only a rejection reads the vocabulary: one row of p and one of q. The loop over these ends with
-    the row that has the most.
+    Only a rejection reads the vocabulary: one row of p and one of q. The loop over rejections takes
+    as many steps as the row with the most.
 
     `lenience` scales q in trials (see `rules.lenient`). `forced`: rows whose trials are decided
     beforehand, and the nodes that they accept.
@@ -210,7 +210,10 @@ def verify_tree(
 
     def accept(s: Descent) -> Descent:
         child, accepted, _ = trial(s)
-        current, tried = (jnp.where(accepted, child + 1, x) for x in (s.current, s.tried))
+        # As a fed token the child has the number child + 1, and draft tokens from that number on
+        # are its own children or later ones.
+        current = jnp.where(accepted, child + 1, s.current)
+        tried = jnp.where(accepted, child + 1, s.tried)
         return s._replace(current=current, tried=tried)
 
     def descend(s: Descent) -> Descent:

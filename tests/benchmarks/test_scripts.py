@@ -362,6 +362,7 @@ def test_every_script_begins_with_its_command(script):
         "options",
         "best_acceptance",
         "divergence",
+        "layers_to_skip",
         "oracle",
         "paper_tables",
         "parity",
