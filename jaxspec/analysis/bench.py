@@ -48,7 +48,8 @@ QUANTITIES = {
 # most programs at a time: they take memory maps, and a process that runs out of these crashes
 TOGETHER = 64
 PLANNING = 9  # timings, at least, of each pass that a plan or a policy is made of
-# of a result: changes when what it means does, so that a store's older ones are measured again
+# The version of a result. It changes with its meaning, so that a store's older results are measured
+# again.
 SCHEMA = 14
 MACHINE = (
     "device",

@@ -47,7 +47,8 @@ REPEATS = 25  # timings of each pass: plans and policies are no better than thes
 # Gammas whose verify pass is timed: those over 2, 3, 4, 5, 6, 8, 12, 16, ... tokens, where v has
 # its steps, and over 9 and 17, after two of them. It is taken to be linear between them.
 TIMED = (1, 2, 3, 4, 5, 7, 8, 11, 15, 16, 23, 31, 47, 63)
-# of a timed loop of rounds: a call with many arguments takes some of a millisecond itself
+# The least duration of a timed loop of rounds: a call with many arguments takes part of a
+# millisecond itself.
 ROUNDS_SECONDS = 0.15
 AT_A_TIME = 3  # timings of each pass between two timed runs
 FAR = 1e6  # a cost, or a weight of a belief, that nothing outweighs

@@ -265,7 +265,7 @@ def plan(
     if planned.gamma:
         return planned
     pays = any(n > chain.cost for n, chain in zip(independent[1:], chains[1:], strict=True))
-    # by Equation 1 some gamma may pay all the same
+    # By Equation 1 some gamma may pay all the same.
     if pays:
         shortfall = "clustered draft tokens"
     else:

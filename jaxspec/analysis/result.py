@@ -32,7 +32,7 @@ PLANNED = "plan"  # in the place of a gamma: the one that `analysis.plan` choose
 ADAPTIVE = "adaptive"  # in the place of a policy: `policies.adaptive` with costs as measured
 JAXSPEC = "jaxspec"  # the name of the backend that is used where a setting has none
 NAMES = {"drafter": "name", "policy": "policy_name"}  # fields, and those that name their values
-# of arrays by their ids, and the arrays: ids stay theirs
+# Digests of arrays by their ids, with the arrays, so that the ids stay theirs.
 Digests = dict[tuple[int, ...], tuple[list[Any], str]]
 
 
@@ -75,7 +75,7 @@ class Setting(NamedTuple):
     # sampling options of `generate`, as {"temperature": 1.0}; greedy if empty
     sampling: Mapping[str, Any] = {}
     batch: int = 1  # prompts at a time
-    # if it is not the one that `bench.run` was given: in another dtype, or on a mesh
+    # A target other than `bench.run`'s: in another dtype, or on a mesh.
     target: Model | None = None
     backend: Backend | None = None  # runs it; None: the compiled program
     name: str = ""  # the drafter's, for tables; a model has one

@@ -24,7 +24,7 @@ from jaxspec.decode.request import Prepared
 from jaxspec.sampling import match_vocab
 
 WARMUP = 4  # passes, to learn how long one takes
-# of each timed loop: the shorter, the more alike is the machine's other work for those compared
+# The least duration of a timed loop. Short loops see the same other work of the machine.
 MIN_SECONDS = 0.03
 
 

@@ -22,7 +22,7 @@ def autoregressive(
     return _autoregressive(target, sampler, top_log_probs)
 
 
-# of all arguments, given or not: programs are shared by decoders that are the same object
+# Decoders that are the same object share programs, so equal arguments give the same object.
 @functools.lru_cache
 def _autoregressive(
     target: core.LanguageModel, sampler: core.Sampler, top_log_probs: int | None

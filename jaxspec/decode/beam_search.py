@@ -514,7 +514,7 @@ def _keep(
     """
     # Retained tokens first, in the order in which they were fed: parents stay before children.
     order = jnp.argsort(~walk.retained, axis=1, stable=True).astype(jnp.int32)
-    # of each retained token
+    # The slot of each retained token.
     slot = state.count[:, None] + jnp.cumsum(walk.retained, axis=1, dtype=jnp.int32) - 1
     # A parent is a slot: below H a retained entry, which keeps its number; from H on a fed token,
     # which gets a place.

@@ -24,7 +24,7 @@ WIDTH = 16  # tokens of a prompt's row, of which READ are real
 READ = 3
 FED = 3  # tokens after it
 SAME = 1e-6  # of the largest logit: what was computed alike in all numbers
-# of the largest logit: both rows of a pair are computed alike
+# A share of the largest logit. Both rows of a pair are computed alike.
 TOLERANCE = 1e-5
 NARROW_TOLERANCE = 1e-2
 

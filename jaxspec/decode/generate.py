@@ -381,7 +381,7 @@ def _round(
     # A static tree has nodes that this round did not use: they are taken out, and the rest
     # renumbered.
     real = np.asarray(tree.in_tree(jnp.asarray(info.parent)))[0]
-    # of the fed tokens, once those that are no nodes are gone
+    # The fed tokens' numbers among real nodes.
     number = np.concatenate([[0], np.cumsum(real)])
     parent = number[info.parent[0][real]].tolist()
     path = (number[info.path[0, :accepted] + 1] - 1).tolist()

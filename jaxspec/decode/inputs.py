@@ -74,7 +74,7 @@ def check_shared(options: Mapping[str, Any], advice: str) -> None:
         of_all_rows = 1 if name in ("logit_bias", "banned") else 0
         if options.get(name) is None:
             continue
-        # of PRNGKey an array
+        # jax.random.PRNGKey makes an array.
         if name == "key":
             value = key_of(options[name])
         else:

@@ -21,7 +21,7 @@ ROUNDS = 48
 CHARACTERS = 4000
 BOX = "border-left:3px solid #0059b3;padding:0.2em 0.8em;margin:0.6em 0"
 TEXT = "white-space:pre-wrap;overflow-wrap:anywhere"
-# which a text may lay itself out with
+# A text may have line ends and tabs.
 SIGNED = {code: sign for code, sign in SIGNS.items() if chr(code) not in "\n\t"}
 # rows, and characters of each, that the repr of a Generation has
 SHOWN = 4

@@ -361,7 +361,7 @@ def _drafter(head: AssistantHead, parts: HeadParts) -> core.Drafter:
     def commit(end: core.RoundEnd) -> core.Caches:
         state = end.caches.draft
         num_read = end.row.length - 1
-        # of the fed tokens, how many are committed; 0 in a finished row
+        # The committed ones among the fed tokens; 0 in a finished row.
         count = num_read - state.num_read
         features = on_path(end.forward, end.verdict).features
         hidden = jnp.where(

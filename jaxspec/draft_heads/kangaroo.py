@@ -146,7 +146,7 @@ def draft_logits(
 # --- its files
 
 EXIT = "early_exit_layer"  # of ours: after how many of the target's layers
-# of ours, too: whose layers these are
+# In our files, too: the target whose layers these are.
 TARGET = "base_model_name_or_path"
 LAYERS = "num_target_layers"
 QUERIES = "layers.0.self_attn.q_proj.weight"

@@ -33,7 +33,7 @@ from jaxspec.weights.huggingface import CONFIG
 from jaxspec.weights.tensors import CheckpointError
 
 PARD = "pard_token"  # the key of the mask token of whole models that draft in parallel
-# its algorithms that are read here
+# The algorithms of speculators that are read here.
 SPECULATORS = ("eagle", "eagle3", "peagle", "dflash", "dflash2", "dspark", "mtp")
 
 

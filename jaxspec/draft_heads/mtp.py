@@ -181,7 +181,7 @@ def mtp(
 
 # --- its files
 
-# in front of names, by where they lie
+# Prefixes of names, by the place of the module.
 QWEN = "qwen."
 SPECULATORS = "speculators."
 MIMO = "mimo."

@@ -272,7 +272,7 @@ class CascadeFunctions(NamedTuple):
         some.
         """
         start = context.row.length
-        # of draft tokens so far; the others of gamma are still to be drafted
+        # Draft tokens so far; the rest of gamma is still to be drafted.
         count = drafting.row.length - start
         live = drafting.going & (count < context.max_draft)
         drafted = token_rows.window(drafting.row.tokens, start, context.gamma)

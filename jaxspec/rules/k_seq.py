@@ -17,7 +17,7 @@ from jaxspec.rules import residual_tree
 from jaxspec.rules.common import of_chains, rule_of, sample_residual, take_position, uniforms
 from jaxspec.rules.rejection import acceptance_ratio, trials, verify_chain
 
-# of [1, K]; the rule is exact for what is found, which the bisection only makes accept more
+# Halvings of [1, K]. The rule is exact for any result; the bisection only makes it accept more.
 HALVINGS = 16
 
 

@@ -30,7 +30,7 @@ from jaxspec.testing.tape import CALL
 
 # [N], the keys that each path has used: {key: the place in the code that drew with it}
 Used = np.ndarray
-# that the token after each prefix may be a draw from
+# Prefix -> distributions that the token after it may be drawn from.
 Distributions = dict[tuple[int, ...], list[np.ndarray]]
 
 

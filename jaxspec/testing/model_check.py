@@ -206,7 +206,7 @@ def _windows(
         try:
             ends = jax.device_get(_ends(lm, model.params, jnp.asarray(tokens)))
         except Exception as error:
-            # of the caller's network, which may have a limit that is not declared
+            # The caller's network may have a limit that is not declared.
             reason = (
                 f"reading {size} raised {type(error).__name__}: "
                 f"{str(error).partition(chr(10))[0]:.100}"

@@ -181,7 +181,7 @@ class Outcomes:
         sample = np.clip(ALL_TRIED * share, LEAST, MOST).astype(np.int64)
         tries = np.where(finished, np.where(total <= EVERY, total, sample), 0)
         path = np.arange(count).repeat(tries)
-        # of a completion among its path's
+        # A completion's number among its path's.
         number = np.arange(len(path)) - (np.cumsum(tries) - tries)[path]
         tries_all = (total <= EVERY)[path]
         looks = Contexts(turns, no, seen)

@@ -20,7 +20,7 @@ from jaxspec.testing.tape import Script
 SAME = 3e-6  # numbers closer than this are equal: a row may round differently elsewhere in a batch
 NONE = -1  # the number of a draw that there is not
 
-# of a state, what tells paths apart: arrays with the rows first
+# A state -> the arrays that tell paths apart, with the rows first.
 Watch = Callable[[Any], list[np.ndarray]]
 
 

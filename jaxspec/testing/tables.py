@@ -259,7 +259,7 @@ def plain_distribution(
     ended: SequenceDistribution = {}
     live: SequenceDistribution = {(): 1.0}
     for done in range(steps):
-        # of x continued by zeros
+        # The probability of x continued by zeros.
         probs = {x: next_probs[int(np.dot(x, digit_weights[:done])), done] for x in live}
         longer = {
             (*x, t): p * float(q) for x, p in live.items() for t, q in enumerate(probs[x]) if q > 0

@@ -182,7 +182,7 @@ def start(recipe: HeadRecipe, target: Model, frequencies: Int[np.ndarray, " V"])
         frozen = {VOCABULARY: params.pop(VOCABULARY)}
     if recipe.learn.target_rate:
         params |= {TARGET: in_float32(target.params)}
-        # which is no longer the model that it begins as
+        # It differs from the model that it begins as.
         target = target._replace(name=f"{recipe.name}-target")
     return HeadInTraining(target, HeadTask(target.lm, config, frozen, recipe.learn), params)
 

@@ -54,7 +54,7 @@ def tree(tokens: Int[Array, "B T"], options: Masks) -> MaskedTree:
     rows, size = tokens.shape
     stride = min(options.stride, size)
     masks = options.draft - 1
-    # of the batch alone, so that a run resumes exactly
+    # It depends on the batch alone, so that a run resumes exactly.
     offset = jnp.sum(tokens, dtype=jnp.int32) % stride
     begins = offset + stride * jnp.arange(size // stride, dtype=jnp.int32)
     masks_at = size + jnp.arange(begins.shape[0] * masks, dtype=jnp.int32).reshape(-1, masks)

@@ -46,7 +46,7 @@ def draft_tokens(recipe: Recipe, folder: Path, work: Path) -> list[int] | None:
     tasks = examples(
         recipe.data, recipe.has_sources, folder, tokenizer_of(folder / recipe.data.tokenizer)
     )
-    # which are stored
+    # The answers are stored.
     tasks = answered(recipe, dataclasses.replace(distil, texts=0), tasks, work, False)
     frequencies = counts(tasks, recipe.model.vocab_size)
     return trim.frequent_ids(load(distil.teacher), distil.draft_vocab, frequencies).tolist()

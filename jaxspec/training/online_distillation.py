@@ -235,7 +235,7 @@ def _step_of(
             jax.random.fold_in(jax.random.key(seed), state.step), (size,), jnp.float32
         )
         empty = (jnp.arange(size) >= state.rows).astype(drawn.dtype)
-        # of the rows that are filled
+        # A sample of the filled rows.
         sample = token_rows.take_rows(state.buffer, jnp.argsort(drawn + empty)[:rows])
         value, gradient = jax.value_and_grad(mean_divergence)(state.params, sample)
         # Adam's bias correction is a float to an integer power

@@ -21,7 +21,7 @@ from jaxspec.weights.tensors import CheckpointError, damaged
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
-# of struct, by the format's number
+# Codes of struct, by the format's number.
 SCALARS = dict(enumerate("BbHhIif?")) | {10: "Q", 11: "q", 12: "d"}
 WIDTHS = {number: struct.calcsize(f"<{form}") for number, form in SCALARS.items()}
 STRING = 8

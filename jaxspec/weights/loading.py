@@ -37,7 +37,7 @@ FORMATS: tuple[ModelFormat, ...] = (  # a path is of the first that it matches
     t5x.FORMAT,
     huggingface.FORMAT,
 )
-# of what is written
+# The format that is written.
 OURS = orbax.FORMAT.name
 HUGGING_FACE = huggingface.FORMAT.name
 # models that the hub also finds by the last part of their names, which here can only be a folder's
@@ -74,7 +74,7 @@ SLOWER = (
     "float32 is faster"
 )
 _PACKAGE = Path(__file__).resolve().parents[1]
-# of a wheel; of a checkout
+# In a wheel; in a checkout.
 SHIPPED = (_PACKAGE / "data" / "checkpoints", _PACKAGE.parent / "checkpoints")
 
 

@@ -43,7 +43,7 @@ NOT_MERGED: dict[str, Any] = {
     "bias": "none",
     "peft_type": "LORA",
 }
-# of init_lora_weights; others change the model
+# Values of init_lora_weights; others change the model.
 PLAIN_STARTS = (True, False, "gaussian", "orthogonal", "eva", None)
 
 

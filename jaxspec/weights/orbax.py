@@ -348,7 +348,7 @@ def read_manifest(folder: str | Path) -> Manifest:
         manifest = build(Manifest, {**table, "model": model}, "it")
         _check_manifest(manifest)
     except (ValueError, RecursionError) as error:  # TOML's, Unicode's and recipes' are such
-        # of experts whose gates did not lie beside their partners
+        # Experts whose gates did not lie beside their partners.
         older = "'interleaved'" in str(error)
         if older:
             advice = "It is of an older jaxspec: convert the model again"

@@ -154,7 +154,7 @@ def count(
     if weights is not None:
         token_weights = _weights(rows, weights, len(begin))
     length_of = np.array(list(map(len, parts)))
-    # of a token in its row
+    # A token's place in its row.
     column = np.arange(len(tokens)) - np.repeat(np.cumsum(length_of) - length_of, length_of)
 
     # the context before each token; -1 where there is none
@@ -245,7 +245,7 @@ def _followers(
     owner = (pairs // vocab)[order]
     token = (pairs % vocab)[order]
     frequency = frequency[order]
-    # of a token among those after its context
+    # A token's rank among the followers of its context.
     rank = np.arange(len(owner)) - np.searchsorted(owner, owner)
     top = rank < keep
     ids = np.zeros((contexts, keep), np.int32)

@@ -24,7 +24,7 @@ from jaxspec.drafters.common import lookup_drafter
 from jaxspec.drafters.lookups import vote
 
 MATCHES = 16  # that a tree is made of
-# that an encoder-decoder's row begins with: a start token, and perhaps a language
+# Tokens that begin an encoder-decoder's row: a start token, and perhaps a language.
 MOST_START_TOKENS = 2
 
 

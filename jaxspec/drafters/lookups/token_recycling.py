@@ -18,7 +18,7 @@ from jaxspec.core.token_rows import NO_TOKEN
 from jaxspec.drafters.common import same_state
 from jaxspec.drafters.trees.shape import Shape, by_rank, shape_of
 
-# of the ranks, which the default tree is made for
+# Acceptance by rank, for which the default tree is made.
 ACCEPTANCE = (0.4, 0.15, 0.09, 0.06, 0.05, 0.04, 0.03, 0.03)
 NODES = 32
 DEPTH = 6

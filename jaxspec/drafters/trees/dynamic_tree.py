@@ -122,7 +122,7 @@ def grow(
     # B n: the candidates whose children come next; -1: the root
     frontier = jnp.full((batch, 1), -1, jnp.int32)
     reached = jnp.zeros((batch, 1), jnp.float32)  # B n: their scores
-    # of the candidates, level by level
+    # The candidates' tokens, level by level.
     tokens = []
     scores = []
     parents = []

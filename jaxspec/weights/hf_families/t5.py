@@ -88,9 +88,9 @@ def write(config: T5Config) -> dict[str, Any]:
 
 
 PROJECTIONS = ("query", "key", "value", "out")  # of attention
-# by whether it is gated
+# The feed-forward block's names, by whether it is gated.
 FF = {False: {"wi": "wi", "out": "wo"}, True: {"gate": "wi_0", "wi": "wi_1", "out": "wo"}}
-# of a layer, in their order
+# The blocks of a layer, in their order.
 BLOCKS = {"encoder": ("attention", "ff"), "decoder": ("attention", "cross", "ff")}
 _CALLED = {"attention": "SelfAttention", "cross": "EncDecAttention", "ff": "DenseReluDense"}
 _BIAS = "layer.0.SelfAttention.relative_attention_bias"
