@@ -292,8 +292,8 @@ def conditional(*traces: loop.Trace) -> ConditionalAcceptance:
     for trace in traces:
         slot = np.arange(trace.draft.shape[2])
         committed = np.asarray(trace.num_committed)
-        # A round commits what was accepted and one token more, unless it is cut: what is after its
-        # end is not text. counts [rows, rounds]
+        # A round commits its accepted tokens and one more, unless it is cut: tokens after its end
+        # are not text. Counts are [rows, rounds].
         for rows, counts in ((accepted, trace.num_accepted), (tested, trace.num_tested)):
             rows.append((slot < np.minimum(np.asarray(counts), committed)[..., None]).sum(axis=1))
     return ConditionalAcceptance(np.concatenate(accepted), np.concatenate(tested))

@@ -87,7 +87,7 @@ def bucket(length: int) -> int:
     if size >= length:
         return size
     # Small buckets are few, since each is a program; large ones are closer, since padding costs
-    # passes. from `size` to twice as much
+    # passes. `steps` is the number of sizes from `size` up to twice as much.
     if size == SMALLEST_BUCKET:
         steps = 1
     elif size < FINER_BUCKETS:

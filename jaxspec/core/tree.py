@@ -40,7 +40,7 @@ def ancestors(parent: Int[Array, "B N"]) -> Bool[Array, "B N N"]:
 
     def of_row(above: Int[Array, " N"]) -> Bool[Array, "N N"]:
         # Pointer jumping: each step doubles the distance that `jump` covers, so log2(N) steps reach
-        # every ancestor. node N: what comes before the tree
+        # every ancestor. The last column is a node N before the tree, the parent of its roots.
         seen = jnp.pad(jnp.eye(nodes, dtype=bool), ((0, 1), (0, 0)))
         jump = jnp.append(jnp.where(above < 0, nodes, above), jnp.asarray(nodes, above.dtype))
         for _ in range(max(nodes - 1, 0).bit_length()):

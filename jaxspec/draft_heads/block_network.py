@@ -183,7 +183,8 @@ class BlockDrafter(PartlyShared):
 
         def mask(window: int | None, view: kv.View) -> Mask:
             # Bidirectional inside a block: all of its positions are visible, whatever their order,
-            # unless a window says less. [B, S]: below 0 before the block, then its positions
+            # unless a window says less. Offsets [B, S] are below 0 before the block, then its
+            # positions.
             key_offset = view.entries() - length[:, None]
             visible = (key_offset < config.block)[:, None] & self._in_window(
                 window, key_offset[:, None], slot
@@ -219,8 +220,8 @@ class BlockDrafter(PartlyShared):
         config = self.config
         context, (batch, anchors) = self.read(starts.forward), last.shape
         x = self._embedded(shared, last.reshape(-1, 1)).reshape(batch, anchors * size, c.dim)
-        # All blocks of a row lie behind each other on one axis [A size]; the mask keeps them apart.
-        # of each position
+        # All blocks of a row lie one after the other on one axis [A size]; the mask keeps them
+        # apart. These are the block of each position, and its slot there.
         block, slot = jnp.divmod(jnp.arange(anchors * size, dtype=position.dtype), size)
         keys = jnp.arange(context.shape[1], dtype=position.dtype)
         # Positions of the context and of the blocks in the drafter's rows: what comes after a

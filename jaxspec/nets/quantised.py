@@ -211,7 +211,7 @@ def at_once(
         y = _dot(parts, values, (((1, 2), (0, 2)), ((), ())), precision)
     else:
         # Few rows: sums of groups stay apart, so that entries are multiplied as they are and scaled
-        # afterwards. [G, N, out]
+        # afterwards. The sums are [G, N, out].
         sums = _dot(parts, entries.astype(x.dtype), (((2,), (2,)), ((1,), (0,))), precision)
         if zero is not None:
             sums -= (
