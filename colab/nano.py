@@ -469,8 +469,8 @@ def certify(target, drafter, prompt, tree: Tree, new_tokens=2, temperature=1.0) 
     """Compares the distribution of speculative texts with that of plain sampling, by enumeration.
 
     Every combination of choices is one row of a batch. The weights of the rows with the same text
-    add up to the probability of that text. (A row that is done goes on choosing, without effect.) No sampling error is left, only rounding. The result is
-    the largest difference between the two probabilities of a text.
+    add up to the probability of that text. A row that is done goes on choosing, without effect. No
+    sampling error is left. The result is the largest difference between two probabilities.
     """
     vocab = target["head"].shape[1]
     choices_of_round = [vocab] * (len(tree.depth) - 1) + [2] * sum(tree.tries) + [vocab]
