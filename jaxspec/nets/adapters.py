@@ -262,7 +262,7 @@ def from_linen_cache(
     max_positions: int | None = None,
 ) -> LanguageModel:
     """Makes a language model of a Linen module that keeps its cache in a "cache" collection, as
-    T5X's and MaxText's do.
+    T5X's do.
 
     Its `__call__` takes tokens [batch, step]. `module.init` of as many tokens as a row may hold
     makes the cache, zeros but for its shapes; each call writes entries from the index on, a scalar
