@@ -389,7 +389,7 @@ generation_config.json.
 """
 
 
-def only(table: dict, **expected: Any) -> None:
+def only(table: Mapping, **expected: Any) -> None:
     """Raises FamilyError for values that ask for a computation that the network lacks. null counts
     as missing.
 
