@@ -10,16 +10,20 @@ all anew, of the notebooks that are named or of all. It needs the extra "noteboo
 from __future__ import annotations
 
 import argparse
+import asyncio
 import os
 import re
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import jupytext
 import nbformat
+
+if TYPE_CHECKING:
+    import nbclient
 
 FOLDER = Path(__file__).resolve().parent
 SITE = (FOLDER.parent / "mkdocs.yml").read_text(encoding="utf-8")
@@ -147,18 +151,56 @@ def run(text: str) -> dict[str, Result]:
     shows, and what was skipped on this machine. A picture that sliders draw is kept as they first
     draw it.
     """
-    import nbclient
-
     ran = nbformat.reads(text, as_version=4)
     with tempfile.TemporaryDirectory() as folder:
-        nbclient.NotebookClient(
-            ran, timeout=3600, resources={"metadata": {"path": folder}}
-        ).execute()
+        execute(ran, folder, timeout=3600)
     widgets = ran.metadata.get("widgets", {}).get(WIDGETS, {}).get("state", {})
     return {
         source: result._replace(outputs=_kept(_without_widgets(result.outputs, widgets)))
         for source, result in results_of(ran).items()
     }
+
+
+def execute(
+    notebook: nbformat.NotebookNode,
+    folder: str,
+    *,
+    timeout: int = 600,
+    environment: Mapping[str, str] | None = None,
+) -> None:
+    """Runs a notebook from a clean kernel in a folder, and keeps in it what its cells printed.
+
+    Raises:
+        nbclient.exceptions.CellExecutionError: a cell failed.
+        nbclient.exceptions.CellTimeoutError: a cell took more than `timeout` seconds.
+    """
+    import nbclient
+
+    client = nbclient.NotebookClient(
+        notebook, timeout=timeout, kernel_name="python3", resources={"metadata": {"path": folder}}
+    )
+    asyncio.run(_executed(client, os.environ if environment is None else environment))
+
+
+async def _executed(client: nbclient.NotebookClient, environment: Mapping[str, str]) -> None:
+    waking = asyncio.create_task(_wake(client))
+    try:
+        await client.async_execute(env=dict(environment))
+    finally:
+        waking.cancel()
+
+
+async def _wake(client: nbclient.NotebookClient) -> None:
+    """Looks for replies of the kernel once a second, for as long as a notebook runs.
+
+    nbclient answers a widget over a second handle of the socket on which it waits for the kernel's
+    reply. A reply that arrives meanwhile wakes the second handle only, and nbclient would wait
+    until its time is up. Whoever polls the socket anew finds the reply, and wakes all who wait.
+    """
+    while True:
+        await asyncio.sleep(1)
+        if client.kc is not None:
+            await client.kc.shell_channel.socket.poll(1)
 
 
 def _without_widgets(

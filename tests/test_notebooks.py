@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib.metadata
 import importlib.util
 import json
@@ -10,6 +11,7 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -30,7 +32,8 @@ NAMES = sorted(path.stem for path in COLAB.glob("*.ipynb"))
 
 if not NAMES:
     pytest.skip("not in a checkout", allow_module_level=True)
-nbclient, nbformat = pytest.importorskip("nbclient"), pytest.importorskip("nbformat")
+nbformat = pytest.importorskip("nbformat")
+pytest.importorskip("nbclient")
 pytest.importorskip("ipykernel")
 pytest.importorskip("jupytext")
 
@@ -441,6 +444,34 @@ def test_what_is_kept_of_a_run(sync: ModuleType):
     ]
 
 
+def test_a_reply_that_another_handle_of_the_socket_took_is_found(sync: ModuleType):
+    """What nbclient's answer to a widget can do: the reply arrives, and whoever waits sleeps on."""
+    zmq = pytest.importorskip("zmq")
+    zmq_asyncio = pytest.importorskip("zmq.asyncio")
+
+    async def waits() -> int:
+        contexts = zmq_asyncio.Context(), zmq.Context()
+        socket, peer = (context.socket(zmq.DEALER) for context in contexts)
+        peer.connect(f"tcp://127.0.0.1:{socket.bind_to_random_port('tcp://127.0.0.1')}")
+        peer.send(b"first")
+        await socket.recv()
+        waiting = asyncio.ensure_future(socket.poll(60_000))
+        client = SimpleNamespace(kc=SimpleNamespace(shell_channel=SimpleNamespace(socket=socket)))
+        waking = asyncio.ensure_future(sync._wake(client))
+        await asyncio.sleep(0.1)
+        peer.send(b"reply")
+        time.sleep(0.3)  # it arrives while the loop is busy
+        zmq.Socket.shadow(socket.underlying).send(b"to the kernel")
+        try:
+            return await asyncio.wait_for(waiting, 30)
+        finally:
+            waking.cancel()
+            for context in contexts:
+                context.destroy(linger=0)
+
+    assert asyncio.run(waits())
+
+
 def test_text_form_without_a_title_is_refused(sync: ModuleType):
     with pytest.raises(ValueError, match=r"colab/mine\.py has no title"):
         sync.with_head("mine", "# %%\nprint(1)\n")
@@ -475,7 +506,9 @@ HUB_MODEL = "Qwen/Qwen3-0.6B"  # in the cell that asks for a model of the user's
         for name in NAMES
     ],
 )
-def test_notebook_runs(name: str, sliders: bool, tmp_path: Path, request: pytest.FixtureRequest):
+def test_notebook_runs(
+    name: str, sliders: bool, tmp_path: Path, request: pytest.FixtureRequest, sync: ModuleType
+):
     if "debian-t5-large" not in shipped():
         pytest.skip("the checkpoints are not here")
     if name == "real_model" and not importlib.util.find_spec(GEMMA):
@@ -488,17 +521,11 @@ def test_notebook_runs(name: str, sliders: bool, tmp_path: Path, request: pytest
     for cell in notebook.cells:
         for written, smaller in replacements.items():
             cell.source = cell.source.replace(written, smaller)
-    client = nbclient.NotebookClient(
-        notebook,
-        timeout=600,
-        kernel_name="python3",
-        resources={"metadata": {"path": str(tmp_path)}},
-    )
     variables = {"JAXSPEC_SMOKE": "1", "IPYTHONDIR": str(tmp_path / "ipython")}
     cache = jax.config.jax_compilation_cache_dir  # the kernel is another process
-    client.execute(
-        env={**os.environ, **variables, **({"JAX_COMPILATION_CACHE_DIR": cache} if cache else {})}
-    )
+    if cache:
+        variables["JAX_COMPILATION_CACHE_DIR"] = cache
+    sync.execute(notebook, str(tmp_path), environment={**os.environ, **variables})
     code = [cell for cell in notebook.cells if cell.cell_type == "code"]
     assert [cell.execution_count for cell in code] == list(range(1, len(code) + 1))
     printed = "".join(output.get("text", "") for cell in code for output in cell.outputs)
