@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from jaxspec.vocab.languages import with_languages
     from jaxspec.vocab.remap import map_vocabulary
     from jaxspec.vocab.trim import trim_vocabulary
+    from jaxspec.weights.arrays import from_arrays
     from jaxspec.weights.loading import load, with_taps
     from jaxspec.weights.tensors import CheckpointError
 
@@ -58,6 +59,7 @@ _HOMES = {
     "jaxspec.vocab.languages": "with_languages",
     "jaxspec.vocab.remap": "map_vocabulary",
     "jaxspec.vocab.trim": "trim_vocabulary",
+    "jaxspec.weights.arrays": "from_arrays",
     "jaxspec.weights.loading": "load with_taps",
     "jaxspec.weights.tensors": "CheckpointError",
 }

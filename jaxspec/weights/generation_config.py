@@ -54,15 +54,19 @@ class GenerationConfig(NamedTuple):
     ends: tuple[int, ...]  # the ids that end a text; one that the model lacks never occurs
 
 
-def read(folder: Path, table: dict[str, Any], keys: Collection[str]) -> GenerationConfig:
-    """Reads a folder's file, given its config.json; options that nobody reads are named in a
-    warning.
+def read(
+    path: Path, table: dict[str, Any], keys: Collection[str], folder: Path | None
+) -> GenerationConfig:
+    """Reads a folder's file, or else config.json; options that nobody reads are named in a warning.
 
     Args:
+        path: the config.json.
+        table: its content.
         keys: the keys of the file that the model's family reads.
+        folder: where the file may lie; None for a model in memory.
     """
-    path = folder / FILE
-    if path.is_file():
+    if folder is not None and (folder / FILE).is_file():
+        path = folder / FILE
         try:
             named = read_object(path)
         except (OSError, ValueError, RecursionError) as error:
@@ -70,7 +74,6 @@ def read(folder: Path, table: dict[str, Any], keys: Collection[str]) -> Generati
                 f"{path} cannot be used: {error}. Download it again, or remove it"
             ) from error
     else:
-        path = folder / "config.json"
         named = (table.get("text_config") or {}) | {
             key: value for key, value in table.items() if value is not None
         }

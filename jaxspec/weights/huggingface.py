@@ -190,10 +190,23 @@ def read_config(folder: Path) -> tuple[Family, Any]:
     (`generation_config`).
     """
     path = folder / CONFIG
+    return config_of(path, lambda: read_object(path), folder)
+
+
+def config_of(
+    path: Path, read: Callable[[], dict[str, Any]], folder: Path | None
+) -> tuple[Family, Any]:
+    """Reads the family and the network of a config.json's table.
+
+    Args:
+        path: what errors call the table.
+        read: returns it.
+        folder: where a generation_config.json may lie; None for a model in memory.
+    """
     try:
-        table = read_object(path)
+        table = read()
         family = hf_families.of(table)
-        generation = generation_config.read(folder, table, family.generation_keys)
+        generation = generation_config.read(path, table, family.generation_keys, folder)
         config = dataclasses.replace(
             family.read(table | generation.starts), end_tokens=generation.ends
         )
@@ -219,7 +232,7 @@ def read_config(folder: Path) -> tuple[Family, Any]:
             "%s: eos_token_id is %s, and the model has ids from 0 to %d: texts go on to "
             "max_new_tokens"
         )
-        logging.getLogger(__name__).warning(text, folder, list(ends), config.vocab_size - 1)
+        logging.getLogger(__name__).warning(text, folder or path, list(ends), config.vocab_size - 1)
     return family, config
 
 

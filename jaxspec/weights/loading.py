@@ -169,7 +169,7 @@ def load(
         and quantisation.count(params) >= SLOW_FROM
     ):
         logging.getLogger(__name__).warning(SLOWER, name, dtype)
-    model = _of_network(config, (), params, tokenizer, name)
+    model = of_network(config, (), params, tokenizer, name)
     if source_language is not None or target_language is not None:
         model = with_languages(model, source_language, target_language)
     if drafted is None:
@@ -260,7 +260,7 @@ def _pickled(model: Model) -> tuple[Any, ...]:
         taps = ()
     else:
         taps = model.lm.inside.taps
-    make: Callable[..., Model] = _of_network if ids is None else _trimmed
+    make: Callable[..., Model] = of_network if ids is None else _trimmed
     values: tuple[Any, ...] = model.config, taps, model.params, model.tokenizer, model.name
     if ids is not None:
         values = untrimmed(model), ids, model.name, model.params
@@ -282,9 +282,7 @@ def _pickled(model: Model) -> tuple[Any, ...]:
     )
 
 
-def _of_network(
-    config: Any, taps: tuple[int, ...], params: Any, tokenizer: Any, name: str
-) -> Model:
+def of_network(config: Any, taps: tuple[int, ...], params: Any, tokenizer: Any, name: str) -> Model:
     # n-gram tables have no layers
     lm = net_of(config).language_model(config, *([taps] if taps else []))
     return Model(lm, params, tokenizer, config, name)

@@ -369,15 +369,15 @@ def _pickle(path: Path) -> Shard:
     def read(names: Collection[str]) -> Iterator[tuple[str, np.ndarray]]:
         for name, x in load().items():
             if name in names:
-                yield name, _numpy(x)
+                yield name, of_torch(x)
         # torch.load leaves cycles after that hold the file, all that was read of it being resident
         gc.collect()
 
     return Shard(path, shapes, read)
 
 
-def _numpy(x: Any) -> np.ndarray:
-    """Copies a tensor into a new array. A mapped one would change with the file."""
+def of_torch(x: Any) -> np.ndarray:
+    """Copies a tensor of PyTorch into a new array. A mapped one would change with the file."""
     import torch
 
     x = x.detach()  # parameters that were saved as such
