@@ -79,7 +79,7 @@ def test_a_model_of_pytorch_and_its_config(architecture: str, tmp_path):
             r"arrays: the weights are not those of the .*missing.*wte",
         ),
         (GPT2, {"other.weight": np.ones(3)}, "unexpected.*other.weight"),
-        (GPT2, {"transformer.wte.weight": np.ones((16, 9))}, r"X"),
+        (GPT2, {"transformer.wte.weight": np.ones((16, 9))}, r"is \[16, 9\], expected \[16, 8\]"),
         (
             GPT2,
             {"transformer.wte.weight": np.ones((16, 8), int)},

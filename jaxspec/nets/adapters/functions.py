@@ -1,29 +1,4 @@
-"""Users' models as a `LanguageModel`: any function, a Linen module, an NNX module.
-
-Two kinds of function will do, and the same two as a module's `__call__`:
-
-    apply(params, tokens) -> logits a causal forward pass over whole rows: tokens [batch, step],
-        logits [batch, step, vocab]. It has no cache; each pass recomputes the row. Exact, and
-        enough to try an idea out.
-
-    apply(params, cache, tokens, positions) -> (logits, cache) tokens and positions [batch, step]:
-        writes entry `positions[b, t]` of row b, and attends to all entries up to it, itself
-        included. What lies after is garbage, to be masked and overwritten, so rewinding is free.
-        The cache is any pytree that `empty_cache(batch, capacity)` makes, whose every leaf has the
-        batch first.
-
-The latter can take token trees, too. It is then given with `select`, and called with two arguments
-more, by name:
-
-    apply(params, cache, tokens, positions, *, length, parent) -> (logits, cache) writes the nodes
-        of a tree one after the other, at entry `length[b] + t`, though siblings share a position.
-        `jaxspec.core.kv_cache.mask(length, step, capacity, parent)` says which entries each token
-        attends to, for trees and for chains (parent None); windows count
-        `jaxspec.core.kv_cache.key_positions`.
-
-    select(cache, start, path) -> cache Moves entry `start[b] + path[b, i]` of row b to `start[b] +
-        i`; `path` increases, and never points backwards.
-"""
+"""Functions, Linen modules and NNX modules as a `LanguageModel`."""
 
 from __future__ import annotations
 
@@ -76,7 +51,7 @@ def from_function(
     select: Select | None = None,
     max_positions: int | None = None,
 ) -> LanguageModel:
-    """Makes a decoder-only language model of a pure function; see the top of this file for the two
+    """Makes a decoder-only language model of a pure function; see `jaxspec.nets.adapters` for the two
     kinds.
 
     Args:
@@ -181,7 +156,7 @@ def from_linen(
 ) -> LanguageModel:
     """Makes a language model of a Linen module; `params` is its "params" collection.
 
-    Its `__call__` takes what `apply` at the top of this file takes, without `params`.
+    Its `__call__` takes what `apply` of `jaxspec.nets.adapters` takes, without `params`.
 
     Raises:
         TypeError: the module is a class, or none of Linen's. At trace time: the parameters are not
@@ -362,7 +337,7 @@ def from_nnx(
     """Makes a language model of an NNX module, and returns its parameters with it.
 
     The module is split once, here, and merged inside the traced body. Its `__call__` takes what
-    `apply` at the top of this file takes, without `params`; it must not keep state (dropout off, no
+    `apply` of `jaxspec.nets.adapters` takes, without `params`; it must not keep state (dropout off, no
     nnx.Cache).
 
     Raises:
