@@ -74,6 +74,7 @@ IMPORTS = {
     | {"audio", "jobs", "speculative_execution", "sharding", "testing"},  # see `FRONT_DOORS`
     "jobs": DECODING | {"files", "sharding", "vocab"},  # a prompt may choose its languages
     "ray": {"core", "jobs"},
+    "integrations": DECODING | {"nets", "training"},
     "analysis": DECODING | MODELS | {"sharding", "files", "testing", "progress", "front door"},
     "cli": DECODING
     | MODELS

@@ -106,9 +106,7 @@ def tunix(family: str, name: str) -> Callable[[int, int], tuple[jaxspec.Model, C
                 **sizes,
             )
         else:
-            config = lib.ModelConfig(
-                vocab_size=VOCAB, rope_theta=1_000_000, norm_eps=1e-6, **sizes
-            )
+            config = lib.ModelConfig(vocab_size=VOCAB, rope_theta=1_000_000, norm_eps=1e-6, **sizes)
         module = redrawn(getattr(lib, name)(config, rngs=nnx.Rngs(seed)), seed)
         return adapters.from_tunix(module), lambda row: nnx_logits(module, row)
 
