@@ -75,12 +75,10 @@ class JaxspecRollout(base_rollout.BaseRollout):
         self._module = rollout_actor
         self._tokenizer = tokenizer
         self._target = from_tunix(rollout_actor)
-        self._options = {"gamma": gamma, "rule": rule, "policy": policy}
-        self._learner = None
+        self._options: dict[str, Any] = {"gamma": gamma, "rule": rule, "policy": policy}
         self._drafter = drafter
-        if isinstance(drafter, Online):
-            self._learner = drafter
-            self._learnt = drafter.init()
+        self._learner = drafter if isinstance(drafter, Online) else None
+        self._learnt: Any = None if self._learner is None else self._learner.init()
         self._earlier: collections.deque[list[int]] = collections.deque()
         self._earlier_tokens = earlier_tokens
         self._calls = itertools.count()
@@ -112,7 +110,7 @@ class JaxspecRollout(base_rollout.BaseRollout):
         )
         self.stats = out.stats
         if self._learner is not None:
-            self._learnt, _ = self._learner.update(self._learnt, self._target, prompt, out)
+            self._learnt = self._learner.update(self._learnt, self._target, prompt, out)[0]
         lengths = np.asarray(out.lengths)
         answers = _cut(out.tokens, lengths)
         self._keep(rows, answers)

@@ -35,7 +35,7 @@ more, by name:
 """
 
 from jaxspec.nets.adapters.end_index import from_end_index, from_gemma, from_tunix
-from jaxspec.nets.adapters.equinox import from_equinox
+from jaxspec.nets.adapters.equinox_modules import from_equinox
 from jaxspec.nets.adapters.functions import (
     by_row,
     from_function,
@@ -43,7 +43,7 @@ from jaxspec.nets.adapters.functions import (
     from_linen_cache,
     from_nnx,
 )
-from jaxspec.nets.adapters.keras_hub import from_keras_hub
+from jaxspec.nets.adapters.keras_models import from_keras_hub
 
 __all__ = [
     "by_row",

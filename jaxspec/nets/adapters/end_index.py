@@ -187,8 +187,9 @@ def from_tunix(
         return logits, cache
 
     def init_cache(batch: int, capacity: int) -> Any:
-        if hasattr(module, "init_cache"):
-            return module.init_cache(batch, capacity, dtype)
+        make = getattr(module, "init_cache", None)
+        if make is not None:
+            return make(batch, capacity, dtype)
         entry = jnp.zeros((batch, capacity, config.num_kv_heads, config.head_dim), dtype)
         layer = {"k": entry, "v": entry, "end_index": jnp.zeros(batch, jnp.int32)}
         return {f"layer_{i}": layer for i in range(config.num_layers)}
