@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from jaxspec.analysis import memory, plan, published, roofline
+from jaxspec.analysis import memory, published, roofline
 from jaxspec.core import BoundDrafter, Model, Params
 from jaxspec.draft_heads import KINDS, check, kind_of, load
 from jaxspec.draft_heads.kind import shape_of
@@ -60,12 +60,11 @@ class Pair(NamedTuple):
     @property
     def tokens(self) -> str:
         """The tokens a round that others published, with their sources as links."""
-        rows = [
-            row
+        return ", ".join(
+            short(row)
             for row in published.table()
             if (row.target, row.drafter) == (self.target, self.drafter)
-        ]
-        return "; ".join(map(measured, rows)) or "–"
+        )
 
 
 class Sizes(NamedTuple):
@@ -88,9 +87,17 @@ class Sizes(NamedTuple):
         ).fits
 
 
-def measured(row: published.Published) -> str:
-    """Writes a published figure with its source as a link."""
-    return f"{row.figure} ([{row.source}]({row.url}))"
+def short(row: published.Published) -> str:
+    """Writes the first clause of a published figure and its conditions, linked to its source."""
+    figure = row.figure
+    words = [re.split("[,;:]", figure, maxsplit=1)[0]]
+    if "tree" in figure and "tree" not in words[0]:
+        words.append("with trees")
+    if of_all := re.fullmatch(r"[^;]*, [^;]*(at T = [\d.]+)", figure):
+        words.append(of_all[1])
+    if "temperature not said" in figure:
+        words.append("(temperature not said)")
+    return f"[{' '.join(words)}]({row.url})"
 
 
 @functools.cache
@@ -120,12 +127,12 @@ def origin(source: str) -> str:
     return next(name for name, words in SOURCES.items() if words in source)
 
 
-def code(name: str) -> str:
+def code(name: str, prefix: str = "") -> str:
     """Writes the hub id of a configuration for a table, with a dagger if the configuration is not
-    confirmed.
+    confirmed; a prefix stands before the id.
     """
     unconfirmed = origin(index()["configs"].get(name, "")) == UNCONFIRMED
-    return f"`{name}` †" if unconfirmed else f"`{name}`"
+    return f"`{prefix}{name}` †" if unconfirmed else f"`{prefix}{name}`"
 
 
 def folder_of(name: str) -> Path:
@@ -530,54 +537,54 @@ def _cache_bytes(config: Any, dtype: str) -> float:
 
 HEADS = (
     "target",
-    "drafter",
-    "format",
-    "settings",
-    "tokens a round, as published",
     "GB",
-    "fits from",
+    "bfloat16",
+    "int8",
+    "`--draft`, γ, tokens a round as published",
 )
-
-
-def settings(pair: Pair) -> str:
-    """Writes the options that the pair's command needs beside the names and the dtype."""
-    chat = "--chat " if pair.chat else ""
-    return f"`{chat}--gamma {pair.gamma}{f' {pair.options}' if pair.options else ''}`"
-
-
-def cells(pair: Pair) -> list[str]:
-    """Computes a row of the page."""
-    wide, narrow = sizes(pair)
-    machines = [(chip, roofline.MACHINES[name]) for chip, name in CHIPS.items()]
-    whole = next((chip for chip, machine in machines if wide.fits(machine)), None)
-    rounded = next((chip for chip, machine in machines if narrow.fits(machine)), None)
-    smallest = [whole] if whole else []
-    if rounded is not None and rounded != whole:
-        smallest.append(f"{rounded} (int8)")
-    drafter = code(pair.drafter) if pair.drafter != pair.target else "its MTP module"
-    return [
-        code(pair.target),
-        drafter,
-        pair.format,
-        settings(pair),
-        pair.tokens,
-        _gigabytes(wide),
-        ", ".join(smallest) or "–",
-    ]
-
-
-def _gigabytes(size: Sizes) -> str:
-    return f"{size.target / GB:.1f} + {size.drafter / GB:.1f}"
+NO_TEMPLATE = " ‡"  # after a target that takes no --chat
 
 
 def sections() -> Iterator[str]:
-    """Writes the part of the page that is computed: counts, and one table with a line per family."""
+    """Writes the part of the page that is computed: one line per target, and where the
+    configurations are from.
+    """
+    by_target: dict[str, list[Pair]] = {}
+    for pair in pairs():
+        by_target.setdefault(pair.target, []).append(pair)
+    lines = [list(HEADS), ["---"] * len(HEADS), *map(cells, by_target.values())]
+    yield "".join(f"| {' | '.join(line)} |\n" for line in lines)
     yield origins()
-    lines = [list(HEADS), ["---"] * len(HEADS)]
-    for family, rows in itertools.groupby(pairs(), lambda pair: pair.family):
-        lines += [[f"**{family}**", *[""] * (len(HEADS) - 1)], *map(cells, rows)]
-    yield "".join(f"| {' | '.join(line)} |\n".replace("|  ", "| ") for line in lines)
-    yield PROMISES + promises()
+
+
+def cells(rows: Sequence[Pair]) -> list[str]:
+    """Computes a line of the page.
+
+    Args:
+        rows: all pairs of one target.
+    """
+    name = code(rows[0].target) + ("" if rows[0].chat else NO_TEMPLATE)
+    wide, narrow = (
+        max(both, key=lambda size: size.drafter + size.caches)
+        for both in zip(*map(sizes, rows), strict=True)
+    )
+    total = f"{(wide.target + wide.drafter) / GB:.1f}"
+    drafts = "<br>".join(draft(pair) for pair in rows)
+    return [name, total, smallest(wide), smallest(narrow), drafts]
+
+
+def smallest(size: Sizes) -> str:
+    """Names the smallest machine that has room for a pair."""
+    machines = [(chip, roofline.MACHINES[name]) for chip, name in CHIPS.items()]
+    return next((chip for chip, machine in machines if size.fits(machine)), "–")
+
+
+def draft(pair: Pair) -> str:
+    """Writes the options of a pair's command beside `--chat`, and what was published of it."""
+    head = "head:" if pair.format in (*FORMATS, "PARD") else ""
+    options = f"`{pair.options}`" if pair.options else ""
+    parts = (code(pair.drafter, head), f"{pair.gamma}", options, pair.tokens)
+    return ", ".join(part for part in parts if part)
 
 
 def origins() -> str:
@@ -586,56 +593,7 @@ def origins() -> str:
     rows = "".join(
         f"| {name} | {counts[name]} |\n" for name in sorted(SOURCES, key=lambda name: -counts[name])
     )
-    return f"| the {counts.total()} configurations are from | |\n| --- | --- |\n{rows}"
-
-
-# a target of 2026 that `jaxspec models` has: a drafter whose acceptance is published, and a machine
-PLANNED = {
-    "gemma-4-e4b": ("google/gemma-4-E4B-it-assistant", "tpu-v5e"),
-    "qwen3.5-4b": ("z-lab/Qwen3.5-4B-DFlash", "tpu-v5e"),
-    "gpt-oss-20b": ("RedHatAI/gpt-oss-20b-speculator.eagle3", "h100"),
-    "qwen3-30b-a3b": ("zhuyksir/EAGLE3-Qwen3-30B-A3B-DenseHead", "h100"),
-}
-PROMISES = """### What published acceptance promises, by bytes and peaks
-
-`jaxspec plan` knows the tokens a round that others measured with chains: of these drafters, and of most above. It takes
-the α with which Equation 1 gives as many.
-
-"""
-
-
-def promises() -> str:
-    """Writes the commands that plan by published acceptance, and what they answer."""
-    commands = "".join(
-        f"$ jaxspec plan --target {name} --draft {x} --device {y}\n"
-        for name, (x, y) in PLANNED.items()
-    )
-    heads = (
-        "target",
-        "drafter",
-        "tokens a round, as published",
-        "drafting",
-        "α",
-        "c",
-        "v of γ = 1, 3, 5",
-        "best γ",
-    )
-    lines = [(*heads, "over plain decoding, at most"), ["---"] * 9]
-    for target, (drafter, device) in PLANNED.items():
-        row = published.of(drafter, target)
-        best = plan.of_sizes(row.alpha, target, row.reads, device, at_once=row.at_once)
-        v = ", ".join(f"{best.chains[gamma].verifying:.2f}" for gamma in (1, 3, 5))
-        line = [
-            f"{target} on a {device}",
-            f"`{drafter}`",
-            measured(row),
-            f"{row.draft}",
-            f"{best.alpha:.2f}",
-        ]
-        lines.append(
-            [*line, f"{best.c:.3f}", v, f"{best.gamma or 'plain'}", f"{best.improvement:.2f} times"]
-        )
-    return f"```console\n{commands}```\n\n" + "".join(f"| {' | '.join(line)} |\n" for line in lines)
+    return f"| source of the {counts.total()} configurations | |\n| --- | --- |\n{rows}"
 
 
 BEGIN, END = (
