@@ -6,6 +6,7 @@ The samples' distribution is the policy's, whatever drafts. It needs google-tuni
 from __future__ import annotations
 
 import collections
+import importlib.util
 import itertools
 from collections.abc import Sequence
 from typing import Any
@@ -13,8 +14,6 @@ from typing import Any
 import jax
 import numpy as np
 from flax import nnx
-from tunix.rl import common
-from tunix.rl.rollout import base_rollout
 
 from jaxspec import core, decode, drafters
 from jaxspec.core import token_rows
@@ -22,7 +21,7 @@ from jaxspec.nets.adapters import from_tunix
 from jaxspec.training.online_distillation import Online
 
 
-class JaxspecRollout(base_rollout.BaseRollout):
+class JaxspecRollout:
     """Samples a policy's answers with a drafter: a rollout engine for `tunix.rl.rl_cluster`.
 
     Give it to Tunix with its options filled in:
@@ -59,7 +58,7 @@ class JaxspecRollout(base_rollout.BaseRollout):
         rollout_actor: nnx.Module,
         tokenizer: Any,
         mesh: Any = None,
-        rollout_config: base_rollout.RolloutConfig | None = None,
+        rollout_config: Any = None,
         *,
         drafter: Any = None,
         gamma: int = 5,
@@ -84,14 +83,14 @@ class JaxspecRollout(base_rollout.BaseRollout):
         self._calls = itertools.count()
         self.stats: core.Stats | None = None
 
-    def generate(
-        self, prompts: list[str], rollout_config: base_rollout.RolloutConfig, **_: Any
-    ) -> base_rollout.RolloutOutput:
-        """Samples an answer to each prompt; see the base class.
+    def generate(self, prompts: list[str], rollout_config: Any, **_: Any) -> Any:
+        """Samples an answer to each prompt: a `RolloutOutput` by a `RolloutConfig`.
 
         The log probabilities are those of the distribution that tokens were drawn from: at
         temperature 1 without truncation, the trainer's own. At temperature 0 they are the raw ones.
         """
+        from tunix.rl.rollout import base_rollout
+
         config = rollout_config
         rows = [self._encoded(prompt, config.max_prompt_length) for prompt in prompts]
         prompt = token_rows.pad(rows)
@@ -130,7 +129,9 @@ class JaxspecRollout(base_rollout.BaseRollout):
     def get_per_token_logps(
         self, prompt_tokens: jax.Array, completion_tokens: jax.Array
     ) -> jax.Array:
-        """Computes log probabilities by Tunix's own pass; see the base class."""
+        """Computes log probabilities [row, token] of answers by Tunix's own pass."""
+        from tunix.rl import common
+
         graph, params = nnx.split(self._module)
         return common.compute_per_token_logps(
             graph,
@@ -205,6 +206,21 @@ class JaxspecRollout(base_rollout.BaseRollout):
         for row, place in zip(rows, padded, strict=True):
             place[width - len(row) :] = row
         return padded
+
+
+def _register() -> None:
+    """Makes the class one of Tunix's rollout engines, which `ClusterConfig` asks for.
+
+    Tunix need not be installed to read this file, so the class cannot derive from its base.
+    """
+    if importlib.util.find_spec("tunix") is None:
+        return
+    from tunix.rl.rollout import base_rollout
+
+    base_rollout.BaseRollout.register(JaxspecRollout)
+
+
+_register()
 
 
 def _cut(values: Any, lengths: np.ndarray) -> list[np.ndarray]:

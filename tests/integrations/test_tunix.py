@@ -1,7 +1,9 @@
 """Rollouts for Tunix: with stand-ins for its classes always, with Tunix itself where it is installed."""
 
+import abc
 import dataclasses
 import importlib
+import importlib.machinery
 import importlib.util
 import sys
 from types import ModuleType
@@ -75,13 +77,18 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> type:
         names = ("tunix", "tunix.rl", "tunix.rl.common", "tunix.rl.rollout")
         modules = {name: ModuleType(name) for name in (*names, "tunix.rl.rollout.base_rollout")}
         base = modules["tunix.rl.rollout.base_rollout"]
-        vars(base).update(BaseRollout=object, RolloutConfig=Config, RolloutOutput=Output)
+        base_class = type("BaseRollout", (abc.ABC,), {})
+        vars(base).update(BaseRollout=base_class, RolloutOutput=Output)
+        modules["tunix"].__spec__ = importlib.machinery.ModuleSpec("tunix", None)
         vars(modules["tunix.rl.rollout"]).update(base_rollout=base)
         vars(modules["tunix.rl"]).update(common=modules["tunix.rl.common"])
         for name, module in modules.items():
             monkeypatch.setitem(sys.modules, name, module)
         monkeypatch.delitem(sys.modules, "jaxspec.integrations.tunix", raising=False)
-    return importlib.import_module("jaxspec.integrations.tunix").JaxspecRollout
+    engine = importlib.import_module("jaxspec.integrations.tunix").JaxspecRollout
+    base = importlib.import_module("tunix.rl.rollout.base_rollout")
+    assert issubclass(engine, base.BaseRollout)  # what `ClusterConfig` asks
+    return engine
 
 
 def own_texts(module: Any) -> list[list[int]]:
