@@ -73,6 +73,7 @@ OF_NO_MODULE = {
         "docs",
         "gemma",
         "gpu",
+        "grpo",
         "mirror",
         "nano",
         "notebooks",
