@@ -20,25 +20,37 @@ from jaxspec.weights.hf_families import FAMILIES, Family
 
 PAGE = Path(__file__).parents[1] / "docs" / "models.md"
 BEGIN = "<!-- python -m benchmarks.families writes what follows -->\n"
+KINDS = ("encoder and decoder", "recurrent", "sliding windows", "full attention", "experts")
 
 
 def sections() -> Iterator[str]:
-    """Yields the table, a line for each family: its types, its kinds of layers, and its sizes."""
-    rows = (f"| {' | '.join(cells(family))} |\n" for family in FAMILIES if family.model_types)
-    yield f"| family | `model_type` | layers | shapes by name |\n|---|---|---|---|\n{''.join(rows)}"
+    """Yields the table, a line for each combination of kinds of layers, with its families."""
+    groups: dict[str, list[str]] = {}
+    for family in FAMILIES:
+        if family.model_types:
+            groups.setdefault(kinds(family), []).append(named(family))
+    rows = (f"| {group} | {'; '.join(names)} |\n" for group, names in groups.items())
+    yield f"| layers | families and their `model_type` |\n|---|---|\n{''.join(rows)}"
 
 
-def cells(family: Family) -> tuple[str, str, str, str]:
-    """Returns the cells of a family's line.
+def named(family: Family) -> str:
+    """Returns a family's title and its types.
 
-    >>> cells(next(family for family in FAMILIES if family.title == "Mixtral"))
-    ('Mixtral', '`mixtral`', 'attention, experts', '`mixtral-8x7b`, `mixtral-8x22b`')
+    >>> named(next(family for family in FAMILIES if family.title == "Mixtral"))
+    'Mixtral (`mixtral`)'
     """
-    kinds = dict.fromkeys(kind for config in family.sizes.values() for kind in layers(config))
-    types, sizes = (
-        ", ".join(f"`{name}`" for name in names) for names in (family.model_types, family.sizes)
-    )
-    return family.title, types, ", ".join(kinds) or "by its `config.json`", sizes or "–"
+    types = ", ".join(f"`{name}`" for name in family.model_types)
+    return f"{family.title} ({types})"
+
+
+def kinds(family: Family) -> str:
+    """Returns the kinds of layers that a family's sizes have.
+
+    >>> kinds(next(family for family in FAMILIES if family.title == "Mixtral"))
+    'full attention, experts'
+    """
+    present = {kind for config in family.sizes.values() for kind in layers(config)}
+    return ", ".join(kind for kind in KINDS if kind in present) or "by its `config.json`"
 
 
 def layers(config: Any) -> Iterator[str]:
@@ -46,8 +58,10 @@ def layers(config: Any) -> Iterator[str]:
     if "encoder" in net_of(config).stacks(config):
         yield "encoder and decoder"
     for layer in getattr(config, "layers", ()):
-        is_recurrent = isinstance(layer.attention, DeltaShape)
-        yield "recurrent" if is_recurrent else "windows" if layer.attention.window else "attention"
+        if isinstance(layer.attention, DeltaShape):
+            yield "recurrent"
+        else:
+            yield "sliding windows" if layer.attention.window else "full attention"
         if "Experts" in type(layer.ff).__name__:
             yield "experts"
 
