@@ -165,7 +165,7 @@ def from_tunix(
         TypeError: the module is no NNX module with a config.
         ValueError: at trace time: see `from_end_index`.
 
-    Example: (needs google-tunix)
+    Example:
         >>> model = from_tunix(module)  # doctest: +SKIP
         >>> jaxspec.generate(model, [[2, 7, 1]], drafter="prompt_lookup")  # doctest: +SKIP
     """
@@ -210,7 +210,7 @@ def from_gemma(module: Any, params: Params, *, dtype: DTypeLike = jnp.float32) -
     Raises:
         ValueError: at trace time: see `from_end_index`. Gemma 4 has rings.
 
-    Example: (needs gemma)
+    Example:
         >>> params = gm.ckpts.load_params(path)  # doctest: +SKIP
         >>> model = from_gemma(gm.nn.Gemma3_1B(), params)  # doctest: +SKIP
     """

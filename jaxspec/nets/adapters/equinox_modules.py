@@ -25,7 +25,7 @@ def from_equinox(module: Any, vocab_size: int, *, max_positions: int | None = No
     Raises:
         ValueError: at trace time: see `from_function`.
 
-    Example: (needs equinox)
+    Example:
         >>> model = from_equinox(network, vocab_size=64)  # doctest: +SKIP
     """
     import equinox

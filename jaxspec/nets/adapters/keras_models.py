@@ -26,7 +26,7 @@ def from_keras_hub(model: Any) -> Model:
         ValueError: Keras runs on another backend.
         TypeError: the model has no `call_with_cache`.
 
-    Example: (needs keras-hub)
+    Example:
         >>> causal_lm = keras_hub.models.Llama3CausalLM.from_preset(preset)  # doctest: +SKIP
         >>> model = from_keras_hub(causal_lm)  # doctest: +SKIP
     """
