@@ -30,19 +30,10 @@ from jaxspec.decode import encoding, inputs
 from jaxspec.decode.request import Prepared, prepare
 from jaxspec.files import digests
 from jaxspec.jobs import Completion, Progress, generate_many, openai
-from jaxspec.jobs.chunks import Chunks
-from jaxspec.jobs.files import (
-    PROMPT,
-    InputShard,
-    Output,
-    Source,
-    Survey,
-    check_paths,
-    digests_of,
-    manifest_of,
-)
+from jaxspec.jobs.files import PROMPT, Source, Survey, check_paths
 from jaxspec.jobs.many import WidePrompt
 from jaxspec.jobs.prompts import Line, PromptReader, limits_of
+from jaxspec.jobs.resume import Chunks, InputShard, Output, manifest_of
 from jaxspec.jobs.slots import Row, Slots
 
 # Options that may change when a job is resumed, since its results do not depend on them. The
@@ -118,10 +109,9 @@ def batch(
         options.check_json_lines(settings.input, field=(settings.field, PROMPT))
     err = Console(stderr=True, highlight=False)
     with signals.leaving_soon(lambda: say_interrupted(err)), contextlib.ExitStack() as stack:
-        job = _prepared(settings, sampling, resume, err, stack)
+        job, chunks = _begun(settings, sampling, resume, err, stack)
         # A resumed job counts the rows on disk, and goes on with the others.
         with err.status("reading the rows that are there"):
-            chunks = stack.enter_context(contextlib.closing(Chunks(job.output, job.total)))
             rows = itertools.chain.from_iterable(map(openai.rows_of, chunks.rows()))
             done_before = chunks.num_done
             totals = functools.reduce(Progress.plus, rows, Progress())
@@ -208,14 +198,17 @@ class _BatchJob(NamedTuple):
         return PromptReader(self.target, prompts, limits, s.slots, self.generation)
 
 
-def _prepared(
+def _begun(
     settings: BatchSettings,
     sampling: dict[str, Any],
     resume: bool,
     err: Console,
     stack: contextlib.ExitStack,
-) -> _BatchJob:
-    """Checks a whole job before its first row, and writes its manifest; `stack` keeps its lock."""
+) -> tuple[_BatchJob, Chunks]:
+    """Checks a whole job before its first row, and begins it or goes on with it.
+
+    `stack` keeps the folder's lock and the chunks' files.
+    """
     pair = pairs.with_drafter(settings.pair)
     generation = pairs.checked_options(pair, sampling)
     generation |= {
@@ -231,9 +224,6 @@ def _prepared(
         system=shared if settings.chat else None,
     )
     output = Output(settings.output, shard, settings.chunk)
-    # A new job makes its folder, with the lock, only once all options and a line are checked.
-    if output.manifest.exists():
-        stack.enter_context(output.locked())
     output.check(resume=resume)
     with err.status("looking through the lines"):
         survey = source.survey()
@@ -262,13 +252,15 @@ def _prepared(
         )
         err.print(Text(inexact, "yellow"), soft_wrap=True)
     job.results([])  # raises on wrong options before the manifest is written
+    # A new job makes its folder only once all options and a line are checked.
     if not output.manifest.exists():
         with err.status("looking for a line that can be decoded"):
             _check_some_line(job)
-        stack.enter_context(output.locked())
-        output.check(resume=resume)  # another process may have begun the job meanwhile
     with err.status("reading the models' files"):
-        output.begin(manifest_of(source, output, *_description(settings, pair, shared, sampling)))
+        description = _description(settings, pair, shared, sampling)
+        manifest = manifest_of(output, *description, **source.description())
+    with err.status("looking for rows that are there"):
+        chunks = stack.enter_context(output.begun(manifest, job.total, resume=resume))
     # The policy needs measured costs. They are stored, since the texts depend on them.
     if pair.policy.partition("=")[0] == "adaptive":
         from jaxspec.analysis.cost import agreement
@@ -281,7 +273,7 @@ def _prepared(
             generation=job.generation
             | {"policy": names.policy(pair.policy, **costs, together=together)}
         )
-    return job
+    return job, chunks
 
 
 def _description(
@@ -292,7 +284,7 @@ def _description(
 
     models: dict[str, Any] = {"target": [pair.target, drafter_names.file_digests(pair.target)]}
     if pair.adapter is not None:
-        models["adapter"] = [pair.adapter, digests_of(loading.find_adapter(pair.adapter))]
+        models["adapter"] = [pair.adapter, digests.of_files(loading.find_adapter(pair.adapter))]
     if pair.draft is not None:
         models["draft"] = [pair.draft, drafter_names.file_digests(pair.draft)]
     excluded = (*INDEPENDENT, *DESCRIBED_APART)

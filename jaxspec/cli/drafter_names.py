@@ -190,12 +190,12 @@ def file_digests(name: str) -> dict[str, dict[str, str]]:
     Random weights have no files; their name defines them.
     """
     from jaxspec.draft_heads import load
-    from jaxspec.jobs import files
+    from jaxspec.files import digests
     from jaxspec.weights import loading
 
     find = {MODEL: loading.find, STORE: Path, HEAD: load.find}
     leaves = [(role, inner) for role, inner in _leaves(name) if not inner.startswith(names.RANDOM)]
-    return {inner: files.digests_of(find[role](inner)) for role, inner in leaves}
+    return {inner: digests.of_files(find[role](inner)) for role, inner in leaves}
 
 
 def _leaves(name: str) -> Iterator[tuple[str, str]]:

@@ -27,10 +27,11 @@ from jaxspec.cli.pair import Pair
 from jaxspec.cli.prompts import heldout
 from jaxspec.cli.signals import INTERRUPTED, TERMINATED
 from jaxspec.files import folders
-from jaxspec.jobs import chunks as job_chunks
 from jaxspec.jobs import openai
-from jaxspec.jobs.files import InputShard, Output, Source, manifest_of
+from jaxspec.jobs import resume as job_resume
+from jaxspec.jobs.files import Source
 from jaxspec.jobs.many import WidePrompt
+from jaxspec.jobs.resume import InputShard, Output, manifest_of
 from jaxspec.sampling.params import OPTIONS as SAMPLING
 from jaxspec.weights import loading as model_loading
 
@@ -148,7 +149,7 @@ def test_an_option_that_nobody_has_thought_of_is_a_part_of_the_job(tmp_path):
 
     def manifest(**changed):
         described = batch_module._description(newer(**fields | changed), pair, None, {})
-        return manifest_of(Source([]), output, *described)
+        return manifest_of(output, *described, **Source([]).description())
 
     output.begin(manifest())
     output.begin(manifest(slots=3))
@@ -394,7 +395,7 @@ def test_no_row_that_is_done_is_decoded_again(batch, tmp_path, monkeypatch, name
     options = (*JOBS[name], "--input", str(path), "--output")
     code = 0 if name == "a shard" else 3  # the wrong lines are in the other one
     assert (result := batch(*options, str(tmp_path / "reference"))).exit_code == code, result.output
-    append, written = job_chunks.append, 0
+    append, written = job_resume.append, 0
 
     def killed(file, line):
         nonlocal written
@@ -404,7 +405,7 @@ def test_no_row_that_is_done_is_decoded_again(batch, tmp_path, monkeypatch, name
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(job_chunks, "append", killed)
+        patched.setattr(job_resume, "append", killed)
         assert batch(*options, str(tmp_path / "out")).exit_code == INTERRUPTED
     result = batch(*options, str(tmp_path / "out"), "--resume", "--json")
     assert result.exit_code == code, result.output
@@ -607,13 +608,13 @@ class FullDisk:
 
             monkeypatch.setattr(files, "write_text", cut)
         if step == "append":
-            append = job_chunks.append
+            append = job_resume.append
 
             def append_some(file, line):
                 for piece in self._cut([line]) if self._is_hit(file.name) else [line]:
                     append(file, piece)
 
-            monkeypatch.setattr(job_chunks, "append", append_some)
+            monkeypatch.setattr(job_resume, "append", append_some)
 
     def _is_hit(self, *paths):
         return self.is_full and any(self._name in Path(path).name for path in paths)
@@ -665,7 +666,7 @@ def test_a_full_disk_ends_a_job_that_goes_on_when_there_is_space(
         result = batch(*options, str(folder), *resume)
         assert result.exit_code == 2 and "Traceback" not in result.output, result.output
         said = " ".join(result.stderr.split())
-        assert f"the disk is full, and {FULL.get(name, job_chunks.KEPT)}" in said
+        assert f"the disk is full, and {FULL.get(name, job_resume.KEPT)}" in said
         for path in folder.glob("[!.]*"):
             assert path.name == JOURNAL or path.read_bytes() == reference[path.name].read_bytes()
         chunks = sorted(path.name for path in folder.glob("part-*"))
