@@ -158,8 +158,8 @@ def from_tunix(
     Args:
         module: called as (tokens, positions, cache, attention_mask) -> (logits, cache).
         dtype: the dtype of keys and values; by default that of the parameters.
-        one_by_one: whether it takes one token at a time only, see `from_end_index`. By default it is on for a network with a window: Tunix's
-            Gemma counts the window within a pass.
+        one_by_one: whether it takes one token at a time only, see `from_end_index`. By default it
+            is on for a network with a window: Tunix's Gemma counts the window within a pass.
 
     Raises:
         TypeError: the module is no NNX module with a config.
