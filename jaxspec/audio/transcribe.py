@@ -34,6 +34,7 @@ from jaxspec.core import (
 from jaxspec.core.checks import integers, one_of
 from jaxspec.decode import inputs, option_names
 from jaxspec.decode.generate import generate
+from jaxspec.decode.request import named
 from jaxspec.nets.whisper import Speech, WhisperConfig, speech_of
 from jaxspec.sampling import SamplingOptions
 from jaxspec.sampling.params import OPTIONS
@@ -61,7 +62,7 @@ def transcribe(
     target: Model,
     audio: Sound | Sequence[Sound],
     *,
-    drafter: Model | Drafter | BoundDrafter | None = None,
+    drafter: Model | Drafter | BoundDrafter | str | None = None,
     language: str | None = None,
     task: str | None = None,
     timestamps: bool = True,
@@ -141,8 +142,8 @@ def transcribe(
     sounds = [Recording(number, sound) for number, sound in enumerate(all_sounds)]
     if not sounds:
         raise ValueError("got no sounds: expected at least one path or waveform")
-    options = {"drafter": drafter, "gamma": gamma, "rule": rule, "policy": policy, "key": key}
-    options |= sampling
+    options = {"gamma": gamma, "rule": rule, "policy": policy, "key": key}
+    options |= {"drafter": named(drafter, target)} | sampling
     shared = Transcribing(language, task, timestamps, max_new_tokens)
     transcripts = dict[int, Transcript]()
     for number, result in iterate(target, sounds, min(batch_size, len(sounds)), shared, options):

@@ -19,9 +19,10 @@ import typer
 from rich.text import Text
 
 from jaxspec import progress as bars
-from jaxspec.cli import console, drafter_names, names, options, signals
+from jaxspec.cli import console, names, options, signals
 from jaxspec.cli import pair as pairs
 from jaxspec.cli.console import Console
+from jaxspec.cli.old_names import new_manifest
 from jaxspec.cli.options import PREFIX, flag, group_of, number, sampling_options, text
 from jaxspec.cli.pair import COST_REPEATS, Pair
 from jaxspec.core import Model, State, token_rows
@@ -260,7 +261,9 @@ def _begun(
         description = _description(settings, pair, shared, sampling)
         manifest = manifest_of(output, *description, **source.description())
     with err.status("looking for rows that are there"):
-        chunks = stack.enter_context(output.begun(manifest, job.total, resume=resume))
+        chunks = stack.enter_context(
+            output.begun(manifest, job.total, resume=resume, renewed=new_manifest)
+        )
     # The policy needs measured costs. They are stored, since the texts depend on them.
     if pair.policy.partition("=")[0] == "adaptive":
         from jaxspec.analysis.cost import agreement
@@ -282,11 +285,11 @@ def _description(
     """Returns a job's models, each with the digests of its files, and its options."""
     from jaxspec.weights import loading
 
-    models: dict[str, Any] = {"target": [pair.target, drafter_names.file_digests(pair.target)]}
+    models: dict[str, Any] = {"target": [pair.target, names.file_digests(pair.target)]}
     if pair.adapter is not None:
         models["adapter"] = [pair.adapter, digests.of_files(loading.find_adapter(pair.adapter))]
     if pair.draft is not None:
-        models["draft"] = [pair.draft, drafter_names.file_digests(pair.draft)]
+        models["draft"] = [pair.draft, names.file_digests(pair.draft)]
     excluded = (*INDEPENDENT, *DESCRIBED_APART)
     options_of_job = {
         name: value for name, value in options.flat(settings).items() if name not in excluded

@@ -12,10 +12,11 @@ import typer
 from jaxspec.audio import files
 from jaxspec.audio.files import Listed
 from jaxspec.audio.transcribe import Recording, Transcribing, Transcript, checked, iterate
-from jaxspec.cli import console, drafter_names, names, signals
+from jaxspec.cli import console, names, signals
 from jaxspec.cli import pair as pairs
 from jaxspec.cli.batch import ROWS_FAILED, say_interrupted
 from jaxspec.cli.console import Console
+from jaxspec.cli.old_names import new_manifest, new_spelling
 from jaxspec.cli.options import flag, group_of, number, refuse, text
 from jaxspec.cli.pair import Pair
 from jaxspec.jobs.resume import Chunks, InputShard, Output, manifest_of
@@ -93,6 +94,8 @@ def transcribe(
             --draft distil-whisper/distil-large-v3
     """
     listed = files.find(sounds)
+    if settings.draft is not None:
+        settings = settings._replace(draft=new_spelling(settings.draft))
     pair = settings.pair(mesh)
     err = Console(stderr=True, highlight=False)
     shared = Transcribing(settings.language, settings.task, not settings.no_timestamps)
@@ -129,7 +132,7 @@ def transcribe(
             manifest = manifest_of(folder, *_description(settings, pair), sounds=_described(listed))
         with (
             signals.leaving_soon(lambda: say_interrupted(err)),
-            folder.begun(manifest, len(listed), resume=resume) as chunks,
+            folder.begun(manifest, len(listed), resume=resume, renewed=new_manifest) as chunks,
         ):
             for row in rows(chunks):
                 chunks.add(row)
@@ -151,9 +154,7 @@ def _description(settings: TranscribeSettings, pair: Pair) -> tuple[dict[str, An
     """Returns a job's models, each with the digests of its files, and its options."""
     roles = {"target": pair.target, "draft": pair.draft}
     models = {
-        role: [name, drafter_names.file_digests(name)]
-        for role, name in roles.items()
-        if name is not None
+        role: [name, names.file_digests(name)] for role, name in roles.items() if name is not None
     }
     return models, settings._replace(draft=pair.draft)._asdict()
 

@@ -40,7 +40,7 @@ from jaxspec.decode import inputs, option_names, stopping
 from jaxspec.decode.beams import MODES, Beams, EarlyStopping, Goal
 from jaxspec.decode.encoding import Prompts
 from jaxspec.decode.output import BeamSearch
-from jaxspec.decode.request import Prepared, prepare, reported_tokens
+from jaxspec.decode.request import Prepared, named, prepare, reported_tokens
 from jaxspec.drafters.model import known
 from jaxspec.sampling.params import NAMES
 from jaxspec.structured import patterns
@@ -52,7 +52,7 @@ def beam_search(
     prompts: Prompts,
     *,
     beams: int = 4,
-    drafter: core.Model | None = None,
+    drafter: core.Model | str | None = None,
     gamma: int = 3,
     draft_beams: int | None = None,
     max_new_tokens: Any = None,
@@ -129,6 +129,7 @@ def beam_search(
     shared: dict[str, Any] = dict(
         options, max_new_tokens=max_new_tokens, eos_ids=eos_ids, log_probs=log_probs
     )
+    drafter = named(drafter, target)
     prepared = prepare(
         target, prompts, drafter=drafter, gamma=gamma, top_log_probs=top_log_probs, **shared
     )

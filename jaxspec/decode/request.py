@@ -131,7 +131,7 @@ def prepare(
     target: core.Model,
     prompts: Prompts,
     *,
-    drafter: core.Model | core.Drafter | core.BoundDrafter | None = None,
+    drafter: core.Model | core.Drafter | core.BoundDrafter | str | None = None,
     gamma: int = 5,
     rule: core.Rule | None = None,
     policy: core.BoundPolicy | core.Policy | None = None,
@@ -179,6 +179,7 @@ def prepare(
 
 
 def _prepared(target: core.Model, prompt: core.Prompt, options: Mapping[str, Any]) -> Prepared:
+    options = {**options, "drafter": named(options["drafter"], target)}
     sampling = dict(options)
     o = Options(*map(sampling.pop, Options._fields))
     # 5. Types and ranges.
@@ -253,6 +254,19 @@ def _prepared(target: core.Model, prompt: core.Prompt, options: Mapping[str, Any
     return Prepared(
         target, bound, decoder, sampler, weights, prompt, request, size, options, before
     )
+
+
+def named(drafter: Any, target: core.Model) -> Any:
+    """Returns the drafter that a string names, and any other drafter as it is.
+
+    >>> import jaxspec
+    >>> from jaxspec.testing import table_model
+    >>> named("prompt_lookup(2)", table_model(jax.random.key(1), vocab=5)).name
+    'prompt_lookup'
+    """
+    if isinstance(drafter, str):
+        return drafters.by_name(drafter, target)
+    return drafter
 
 
 def _check_rows(target: core.Model, samples: int, batch: int) -> None:

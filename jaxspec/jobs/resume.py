@@ -100,18 +100,30 @@ class Output(NamedTuple):
             raise ValueError(f"{gone}: put it back, or choose another folder")
 
     @contextlib.contextmanager
-    def begun(self, manifest: Mapping[str, Any], total: int, *, resume: bool) -> Iterator[Chunks]:
+    def begun(
+        self,
+        manifest: Mapping[str, Any],
+        total: int,
+        *,
+        resume: bool,
+        renewed: Callable[[dict[str, Any]], dict[str, Any]] = dict,
+    ) -> Iterator[Chunks]:
         """Begins a job or goes on with it, and yields its chunks of `total` lines.
 
-        The folder is locked until the block ends.
+        The folder is locked until the block ends. `renewed` spells a stored manifest as this
+        version does.
         """
         with self.locked():
             self._check_job(resume)  # another process may have begun the job since `check`
-            self.begin(manifest)
+            self.begin(manifest, renewed)
             with contextlib.closing(Chunks(self, total)) as chunks:
                 yield chunks
 
-    def begin(self, manifest: Mapping[str, Any]) -> None:
+    def begin(
+        self,
+        manifest: Mapping[str, Any],
+        renewed: Callable[[dict[str, Any]], dict[str, Any]] = dict,
+    ) -> None:
         """Writes the manifest of a new job, or compares it with the resumed job's."""
         expected = json.loads(json.dumps(manifest))  # lists in place of tuples
         is_resumed = self.manifest.exists()
@@ -121,7 +133,7 @@ class Output(NamedTuple):
             stored_paths = sorted(self.folder.glob("manifest-*.json"))[:1]
         for path in stored_paths:
             stored = files.read_json(path, ANOTHER_FOLDER) | {"shard": self.shard.index}
-            _compare(stored, expected, path)
+            _compare(renewed(stored), expected, path)
         if is_resumed:
             self.summary.unlink(missing_ok=True)
         else:

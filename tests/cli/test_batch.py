@@ -833,7 +833,12 @@ def test_other_files_of_a_model_are_another_job(batch, zoo, tmp_path, monkeypatc
         monkeypatch.setitem(zoo, str(folder), zoo[model])
     template = tmp_path / "template"
     template.write_text(TEMPLATE)
-    options = ("--target", str(folders_of_models[0]), "--draft", f"greedy:{folders_of_models[1]}")
+    options = (
+        "--target",
+        str(folders_of_models[0]),
+        "--draft",
+        f"greedy('{folders_of_models[1]}')",
+    )
     options += ("--chat", "--chat-template", str(template), "-g", "1")
     assert (result := batch(*options)).exit_code == 0, result.output
     for path in (
