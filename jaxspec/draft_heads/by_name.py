@@ -223,7 +223,9 @@ class _Reader(NamedTuple):
             raise self.error(node, f"{name} has an argument twice")
         for index, parameter in enumerate(signature.parameters.values()):
             implied = _implied(parameter)
-            is_there = index < len(positional) and isinstance(positional[index], str | Call | Implied)
+            is_there = index < len(positional) and isinstance(
+                positional[index], str | Call | Implied
+            )
             if implied is None or is_there or parameter.name in named:
                 continue
             if parameter.kind is parameter.KEYWORD_ONLY or index > len(positional):
@@ -281,7 +283,9 @@ class _Maker(NamedTuple):
             case Implied.TARGET:
                 return self.target
             case Named(name, "model"):
-                return self.loaded(name)
+                drafter = self.load(name, self.target)
+                is_model = isinstance(drafter, Model)
+                return with_shared_encoder(drafter, self.target) if is_model else drafter
             case Named(name):
                 return name
             case Call():
@@ -289,12 +293,6 @@ class _Maker(NamedTuple):
             case tuple() | list():
                 return type(value)(map(self.make, value))
         return value
-
-    def loaded(self, name: str) -> Model | BoundDrafter:
-        drafter = self.load(name, self.target)
-        if isinstance(drafter, Model):
-            return with_shared_encoder(drafter, self.target)
-        return drafter
 
     def called(self, call: Call) -> Model | BoundDrafter:
         arguments: dict[str, Any] = {}

@@ -101,6 +101,29 @@ def test_a_job_is_written_in_chunks_and_goes_on_at_the_first_that_is_missing(bat
     assert summary.read_text() == written  # also of the chunk that was there
 
 
+def test_a_job_of_an_old_drafters_name_goes_on_by_either_name(batch, zoo, tmp_path):
+    old, new = "prompt_lookup=2+debian-t5-draft", "fallback(prompt_lookup(3, 2), 'debian-t5-draft')"
+    result = batch("--draft", old)
+    assert result.exit_code == 0, result.output
+    assert f'--draft {old} is now spelt --draft "{new}"' in result.stderr
+    written = written_in(tmp_path / "out")
+    manifest = tmp_path / "out" / "manifest-00000-of-00001.json"
+    stored = json.loads(manifest.read_text())
+    assert stored["models"]["draft"][0] == new
+    assert stored["models"]["draft"][1].keys() == {"debian-t5-draft"}
+    stored["models"]["draft"][0] = old
+    manifest.write_text(json.dumps(stored))
+    for name in (old, new):
+        (tmp_path / "out" / "part-00000-of-00001-000001.jsonl").unlink()
+        result = batch("--draft", name, "--resume")
+        assert result.exit_code == 0, result.output
+        del written[manifest.name]
+        assert {**written_in(tmp_path / "out"), **written} == written_in(tmp_path / "out")
+        written[manifest.name] = manifest.read_bytes()
+    result = batch("--draft", "prompt_lookup(3, 2)", "--resume")
+    assert result.exit_code == 2 and "is of another job" in result.stderr
+
+
 def test_lines_say_how_far_a_job_is_where_there_is_no_terminal(batch, monkeypatch):
     monkeypatch.setattr(bars, "EVERY", 0.0)
     lines = batch().stderr.splitlines()

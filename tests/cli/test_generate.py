@@ -512,7 +512,7 @@ def test_what_only_a_search_reads_is_refused_without_one(refused):
 
 def test_ngram_tables_by_name_are_of_other_commands(refused):
     said = refused(PROMPT, "--draft", "bigram")
-    assert "the drafter is 'bigram', made of held-out texts in bench and measure" in said
+    assert "bigram is made of held-out texts in bench and measure only" in said
     assert "take fewer prompts" not in said
 
 
