@@ -236,12 +236,13 @@ def test_a_tpus_compiler_tells_c_and_v(run, monkeypatch):
     assert f"Speculate with γ = {by_hand.gamma}" in run(*pair, "--batch", "2", "--gamma", "8")
 
 
-def test_a_published_head_is_a_drafter_of_shapes():
+def test_a_published_head_is_a_drafter_of_shapes(monkeypatch):
     """Of docs/pairs.md, with a target by its published shape: nothing is downloaded, and nothing
     computed.
     """
     target, name = absent.shape_model("llama-3.1-8b"), "yuhuili/EAGLE3-LLaMA3.1-Instruct-8B"
     chain = command.head_of(name)(target)
+    monkeypatch.setattr(chips, "devices_of", lambda topology: None)
     inputs = compiling.CompileInputs(draft=f"dynamic_tree('{name}', 60, 7, 10)")
     tree = compiling.start(inputs, command.head_of).drafter
     assert chain.functions.tree is None and tree.functions.tree.nodes == 60
