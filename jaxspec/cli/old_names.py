@@ -3,31 +3,17 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from typing import Any
 
 COUNTED = {"trigram": "ngram(order=3)", "4-gram": "ngram(order=4)"}
-OF_NUMBERS = [
-    "early_exit",
-    "prompt_lookup",
-    "quantised",
-    "saturated_exit",
-    "skip_layers",
-    "windowed",
-]
-OF_ONE = [
-    "dynamic_tree",
-    "greedy",
-    "head",
-    "parallel",
-    "retrieval",
-    "sequences",
-    "share",
-    "tree",
-    "trim",
-    "without_backoff",
-]
-OF_TWO = ["cascade", "horizontal_cascade", "tree_of_two"]  # two names follow the colon
+OF_TWO = ("cascade", "horizontal_cascade", "tree_of_two")  # two names follow the colon
+OLD = re.compile(
+    "(early_exit|prompt_lookup|quantised|saturated_exit|skip_layers|windowed)=.*"
+    "|(cascade|dynamic_tree|greedy|head|horizontal_cascade|parallel|retrieval|sequences|share|tree"
+    "|tree_of_two|trim|without_backoff)(=[^:]*)?:.*"
+)
 RENAMED = {
     "head": "load_drafter",
     "share": "share_vocabulary",
@@ -53,8 +39,8 @@ def translated(old: str) -> str:
     if "+" in old:
         return f"fallback({', '.join(map(_argument, old.split('+')))})"
     front, colon, inner = old.partition(":")
-    name, equals, numbers = front.partition("=")
-    if not ((equals and name in OF_NUMBERS) or (colon and name in (*OF_ONE, *OF_TWO))):
+    name, _, numbers = front.partition("=")
+    if OLD.fullmatch(old) is None:
         return COUNTED.get(old, old)
     if name == "trim" and inner.replace("=", ":").partition(":")[0] in WITH_HEAD:
         call = _argument(inner).removesuffix(")")
@@ -97,7 +83,8 @@ def new_spelling(written: str) -> str:
     """Returns a drafter's name as it is spelt now, with a line on standard error if it changed."""
     new = translated(written)
     if new != written:
-        print(f'--draft {written} is now spelt --draft "{new}"', file=sys.stderr)
+        until = "(the old spelling is read until the next release)"
+        print(f'--draft {written} is now spelt --draft "{new}" {until}', file=sys.stderr)
     return new
 
 

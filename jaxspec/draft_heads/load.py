@@ -19,7 +19,7 @@ import numpy as np
 from jaxspec import nets, sharding
 from jaxspec.core import BoundDrafter, Model, Params, Prompt
 from jaxspec.decode.request import first_difference
-from jaxspec.draft_heads import KINDS, kind_of, shapes_of
+from jaxspec.draft_heads import KINDS, kind_of, mtp, shapes_of
 from jaxspec.draft_heads.check import bound, check_acceptance
 from jaxspec.draft_heads.formats import D2T, FamilyError, Format, target_shape
 from jaxspec.draft_heads.kind import in_dtype, shape_of
@@ -262,7 +262,7 @@ def find_any(source: str) -> Path:
 def is_head(source: str) -> bool:
     """Tells whether a name, folder or hub id is a drafter that `load_drafter` loads, not a model.
 
-    A module for multi-token prediction beside its model's layers is part of the model.
+    A module for multi-token prediction lies beside its model: such a folder is the model's.
 
     >>> is_head("debian-gpt-eagle"), is_head("debian-gpt-base"), is_head("random:gpt2")
     (True, False, False)
@@ -282,10 +282,7 @@ def is_head(source: str) -> bool:
         form, _ = _recognised(folder, table, files)
     except ValueError:  # loading the model says what is wrong
         return False
-    first_layer = [
-        name for shard in files for name in shard.shapes if re.search(r"(^|\.)layers\.0\.", name)
-    ]
-    return all(form.canonical(name) is not None for name in first_layer)
+    return form is not mtp.KIND.format
 
 
 class FileTensor(NamedTuple):

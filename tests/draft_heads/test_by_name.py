@@ -1,7 +1,11 @@
 """Drafters by their names: a name is the Python call, read and never evaluated."""
 
+import json
+
 import jax
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 import jaxspec
 from jaxspec import drafters
@@ -268,3 +272,30 @@ def test_every_way_to_generate_takes_a_name():
     ).all()
     with pytest.raises(ValueError, match="did you mean 'uniform'"):
         jaxspec.generate(TARGET, [[3, 1]], drafter="unifom")
+
+
+def written(folder, table, shapes, file="model.safetensors"):
+    """Writes a config.json and tensors of zeros."""
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(table))
+    save_file({name: np.zeros(shape, np.float32) for name, shape in shapes.items()}, folder / file)
+    return str(folder)
+
+
+def test_published_heads_are_heads_and_a_module_beside_a_model_is_the_model(published, tmp_path):
+    for number, case in enumerate(published.values()):
+        if case.file.endswith(".safetensors"):
+            folder = written(tmp_path / str(number), case.table, case.shapes, case.file)
+            assert is_head(folder) != case.beside_target, case.table
+
+
+@pytest.mark.parametrize(
+    "feed_forward", ["mlp.up_proj", "block_sparse_moe.gate", "feed_forward.w1"]
+)
+@pytest.mark.parametrize("module", ["", "model.layers.1.eh_proj.weight", "mtp.fc.weight"])
+def test_a_whole_model_is_no_head(feed_forward, module, tmp_path):
+    layer = ("self_attn.q_proj", "input_layernorm", "post_attention_layernorm", feed_forward)
+    names = [f"model.layers.0.{part}.weight" for part in layer]
+    names += ["model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"]
+    names += [module] if module else []
+    assert not is_head(written(tmp_path / "model", {"model_type": "x"}, dict.fromkeys(names, (2,))))
