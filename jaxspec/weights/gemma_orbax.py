@@ -26,6 +26,7 @@ from jaxspec.files.folders import some
 from jaxspec.nets.decoder import DecoderConfig
 from jaxspec.weights import gguf_tokenizer, huggingface, tensors, tokenizers
 from jaxspec.weights.hf_families import Family, gemma
+from jaxspec.weights.orbax_layouts import CHECKPOINT
 from jaxspec.weights.reader import ModelFormat, Reader
 from jaxspec.weights.tensors import ArrayShape, CheckpointError, Shard, Stored
 from jaxspec.weights.tensorstore_arrays import (
@@ -162,6 +163,8 @@ def _find(folder: Path) -> StoredTree:
 def open_model(folder: Path) -> Reader:
     """Opens a folder that `is_folder` recognises."""
     root, index, names = _find(folder)
+    # Items of Orbax are called "default" or "state"; Kaggle's folder around a tree has a number.
+    named = folder if (folder / CHECKPOINT).is_file() else root
 
     @functools.cache
     def arrays() -> dict[str, Stored]:
@@ -183,7 +186,7 @@ def open_model(folder: Path) -> Reader:
 
     return Reader(
         folder,
-        folder.resolve().name,
+        named.resolve().name,
         config=lambda: network()[1],
         tokenizer=lambda: _tokenizer(folder, network()[1].vocab_size),
         params=params,

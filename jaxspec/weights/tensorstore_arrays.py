@@ -71,7 +71,7 @@ def open_arrays(
     Args:
         root: the folder.
         locations: {name for the result: where the array lies}.
-        driver, leaves_zeros_out: as in `Index`. A chunk that a key-value store does not list is
+        driver, leaves_zeros_out: fields of `Index`. A chunk that a key-value store does not list is
             then zero; a chunk that should be a file is an error always.
 
     Raises:
