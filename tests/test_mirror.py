@@ -65,6 +65,7 @@ TESTED_BY = {
     "weights/hf_families/t5.py": "weights/test_t5x.py",
     "weights/hub.py": "weights/test_huggingface.py",
     "weights/orbax_arrays.py": "weights/test_orbax.py",
+    "weights/tensorstore_arrays.py": "weights/test_t5x_arrays.py",
 }
 # tests at the top that are of the project, or need a machine, a browser, another library
 OF_NO_MODULE = {

@@ -1,4 +1,4 @@
-"""`jaxspec convert`: Hugging Face, T5X or jaxspec in, Hugging Face or jaxspec out."""
+"""`jaxspec convert`: any format that `load` reads in, Hugging Face or jaxspec out."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def convert(
     """Write a model in the other format, or in another dtype.
 
     A Hugging Face folder is what transformers' from_pretrained reads; a jaxspec checkpoint loads
-    faster, is checked against its hashes, and can hold int8 and int4. A T5X checkpoint of a T5 is
-    read, never written: by default it becomes a Hugging Face folder.
+    faster, is checked against its hashes, and can hold int8 and int4. A T5X checkpoint of a T5, or a
+    Gemma's in Orbax, is read, never written: by default it becomes a Hugging Face folder.
 
     \b
         jaxspec convert debian-t5-large debian-t5-large-hf

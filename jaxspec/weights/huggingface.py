@@ -115,9 +115,14 @@ def _tell_of_others(folder: Path, family: Family, files: list[tensors.Shard]) ->
     parts = sorted(
         {name.removeprefix("model.").removeprefix("encoder.").split(".")[0] for name in names}
     )
+    tell_of_parts(folder, parts, len(names))
+
+
+def tell_of_parts(folder: Path, parts: list[str], count: int) -> None:
+    """Warns if parts of a model, with `count` tensors, are left out."""
     if parts:
         text = "%s: the text half is read, and not %s (%d tensors): prompts are text"
-        logging.getLogger(__name__).warning(text, folder, ", ".join(parts), len(names))
+        logging.getLogger(__name__).warning(text, folder, ", ".join(parts), count)
 
 
 def assemble(

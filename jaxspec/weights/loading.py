@@ -24,7 +24,17 @@ from jaxspec.files import folders
 from jaxspec.nets import axes_of, net_of
 from jaxspec.vocab.languages import with_languages
 from jaxspec.vocab.trim import draft_tokens, trim_vocabulary, untrimmed
-from jaxspec.weights import gguf, hub, huggingface, lora, orbax, quantisation, t5x, tokenizers
+from jaxspec.weights import (
+    gemma_orbax,
+    gguf,
+    hub,
+    huggingface,
+    lora,
+    orbax,
+    quantisation,
+    t5x,
+    tokenizers,
+)
 from jaxspec.weights.orbax import MANIFEST
 from jaxspec.weights.reader import ModelFormat, Reader
 from jaxspec.weights.tensors import CheckpointError
@@ -34,6 +44,7 @@ COMPUTED = ("float32", "bfloat16")  # around quantised matrices
 FORMATS: tuple[ModelFormat, ...] = (  # a path is of the first that it matches
     gguf.FORMAT,
     orbax.FORMAT,
+    gemma_orbax.FORMAT,
     t5x.FORMAT,
     huggingface.FORMAT,
 )
@@ -91,15 +102,15 @@ def load(
     target_language: str | None = None,
     **others: Any,
 ) -> Model:
-    """Loads a model: a checkpoint of jaxspec's or of T5X's, a Hugging Face folder or hub id, or a
-    GGUF file.
+    """Loads a model: a checkpoint of jaxspec's, of T5X's or of Gemma's in Orbax, a Hugging Face
+    folder or hub id, or a GGUF file.
 
         target = jaxspec.load("checkpoints/debian-t5-base") draft = jaxspec.load("debian-t5-small",
         dtype="bfloat16") llama = jaxspec.load("meta-llama/Llama-3.2-1B", dtype="bfloat16") large =
         jaxspec.load("meta-llama/Llama-3.1-70B", dtype="bfloat16", mesh="model=8") flan =
         jaxspec.load("flan_t5_xl/checkpoint_1138000", dtype="bfloat16") # of T5X, or the folder of a
         run gemma = jaxspec.load("gemma-3-270m-q4_k_m.gguf") # of llama.cpp, with the tokenizer that
-        it holds
+        it holds; kaggle = jaxspec.load("gemma3-1b-it") # an Orbax folder of Kaggle's
 
     Args:
         source: a folder, a GGUF file, the name of a shipped checkpoint, with or without
@@ -426,7 +437,8 @@ def is_hub_id(source: str | Path) -> bool:
 def _choices() -> str:
     names = ", ".join(sorted(shipped())) or "none in this installation"
     paths = (
-        f"a folder with a {MANIFEST}, a {huggingface.CONFIG} or a checkpoint of T5X's, a GGUF file"
+        f"a folder with a {MANIFEST}, a {huggingface.CONFIG} or a checkpoint of T5X's or Gemma's, a "
+        "GGUF file"
     )
     hub_id = "the id of a model of the Hugging Face hub (owner/name)"
     return f"Expected {paths}, the name of a shipped checkpoint ({names}), or {hub_id}"

@@ -329,7 +329,7 @@ def read_manifest(folder: str | Path) -> Manifest:
             raise CheckpointError(complaint)
         expected = (
             "a folder that jaxspec.weights.orbax.save wrote, a Hugging Face folder, or a "
-            "checkpoint of T5X's"
+            "checkpoint of T5X's or Gemma's"
         )
         raise CheckpointError(
             f"{folder} is no jaxspec checkpoint: it has no {MANIFEST}. Expected {expected}"

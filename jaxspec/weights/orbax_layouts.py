@@ -6,27 +6,26 @@ tree begins with.
     _CHECKPOINT_METADATA, default/       items of one step, each a tree
     5/, 10/                              the steps of a CheckpointManager
 
-Nothing of such a folder says which network its arrays are of, so jaxspec does not read it.
+jaxspec knows no network with the names in such a folder, so it does not read it.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
 from jaxspec.files.folders import some
+from jaxspec.weights.tensorstore_arrays import METADATA, OCDBT, read_index
 
-METADATA = "_METADATA"
 CHECKPOINT = "_CHECKPOINT_METADATA"
-OCDBT = "manifest.ocdbt"
 READ = (
-    "jaxspec reads Orbax folders that T5X wrote, whose tree has target, and those of "
-    "jaxspec.weights.orbax.save"
+    "Expected a tree with embedder and layer_0, as Gemma's have, one with target, as T5X's have, "
+    "or a folder of jaxspec.weights.orbax.save"
 )
 ADVICE = (
-    "Restore this one with orbax.checkpoint, and give its arrays to "
-    "jaxspec.nets.adapters.from_linen or from_nnx"
+    "Restore this one with orbax.checkpoint. jaxspec.from_arrays takes its arrays if you map their "
+    "names to those of a Hugging Face folder; jaxspec.nets.adapters.from_linen or from_nnx takes "
+    "them with their module"
 )
 
 
@@ -35,10 +34,7 @@ def complaint(folder: Path) -> str | None:
     layout = _tree(folder) or _items(folder) or _steps(folder)
     if layout is None:
         return None
-    return (
-        f"{folder} is an Orbax checkpoint of another program: {layout}. {READ}. {ADVICE}, with "
-        "their module"
-    )
+    return f"{folder} is an Orbax checkpoint of another program: {layout}. {READ}. {ADVICE}"
 
 
 def _tree(folder: Path) -> str | None:
@@ -51,8 +47,7 @@ def _tree(folder: Path) -> str | None:
     else:
         stored = "each a folder of zarr"
     try:
-        entries = json.loads(index.read_text(encoding="utf-8"))["tree_metadata"].values()
-        paths = [[str(step["key"]) for step in entry["key_metadata"]] for entry in entries]
+        paths = list(read_index(index).locations)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return f"a tree of arrays, {stored}, whose {METADATA} cannot be read"
     names = list(dict.fromkeys(path[0] for path in paths if path))

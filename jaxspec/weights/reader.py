@@ -35,7 +35,7 @@ class ModelFormat(NamedTuple):
     file.
     """
 
-    name: str  # "jaxspec", "huggingface", "t5x" or "gguf"
+    name: str  # "jaxspec", "huggingface", "t5x", "gemma" or "gguf"
     # path -> whether a folder or file is of this format, damaged or not
     matches: Callable[[Path], bool]
     open: Callable[[Path], Reader]  # raises CheckpointError

@@ -15,9 +15,7 @@ biases are read where the layers of a side share them, or have equal ones
 
 from __future__ import annotations
 
-import collections
 import dataclasses
-import math
 from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
@@ -31,6 +29,7 @@ from jaxspec.weights import huggingface, t5x_arrays, t5x_names, tokenizers
 from jaxspec.weights.reader import ModelFormat, Reader
 from jaxspec.weights.t5x_arrays import STEP, find, is_folder
 from jaxspec.weights.tensors import CheckpointError, Shard, Stored
+from jaxspec.weights.tensorstore_arrays import most_common_dtype
 
 __all__ = ["FORMAT", "find", "is_folder", "open_model"]
 
@@ -55,12 +54,6 @@ def open_model(folder: Path) -> Reader:
             checkpoint, family, config, [_shard(checkpoint, arrays)], dtype, mesh, described
         )
 
-    def stored_dtype() -> str:
-        sizes = collections.Counter[str]()
-        for x in t5x_arrays.arrays(checkpoint).values():
-            sizes[x.dtype.name] += math.prod(x.shape)
-        return sizes.most_common(1)[0][0]
-
     return Reader(
         checkpoint,
         # the step alone says little
@@ -71,7 +64,7 @@ def open_model(folder: Path) -> Reader:
             None,
         ),
         params=params,
-        stored_dtype=stored_dtype,
+        stored_dtype=lambda: most_common_dtype(t5x_arrays.arrays(checkpoint)),
         tokenizer_place="in it, or in its run's folder",
     )
 

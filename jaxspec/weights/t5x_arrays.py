@@ -25,26 +25,30 @@ Reference: Roberts et al., arXiv 2203.17189; the layouts are described in t5x/ch
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import ml_dtypes
 import numpy as np
 
 from jaxspec.files.folders import some
 from jaxspec.weights import orbax_layouts, tensors
-from jaxspec.weights.tensors import ArrayShape, CheckpointError, Stored
+from jaxspec.weights.tensors import CheckpointError, Stored
+from jaxspec.weights.tensorstore_arrays import (
+    METADATA,
+    Location,
+    damaged,
+    open_arrays,
+    read_index,
+    whole,
+)
 
 STEP = re.compile(r"checkpoint_(\d+)")
 # T5X's and Orbax's names of what is still being written
 UNFINISHED = re.compile(r"checkpoint_\d+\..*tmp.*")
 MSGPACK = "checkpoint"
-METADATA = "_METADATA"
 STATE = "state"
-OCDBT = "manifest.ocdbt"
 SPEC = {"driver", "kvstore", "metadata"}  # keys of a leaf that stands for an array of its own
 PLACEHOLDER = "PLACEHOLDER://"
 TENSORFLOW = b"model_checkpoint_path"  # how the file "checkpoint" of TensorFlow begins
@@ -111,35 +115,18 @@ def arrays(checkpoint: Path) -> dict[str, Stored]:
     except CheckpointError:
         raise
     except Exception as error:  # msgpack's, flax's, JSON's and our own have nothing in common
-        raise _damaged(index, error) from error
+        raise damaged(index, error) from error
     if not leaves:
         # Other programs, too, write folders of Orbax that are called checkpoint_N, or have a
         # _METADATA.
-        if index.name == METADATA:
-            complaint = orbax_layouts.complaint(checkpoint)
-        else:
-            complaint = None
+        complaint = orbax_layouts.complaint(checkpoint)
         expected = "expected those of a model of T5X's, below the name target"
         raise CheckpointError(complaint or f"{index} lists no parameters: {expected}")
-    opened = _open_all(
-        index.parent, {name: leaf for name, leaf in leaves.items() if isinstance(leaf, _Apart)}
+    opened = open_arrays(
+        index.parent, {name: leaf for name, leaf in leaves.items() if isinstance(leaf, Location)}
     )
     inside = {name: x for name, x in leaves.items() if isinstance(x, np.ndarray)}
-    return opened | {name: _stored(x.shape, x.dtype, lambda x=x: x) for name, x in inside.items()}
-
-
-def _stored(shape: ArrayShape, dtype: np.dtype, read: Callable[[], np.ndarray]) -> Stored:
-    """Makes an array of one that is read whole: chunks of zarr are compressed, and hold more than a
-    few rows.
-    """
-    return Stored(shape, dtype, lambda start, stop: read()[start:stop])
-
-
-class _Apart(NamedTuple):
-    """A leaf that lies outside the index: its name there, and its shape if the index says so."""
-
-    name: str
-    shape: ArrayShape | None = None
+    return opened | {name: whole(x.shape, x.dtype, lambda x=x: x) for name, x in inside.items()}
 
 
 def _index(checkpoint: Path) -> Path | None:
@@ -152,7 +139,7 @@ def _index(checkpoint: Path) -> Path | None:
     return None
 
 
-def _msgpack_leaves(index: Path) -> Iterator[tuple[str, np.ndarray | _Apart]]:
+def _msgpack_leaves(index: Path) -> Iterator[tuple[str, np.ndarray | Location]]:
     from flax import serialization, traverse_util
 
     def is_array(path: Any, node: Any) -> bool:
@@ -181,12 +168,12 @@ def _msgpack_leaves(index: Path) -> Iterator[tuple[str, np.ndarray | _Apart]]:
             yield name, leaf if isinstance(leaf, np.ndarray) else _apart(name, leaf)
 
 
-def _apart(name: str, leaf: Any) -> _Apart:
+def _apart(name: str, leaf: Any) -> Location:
     """Reads the name and the shape in a placeholder or a tensorstore spec; other leaves are left
     alone.
     """
     if isinstance(leaf, str) and leaf.startswith(PLACEHOLDER):
-        return _Apart(leaf.removeprefix(PLACEHOLDER))
+        return Location(leaf.removeprefix(PLACEHOLDER))
     if not isinstance(leaf, dict) or leaf["driver"] != "zarr":
         raise ValueError(
             f"{name} is {leaf!r:.80}, expected an array, {PLACEHOLDER}name, or the spec of a zarr "
@@ -202,79 +189,11 @@ def _apart(name: str, leaf: Any) -> _Apart:
     if not isinstance(path, str):
         raise ValueError(f"the spec of {name} has no path: {leaf!r:.80}")
     # The last part alone: the folders before it are of the machine that wrote the file.
-    return _Apart(path.rstrip("/").rpartition("/")[2], None if shape is None else tuple(shape))
+    return Location(path.rstrip("/").rpartition("/")[2], None if shape is None else tuple(shape))
 
 
-def _metadata_leaves(index: Path) -> Iterator[tuple[str, _Apart]]:
-    for entry in json.loads(index.read_text(encoding="utf-8"))["tree_metadata"].values():
+def _metadata_leaves(index: Path) -> Iterator[tuple[str, Location]]:
+    for keys, location in read_index(index).locations.items():
         # A path through the tree, from the state down: target/encoder/...
-        keys = [str(step["key"]) for step in entry["key_metadata"]]
-        # skipped are None and {}
-        if keys[0] == "target" and not entry["value_metadata"]["skip_deserialize"]:
-            yield "/".join(keys[1:]), _Apart(".".join(keys))
-
-
-def _open_all(root: Path, leaves: dict[str, Any]) -> dict[str, Stored]:
-    import tensorstore as ts
-
-    outside = [leaf.name for leaf in leaves.values() if not re.fullmatch(r"\w[\w.-]*", leaf.name)]
-    if outside:
-        raise CheckpointError(
-            f"{root}: the index names an array {outside[0]!r:.80}, expected a name like target.a.b"
-        )
-    # All are opened before any is waited for: each takes a round trip to a network disk.
-    opening = {
-        name: ts.open(_spec(root, leaf.name), open=True, read=True) for name, leaf in leaves.items()
-    }
-    opened = {}
-    absent = []
-    for name, leaf in leaves.items():
-        try:
-            opened[name] = _apart_array(root, leaf, opening[name].result())
-        except Exception as error:  # tensorstore's: a ValueError more often than not
-            if not str(error).startswith("NOT_FOUND"):
-                raise _damaged(root / leaf.name, error) from error
-            absent.append(leaf.name)
-    if absent:
-        counts = f"of the {len(leaves)} arrays that lie apart, {len(absent)} are not there"
-        raise CheckpointError(
-            f"{root} is incomplete: {counts} ({some(absent)}). Finish the download"
-        )
-    return opened
-
-
-def _spec(root: Path, name: str) -> dict[str, Any]:
-    """Says where an array lies. A missing chunk is an error: tensorstore would read zeros."""
-    base = {"driver": "file", "path": f"{root.absolute()}/"}
-    if (root / OCDBT).is_file():
-        where = {"driver": "ocdbt", "base": base, "path": f"{name}/"}
-    else:
-        where = base | {"path": f"{root.absolute() / name}/"}
-    return {"driver": "zarr", "kvstore": where, "fill_missing_data_reads": False}
-
-
-def _apart_array(root: Path, leaf: _Apart, store: Any) -> Stored:
-    if leaf.shape not in (None, store.shape):
-        raise ValueError(f"its shape is {list(store.shape)}, the index says {list(leaf.shape)}")
-    dtype = store.dtype.numpy_dtype
-    # Version 2 of the layout stores bfloat16 as its bits.
-    if dtype == np.uint16:
-        dtype = np.dtype(ml_dtypes.bfloat16)
-
-    def read() -> np.ndarray:
-        try:
-            return np.asarray(store.read().result()).view(dtype)
-        except Exception as error:  # as above
-            raise _damaged(root / leaf.name, error) from error
-
-    return _stored(store.shape, dtype, read)
-
-
-def _damaged(path: Path, error: Exception) -> CheckpointError:
-    if str(error):
-        reason = str(error).splitlines()[0]
-    else:
-        reason = type(error).__name__
-    return CheckpointError(
-        f"{path} is damaged, or not what it is taken for: {reason}. Copy the checkpoint again"
-    )
+        if keys[0] == "target":
+            yield "/".join(keys[1:]), location
