@@ -61,7 +61,7 @@ WRONG = [  # of a Llama's config.json: what is changed, and what is said of it
     ),
     ({"head_dim": 10**9}, "head_dim is 1000000000: expected at most 65,536"),
     (
-        {"relative_attention_max_distance": 10**9},
+        {"relative_attention_max_distance": 10**9, "model_type": "t5"},
         "relative_attention_max_distance is 1000000000: expected at most",
     ),
     ({"head_dim": 3}, "self_attn.q_proj.weight is .*, expected|describes no"),
@@ -89,13 +89,13 @@ SIZES = {"gemma-2-2b": gemma.SIZES_2, "gemma-3-1b": gemma.SIZES_3, "gemma-4-31b"
 def test_a_soft_cap_of_zero_is_none(size):
     family, table = hf_families.describe(SIZES[size][size])
     caps = dict.fromkeys(("attn_logit_softcapping", "final_logit_softcapping"), 0)
-    common.check(table | caps)
+    common.check(table | caps, family.keys)
     without = family.read({**table, **dict.fromkeys(caps, None)})
     assert family.read(table | caps) == without and without.logits_cap is None
     with pytest.raises(
         common.FamilyError, match="final_logit_softcapping is -1: expected a positive number"
     ):
-        common.check({"final_logit_softcapping": -1})
+        common.check({"final_logit_softcapping": -1}, family.keys)
 
 
 def test_wrong_values_in_a_config(folder):

@@ -10,6 +10,7 @@ import json
 import math
 import os
 import random
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -221,6 +222,17 @@ def granite4(draw):
         "shared_intermediate_size": 40,
     }
     return table | {"position_embedding_type": draw.choice(["rope", None]), "mamba_n_heads": 8}
+
+
+def hyperclovax(draw):
+    """With the usual scale of scores, too, and with norms before the blocks alone."""
+    table = granite(draw) | {"logits_scaling": 0.25, "use_post_norm": draw.random() < 0.7}
+    return table | {"attention_multiplier": draw.choice([None, 0.2])}
+
+
+def cwm(draw):
+    table = decoder(draw) | {"mlp_bias": draw.random() < 0.5, "sliding_window": draw.window}
+    return table | {"layer_types": ["full_attention", "sliding_attention"], "bos_token_id": 2}
 
 
 def cohere(draw):
@@ -519,6 +531,8 @@ FAMILIES = {
     "Exaone4ForCausalLM": exaone4,
     "GraniteForCausalLM": granite,
     "GraniteMoeHybridForCausalLM": granite4,
+    "HyperCLOVAXForCausalLM": hyperclovax,
+    "CwmForCausalLM": cwm,
     "CohereForCausalLM": cohere,
     "Cohere2ForCausalLM": cohere2,
     "GlmForCausalLM": glm,
@@ -610,6 +624,33 @@ def test_what_is_written_of_random_configurations_is_read_as_it_was(architecture
         config = family.read(table)
         unwritten = {name: vars(config)[name] for name in family.unwritten}
         assert dataclasses.replace(family.read(family.write(config)), **unwritten) == config
+
+
+@pytest.mark.parametrize("architecture", FAMILIES)
+def test_a_number_that_a_family_reads_has_a_check_by_its_name(architecture):
+    """Any number or flag of a config.json may be a text: it is refused by its name, or not read."""
+    table = config_class(architecture)(**options_of(architecture, 0)).to_dict()
+    config = hf_families.of(table).read(table)
+    for path in numbers(table):
+        wrong = changed(table, path, "much")
+        try:
+            assert hf_families.of(wrong).read(wrong) == config, path
+        except hf_families.FamilyError as error:
+            assert str(error).startswith(f"{path[-1]} is 'much': "), path
+
+
+def numbers(table: dict, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """Yields the places of the numbers and flags of a table, and of the tables in it."""
+    for name, value in table.items():
+        if isinstance(value, dict):
+            yield from numbers(value, (*path, name))
+        elif isinstance(value, int | float):
+            yield (*path, name)
+
+
+def changed(table: dict, path: tuple[str, ...], value: Any) -> dict:
+    name, *below = path
+    return table | {name: changed(table[name], tuple(below), value) if below else value}
 
 
 @pytest.mark.needs_torch

@@ -14,10 +14,56 @@ from jaxspec.nets.rotary import SCALINGS, Rotary, yarn_magnitude
 from jaxspec.nets.shapes import FeedForwardShape, LayerShape
 from jaxspec.nets.uniform import UniformDecoder, nearest, period
 from jaxspec.weights.hf_families import common
-from jaxspec.weights.hf_families.common import HEAD, THEIRS, Family, FamilyError, Tensor, need, only
+from jaxspec.weights.hf_families.common import (
+    HEAD,
+    MOST_HEAD_DIM,
+    MOST_LAYERS,
+    THEIRS,
+    Family,
+    FamilyError,
+    Key,
+    Tensor,
+    count,
+    flag,
+    need,
+    number,
+    only,
+    table_of,
+)
 
+_TURNS = {  # checks of what the tables of rotary positions hold
+    **dict.fromkeys(("rope_theta", "factor", "low_freq_factor", "high_freq_factor"), number()),
+    **dict.fromkeys(("beta_fast", "beta_slow", "attention_factor"), number()),
+    **dict.fromkeys(("mscale", "mscale_all_dim", "alpha"), number(or_zero=True)),
+    "llama_4_scaling_beta": number(or_zero=True),
+    "partial_rotary_factor": number(),
+    "original_max_position_embeddings": count(),
+    "truncate": flag(),
+}
+_BY_LAYERS = dict.fromkeys(("full_attention", "sliding_attention"), table_of(_TURNS))
+KEYS: dict[str, Key] = {  # checks of the keys that these families have in common
+    "vocab_size": count(),
+    "hidden_size": count(),
+    "intermediate_size": count(),
+    "num_hidden_layers": count(most=MOST_LAYERS),
+    "num_attention_heads": count(),
+    "num_key_value_heads": count(),
+    "head_dim": count(most=MOST_HEAD_DIM),
+    "max_position_embeddings": count(),
+    "original_max_position_embeddings": count(),
+    "sliding_window": count(),
+    "use_sliding_window": flag(),
+    "tie_word_embeddings": flag(),
+    "attention_bias": flag(),
+    "mlp_bias": flag(),
+    "rms_norm_eps": number(),
+    "rope_theta": number(),
+    "partial_rotary_factor": number(),
+    "rope_scaling": table_of(_TURNS | _BY_LAYERS),
+    "rope_parameters": table_of(_TURNS | _BY_LAYERS),
+}
 LayerChange = Callable[[int, LayerShape], LayerShape]
-KEYS = {  # the network's fields: those of config.json
+FIELDS = {  # the network's fields: those of config.json
     "vocab_size": "vocab_size",
     "dim": "hidden_size",
     "ff_dim": "intermediate_size",
@@ -64,7 +110,7 @@ def read(table: dict, changed: LayerChange | None = None, **options: Any) -> Dec
     heads = need(table, "num_attention_heads")
     sizes = {"kv_heads": heads, "head_dim": dim // heads}
     shape = common.read_keys(
-        table, KEYS, **sizes, epsilon=1e-6, max_positions=None, tied_head=False
+        table, FIELDS, **sizes, epsilon=1e-6, max_positions=None, tied_head=False
     )
     shape["head_dim"] = int(shape["head_dim"])
     shape["activation"] = common.activation(
@@ -314,7 +360,7 @@ def scaling_keys(form: UniformDecoder) -> dict[str, Any]:
 def size_keys(form: UniformDecoder) -> dict[str, Any]:
     """Writes the network's sizes, with the context before a linear scaling, as `rope` reads it."""
     table = {
-        key: value for key, value in common.write_keys(form, KEYS).items() if value is not None
+        key: value for key, value in common.write_keys(form, FIELDS).items() if value is not None
     }
     if form.rope_scaling == "linear" and form.max_positions is not None:
         table["max_position_embeddings"] = round(form.max_positions / form.rope_factor)
@@ -393,6 +439,11 @@ def text_half(table: dict) -> dict:
     }
 
 
+def with_text(keys: Mapping[str, Key]) -> dict[str, Key]:
+    """Adds the same checks of a text half in "text_config"."""
+    return {**keys, "text_config": table_of(keys)}
+
+
 def canonical_text(name: str) -> str | None:
     """Finds the text half among the tensors of a model that also sees or hears, by either of its
     layouts.
@@ -416,7 +467,8 @@ def family(
     model_types: tuple[str, ...],
     architecture: str,
     read: Callable[[dict], DecoderConfig],
-    keys: Mapping[str, Any],
+    written: Mapping[str, Any],
+    keys: Mapping[str, Key] = MappingProxyType({}),
     sizes: Mapping[str, Any] = MappingProxyType({}),
     canonical: Callable[[str], str | None] = canonical,
     more_keys: Callable[[DecoderConfig], dict[str, Any]] = lambda config: {},
@@ -428,8 +480,9 @@ def family(
     Args:
         title, model_types, read, sizes, canonical, apart: fields of `Family`.
         architecture: the entry of "architectures" in config.json.
-        keys: the keys of config.json that it adds: fields of `UniformDecoder`, functions of one, or
-            written values.
+        written: the keys of config.json that it writes, too: fields of `UniformDecoder`, functions
+            of one, or written values.
+        keys: the checks of keys that `KEYS` lacks, or has another check for.
         more_keys: further keys, from the layers themselves.
         renamed: names of a layer's modules that differ from Llama's, by the path of ours. Modules
             with one name are parts of one tensor, in the order of `LLAMA`.
@@ -437,7 +490,7 @@ def family(
 
     def write(config: DecoderConfig) -> dict[str, Any]:
         form = nearest(_dense(config))
-        fields = {key: getattr(form, x) if isinstance(x, str) else x for key, x in keys.items()}
+        fields = {key: getattr(form, x) if isinstance(x, str) else x for key, x in written.items()}
         fields = {key: x(form) if callable(x) else x for key, x in fields.items()}
         return _write(form, model_types[0], architecture) | fields | more_keys(config)
 
@@ -445,6 +498,7 @@ def family(
     return Family(
         title=title,
         model_types=model_types,
+        keys=KEYS | keys,
         read=read,
         write=write,
         names=named,

@@ -9,7 +9,7 @@ from typing import Any
 from jaxspec.nets.decoder import DecoderConfig
 from jaxspec.nets.shapes import LayerShape, NormShape
 from jaxspec.weights.hf_families import decoders
-from jaxspec.weights.hf_families.common import FamilyError
+from jaxspec.weights.hf_families.common import FamilyError, count, flag, number
 
 
 def read_smollm3(table: dict) -> DecoderConfig:
@@ -63,11 +63,8 @@ def read_hunyuan(table: dict) -> DecoderConfig:
         heads = table.get("num_attention_heads") or 1
         dims = table.get("head_dim") or table.get("hidden_size", 0) // heads
         base = float(rope.get("rope_theta") or table.get("rope_theta") or 10_000.0)
-        if not isinstance(alpha, int | float) or alpha <= 0 or dims <= 2:
-            raise FamilyError(
-                f"alpha is {alpha!r}, and heads have {dims} dimensions: expected a number, more "
-                "than 2"
-            )
+        if dims <= 2:
+            raise FamilyError(f"heads have {dims} dimensions: expected more than 2, with an alpha")
         options = {"rope_base": base * float(alpha) ** (dims / (dims - 2))}
     norms = {"head_norms": True, "norms_of": "rotated"}
     return decoders.read(
@@ -137,7 +134,8 @@ SMOLLM3 = decoders.family(
     model_types=("smollm3",),
     architecture="SmolLM3ForCausalLM",
     read=read_smollm3,
-    keys=decoders.BIASES | WINDOWS,
+    written=decoders.BIASES | WINDOWS,
+    keys={"no_rope_layer_interval": count()},
     sizes=SMOLLM3_SIZES,
     more_keys=_without_positions,
 )
@@ -146,7 +144,8 @@ SEED_OSS = decoders.family(
     model_types=("seed_oss",),
     architecture="SeedOssForCausalLM",
     read=read_seed_oss,
-    keys=decoders.BIASES | {"attention_out_bias": "out_bias"},
+    written=decoders.BIASES | {"attention_out_bias": "out_bias"},
+    keys={"attention_out_bias": flag()},
     sizes=SEED_OSS_SIZES,
 )
 HUNYUAN = decoders.family(
@@ -154,7 +153,7 @@ HUNYUAN = decoders.family(
     model_types=("hunyuan_v1_dense",),
     architecture="HunYuanDenseV1ForCausalLM",
     read=read_hunyuan,
-    keys=decoders.BIASES,
+    written=decoders.BIASES,
     sizes=HUNYUAN_SIZES,
     renamed=NORMS,
 )
@@ -174,7 +173,9 @@ STABLELM = decoders.family(
     model_types=("stablelm",),
     architecture="StableLmForCausalLM",
     read=read_stablelm,
-    keys=STABLELM_KEYS,
+    written=STABLELM_KEYS,
+    keys={"layer_norm_eps": number()}
+    | dict.fromkeys(("use_qkv_bias", "qk_layernorm", "use_parallel_residual"), flag()),
     sizes=STABLELM_SIZES,
     more_keys=_stablelm_layers,
     renamed=EACH_NORM,

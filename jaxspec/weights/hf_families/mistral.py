@@ -115,7 +115,7 @@ MISTRAL = decoders.family(
     model_types=("mistral",),
     architecture="MistralForCausalLM",
     read=read,
-    keys=_KEYS,
+    written=_KEYS,
     sizes=SIZES,
 )
 _ROPE = {
@@ -158,7 +158,8 @@ MISTRAL3 = decoders.family(
     model_types=("mistral3",),
     architecture="MistralForCausalLM",
     read=read_mistral3,
-    keys=_KEYS,
+    written=_KEYS,
+    keys=decoders.with_text(decoders.KEYS),
     sizes=MISTRAL3_SIZES,
     canonical=decoders.canonical_text,
 )
@@ -167,7 +168,7 @@ MINISTRAL3 = decoders.family(
     model_types=("ministral3",),
     architecture="Ministral3ForCausalLM",
     read=read_ministral3,
-    keys=_KEYS_3,
+    written=_KEYS_3,
     sizes=MINISTRAL3_SIZES,
     more_keys=_beta,
 )
@@ -176,6 +177,6 @@ MINISTRAL = decoders.family(
     model_types=("ministral",),
     architecture="MinistralForCausalLM",
     read=read,
-    keys=decoders.LAYERS,
+    written=decoders.LAYERS,
     sizes=MINISTRAL_SIZES,
 )

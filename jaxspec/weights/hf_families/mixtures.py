@@ -12,7 +12,7 @@ from jaxspec.nets.decoder import DecoderConfig
 from jaxspec.nets.experts import CLAMPED, ExpertsShape
 from jaxspec.nets.shapes import LayerShape
 from jaxspec.weights.hf_families import common, decoders
-from jaxspec.weights.hf_families.common import FamilyError, Tensor, only
+from jaxspec.weights.hf_families.common import FamilyError, Tensor, count, flag, number, only
 
 # fields of `ExpertsShape`: keys
 _MIXTRAL = {"count": "num_local_experts", "top": "num_experts_per_tok"}
@@ -183,6 +183,7 @@ SIZES_GPT_OSS = decoders.sizes(
         "gpt-oss-120b": (201_088, 2880, 2880, 36, 64, 8, 131_072, {"num_local_experts": 128}),
     },
 )
+_COUNTS = {"num_local_experts": count(least=0), "num_experts_per_tok": count()}
 _QWEN3_KEYS = {
     "use_sliding_window": lambda form: form.window is not None,
     "sliding_window": "window",
@@ -195,7 +196,15 @@ QWEN3_MOE = decoders.family(
     model_types=("qwen3_moe",),
     architecture="Qwen3MoeForCausalLM",
     read=read_qwen3,
-    keys=_QWEN3_KEYS,
+    written=_QWEN3_KEYS,
+    keys=_COUNTS
+    | {
+        "num_experts": count(least=0),
+        "moe_intermediate_size": count(),
+        "shared_expert_intermediate_size": count(least=0),
+        "decoder_sparse_step": count(),
+        "norm_topk_prob": flag(),
+    },
     sizes=SIZES_QWEN3,
     more_keys=_qwen3_experts,
     apart=("gate_proj", "up_proj", "down_proj"),
@@ -205,7 +214,8 @@ MIXTRAL = decoders.family(
     model_types=("mixtral",),
     architecture="MixtralForCausalLM",
     read=read_mixtral,
-    keys={"sliding_window": decoders.window_of_all},
+    written={"sliding_window": decoders.window_of_all},
+    keys=_COUNTS,
     sizes=SIZES_MIXTRAL,
     canonical=canonical,
     more_keys=_keys(_MIXTRAL),
@@ -221,7 +231,8 @@ GPT_OSS = decoders.family(
     model_types=("gpt_oss",),
     architecture="GptOssForCausalLM",
     read=read_gpt_oss,
-    keys=_OSS_KEYS,
+    written=_OSS_KEYS,
+    keys=_COUNTS | {"swiglu_alpha": number(), "swiglu_limit": number()},
     sizes=SIZES_GPT_OSS,
     more_keys=_keys(_GPT_OSS),
 )._replace(names=_gpt_oss_names, alternate=True)

@@ -10,7 +10,7 @@ from jaxspec.nets.decoder import DecoderConfig
 from jaxspec.nets.shapes import LayerShape
 from jaxspec.nets.uniform import nearest
 from jaxspec.weights.hf_families import decoders
-from jaxspec.weights.hf_families.common import only
+from jaxspec.weights.hf_families.common import count, only
 
 # without a norm before the block, Llama's name is that of the norm after it
 RENAMED = decoders.POST_NORMS
@@ -77,6 +77,12 @@ def read_exaone4(table: dict) -> DecoderConfig:
     return decoders.read(table, changed, **decoders.windows(table, flags))
 
 
+def _pattern(name: str, value: Any) -> None:
+    """Checks a number, or a letter for each layer."""
+    if not isinstance(value, str) or not value:
+        count(least=0)(name, value)
+
+
 def _by_layers(config: DecoderConfig) -> dict[str, Any]:
     form = nearest(config)
     if form.local_rope_base is None:
@@ -140,7 +146,7 @@ OLMO2 = decoders.family(
     model_types=("olmo2",),
     architecture="Olmo2ForCausalLM",
     read=_olmo2,
-    keys=BIAS,
+    written=BIAS,
     sizes=SIZES_2,
     renamed=RENAMED,
 )
@@ -149,7 +155,7 @@ OLMO3 = decoders.family(
     model_types=("olmo3",),
     architecture="Olmo3ForCausalLM",
     read=read_olmo3,
-    keys=BIAS | decoders.LAYERS,
+    written=BIAS | decoders.LAYERS,
     sizes=SIZES_3,
     more_keys=_by_layers,
     renamed=RENAMED,
@@ -159,7 +165,8 @@ EXAONE4 = decoders.family(
     model_types=("exaone4",),
     architecture="Exaone4ForCausalLM",
     read=read_exaone4,
-    keys=decoders.LAYERS,
+    written=decoders.LAYERS,
+    keys={"sliding_window_pattern": _pattern},
     sizes=EXAONE4_SIZES,
     renamed=RENAMED,
 )

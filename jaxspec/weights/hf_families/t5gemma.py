@@ -14,7 +14,17 @@ from jaxspec.nets.shapes import LayerShape
 from jaxspec.nets.t5gemma import T5GemmaConfig, t5gemma_config, without_encoder
 from jaxspec.nets.uniform import configs, nearest
 from jaxspec.weights.hf_families import common, decoders, gemma
-from jaxspec.weights.hf_families.common import BEGINNING, Family, FamilyError, Tensor, need, only
+from jaxspec.weights.hf_families.common import (
+    BEGINNING,
+    Family,
+    FamilyError,
+    Tensor,
+    count,
+    flag,
+    need,
+    only,
+    table_of,
+)
 
 HEAD = "lm_head.out_proj.weight"
 LAYER = {  # a layer's norms
@@ -219,10 +229,19 @@ SIZES_2 = {
     for size, side in _SIDES_2.items()
 }
 
+_STARTS = dict.fromkeys(("decoder_start_token_id", "bos_token_id"), count(least=0))
+_SIDE = gemma.KEYS | {"cross_attention_hidden_size": count()}
+KEYS = {
+    "encoder": table_of(decoders.with_text(_SIDE)),
+    "decoder": table_of(_SIDE | _STARTS),
+    "tie_word_embeddings": flag(),
+    **_STARTS,
+}
 UNWRITTEN = ("dtype", "end_tokens", "begin_tokens")
 T5GEMMA = Family(
     title="T5Gemma",
     model_types=("t5gemma",),
+    keys=KEYS,
     read=read,
     write=write,
     names=functools.partial(names, "model.encoder.", "model.decoder."),
@@ -236,6 +255,7 @@ T5GEMMA = Family(
 T5GEMMA2 = Family(
     title="T5Gemma 2, text",
     model_types=("t5gemma2",),
+    keys=KEYS,
     read=read_2,
     write=write_2,
     names=functools.partial(names, TEXT, TEXT),

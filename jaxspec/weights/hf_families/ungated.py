@@ -5,6 +5,7 @@ from __future__ import annotations
 from jaxspec.nets.decoder import DecoderConfig
 from jaxspec.nets.shapes import LayerShape, NormShape
 from jaxspec.weights.hf_families import decoders
+from jaxspec.weights.hf_families.common import flag, number
 
 
 def _ungated(index: int, layer: LayerShape) -> LayerShape:
@@ -101,7 +102,8 @@ STARCODER2 = decoders.family(
     model_types=("starcoder2",),
     architecture="Starcoder2ForCausalLM",
     read=read_starcoder2,
-    keys=_STARCODER2,
+    written=_STARCODER2,
+    keys={"norm_epsilon": number(), "use_bias": flag()},
     sizes=STARCODER2_SIZES,
     renamed={"ff/wi": "mlp.c_fc", "ff/out": "mlp.c_proj"},
 )
@@ -113,7 +115,8 @@ NEMOTRON = decoders.family(
     model_types=("nemotron",),
     architecture="NemotronForCausalLM",
     read=read_nemotron,
-    keys=decoders.BIASES | {"norm_eps": "epsilon", "rms_norm_eps": None},
+    written=decoders.BIASES | {"norm_eps": "epsilon", "rms_norm_eps": None},
+    keys={"norm_eps": number()},
     sizes=NEMOTRON_SIZES,
     more_keys=decoders.partial_key,
 )
@@ -131,7 +134,7 @@ ARCEE = decoders.family(
     model_types=("arcee",),
     architecture="ArceeForCausalLM",
     read=_arcee,
-    keys=decoders.BIASES,
+    written=decoders.BIASES,
     sizes=ARCEE_SIZES,
 )
 
@@ -149,7 +152,7 @@ APERTUS = decoders.family(
     model_types=("apertus",),
     architecture="ApertusForCausalLM",
     read=read_apertus,
-    keys=_APERTUS,
+    written=_APERTUS,
     sizes=APERTUS_SIZES,
     renamed={"attention_norm": "attention_layernorm", "ff_norm": "feedforward_layernorm"},
 )
