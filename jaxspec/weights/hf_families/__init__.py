@@ -85,8 +85,8 @@ def of(table: dict) -> Family:
 
 
 def describe(config: Any) -> tuple[Family, dict[str, Any]]:
-    """Returns the first family whose config.json can hold all of a configuration, and that
-    config.json.
+    """Returns the first family that can write all of a configuration, and the config.json that it
+    writes.
 
     What is written is read again and compared: but for a family's `unwritten` fields nothing is
     lost.
@@ -97,6 +97,8 @@ def describe(config: Any) -> tuple[Family, dict[str, Any]]:
     """
     # A configuration says nothing of its family: the first whose file can hold all of it will do.
     for family in FAMILIES:
+        if family.write is None:
+            continue
         try:
             table = family.write(config)
             if (
@@ -109,7 +111,10 @@ def describe(config: Any) -> tuple[Family, dict[str, Any]]:
         except (AttributeError, KeyError, ValueError):
             # another network's, or with options that the family lacks
             continue
-    raise FamilyError(f"transformers has no model of this configuration: {config}")
+    raise FamilyError(
+        "no family writes a config.json of this configuration: save a model that `jaxspec.load` has "
+        f"read from one, or set Model.source. It is {config}"
+    )
 
 
 __getattr__ = optional_imports.submodules(__name__)

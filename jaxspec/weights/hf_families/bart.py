@@ -251,6 +251,7 @@ def _family(
     return Family(
         title=title,
         model_types=(model_type,),
+        architecture=architecture,
         keys=KEYS,
         read=functools.partial(read, options, activation),
         write=functools.partial(write, model_type, architecture),

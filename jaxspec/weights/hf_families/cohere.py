@@ -61,10 +61,6 @@ def _read(
     )
 
 
-def _factors(config: DecoderConfig) -> dict[str, Any]:
-    return {"logit_scale": config.logits_scale, "rope_theta": decoders.rotated(config).base}
-
-
 _PLUS = {"rope_theta": 75e6, "logit_scale": 0.8333333333333334, "use_qk_norm": True}
 SIZES = decoders.sizes(
     read_cohere,
@@ -81,24 +77,19 @@ SIZES_2 = decoders.sizes(
 )
 
 _CHECKS = {"layer_norm_eps": number(), "logit_scale": number(), "use_qk_norm": flag()}
-_KEYS = {"attention_bias": "qkv_bias", "layer_norm_eps": "epsilon", "rms_norm_eps": None}
 COHERE = decoders.family(
     title="Command R, R+",
     model_types=("cohere",),
     architecture="CohereForCausalLM",
     read=read_cohere,
-    written=_KEYS | {"use_qk_norm": "head_norms"},
     keys=_CHECKS,
     sizes=SIZES,
-    more_keys=_factors,
 )
 COHERE2 = decoders.family(
     title="Command R7B",
     model_types=("cohere2",),
     architecture="Cohere2ForCausalLM",
     read=read_cohere2,
-    written=_KEYS | decoders.LAYERS,
     keys=_CHECKS | {"sliding_window_pattern": count()},
     sizes=SIZES_2,
-    more_keys=_factors,
 )

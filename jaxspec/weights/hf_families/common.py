@@ -97,11 +97,13 @@ class Family(NamedTuple):
         keys: the checks of the keys that `read` reads, by their names.
         read: config.json -> configuration of the network. Raises ValueError where the network would
             compute something else.
-        write: configuration -> config.json; of a configuration that the family cannot express,
-            anything.
+        architecture: the class of its models in transformers.
         names: configuration -> {path of our parameter: where it lies}.
         canonical: name of a tensor -> its name in `names`; None if the tensor is not a parameter.
         sizes: {name: configuration} of published models.
+        write: configuration -> config.json; of a configuration that the family cannot express,
+            anything. None, as of most: a model is written with the config.json that it was read
+            from (`weights.source`).
         unwritten: fields of a configuration that config.json has no place for:
             `weights.huggingface.save` writes the end tokens beside it, and tensors have dtypes.
             copies: {name of a tensor that some files hold twice: name of the tensor that it
@@ -116,18 +118,20 @@ class Family(NamedTuple):
         head: the name of a head's own tensor.
         apart, alternate: the names of what files hold expert by expert, or head by head, and how
             two projections lie in one matrix: see `stacks.stacked`.
+        text: config.json -> a config.json of the part that is read, where a model also sees or hears.
         optional: {name of a tensor that some files lack: the field of a configuration that is then
             False}.
     """
 
     title: str
     model_types: tuple[str, ...]
+    architecture: str
     keys: Mapping[str, Key]
     read: Callable[[dict], Any]
-    write: Callable[[Any], dict]
     names: Callable[[Any], dict[str, Tensor]]
     canonical: Callable[[str], str | None]
     sizes: Mapping[str, Any]
+    write: Callable[[Any], dict] | None = None
     copies: Mapping[str, str] = MappingProxyType({})
     unwritten: tuple[str, ...] = ("dtype", "end_tokens")
     unused: Callable[[Any], Collection[str]] = lambda config: ()
@@ -138,6 +142,7 @@ class Family(NamedTuple):
     generation_keys: Collection[str] = ()
     head: str = HEAD
     optional: Mapping[str, str] = MappingProxyType({})
+    text: Callable[[Mapping[str, Any]], dict] = dict
 
 
 ACTIVATIONS = {

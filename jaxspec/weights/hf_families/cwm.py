@@ -35,7 +35,5 @@ CWM = decoders.family(
     model_types=("cwm",),
     architecture="CwmForCausalLM",
     read=read,
-    # "default" is written, too: without a scaling, a file of this family means Llama 3's
-    written={"mlp_bias": "ff_bias", "rope_scaling": decoders.scaling_keys} | decoders.LAYERS,
     sizes=SIZES,
 )

@@ -9,9 +9,8 @@ from types import MappingProxyType
 from typing import Any
 
 from jaxspec.nets.decoder import DecoderConfig, decoder_config
-from jaxspec.nets.experts import CLAMPED, ExpertsShape
 from jaxspec.nets.rotary import SCALINGS, Rotary, yarn_magnitude
-from jaxspec.nets.shapes import FeedForwardShape, LayerShape
+from jaxspec.nets.shapes import LayerShape
 from jaxspec.nets.uniform import UniformDecoder, nearest, period
 from jaxspec.weights.hf_families import common
 from jaxspec.weights.hf_families.common import (
@@ -176,9 +175,7 @@ def change(
 
 
 def rotated(config: DecoderConfig) -> Rotary:
-    """Returns the rotation of a configuration's first layer that rotates, for the keys that its
-    family writes.
-    """
+    """Returns the rotation of a configuration's first layer that rotates."""
     return next(
         (turn for layer in config.layers if (turn := layer.attention.rotary) is not None), Rotary()
     )
@@ -421,7 +418,7 @@ OTHERS = (
 )
 
 
-def text_half(table: dict) -> dict:
+def text_half(table: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the part of a config.json that describes the text half, or all of it if the model has
     no other half.
 
@@ -431,7 +428,7 @@ def text_half(table: dict) -> dict:
     {'hidden_size': 8, 'tie_word_embeddings': False}
     """
     if table.get("text_config") is None:
-        return table
+        return dict(table)
     # What both halves share lies outside of text_config.
     return {
         **table["text_config"],
@@ -467,37 +464,34 @@ def family(
     model_types: tuple[str, ...],
     architecture: str,
     read: Callable[[dict], DecoderConfig],
-    written: Mapping[str, Any],
     keys: Mapping[str, Key] = MappingProxyType({}),
     sizes: Mapping[str, Any] = MappingProxyType({}),
     canonical: Callable[[str], str | None] = canonical,
-    more_keys: Callable[[DecoderConfig], dict[str, Any]] = lambda config: {},
+    written: Mapping[str, Any] | None = None,
     renamed: Mapping[str, str] = MappingProxyType({}),
     apart: tuple[str, ...] = (),
+    text: Callable[[Mapping[str, Any]], dict] = dict,
 ) -> Family:
     """Makes a family of what differs from others of these.
 
     Args:
-        title, model_types, read, sizes, canonical, apart: fields of `Family`.
+        title, model_types, read, sizes, canonical, apart, text: fields of `Family`.
         architecture: the entry of "architectures" in config.json.
-        written: the keys of config.json that it writes, too: fields of `UniformDecoder`, functions
-            of one, or written values.
         keys: the checks of keys that `KEYS` lacks, or has another check for.
-        more_keys: further keys, from the layers themselves.
+        written: for a family that writes config.json, its keys beside those that all have: fields
+            of `UniformDecoder`, or functions of one. None, as in most families: it writes none.
         renamed: names of a layer's modules that differ from Llama's, by the path of ours. Modules
             with one name are parts of one tensor, in the order of `LLAMA`.
     """
 
-    def write(config: DecoderConfig) -> dict[str, Any]:
-        form = nearest(_dense(config))
-        fields = {key: getattr(form, x) if isinstance(x, str) else x for key, x in written.items()}
-        fields = {key: x(form) if callable(x) else x for key, x in fields.items()}
-        return _write(form, model_types[0], architecture) | fields | more_keys(config)
-
+    write = None
+    if written is not None:
+        write = functools.partial(_write, model_types[0], architecture, written)
     named = functools.partial(names, renamed=renamed)
     return Family(
         title=title,
         model_types=model_types,
+        architecture=architecture,
         keys=KEYS | keys,
         read=read,
         write=write,
@@ -505,47 +499,29 @@ def family(
         canonical=canonical,
         sizes=sizes,
         apart=apart,
+        text=text,
     )
 
 
-def mixture(config: DecoderConfig) -> ExpertsShape:
-    """Returns the experts of a configuration's first layer that has any."""
-    shapes = [layer.ff for layer in config.layers if isinstance(layer.ff, ExpertsShape)]
-    if not shapes:
-        raise FamilyError("no layer has experts: expected one that has, in a family of mixtures")
-    return shapes[0]
-
-
-def _dense(config: DecoderConfig) -> DecoderConfig:
-    """Replaces experts by dense blocks, for the numbers that all layers have."""
-    dense = [layer.ff for layer in config.layers if isinstance(layer.ff, FeedForwardShape)]
-
-    def changed(index: int, layer: LayerShape) -> LayerShape:
-        if not isinstance(layer.ff, ExpertsShape):
-            return layer
-        if layer.ff.activation == CLAMPED:
-            activation = "silu"
-        else:
-            activation = layer.ff.activation
-        return dataclasses.replace(
-            layer, ff=(*dense, FeedForwardShape(layer.ff.dim, activation))[0]
-        )
-
-    return with_layers(config, changed)
-
-
-def _write(config: UniformDecoder, model_type: str, architecture: str) -> dict[str, Any]:
-    """Writes the keys of config.json that these families share, as published files have them."""
+def _write(
+    model_type: str, architecture: str, written: Mapping[str, Any], config: DecoderConfig
+) -> dict[str, Any]:
+    """Writes the keys of config.json that these families share, as published files have them, and
+    those in `written`.
+    """
+    form = nearest(config)
     table: dict[str, Any] = {
         "architectures": [architecture],
         "model_type": model_type,
-        **size_keys(config),
-        "hidden_act": THEIRS[config.activation],
-        "rope_theta": config.rope_base,
+        **size_keys(form),
+        "hidden_act": THEIRS[form.activation],
+        "rope_theta": form.rope_base,
     }
-    if config.rope_scaling != "default":
-        table["rope_scaling"] = scaling_keys(config)
-    return table
+    if form.rope_scaling != "default":
+        table["rope_scaling"] = scaling_keys(form)
+    return table | {
+        key: getattr(form, x) if isinstance(x, str) else x(form) for key, x in written.items()
+    }
 
 
 def layer_types(config: UniformDecoder) -> list[str]:

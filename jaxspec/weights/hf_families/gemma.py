@@ -168,7 +168,6 @@ GEMMA = decoders.family(
     model_types=("gemma",),
     architecture="GemmaForCausalLM",
     read=read_gemma,
-    written={"attention_bias": "qkv_bias"},
     sizes=SIZES_1,
 )
 GEMMA2 = decoders.family(
@@ -190,4 +189,5 @@ GEMMA3 = decoders.family(
     keys=decoders.with_text(KEYS),
     sizes=SIZES_3,
     canonical=decoders.canonical_text,
+    text=decoders.text_half,
 )

@@ -6,6 +6,7 @@ What a folder has for images and sound is not read. Names and equations follow t
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from jaxspec.nets.decoder import DecoderConfig
@@ -66,9 +67,7 @@ def read(table: dict) -> DecoderConfig:
     """Reads the network of a config.json, with sizes of global layers in either of their two
     spellings.
     """
-    table = decoders.text_half(table)
-    is_unified = str(table.get("model_type")).startswith("gemma4_unified")
-    table = decoders.with_defaults(table, **_DEFAULTS | (_UNIFIED if is_unified else {}))
+    table = decoders.with_defaults(text(table), **_DEFAULTS)
     only(table, use_bidirectional_attention="vision")  # of text "vision" is causal
     kinds = _kinds(table)
     rotaries = {
@@ -128,6 +127,14 @@ def read(table: dict) -> DecoderConfig:
         max_positions=table["max_position_embeddings"],
         side=PerLayerShape(side, table["vocab_size_per_layer_input"]) if side else None,
     )
+
+
+def text(table: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the config.json of the text half, with what the unified models have by default."""
+    half = decoders.text_half(table)
+    if str(half.get("model_type")).startswith("gemma4_unified"):
+        return decoders.with_defaults(half, **_UNIFIED) | {"model_type": TYPES[0]}
+    return half
 
 
 def _side(table: dict) -> int:
@@ -387,11 +394,13 @@ TYPES = ("gemma4_text", "gemma4", "gemma4_unified_text", "gemma4_unified")
 GEMMA4 = Family(
     title="Gemma 4, text",
     model_types=TYPES,
+    architecture="Gemma4ForCausalLM",
     keys=decoders.with_text(KEYS),
     read=read,
     write=write,
     names=names,
     canonical=decoders.canonical_text,
+    text=text,
     sizes=SIZES,
     unused=unused,
 )

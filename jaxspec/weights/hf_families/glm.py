@@ -63,9 +63,7 @@ GLM = decoders.family(
     model_types=("glm",),
     architecture="GlmForCausalLM",
     read=read_glm,
-    written={"attention_bias": "qkv_bias"},
     sizes=GLM_SIZES,
-    more_keys=decoders.partial_key,
     renamed=FUSED,
 )
 GLM4 = decoders.family(
@@ -73,9 +71,7 @@ GLM4 = decoders.family(
     model_types=("glm4",),
     architecture="Glm4ForCausalLM",
     read=read_glm4,
-    written={"attention_bias": "qkv_bias"},
     sizes=GLM4_SIZES,
-    more_keys=decoders.partial_key,
     renamed=FUSED | POST,
 )
 _ERNIE: dict[str, Any] = dict(
@@ -88,7 +84,6 @@ ERNIE = decoders.family(
     model_types=("ernie4_5",),
     architecture="Ernie4_5ForCausalLM",
     read=_ernie,
-    written={"use_bias": "qkv_bias"},
     keys={"use_bias": flag()},
     sizes=ERNIE_SIZES,
 )
@@ -97,6 +92,5 @@ HELIUM = decoders.family(
     model_types=("helium",),
     architecture="HeliumForCausalLM",
     read=read_helium,
-    written=decoders.BIASES,
     sizes=HELIUM_SIZES,
 )

@@ -134,6 +134,7 @@ SIZES = configs(
 GPT2 = Family(
     title="GPT-2",
     model_types=("gpt2",),
+    architecture="GPT2LMHeadModel",
     keys=KEYS,
     read=read,
     write=write,

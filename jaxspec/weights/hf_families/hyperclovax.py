@@ -37,9 +37,7 @@ HYPERCLOVAX = decoders.family(
     model_types=("hyperclovax",),
     architecture="HyperCLOVAXForCausalLM",
     read=read,
-    written=decoders.BIASES | {"use_post_norm": "post_norms"},
     keys=granite.FACTORS | {"use_post_norm": flag()},
     sizes=SIZES,
-    more_keys=lambda config: granite.factors(config) | {"logits_scaling": config.logits_scale},
     renamed=NAMES,
 )

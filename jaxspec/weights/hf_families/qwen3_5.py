@@ -155,6 +155,8 @@ SIZES = decoders.sizes(
 QWEN3_5 = Family(
     title="Qwen 3.5, 3.6 and 3.8, text",
     model_types=TYPES,
+    architecture="Qwen3_5ForCausalLM",
+    text=decoders.text_half,
     keys=decoders.with_text(
         decoders.KEYS
         | dict.fromkeys((*DELTA.values(), "full_attention_interval"), count())

@@ -5,7 +5,7 @@ Gemma 3's.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -40,6 +40,17 @@ CROSS = {  # cross-attention has the names of self-attention, with another word 
 }
 OF_IMAGES = ("model.encoder.vision_tower.", "model.encoder.multi_modal_projector.")
 TEXT = "model.encoder.text_model."
+
+
+VISION = {  # the smallest: transformers makes no model without a vision tower
+    **{"model_type": "siglip_vision_model", "hidden_size": 16, "intermediate_size": 16},
+    **{"num_hidden_layers": 1, "num_attention_heads": 1, "image_size": 224, "patch_size": 14},
+}
+
+
+def text(table: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the config.json of a T5Gemma 2 whose vision tower, which is not read, is small."""
+    return {**table, "encoder": {**table["encoder"], "vision_config": VISION}}
 
 
 def read(table: dict) -> T5GemmaConfig:
@@ -142,15 +153,7 @@ def write_2(config: T5GemmaConfig) -> dict[str, Any]:
     encoder = {
         "text_config": sides["encoder"],
         "eoi_token_index": config.end_of_image,
-        "vision_config": {
-            **{"model_type": "siglip_vision_model", "hidden_size": 16, "intermediate_size": 16},
-            **{
-                "num_hidden_layers": 1,
-                "num_attention_heads": 1,
-                "image_size": 224,
-                "patch_size": 14,
-            },
-        },
+        "vision_config": VISION,
     }
     return names | sides | {"encoder": encoder}
 
@@ -241,6 +244,7 @@ UNWRITTEN = ("dtype", "end_tokens", "begin_tokens")
 T5GEMMA = Family(
     title="T5Gemma",
     model_types=("t5gemma",),
+    architecture="T5GemmaForConditionalGeneration",
     keys=KEYS,
     read=read,
     write=write,
@@ -255,6 +259,8 @@ T5GEMMA = Family(
 T5GEMMA2 = Family(
     title="T5Gemma 2, text",
     model_types=("t5gemma2",),
+    architecture="T5Gemma2ForConditionalGeneration",
+    text=text,
     keys=KEYS,
     read=read_2,
     write=write_2,

@@ -137,6 +137,7 @@ MODULES = bart.MODULES | {
 WHISPER = Family(
     title="Whisper, distil-whisper",
     model_types=("whisper",),
+    architecture="WhisperForConditionalGeneration",
     keys=KEYS,
     read=read,
     write=write,
