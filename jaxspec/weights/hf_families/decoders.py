@@ -492,7 +492,7 @@ def family(
         title=title,
         model_types=model_types,
         architecture=architecture,
-        keys=KEYS | keys,
+        keys={**KEYS, **keys},
         read=read,
         write=write,
         names=named,

@@ -8,7 +8,7 @@ from typing import Any
 
 from jaxspec.nets.decoder import DecoderConfig
 from jaxspec.weights.hf_families import decoders
-from jaxspec.weights.hf_families.common import FamilyError, count, need, number
+from jaxspec.weights.hf_families.common import FamilyError, Key, count, need, number
 
 
 def read(table: dict, **norms: Any) -> DecoderConfig:
@@ -86,7 +86,7 @@ SIZES_4 = _sizes(
     }
 )
 
-FACTORS = dict.fromkeys(
+FACTORS: dict[str, Key] = dict.fromkeys(
     ("embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling"),
     number(),
 )

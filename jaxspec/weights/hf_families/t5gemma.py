@@ -124,6 +124,7 @@ def _with_windows(config: DecoderConfig, changed: Callable[[int], int]) -> Decod
 
 def _sides(config: T5GemmaConfig, family: Family, encoder: DecoderConfig) -> dict[str, Any]:
     """Writes both sides as models of the family whose layers they have."""
+    assert family.write is not None
     decoder = {**family.write(without_encoder(config)), "bos_token_id": config.start_token}
     sides = {"encoder": family.write(encoder), "decoder": decoder}
     for side in sides.values():
