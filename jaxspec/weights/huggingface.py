@@ -192,7 +192,7 @@ def read_config(folder: Path) -> tuple[Family, Any]:
     return config_of(source.read_folder(folder), folder / CONFIG)
 
 
-def config_of(tables: source.Source, path: Path) -> tuple[Family, Any]:
+def config_of(tables: source.SourceFiles, path: Path) -> tuple[Family, Any]:
     """Reads the family and the network of a config.json's table, as `read_config` does.
 
     Args:

@@ -36,7 +36,7 @@ from jaxspec.weights.hf_families import FamilyError
 from jaxspec.weights.reader import ModelFormat, Reader
 from jaxspec.weights.source import (
     ERRORS,
-    Source,
+    SourceFiles,
     beside,
     configured,
     from_toml,
@@ -87,7 +87,7 @@ def save(
     overwrite: bool = False,
     draft_tokens: Sequence[int] | None = None,
     shares: str | None = None,
-    source: Source | None = None,
+    source: SourceFiles | None = None,
 ) -> Manifest:
     """Writes a checkpoint: the whole folder, or nothing.
 
@@ -491,7 +491,7 @@ def _check_manifest(manifest: Manifest) -> None:
         raise RecipeError(f"[files] does not list {' and '.join(absent)}")
 
 
-def _tables_of(config: Any, source: Source | None) -> dict[str, Any]:
+def _tables_of(config: Any, source: SourceFiles | None) -> dict[str, Any]:
     """Returns the tables of a manifest that describe a network: config.json's, or its own form."""
     try:
         family, tables = written(config, source, {})

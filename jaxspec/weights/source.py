@@ -19,7 +19,7 @@ from jaxspec.weights.tensors import CheckpointError
 
 CONFIG = "config.json"
 GENERATION = generation_config.FILE
-Source = Mapping[str, Mapping[str, Any]]
+SourceFiles = Mapping[str, Mapping[str, Any]]
 START = "decoder_start_token_id"
 # Fields of a configuration that may have changed since it was read, and their keys. A T5's first
 # key counts for the second field, too, where a file lacks the second.
@@ -63,12 +63,12 @@ def read_folder(folder: Path) -> dict[str, dict[str, Any]]:
     return tables
 
 
-def configured(source: Source, path: Path = Path(CONFIG)) -> tuple[Family, Any]:
+def configured(source: SourceFiles, path: Path = Path(CONFIG)) -> tuple[Family, Any]:
     """Reads the family that config.json names, and the configuration of its network.
 
     Args:
         source: the tables.
-        path: that of config.json, for messages.
+        path: the place of config.json, for messages.
 
     Raises:
         CheckpointError: a value of generation_config.json is impossible.
@@ -85,7 +85,7 @@ def configured(source: Source, path: Path = Path(CONFIG)) -> tuple[Family, Any]:
         raise _refused(generation.path, error) from error
 
 
-def read(source: Source, path: Path) -> tuple[Family, Any]:
+def read(source: SourceFiles, path: Path) -> tuple[Family, Any]:
     """Reads a folder's tables as `configured` does.
 
     Raises:
@@ -113,7 +113,7 @@ def _reason(error: Exception) -> str:
 
 
 def written(
-    config: Any, source: Source | None, ids: Mapping[str, int]
+    config: Any, source: SourceFiles | None, ids: Mapping[str, int]
 ) -> tuple[Family, dict[str, dict[str, Any]]]:
     """Returns the family and the tables of a configuration: those that it was read from, with the
     changes since then.
@@ -140,7 +140,7 @@ def written(
     return family, tables
 
 
-def _changed(config: Any, source: Source) -> dict[str, dict[str, Any]] | None:
+def _changed(config: Any, source: SourceFiles) -> dict[str, dict[str, Any]] | None:
     """Returns the tables with the changes of a configuration; None if they cannot express it."""
     family = hf_families.of(dict(source[CONFIG]))
     kept = {key: x for key, x in family.text(source[CONFIG]).items() if key not in DROPPED}
@@ -163,7 +163,7 @@ def _changed(config: Any, source: Source) -> dict[str, dict[str, Any]] | None:
     return tables
 
 
-def to_toml(source: Source, fields: Mapping[str, Any]) -> dict[str, Any]:
+def to_toml(source: SourceFiles, fields: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the tables of a manifest: "model" is config.json, "generation" generation_config.json.
 
     TOML has no null, which a config.json may tell from a missing key: it is written as "null".
@@ -175,7 +175,7 @@ def to_toml(source: Source, fields: Mapping[str, Any]) -> dict[str, Any]:
     return {name: _replaced(table, None, "null") for name, table in tables.items() if table}
 
 
-def from_toml(manifest: dict[str, Any]) -> tuple[Source, Any]:
+def from_toml(manifest: dict[str, Any]) -> tuple[SourceFiles, Any]:
     """Takes the tables of `to_toml` out of a manifest, and returns them with their configuration.
 
     >>> manifest = to_toml({"config.json": {"model_type": "gpt2", "n_embd": 8}}, {})

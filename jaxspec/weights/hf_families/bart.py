@@ -43,7 +43,7 @@ SIDES = {"encoder_ffn_dim": "decoder_ffn_dim", "encoder_attention_heads": "decod
 KEYS = {
     **dict.fromkeys(("vocab_size", "decoder_vocab_size", "d_model"), count()),
     **dict.fromkeys((*SIDES, *SIDES.values(), "max_position_embeddings"), count()),
-    **dict.fromkeys(("encoder_layers", "decoder_layers"), count(most=MOST_LAYERS)),
+    **dict.fromkeys(("encoder_layers", "decoder_layers"), count(limit=MOST_LAYERS)),
     **dict.fromkeys(("decoder_start_token_id", "bos_token_id", "pad_token_id"), count(least=0)),
     **dict.fromkeys(("scale_embedding", "tie_word_embeddings"), flag()),
     "share_encoder_decoder_embeddings": flag(),

@@ -173,7 +173,7 @@ Key = Callable[[str, Any], None]
 """The check of a key of config.json: (its name, its value) -> None. Raises FamilyError."""
 
 
-def count(least: int = 1, most: int = LARGEST) -> Key:
+def count(least: int = 1, limit: int = LARGEST) -> Key:
     """Makes the check of an integer.
 
     >>> count()("hidden_size", "64")
@@ -186,8 +186,8 @@ def count(least: int = 1, most: int = LARGEST) -> Key:
         # type, not isinstance: True and False are ints in Python, but not in JSON.
         if type(value) is not int or not least <= value <= LARGEST:
             raise FamilyError(f"{name} is {value!r}: expected a {sign} integer")
-        if value > most:
-            raise FamilyError(f"{name} is {value}: expected at most {most:,}")
+        if value > limit:
+            raise FamilyError(f"{name} is {value}: expected at most {limit:,}")
 
     return check
 

@@ -381,7 +381,7 @@ SIZES = decoders.sizes(
     model_type="gemma4_text",
 )
 KEYS = decoders.KEYS | {
-    "global_head_dim": count(most=MOST_HEAD_DIM),
+    "global_head_dim": count(limit=MOST_HEAD_DIM),
     "num_global_key_value_heads": count(),
     "num_kv_shared_layers": count(least=0),
     "num_experts": count(least=0),

@@ -38,7 +38,7 @@ FIELDS = {  # the network's fields: those of config.json
 
 KEYS = {
     **dict.fromkeys(("vocab_size", "n_embd", "n_inner", "n_head", "n_positions"), count()),
-    "n_layer": count(most=MOST_LAYERS),
+    "n_layer": count(limit=MOST_LAYERS),
     "layer_norm_epsilon": number(),
     "tie_word_embeddings": flag(),
     "scale_attn_weights": flag(),

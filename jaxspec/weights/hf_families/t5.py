@@ -38,10 +38,10 @@ FIELDS = {  # the network's fields: those of config.json
 }
 KEYS = {
     **dict.fromkeys(("vocab_size", "d_model", "d_ff", "num_heads"), count()),
-    "d_kv": count(most=MOST_HEAD_DIM),
-    **dict.fromkeys(("num_layers", "num_decoder_layers"), count(most=MOST_LAYERS)),
-    "relative_attention_num_buckets": count(most=2**16),
-    "relative_attention_max_distance": count(most=2**17),
+    "d_kv": count(limit=MOST_HEAD_DIM),
+    **dict.fromkeys(("num_layers", "num_decoder_layers"), count(limit=MOST_LAYERS)),
+    "relative_attention_num_buckets": count(limit=2**16),
+    "relative_attention_max_distance": count(limit=2**17),
     **dict.fromkeys(("decoder_start_token_id", "bos_token_id", "pad_token_id"), count(least=0)),
     "layer_norm_epsilon": number(),
     "tie_word_embeddings": flag(),
