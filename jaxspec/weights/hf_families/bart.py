@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from jaxspec.nets.bart import BartConfig
@@ -239,6 +239,16 @@ M2M_SIZES = {
 }
 
 
+def _tied(table: Mapping[str, Any]) -> dict[str, Any]:
+    """Ties embeddings in a config.json: false would untie those of the sides, which are stored once.
+
+    The weights show a head of its own.
+    """
+    if table.get("tie_word_embeddings") is False:
+        return {**table, "tie_word_embeddings": True}
+    return dict(table)
+
+
 def _family(
     title: str,
     model_type: str,
@@ -271,6 +281,7 @@ def _family(
         write_generation=write_generation,
         generation_keys=(common.FORCED, BANNED),
         optional={BIAS: "logits_bias"},
+        text=_tied,
     )
 
 
