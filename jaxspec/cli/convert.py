@@ -158,5 +158,6 @@ def write(
             name=to.resolve().name,
             family=form_of(config)[0],
             draft_tokens=draft_tokens,
+            source=model.source,
             description=description | {"converted_from": model.name},
         )

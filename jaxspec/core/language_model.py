@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -354,10 +354,20 @@ class LanguageModel(NamedTuple):
 
 
 class Model(NamedTuple):
-    """A language model with its parameters and its tokenizer, as `jaxspec.load` returns it."""
+    """A language model with its parameters and its tokenizer, as `jaxspec.load` returns it.
+
+    Attributes:
+        lm, params: its functions, and the parameters that they take.
+        tokenizer: one of transformers'; None for a model that is prompted with ids.
+        config: the configuration of a network of `jaxspec.nets`; None for other functions.
+        name: for people.
+        source: the JSON files that the configuration was read from, as tables by their names:
+            config.json, and generation_config.json if there is one. None: it was made otherwise.
+    """
 
     lm: LanguageModel
     params: Params
     tokenizer: Any = None
     config: Any = None
     name: str = ""
+    source: Mapping[str, Mapping[str, Any]] | None = None

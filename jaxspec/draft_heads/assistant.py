@@ -46,7 +46,7 @@ from jaxspec.nets.embedding import Embedding
 from jaxspec.nets.shapes import AttentionShape
 from jaxspec.rules.common import take_position
 from jaxspec.weights.hf_families import decoders, gemma4
-from jaxspec.weights.hf_families.common import FamilyError, need, only
+from jaxspec.weights.hf_families.common import FamilyError, count, flag, need, only
 
 
 @dataclasses.dataclass(frozen=True)
@@ -530,6 +530,9 @@ KIND = Kind(
         modules=lambda config: gemma4.modules(config.layer) | OUTER,
         write=write,
         stores_ids=True,
+        keys=decoders.with_text(gemma4.KEYS)
+        | dict.fromkeys(("backbone_hidden_size", "num_centroids"), count())
+        | {"centroid_intermediate_top_k": count(), "use_ordered_embeddings": flag()},
     ),
     published=SIZES,
 )

@@ -354,6 +354,7 @@ KIND = Kind(
         read=block_files.read,
         modules=block_files.modules,
         write=block_files.write,
+        keys=block_files.with_options(),
     ),
     training=Training(
         draft_states, draft_logits, longest=lambda config: config.count, own=confidence_lesson

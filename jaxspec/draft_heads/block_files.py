@@ -14,6 +14,7 @@ from jaxspec.draft_heads.formats import Shapes, TargetShape
 from jaxspec.nets.decoder import DecoderConfig
 from jaxspec.nets.shapes import LayerShape
 from jaxspec.weights.hf_families import decoders
+from jaxspec.weights.hf_families.common import Key, count, flag, number, table_of
 
 BEFORE = "markov_head.markov_w1.weight"
 CONFIDENCE = "confidence_head.proj"
@@ -39,8 +40,21 @@ UNLIKE: dict[str, Any] = {
     "attention_mode": "gqa",
     "use_swa": False,
 }
+_OPTIONS: dict[str, Key] = {  # checks of these, wherever they lie
+    **dict.fromkeys(("block_size", "target_hidden_size", "num_target_layers"), count()),
+    "mask_token_id": count(least=0),
+    **dict.fromkeys(("input_embedding_scale", "output_multiplier"), number()),
+    "final_logit_softcapping": number(or_zero=True),
+    **dict.fromkeys((*CAUSAL, *SHIFTED, "sliding_window_non_causal", "use_swa"), flag()),
+}
 ADAPTER = "hidden_dim_adapter.proj.weight"
 SOURCE = "encoder_fc.weight"  # ours: published drafters have targets without encoders
+
+
+def with_options(options: Mapping[str, Key] = types.MappingProxyType({})) -> dict[str, Key]:
+    """Returns the checks of a block drafter's keys; `options`: of further ones in dflash_config."""
+    options = {**_OPTIONS, **options}
+    return {**formats.KEYS, **options, "dflash_config": table_of(options)}
 
 
 def matches(table: dict, shapes: Shapes) -> bool:

@@ -38,6 +38,7 @@ from jaxspec.nets.attention import LayerInputs
 from jaxspec.nets.decoder import DecoderLayer, layer_of
 from jaxspec.nets.dense import Dense
 from jaxspec.nets.embedding import Embedding
+from jaxspec.weights.hf_families.common import count
 
 
 @dataclasses.dataclass(frozen=True)
@@ -268,7 +269,7 @@ def _read(step: DraftStep) -> tuple[Float[Array, "N 1 M"], Int[Array, "N 1"]]:
 
 # --- its files
 
-KEYS = {
+FIELDS = {
     "reach": "conv_kernel_size",
     "group": "conv_group_size",
     "rank": "selector_rank",
@@ -296,7 +297,7 @@ def matches(table: dict, shapes: Shapes) -> bool:
 
 def read(table: dict, shapes: Shapes, target: TargetShape) -> BlockConfig:
     """Reads the network of a config.json, z-lab's or speculators'."""
-    return block_files.read(table, shapes, target, DFlash2Config, KEYS)
+    return block_files.read(table, shapes, target, DFlash2Config, FIELDS)
 
 
 MODULES = {
@@ -325,7 +326,7 @@ def write(config: DFlash2Config, verifier: dict, tokens: int) -> dict:
     """
     table = block_files.write(config, verifier, tokens)
     name = "DFlash2DraftModel"
-    options = {key: vars(config)[field] for field, key in KEYS.items()}
+    options = {key: vars(config)[field] for field, key in FIELDS.items()}
     if "dflash_config" in table:
         return table | {"architectures": [name], "dflash_config": table["dflash_config"] | options}
     algorithm = {"speculators_config": table["speculators_config"] | {"algorithm": "dflash2"}}
@@ -341,7 +342,15 @@ KIND = Kind(
     init=init,
     head=head,
     drafter=block.block,
-    format=Format("DFlash 2 drafter", canonical, matches, read, modules, write),
+    format=Format(
+        title="DFlash 2 drafter",
+        canonical=canonical,
+        matches=matches,
+        read=read,
+        modules=modules,
+        write=write,
+        keys=block_files.with_options(dict.fromkeys(FIELDS.values(), count())),
+    ),
     training=Training(
         hidden_states=functools.partial(block.draft_states, network=DFlash2),
         logits=draft_logits,

@@ -35,6 +35,7 @@ from jaxspec.nets.attention import LayerInputs
 from jaxspec.nets.decoder import DecoderConfig, DecoderLayer, layer_of
 from jaxspec.nets.dense import Dense
 from jaxspec.nets.shapes import LayerShape
+from jaxspec.weights.hf_families.common import flag
 
 
 @dataclasses.dataclass(frozen=True)
@@ -420,6 +421,7 @@ KIND = Kind(
         read=read,
         modules=lambda config: MODULES | formats.layer_modules(config.layer),
         write=write,
+        keys=formats.KEYS | dict.fromkeys(("norm_before_residual", "norm_output"), flag()),
     ),
     training=Training(
         hidden_states=recurrent.unrolled(Eagle),

@@ -13,7 +13,7 @@ from jaxspec.drafters.hidden_states import inside_of
 from jaxspec.nets import decoder_layers
 from jaxspec.nets.decoder import DecoderConfig
 from jaxspec.weights.hf_families import decoders, describe
-from jaxspec.weights.hf_families.common import FamilyError, need, only
+from jaxspec.weights.hf_families.common import FamilyError, Key, count, need, only, table_of
 
 Shapes = Mapping[str, tuple[int, ...]]
 # derived from others, or the target's
@@ -48,6 +48,18 @@ def target_shape(target: Model, taps: tuple[int, ...] | None = None) -> TargetSh
     return TargetShape(target.config, *sizes, taps)
 
 
+# Checks of the keys that files of most kinds have. Those of a module for multi-token prediction are
+# its target's.
+KEYS: dict[str, Key] = {
+    **decoders.with_text(decoders.KEYS),
+    "transformer_layer_config": table_of(decoders.KEYS),
+    "max_window_layers": count(least=0),
+    "target_hidden_size": count(),
+    "num_target_layers": count(),
+    "draft_vocab_size": count(),
+}
+
+
 class Format(NamedTuple):
     """The functions that recognise, read and write the files of a kind of drafter."""
 
@@ -74,6 +86,8 @@ class Format(NamedTuple):
     # whether the tensor of a vocabulary of the drafter's own holds the target's ids, or (`D2T`)
     # what is to be added to the drafter's
     stores_ids: bool = False
+    # checks of the keys of config.json that `read` reads, by their names
+    keys: Mapping[str, Key] = KEYS
 
 
 def plain(name: str) -> str | None:

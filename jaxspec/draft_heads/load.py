@@ -323,8 +323,8 @@ def describe(
     """
     try:
         table = common.read_object(folder / CONFIG)
-        common.check(table)
         form, by_name = _recognised(folder, table, files)
+        common.check(table, form.keys)
         shapes = {name: tensor.shape for name, tensor in by_name.items()}
         config = form.read(table, shapes, target_shape(target, taps))
         config = in_dtype(config, nets.dtype_of(target.config))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,8 @@ from jaxspec.draft_heads.load import PARD
 from jaxspec.draft_heads.training import VOCABULARY
 from jaxspec.drafters.parallel import parallel
 from jaxspec.files import folders
-from jaxspec.weights import huggingface, parameters
-from jaxspec.weights.hf_families import common, describe
+from jaxspec.weights import huggingface, parameters, source
+from jaxspec.weights.hf_families import common
 from jaxspec.weights.huggingface import CONFIG
 from jaxspec.weights.tensors import CheckpointError
 
@@ -98,11 +99,11 @@ def save_parallel(
 
 
 def _verifier(target: Model) -> dict[str, Any]:
-    try:
-        _, table = describe(target.config)
-    except FamilyError:
-        table = {"architectures": []}
-    names = {"name_or_path": target.name, "architectures": table["architectures"]}
+    architectures = []
+    with contextlib.suppress(FamilyError):  # of a network that transformers lacks
+        _, tables = source.written(target.config, target.source, {})
+        architectures = tables[source.CONFIG]["architectures"]
+    names = {"name_or_path": target.name, "architectures": architectures}
     return names | {"layers": target_shape(target).layers}
 
 

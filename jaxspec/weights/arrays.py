@@ -72,7 +72,8 @@ def from_arrays(
             f"{name}: its config has a {quantised_files.CONFIG}: expected arrays in full. Load a "
             "quantised model from its folder with jaxspec.load, or give dtype='int8' or 'int4'"
         )
-    family, network = huggingface.config_of(Path(f"the config of {name}"), lambda: table, None)
+    source = {huggingface.CONFIG: table}
+    family, network = huggingface.config_of(source, Path(f"the config of {name}"))
     names = huggingface.traced(where, DESCRIBED, family.names, network)
     files = [_shard(where, arrays)]
     files = tied.by_first_names(files, family, tied.repeated_names(family, network, names))
@@ -80,7 +81,7 @@ def from_arrays(
         where, family, network, files, dtype_name, mesh, DESCRIBED
     )
     return loading.of_network(
-        dataclasses.replace(network, dtype=computed), (), params, tokenizer, name
+        dataclasses.replace(network, dtype=computed), (), params, tokenizer, name, source
     )
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jaxspec.weights.hf_families import FamilyError
-from jaxspec.weights.hf_families.common import FORCED, LARGEST, check_id, decoder_vocab, read_object
+from jaxspec.weights.hf_families.common import FORCED, LARGEST, check_id, decoder_vocab
 from jaxspec.weights.tensors import CheckpointError
 
 FILE = "generation_config.json"
@@ -55,29 +55,22 @@ class GenerationConfig(NamedTuple):
 
 
 def read(
-    path: Path, table: dict[str, Any], keys: Collection[str], folder: Path | None
+    path: Path, table: Mapping[str, Any], generation: Mapping[str, Any] | None
 ) -> GenerationConfig:
-    """Reads a folder's file, or else config.json; options that nobody reads are named in a warning.
+    """Reads the file, or else config.json.
 
     Args:
-        path: the config.json.
+        path: the config.json, for messages.
         table: its content.
-        keys: the keys of the file that the model's family reads.
-        folder: where the file may lie; None for a model in memory.
+        generation: the content of the file; None if it is missing.
     """
-    if folder is not None and (folder / FILE).is_file():
-        path = folder / FILE
-        try:
-            named = read_object(path)
-        except (OSError, ValueError, RecursionError) as error:
-            raise CheckpointError(
-                f"{path} cannot be used: {error}. Download it again, or remove it"
-            ) from error
+    if generation is not None:
+        path = path.with_name(FILE)
+        named = dict(generation)
     else:
         named = (table.get("text_config") or {}) | {
             key: value for key, value in table.items() if value is not None
         }
-    _tell_of_unread(path, named, keys)
     ends = named.get("eos_token_id")
     if not isinstance(ends, list):
         ends = [] if ends is None else [ends]
@@ -99,8 +92,15 @@ def read(
     return GenerationConfig(path, named, starts, tuple(ends))
 
 
-def _tell_of_unread(path: Path, named: Mapping[str, Any], keys: Collection[str]) -> None:
-    """Warns of the keys that change greedy text in transformers and that nobody reads here."""
+def tell_of_unread(generation: GenerationConfig, keys: Collection[str]) -> None:
+    """Warns of the keys that change greedy text in transformers and that nobody reads here.
+
+    Args:
+        generation: the content of the file.
+        keys: the keys that the model's family reads.
+    """
+    path = generation.path
+    named = generation.table
     has_beams = named.get("num_beams") not in (None, 1)
     absent = ABSENT | (ABSENT_OF_BEAMS if has_beams else {})
     plain = NOT_READ | (OF_BEAMS if has_beams else {}) | absent

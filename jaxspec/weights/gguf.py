@@ -40,9 +40,9 @@ EXPERTS = re.compile(r"layers_(\d+)/ff/experts/(inwards|outwards)/(weight|bias)"
 LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 
 
-def open_file(path: Path, header: Header) -> tuple[Family, Any, list[Shard]]:
-    """Returns the family of the model in a file, its configuration, and its tensors as the family
-    names them.
+def config_json(path: Path, header: Header) -> tuple[Family, Any, dict[str, Any]]:
+    """Returns the family of the model in a file, its configuration, and the config.json that says
+    the same.
     """
     try:
         table = llama_cpp.config_json(
@@ -73,6 +73,14 @@ def open_file(path: Path, header: Header) -> tuple[Family, Any, list[Shard]]:
         raise CheckpointError(f"{path} holds no model that can be loaded: {error}") from error
     ends = tuple(i for i in gguf_tokenizer.end_ids(header.metadata) if i < config.vocab_size)
     config = dataclasses.replace(config, end_tokens=ends)
+    return family, config, table | {"eos_token_id": list(ends)}
+
+
+def open_file(path: Path, header: Header) -> tuple[Family, Any, list[Shard]]:
+    """Returns the family of the model in a file, its configuration, and its tensors as the family
+    names them.
+    """
+    family, config, table = config_json(path, header)
     heads = table.get("num_attention_heads", 0), table.get("num_key_value_heads", 0)
     family = family._replace(
         names=functools.partial(_names, family.names), apart=(), alternate=False
@@ -298,12 +306,13 @@ def open_model(path: Path) -> Reader:
     return Reader(
         path,
         name_of(path),
-        config=lambda: open_file(path, header)[1],
+        config=lambda: config_json(path, header)[1],
         tokenizer=lambda: gguf_tokenizer.tokenizer(path, header.metadata),
         params=lambda dtype, mesh: huggingface.assemble(
             path, *open_file(path, header), dtype, mesh, "header"
         ),
         stored_dtype=lambda: "float32",
+        source=lambda: {huggingface.CONFIG: config_json(path, header)[2]},
     )
 
 

@@ -29,11 +29,11 @@ from jaxspec.files import digests, folders
 from jaxspec.nets import dtype_of, net_of
 from jaxspec.weights import (
     generation_config,
-    hf_families,
     lora,
     parameters,
     quantisation,
     quantised_files,
+    source,
     stacks,
     tensors,
     tied,
@@ -44,7 +44,7 @@ from jaxspec.weights.hf_families.common import EMBEDDING, read_object
 from jaxspec.weights.reader import ModelFormat, Reader
 from jaxspec.weights.tensors import ArrayShape, CheckpointError, Stored
 
-CONFIG = "config.json"
+CONFIG = source.CONFIG
 SHARD_BYTES = 5 * 10**9  # of the files that `save` writes, as transformers has it
 T = TypeVar("T")
 
@@ -194,60 +194,28 @@ def read_config(folder: Path) -> tuple[Family, Any]:
     Which tokens begin and end a text is taken from where transformers takes it
     (`generation_config`).
     """
-    path = folder / CONFIG
-    return config_of(path, lambda: read_object(path), folder)
+    return config_of(source.read_folder(folder), folder / CONFIG)
 
 
-def config_of(
-    path: Path, read: Callable[[], dict[str, Any]], folder: Path | None
-) -> tuple[Family, Any]:
-    """Reads the family and the network of a config.json's table.
+def config_of(tables: source.SourceFiles, path: Path) -> tuple[Family, Any]:
+    """Reads the family and the network of a config.json's table, as `read_config` does.
 
     Args:
-        path: the name of the table in errors.
-        read: returns it.
-        folder: where a generation_config.json may lie; None for a model in memory.
+        tables: the content of the JSON files.
+        path: the config.json, for messages.
     """
-    try:
-        table = read()
-        family = hf_families.of(table)
-        generation = generation_config.read(path, table, family.generation_keys, folder)
-        config = dataclasses.replace(
-            family.read(table | generation.starts), end_tokens=generation.ends
-        )
-        path = generation.path  # the file that errors are of from here on
-        config = family.read_generation(config, generation.table)
-    except CheckpointError:
-        raise
-    except (
-        OSError,
-        ValueError,
-        TypeError,
-        LookupError,
-        AttributeError,
-        ArithmeticError,
-        RecursionError,
-    ) as error:
-        raise CheckpointError(
-            f"{path} describes no model that can be loaded: {_reason(error)}"
-        ) from error
+    family, config = source.read(tables, path)
+    generation = generation_config.read(path, tables[CONFIG], tables.get(source.GENERATION))
+    generation_config.tell_of_unread(generation, family.generation_keys)
     ends = config.end_tokens
     if ends and not any(0 <= token < config.vocab_size for token in ends):
         text = (
             "%s: eos_token_id is %s, and the model has ids from 0 to %d: texts go on to "
             "max_new_tokens"
         )
-        logging.getLogger(__name__).warning(text, folder or path, list(ends), config.vocab_size - 1)
+        where = path.parent if path.name == CONFIG else path
+        logging.getLogger(__name__).warning(text, where, list(ends), config.vocab_size - 1)
     return family, config
-
-
-def _reason(error: Exception) -> str:
-    """Puts an error of ours in its words; any other with its kind, which says more than its words
-    alone.
-    """
-    if type(error) in (FamilyError, ValueError, OSError):
-        return str(error)
-    return f"{type(error).__name__}: {error}"
 
 
 def save(
@@ -261,10 +229,11 @@ def save(
     `AutoModelForSeq2SeqLM.from_pretrained` loads.
 
     Tensors are written in the model's dtype, quantised matrices as float32. A model that was loaded
-    in the dtype of its folder is written bit for bit. The folder is written whole or not at all. A
-    limit on a T5's positions is not written, since its config.json has no place for it. Besides the
-    file that is being filled, of at most `SHARD_BYTES`, the host holds about one tensor. Under
-    `jax.distributed` all processes call this, and the first writes.
+    in the dtype of its folder is written bit for bit, with the config.json of that folder and what
+    has changed since. The folder is written whole or not at all. A limit on a T5's positions is not
+    written, since its config.json has no place for it. Besides the file that is being filled, of at
+    most `SHARD_BYTES`, the host holds about one tensor. Under `jax.distributed` all processes call
+    this, and the first writes.
 
     Args:
         model: a model of a family in `hf_families`.
@@ -284,9 +253,11 @@ def save(
     if complaint:
         raise CheckpointError(complaint)
     refused = f"{model.name or 'the model'} cannot be saved for transformers"
+    # transformers takes these from config.json, and the tokenizer knows them.
+    ids = {name: getattr(model.tokenizer, name, None) for name in source.IDS}
+    ids = {name: value for name, value in ids.items() if value is not None}
     try:
-        family, table = hf_families.describe(model.config)
-        options = family.write_generation(model.config)
+        family, tables = source.written(model.config, model.source, ids)
     except FamilyError as error:
         raise CheckpointError(f"{refused}: {error}") from error
     absent = (
@@ -298,22 +269,7 @@ def save(
             f"its parameters lack {min(absent)!r}, as those of a trimmed or mapped vocabulary do"
         )
         raise CheckpointError(f"{refused}: {lacking}. Save the model that it was made of")
-    # transformers takes these from config.json, and the tokenizer knows them.
-    ids = {
-        name: getattr(model.tokenizer, name, None)
-        for name in ("bos_token_id", "eos_token_id", "pad_token_id")
-    }
-    table |= {name: value for name, value in ids.items() if value is not None} | {
-        "torch_dtype": dtype,
-        **keys,
-    }
-    tables = {CONFIG: table}
-    ends = model.config.end_tokens
-    if ends or options:
-        # transformers then reads no config.json.
-        kept = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
-        named = {key: table[key] for key in kept if key in table} | options
-        tables[generation_config.FILE] = named | ({"eos_token_id": list(ends)} if ends else {})
+    tables[CONFIG] |= {"torch_dtype": dtype, **keys}
     return write_folder(folder, tables, _theirs(model, family), model.tokenizer)
 
 
@@ -588,6 +544,7 @@ def open_model(folder: Path) -> Reader:
         tokenizer=lambda: tokenizers.load(folder),
         params=lambda dtype, mesh: restore(folder, dtype, mesh),
         stored_dtype=lambda: stored_dtype(folder),
+        source=lambda: source.read_folder(folder),
     )
 
 

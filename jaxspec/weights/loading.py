@@ -180,7 +180,7 @@ def load(
         and quantisation.count(params) >= SLOW_FROM
     ):
         logging.getLogger(__name__).warning(SLOWER, name, dtype)
-    model = of_network(config, (), params, tokenizer, name)
+    model = of_network(config, (), params, tokenizer, name, reader.source())
     if source_language is not None or target_language is not None:
         model = with_languages(model, source_language, target_language)
     if drafted is None:
@@ -272,7 +272,8 @@ def _pickled(model: Model) -> tuple[Any, ...]:
     else:
         taps = model.lm.inside.taps
     make: Callable[..., Model] = of_network if ids is None else _trimmed
-    values: tuple[Any, ...] = model.config, taps, model.params, model.tokenizer, model.name
+    parts = model.params, model.tokenizer, model.name, model.source
+    values: tuple[Any, ...] = model.config, taps, *parts
     if ids is not None:
         values = untrimmed(model), ids, model.name, model.params
     try:
@@ -293,10 +294,17 @@ def _pickled(model: Model) -> tuple[Any, ...]:
     )
 
 
-def of_network(config: Any, taps: tuple[int, ...], params: Any, tokenizer: Any, name: str) -> Model:
+def of_network(
+    config: Any,
+    taps: tuple[int, ...],
+    params: Any,
+    tokenizer: Any,
+    name: str,
+    source: Mapping[str, Mapping[str, Any]] | None = None,
+) -> Model:
     # n-gram tables have no layers
     lm = net_of(config).language_model(config, *([taps] if taps else []))
-    return Model(lm, params, tokenizer, config, name)
+    return Model(lm, params, tokenizer, config, name, source)
 
 
 def _trimmed(model: Model, ids: Any, name: str, params: Any = None) -> Model:

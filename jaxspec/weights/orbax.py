@@ -32,7 +32,17 @@ from jaxspec.files.folders import MANIFEST, some
 from jaxspec.files.strict_tables import RecipeError, build
 from jaxspec.nets import FORMS, axes_of, net_of, quantised
 from jaxspec.weights import orbax_arrays, orbax_layouts, parameters, quantisation, tokenizers
+from jaxspec.weights.hf_families import FamilyError
 from jaxspec.weights.reader import ModelFormat, Reader
+from jaxspec.weights.source import (
+    ERRORS,
+    SourceFiles,
+    beside,
+    configured,
+    from_toml,
+    to_toml,
+    written,
+)
 from jaxspec.weights.tensors import CheckpointError
 
 VERSION = 1  # of the folder's layout
@@ -52,13 +62,16 @@ class Manifest:
     family: str
     dtype: str  # how matrices are stored: "float32", "bfloat16", "int8" or "int4"
     parameters: int  # number of weights or table entries (scales of quantised matrices not counted)
-    # the network's configuration; the file holds the family's form of it (`nets.form_of`)
+    # the network's configuration; the file holds the config.json that it was read from
+    # (`weights.source`), or the network's own form of it (`nets.form_of`)
     model: Any
     files: dict  # [size in bytes, SHA-256] of every other file, by its path in the folder
     about: dict  # where the weights come from and what was measured; plain values
     # the `folder` of a checkpoint beside this one, the `digest` of its parameters, and the
     # `modules` that are read from there; empty: this checkpoint holds all of its parameters
     shares: dict = dataclasses.field(default_factory=dict)
+    # the tables that the configuration was read from; None: the file holds the network's own form
+    source: Any = None
 
 
 def save(
@@ -74,6 +87,7 @@ def save(
     overwrite: bool = False,
     draft_tokens: Sequence[int] | None = None,
     shares: str | None = None,
+    source: SourceFiles | None = None,
 ) -> Manifest:
     """Writes a checkpoint: the whole folder, or nothing.
 
@@ -98,6 +112,7 @@ def save(
         shares: the name of a checkpoint in the same folder as this one. Modules that it stores with
             the same values, such as a drafter's encoder, are not stored again: they are read from
             there, and the two stay together.
+        source: the tables that `config` was read from: `Model.source`.
 
     Raises:
         CheckpointError: `folder` exists already, the disk is full, the parameters do not match
@@ -106,6 +121,7 @@ def save(
     folder = Path(folder).expanduser().resolve()
     tokenizer_folder = Path(tokenizer_folder).expanduser()
     _check_arguments(config, tokenizer_folder, family, dtype)
+    _tables_of(config, source)  # raises if no manifest can hold it
     needed = quantisation.count(params) * quantisation.bits(dtype) // 8
     complaint = folders.occupied(folder, "checkpoint", overwrite) or folders.no_room(folder, needed)
     if complaint:
@@ -151,7 +167,18 @@ def save(
             files = folders.fingerprints(beside)
             _write_manifest(
                 beside / MANIFEST,
-                Manifest(VERSION, name, family, dtype, count, config, files, description, shared),
+                Manifest(
+                    format=VERSION,
+                    name=name,
+                    family=family,
+                    dtype=dtype,
+                    parameters=count,
+                    model=config,
+                    files=files,
+                    about=description,
+                    shares=shared,
+                    source=source,
+                ),
             )
     return read_manifest(folder)
 
@@ -344,10 +371,14 @@ def read_manifest(folder: str | Path) -> Manifest:
         if complaint:
             raise RecipeError(complaint)
         # The family says in which form the table is, so it is checked first.
-        model = nets.from_table(table["family"], table.get("model", {}), "[model]")
-        manifest = build(Manifest, {**table, "model": model}, "it")
+        source = None
+        if "model_type" in table.get("model", {}):
+            source, model = from_toml(table)
+        else:
+            model = nets.from_table(table["family"], table.get("model", {}), "[model]")
+        manifest = build(Manifest, {**table, "model": model, "source": source}, "it")
         _check_manifest(manifest)
-    except (ValueError, RecursionError) as error:  # TOML's, Unicode's and recipes' are such
+    except ERRORS as error:  # TOML's, Unicode's and recipes' are such
         # Experts whose gates did not lie beside their partners.
         older = "'interleaved'" in str(error)
         if older:
@@ -418,11 +449,6 @@ def _check_arguments(config: Any, tokenizer_folder: Path, family: str, dtype: st
     if family != expected:
         described = f"config is a {type(config).__name__} of family {expected!r}"
         raise CheckpointError(f"{described}, and family is {family!r}: expected the same")
-    if expected:
-        try:
-            nets.table_of(config)
-        except ValueError as error:
-            raise CheckpointError(f"no manifest can hold this model: {error}") from None
     present = {path.name for path in tokenizer_folder.glob("*") if path.is_file()}
     absent = [file for file in tokenizer_files(present) if file not in present]
     if absent:
@@ -465,11 +491,26 @@ def _check_manifest(manifest: Manifest) -> None:
         raise RecipeError(f"[files] does not list {' and '.join(absent)}")
 
 
+def _tables_of(config: Any, source: SourceFiles | None) -> dict[str, Any]:
+    """Returns the tables of a manifest that describe a network: config.json's, or its own form."""
+    try:
+        family, tables = written(config, source, {})
+        return to_toml(tables, beside(family, configured(tables)[1], config))
+    except FamilyError:
+        if source is not None:
+            raise
+    try:
+        return {"model": without_none(nets.table_of(config))}
+    except ValueError as error:
+        raise CheckpointError(f"no manifest can hold this model: {error}") from None
+
+
 def _write_manifest(path: Path, manifest: Manifest) -> None:
     table = {field.name: getattr(manifest, field.name) for field in dataclasses.fields(manifest)}
-    table["model"] = without_none(nets.table_of(manifest.model))
+    del table["source"]
     if not manifest.shares:
         del table["shares"]
+    table |= _tables_of(manifest.model, manifest.source)
     try:
         text = folders.to_toml(table)
     except ValueError as error:
@@ -554,6 +595,7 @@ def open_model(folder: Path) -> Reader:
         params=lambda dtype, mesh: restore(folder, dtype, mesh)[:2],
         stored_dtype=lambda: manifest.dtype,
         draft_tokens=lambda: read_draft_tokens(folder, manifest),
+        source=lambda: manifest.source,
     )
 
 

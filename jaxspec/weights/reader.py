@@ -4,7 +4,7 @@ read their parts.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,6 +27,8 @@ class Reader(NamedTuple):
     stored_dtype: Callable[[], str]
     # ids to which a head is trimmed; None: it is not
     draft_tokens: Callable[[], list[int] | None] = lambda: None
+    # the tables that the configuration was read from (`jaxspec.weights.source`); None: none
+    source: Callable[[], Mapping[str, Mapping[str, Any]] | None] = lambda: None
     tokenizer_place: str = "in it"  # where a tokenizer is looked for, in words
 
 

@@ -274,7 +274,7 @@ def test_causal_and_shifted_blocks_have_a_key_in_each_format(published, target):
 
     def read(nested, **keys):
         table = case.table | keys | {"dflash_config": case.table["dflash_config"] | nested}
-        common.check(table)
+        common.check(table, block_files.with_options())
         return block_files.read(table, case.shapes, target_shape(target))
 
     silent = read({})

@@ -11,6 +11,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from jaxspec import Model
 from jaxspec.nets import net_of
+from jaxspec.weights.source import CONFIG, configured
 from tests.small import tiny_gpt, tiny_llama, tiny_t5
 
 LLAMA = tiny_llama(24, layers=2, epsilon=1e-5, max_positions=32)
@@ -37,6 +38,12 @@ def model_of(config, seed=0, words=None) -> Model:
     shapes = jax.eval_shape(lambda: net.init(config, jax.random.key(0)))
     params = jax.tree.map(lambda x: jnp.array(rng.standard_normal(x.shape, np.float32)), shapes)
     return Model(net.language_model(config), params, words, config, "it")
+
+
+def model_from(table: dict, seed=0) -> Model:
+    """A model of a config.json, which most families do not write."""
+    source = {CONFIG: table}
+    return model_of(configured(source)[1], seed)._replace(source=source)
 
 
 def assert_same(got, expected):

@@ -14,7 +14,7 @@ import jaxspec
 from jaxspec import nets
 from jaxspec.nets import rotary
 from jaxspec.weights import gguf as reader
-from jaxspec.weights import gguf_tokenizer, hf_families, huggingface, loading, parameters
+from jaxspec.weights import gguf_tokenizer, hf_families, huggingface, loading, parameters, source
 from jaxspec.weights.hf_families import llama_cpp
 from jaxspec.weights.orbax import CheckpointError
 
@@ -148,7 +148,7 @@ def write(
 
 def ours(model: jaxspec.Model) -> dict[str, np.ndarray]:
     """A model's parameters as transformers has them."""
-    return dict(huggingface._theirs(model, hf_families.describe(model.config)[0]))
+    return dict(huggingface._theirs(model, source.written(model.config, model.source, {})[0]))
 
 
 @pytest.mark.needs_torch

@@ -15,6 +15,7 @@ from jaxspec.core import Room
 from jaxspec.nets import net_of, quantised
 from jaxspec.sharding import WHOLE
 from jaxspec.weights import (
+    hf_families,
     huggingface,
     orbax,
     parameters,
@@ -26,7 +27,7 @@ from jaxspec.weights import (
 from jaxspec.weights.hf_families import mixtures
 from jaxspec.weights.loading import find
 from jaxspec.weights.tensors import CheckpointError
-from tests.weights.folders import assert_same, model_of
+from tests.weights.folders import assert_same, model_from
 
 STEPS, PROMPTS = 10, [[3, 1, 4, 1, 5, 9, 2], [6, 5, 3]]
 ATTENTION = {
@@ -52,18 +53,21 @@ TABLES = {
         "swiglu_limit": 1.0,
     },
 }
-FAMILY = {"Qwen3MoeForCausalLM": mixtures.QWEN3_MOE, "MixtralForCausalLM": mixtures.MIXTRAL}
-FAMILY["GptOssForCausalLM"] = mixtures.GPT_OSS
+TYPES = {
+    "Qwen3MoeForCausalLM": "qwen3_moe",
+    "MixtralForCausalLM": "mixtral",
+    "GptOssForCausalLM": "gpt_oss",
+}
 
 
-def config_of(name):
-    return FAMILY[name].read({**SMALL, **TABLES[name], "hidden_act": "silu"})
+def table_of(name):
+    return {"model_type": TYPES[name], **SMALL, **TABLES[name], "hidden_act": "silu"}
 
 
 @pytest.fixture(params=TABLES)
 def saved(request, tmp_path):
     """A model and its folder, which we have written."""
-    model = model_of(config_of(request.param))
+    model = model_from(table_of(request.param))
     huggingface.save(model, tmp_path / "folder")
     return request.param, model, tmp_path / "folder"
 
@@ -91,7 +95,7 @@ def test_what_is_written_is_read_again(saved):
 def test_transformers_in_memory_names_are_read_and_experts_may_lie_in_two_files(saved):
     _, model, folder = saved
     in_memory, apart = {}, {}
-    for shard in stacks.stacked(tensors.shards(folder), FAMILY[saved[0]].apart):
+    for shard in stacks.stacked(tensors.shards(folder), hf_families.of(table_of(saved[0])).apart):
         for tensor, x in shard.read():
             x = np.asarray(x)
             fused = (
@@ -162,7 +166,7 @@ def test_experts_are_quantised_one_by_one(saved, dtype):
     ],
 )
 def test_experts_that_do_not_fit_are_refused(tmp_path, change, message):
-    huggingface.save(model_of(config_of("MixtralForCausalLM")), tmp_path / "folder")
+    huggingface.save(model_from(table_of("MixtralForCausalLM")), tmp_path / "folder")
     file = tmp_path / "folder" / "model.safetensors"
     weights = change(load_file(file))
     save_file(weights, file)
@@ -196,7 +200,7 @@ def test_experts_that_do_not_fit_are_refused(tmp_path, change, message):
     ],
 )
 def test_configurations_that_cannot_be_are_refused(tmp_path, name, changes, message):
-    table = {**SMALL, **TABLES[name], "model_type": FAMILY[name].model_types[0], **changes}
+    table = {**SMALL, **TABLES[name], "model_type": TYPES[name], **changes}
     (tmp_path / "config.json").write_text(json.dumps(table))
     with pytest.raises(CheckpointError, match=message):
         huggingface.read_config(tmp_path)
@@ -248,7 +252,7 @@ def test_texts_are_those_of_transformers_with_and_without_a_drafter(tmp_path, na
         ids = peer.generate(torch.tensor([prompt]), max_new_tokens=STEPS, do_sample=False)
         expected.append(ids[0, len(prompt) :].tolist())
     assert jaxspec.generate(target, PROMPTS, **options).tokens.tolist() == expected
-    draft = model_of(config_of(name), seed=3)
+    draft = model_from(table_of(name), seed=3)
     assert (
         jaxspec.generate(target, PROMPTS, drafter=draft, gamma=3, **options).tokens.tolist()
         == expected
@@ -272,13 +276,11 @@ def test_texts_are_those_of_transformers_with_and_without_a_drafter(tmp_path, na
 def quantised_folder(folder):
     """A gpt-oss whose experts are mxfp4, as published; the blocks and scales of its tensors."""
     table = {
-        **SMALL,
-        **TABLES["GptOssForCausalLM"],
+        **table_of("GptOssForCausalLM"),
         "hidden_size": 64,
         "intermediate_size": 96,
-        "hidden_act": "silu",
     }
-    huggingface.save(model_of(mixtures.GPT_OSS.read(table)), folder)
+    huggingface.save(model_from(table), folder)
     weights, random, packed = load_file(folder / "model.safetensors"), np.random.default_rng(0), {}
     for name in [name for name in weights if name.endswith(("gate_up_proj", "down_proj"))]:
         count, width, rows = weights.pop(name).shape  # [in, out] in full, and [out, in] in 4 bits

@@ -253,28 +253,31 @@ SHIPPED = sorted(
 
 
 @pytest.mark.parametrize("folder", SHIPPED, ids=lambda folder: folder.name)
-def test_shipped_manifests_have_one_number_for_all_layers(folder, tmp_path):
+def test_shipped_manifests_hold_a_config_json(folder, tmp_path):
     """They are read layer by layer, with as many parameters as the folder has, and written as they
     were.
     """
     written = tomllib.loads((folder / "manifest.toml").read_text())
     table, manifest = written["model"], read_manifest(folder)
     if written["family"] == "gpt":
-        attention = AttentionShape(
-            heads := table["heads"], heads, table["dim"] // heads, qkv_bias=True, out_bias=True
-        )
-        layer = LayerShape(
-            attention, FeedForwardShape(table["ff_dim"], "gelu", gated=False, bias=True)
-        )
-        layers, norm = (layer,) * table["layers"], NormShape("layer", 1e-5)
+        heads, dim = table["n_head"], table["n_embd"]
+        attention = AttentionShape(heads, heads, dim // heads, qkv_bias=True, out_bias=True)
+        ff = FeedForwardShape(table["n_inner"], "gelu", gated=False, bias=True)
         expected = DecoderConfig(
-            *(8192, table["dim"], layers, norm),
+            *(8192, dim, (LayerShape(attention, ff),) * table["n_layer"], NormShape("layer", 1e-5)),
             tied_head=True,
             positions="learned",
             max_positions=512,
         )
     else:
-        expected = T5Config(**table | {"end_tokens": tuple(table.get("end_tokens", ()))})
+        expected = T5Config(
+            *(8192, table["d_model"], table["d_ff"], table["num_heads"], table["d_kv"]),
+            *(table["num_layers"], table["num_decoder_layers"]),
+            tied_head=table["tie_word_embeddings"],
+            scaled_head=table["scale_decoder_outputs"],
+            max_positions=512,
+            end_tokens=tuple(written.get("generation", {}).get("eos_token_id", ())),
+        )
     assert manifest.model == expected and table["vocab_size"] == 8192
     shapes = jax.tree.leaves(net_of(expected).shapes(expected))
     assert sum(math.prod(leaf.shape) for leaf in shapes) == manifest.parameters
@@ -347,14 +350,8 @@ def test_a_folder_without_a_manifest_is_named(copy):
             'dtype = "int3"\nparameters',
             "dtype is 'int3': expected one of",
         ),
-        ("dim = 16\nff", 'dim = "16"\nff', r"\[model\] dim must be of type int, got '16'"),
-        ("heads = 2", "headz = 2", r"\[model\] has an unknown key 'headz': did you mean 'heads'"),
-        (
-            "heads = 2\n",
-            "heads = 2\ninterleaved = true\n",
-            "'interleaved'.* older jaxspec: convert the model again",
-        ),
-        ("heads = 2\n", "", r"\[model\] lacks the key 'heads'"),
+        ("d_model = 16", 'd_model = "16"', "d_model is '16': expected a positive integer"),
+        ("num_heads = 2", "num_headz = 2", "it lacks 'num_heads'"),
         ('name = "tiny-t5"\n', "", "lacks the key 'name'"),
         ("[about]", "[abouts]", "unknown key 'abouts': did you mean 'about'"),
         (
@@ -371,6 +368,45 @@ def test_a_damaged_manifest_is_named(copy, old, new, message):
     text = path.read_text(encoding="utf-8")
     assert old in text
     path.write_text(text.replace(old, new, 1), encoding="utf-8", errors="surrogateescape")
+    with pytest.raises(CheckpointError, match=message):
+        restore(copy)
+
+
+OWN = """[model]
+vocab_size = 48
+dim = 16
+ff_dim = 24
+heads = 2
+head_dim = 4
+encoder_layers = 1
+decoder_layers = 1
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("dim = 16\nff", 'dim = "16"\nff', r"\[model\] dim must be of type int, got '16'"),
+        ("heads = 2", "headz = 2", r"\[model\] has an unknown key 'headz': did you mean 'heads'"),
+        (
+            "heads = 2\n",
+            "heads = 2\ninterleaved = true\n",
+            "'interleaved'.* older jaxspec: convert the model again",
+        ),
+        ("heads = 2\n", "", r"\[model\] lacks the key 'heads'"),
+    ],
+)
+def test_a_manifest_with_the_form_of_a_network_is_read(copy, old, new, message):
+    """So older manifests are; a mistake in one is named."""
+    path = copy / "manifest.toml"
+    text = path.read_text(encoding="utf-8")
+    before = text[: text.index("[model]")]
+    after = text[text.index("[files]") : text.index("[fields]")]
+    path.write_text(f"{before}{OWN}\n{after}", encoding="utf-8")
+    manifest = read_manifest(copy)
+    assert manifest.source is None
+    assert manifest.model == T5Config(48, 16, 24, 2, 4, 1, 1)
+    edit(path, old, new)
     with pytest.raises(CheckpointError, match=message):
         restore(copy)
 
@@ -417,8 +453,8 @@ def test_an_altered_tokenizer_is_named(copy):
 
 
 def test_tree_mismatch_lists_all_differences(copy):
-    edit(copy / "manifest.toml", "decoder_layers = 1", "decoder_layers = 2")
-    edit(copy / "manifest.toml", "gated = true", "gated = false")
+    edit(copy / "manifest.toml", "num_decoder_layers = 1", "num_decoder_layers = 2")
+    edit(copy / "manifest.toml", '"gated-gelu"', '"gelu"')
     edit(copy / "manifest.toml", "vocab_size = 48", "vocab_size = 50")
     with pytest.raises(CheckpointError) as caught:
         restore(copy)

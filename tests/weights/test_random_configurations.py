@@ -10,6 +10,8 @@ import json
 import math
 import os
 import random
+import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +25,11 @@ from transformers.models.auto import modeling_auto
 import jaxspec
 from jaxspec import drafters
 from jaxspec.core import Room
+from jaxspec.files import folders
 from jaxspec.testing import word_tokenizer
-from jaxspec.weights import hf_families, huggingface
+from jaxspec.weights import hf_families, huggingface, source
 from jaxspec.weights.hf_families import phi
+from jaxspec.weights.source import DROPPED
 from tests.weights.folders import model_of
 
 # FED of the STEPS tokens are read from a cache: half, so that both passes have one shape
@@ -221,6 +225,17 @@ def granite4(draw):
         "shared_intermediate_size": 40,
     }
     return table | {"position_embedding_type": draw.choice(["rope", None]), "mamba_n_heads": 8}
+
+
+def hyperclovax(draw):
+    """With the usual scale of scores, too, and with norms before the blocks alone."""
+    table = granite(draw) | {"logits_scaling": 0.25, "use_post_norm": draw.random() < 0.7}
+    return table | {"attention_multiplier": draw.choice([None, 0.2])}
+
+
+def cwm(draw):
+    table = decoder(draw) | {"mlp_bias": draw.random() < 0.5, "sliding_window": draw.window}
+    return table | {"layer_types": ["full_attention", "sliding_attention"], "bos_token_id": 2}
 
 
 def cohere(draw):
@@ -519,6 +534,8 @@ FAMILIES = {
     "Exaone4ForCausalLM": exaone4,
     "GraniteForCausalLM": granite,
     "GraniteMoeHybridForCausalLM": granite4,
+    "HyperCLOVAXForCausalLM": hyperclovax,
+    "CwmForCausalLM": cwm,
     "CohereForCausalLM": cohere,
     "Cohere2ForCausalLM": cohere2,
     "GlmForCausalLM": glm,
@@ -604,12 +621,65 @@ def tokenizer() -> Any:
 
 @pytest.mark.parametrize("architecture", FAMILIES)
 def test_what_is_written_of_random_configurations_is_read_as_it_was(architecture):
-    for number in range(6):
-        table = config_class(architecture)(**options_of(architecture, number)).to_dict()
-        family = hf_families.of(table)
-        config = family.read(table)
-        unwritten = {name: vars(config)[name] for name in family.unwritten}
-        assert dataclasses.replace(family.read(family.write(config)), **unwritten) == config
+    """The config.json that each was read from, with what has changed; in a folder and a manifest."""
+    for number in range(4):
+        table = json.loads(json.dumps(config_of(architecture, number)))
+        tables = {source.CONFIG: table}
+        family, config = source.configured(tables)
+        kept = source.written(config, tables, {})[1]
+        assert kept == {source.CONFIG: {key: x for key, x in table.items() if key not in DROPPED}}
+        for change in changes(config):
+            changed = dataclasses.replace(config, **change)
+            _, written = source.written(changed, tables, {})
+            _, read = source.configured(written)
+            beside = source.beside(family, read, changed)
+            assert dataclasses.replace(read, **beside) == changed, (number, change)
+            toml = tomllib.loads(folders.to_toml(source.to_toml(written, beside)))
+            assert source.from_toml(toml) == (written, changed)
+
+
+def config_of(architecture: str, number: int) -> dict:
+    """Returns the config.json of a random configuration."""
+    return config_class(architecture)(**options_of(architecture, number)).to_dict()
+
+
+def changes(config: Any) -> Iterator[dict[str, Any]]:
+    """Yields changes that loading, or who loads, makes to a configuration."""
+    names = {field.name for field in dataclasses.fields(config)}
+    yield {"end_tokens": (5, 6)}
+    if "tied_head" in names:
+        yield {"tied_head": not config.tied_head}
+    if "start_token" in names:
+        yield {"start_token": 7}
+    if "begin_tokens" in names and "speech" not in names:
+        yield {"begin_tokens": (7,)}
+
+
+@pytest.mark.parametrize("architecture", FAMILIES)
+def test_a_number_that_a_family_reads_has_a_check_by_its_name(architecture):
+    """Any number or flag of a config.json may be a text: it is refused by its name, or not read."""
+    table = config_of(architecture, 0)
+    config = hf_families.of(table).read(table)
+    for path in numbers(table):
+        wrong = changed(table, path, "much")
+        try:
+            assert hf_families.of(wrong).read(wrong) == config, path
+        except hf_families.FamilyError as error:
+            assert str(error).startswith(f"{path[-1]} is 'much': "), path
+
+
+def numbers(table: dict, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """Yields the places of the numbers and flags of a table, and of the tables in it."""
+    for name, value in table.items():
+        if isinstance(value, dict):
+            yield from numbers(value, (*path, name))
+        elif isinstance(value, int | float):
+            yield (*path, name)
+
+
+def changed(table: dict, path: tuple[str, ...], value: Any) -> dict:
+    name, *below = path
+    return table | {name: changed(table[name], tuple(below), value) if below else value}
 
 
 @pytest.mark.needs_torch
@@ -676,8 +746,8 @@ def test_every_family_is_read_in_every_dtype_within_its_rounding(tmp_path):
     wrong = []
     tokens = np.random.RandomState(SEED).randint(1, WORDS, (1, STEPS))
     for architecture in FAMILIES:
-        table = config_class(architecture)(**options_of(architecture, 1)).to_dict()
-        model = model_of(hf_families.of(table).read(table))
+        tables = {source.CONFIG: config_of(architecture, 1)}
+        model = model_of(source.configured(tables)[1])._replace(source=tables)
         model = model._replace(params=jax.tree.map(lambda x: 0.3 * x, model.params))
         folder = huggingface.save(model, tmp_path / architecture)
         exact = logits(jaxspec.load(folder), tokens)

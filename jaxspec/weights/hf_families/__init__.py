@@ -13,11 +13,13 @@ from jaxspec.weights import quantised_files
 from jaxspec.weights.hf_families import (
     bart,
     cohere,
+    cwm,
     gemma,
     gemma4,
     glm,
     gpt,
     granite,
+    hyperclovax,
     llama,
     llama_like,
     mistral,
@@ -59,6 +61,7 @@ FAMILIES: tuple[Family, ...] = (
     *(olmo.OLMO2, olmo.OLMO3, olmo.EXAONE4, granite.GRANITE, cohere.COHERE, cohere.COHERE2),
     *(glm.GLM, glm.GLM4, glm.ERNIE, glm.HELIUM),
     *(llama_like.SMOLLM3, llama_like.SEED_OSS, llama_like.HUNYUAN, llama_like.STABLELM),
+    *(hyperclovax.HYPERCLOVAX, cwm.CWM),
     *(ungated.STARCODER2, ungated.NEMOTRON, ungated.ARCEE),
     *(gemma4.GEMMA4, mistral.MISTRAL3, mistral.MINISTRAL3, granite.GRANITE4, ungated.APERTUS),
     *(mixtures.QWEN3_MOE, mixtures.MIXTRAL, mixtures.GPT_OSS, whisper.WHISPER),
@@ -67,23 +70,23 @@ FAMILIES: tuple[Family, ...] = (
 
 
 def of(table: dict) -> Family:
-    """Returns the family of a config.json.
+    """Returns the family of a config.json, whose keys it checks.
 
     >>> of({"model_type": "qwen3"}).title
     'Qwen 3'
     """
-    check(table)
     quantised_files.scheme_of(table)  # refuses what is not read
     for family in FAMILIES:
         if table.get("model_type") in family.model_types:
+            check(table, family.keys)
             return family
     expected = ", ".join(name for family in FAMILIES for name in family.model_types)
     raise FamilyError(f"model_type is {table.get('model_type')!r}: expected one of {expected}")
 
 
 def describe(config: Any) -> tuple[Family, dict[str, Any]]:
-    """Returns the first family whose config.json can hold all of a configuration, and that
-    config.json.
+    """Returns the first family that can write all of a configuration, and the config.json that it
+    writes.
 
     What is written is read again and compared: but for a family's `unwritten` fields nothing is
     lost.
@@ -94,6 +97,8 @@ def describe(config: Any) -> tuple[Family, dict[str, Any]]:
     """
     # A configuration says nothing of its family: the first whose file can hold all of it will do.
     for family in FAMILIES:
+        if family.write is None:
+            continue
         try:
             table = family.write(config)
             if (
@@ -106,7 +111,10 @@ def describe(config: Any) -> tuple[Family, dict[str, Any]]:
         except (AttributeError, KeyError, ValueError):
             # another network's, or with options that the family lacks
             continue
-    raise FamilyError(f"transformers has no model of this configuration: {config}")
+    raise FamilyError(
+        "no family writes a config.json of this configuration: save a model that `jaxspec.load` has "
+        f"read from one, or set Model.source. It is {config}"
+    )
 
 
 __getattr__ = optional_imports.submodules(__name__)

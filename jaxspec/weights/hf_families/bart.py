@@ -11,14 +11,23 @@ from __future__ import annotations
 import dataclasses
 import functools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from jaxspec.nets.bart import BartConfig
 from jaxspec.weights.hf_families import common
-from jaxspec.weights.hf_families.common import HEAD, THEIRS, Family, FamilyError, Tensor
+from jaxspec.weights.hf_families.common import (
+    HEAD,
+    MOST_LAYERS,
+    THEIRS,
+    Family,
+    FamilyError,
+    Tensor,
+    count,
+    flag,
+)
 
-KEYS = {  # the network's fields: those of config.json
+FIELDS = {  # the network's fields: those of config.json
     "vocab_size": "vocab_size",
     "dim": "d_model",
     "ff_dim": "decoder_ffn_dim",
@@ -31,6 +40,14 @@ KEYS = {  # the network's fields: those of config.json
     "start_token": "decoder_start_token_id",
 }
 SIDES = {"encoder_ffn_dim": "decoder_ffn_dim", "encoder_attention_heads": "decoder_attention_heads"}
+KEYS = {
+    **dict.fromkeys(("vocab_size", "decoder_vocab_size", "d_model"), count()),
+    **dict.fromkeys((*SIDES, *SIDES.values(), "max_position_embeddings"), count()),
+    **dict.fromkeys(("encoder_layers", "decoder_layers"), count(limit=MOST_LAYERS)),
+    **dict.fromkeys(("decoder_start_token_id", "bos_token_id", "pad_token_id"), count(least=0)),
+    **dict.fromkeys(("scale_embedding", "tie_word_embeddings"), flag()),
+    "share_encoder_decoder_embeddings": flag(),
+}
 BANNED = "bad_words_ids"
 BEFORE: dict[str, Any] = dict(norms_after=False, final_norm=True)
 BART: dict[str, Any] = {}
@@ -63,7 +80,7 @@ def read(options: dict[str, Any], activation: str, table: dict) -> BartConfig:
     if scaled and (pad := table.get("pad_token_id")) is not None:
         options = options | {"offset": pad + 1}
     fields = common.read_keys(
-        table, KEYS, max_positions=1024, scale_embedding=scaled, tied_head=True, start_token=2
+        table, FIELDS, max_positions=1024, scale_embedding=scaled, tied_head=True, start_token=2
     )
     return BartConfig(
         **fields,
@@ -105,7 +122,7 @@ def write_generation(config: BartConfig) -> dict[str, Any]:
 
 def write(model_type: str, architecture: str, config: BartConfig) -> dict[str, Any]:
     """Writes the config.json of a network."""
-    table = common.write_keys(config, KEYS)
+    table = common.write_keys(config, FIELDS)
     if config.source_vocab is not None:
         table |= {
             "vocab_size": config.source_vocab,
@@ -222,6 +239,16 @@ M2M_SIZES = {
 }
 
 
+def _tied(table: Mapping[str, Any]) -> dict[str, Any]:
+    """Ties embeddings in a config.json: false would untie those of the sides, which are stored once.
+
+    The weights show a head of its own.
+    """
+    if table.get("tie_word_embeddings") is False:
+        return {**table, "tie_word_embeddings": True}
+    return dict(table)
+
+
 def _family(
     title: str,
     model_type: str,
@@ -234,6 +261,8 @@ def _family(
     return Family(
         title=title,
         model_types=(model_type,),
+        architecture=architecture,
+        keys=KEYS,
         read=functools.partial(read, options, activation),
         write=functools.partial(write, model_type, architecture),
         names=names,
@@ -252,6 +281,7 @@ def _family(
         write_generation=write_generation,
         generation_keys=(common.FORCED, BANNED),
         optional={BIAS: "logits_bias"},
+        text=_tied,
     )
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from jaxspec.nets.decoder import DecoderConfig
 from jaxspec.nets.shapes import LayerShape, NormShape
 from jaxspec.weights.hf_families import decoders
-from jaxspec.weights.hf_families.common import only
+from jaxspec.weights.hf_families.common import count, flag, number, only
 
 
 def read_cohere(table: dict) -> DecoderConfig:
@@ -61,10 +61,6 @@ def _read(
     )
 
 
-def _factors(config: DecoderConfig) -> dict[str, Any]:
-    return {"logit_scale": config.logits_scale, "rope_theta": decoders.rotated(config).base}
-
-
 _PLUS = {"rope_theta": 75e6, "logit_scale": 0.8333333333333334, "use_qk_norm": True}
 SIZES = decoders.sizes(
     read_cohere,
@@ -80,22 +76,20 @@ SIZES_2 = decoders.sizes(
     logit_scale=0.25,
 )
 
-_KEYS = {"attention_bias": "qkv_bias", "layer_norm_eps": "epsilon", "rms_norm_eps": None}
+_CHECKS = {"layer_norm_eps": number(), "logit_scale": number(), "use_qk_norm": flag()}
 COHERE = decoders.family(
     title="Command R, R+",
     model_types=("cohere",),
     architecture="CohereForCausalLM",
     read=read_cohere,
-    keys=_KEYS | {"use_qk_norm": "head_norms"},
+    keys=_CHECKS,
     sizes=SIZES,
-    more_keys=_factors,
 )
 COHERE2 = decoders.family(
     title="Command R7B",
     model_types=("cohere2",),
     architecture="Cohere2ForCausalLM",
     read=read_cohere2,
-    keys=_KEYS | decoders.LAYERS,
+    keys=_CHECKS | {"sliding_window_pattern": count()},
     sizes=SIZES_2,
-    more_keys=_factors,
 )

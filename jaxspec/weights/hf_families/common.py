@@ -94,13 +94,16 @@ class Family(NamedTuple):
     Attributes:
         title: for people.
         model_types: the values of "model_type" in config.json.
+        keys: the checks of the keys that `read` reads, by their names.
         read: config.json -> configuration of the network. Raises ValueError where the network would
             compute something else.
-        write: configuration -> config.json; of a configuration that the family cannot express,
-            anything.
+        architecture: the class of its models in transformers.
         names: configuration -> {path of our parameter: where it lies}.
         canonical: name of a tensor -> its name in `names`; None if the tensor is not a parameter.
         sizes: {name: configuration} of published models.
+        write: configuration -> config.json; of a configuration that the family cannot express,
+            anything. None, as of most: a model is written with the config.json that it was read
+            from (`weights.source`).
         unwritten: fields of a configuration that config.json has no place for:
             `weights.huggingface.save` writes the end tokens beside it, and tensors have dtypes.
             copies: {name of a tensor that some files hold twice: name of the tensor that it
@@ -115,17 +118,20 @@ class Family(NamedTuple):
         head: the name of a head's own tensor.
         apart, alternate: the names of what files hold expert by expert, or head by head, and how
             two projections lie in one matrix: see `stacks.stacked`.
+        text: config.json -> a config.json of the part that is read, where a model also sees or hears.
         optional: {name of a tensor that some files lack: the field of a configuration that is then
             False}.
     """
 
     title: str
     model_types: tuple[str, ...]
+    architecture: str
+    keys: Mapping[str, Key]
     read: Callable[[dict], Any]
-    write: Callable[[Any], dict]
     names: Callable[[Any], dict[str, Tensor]]
     canonical: Callable[[str], str | None]
     sizes: Mapping[str, Any]
+    write: Callable[[Any], dict] | None = None
     copies: Mapping[str, str] = MappingProxyType({})
     unwritten: tuple[str, ...] = ("dtype", "end_tokens")
     unused: Callable[[Any], Collection[str]] = lambda config: ()
@@ -136,6 +142,7 @@ class Family(NamedTuple):
     generation_keys: Collection[str] = ()
     head: str = HEAD
     optional: Mapping[str, str] = MappingProxyType({})
+    text: Callable[[Mapping[str, Any]], dict] = dict
 
 
 ACTIVATIONS = {
@@ -160,124 +167,85 @@ def activation(name: str) -> str:
     return ACTIVATIONS[name]
 
 
-COUNTS = (  # ends of keys whose values are positive integers, or lists of what layers have
-    *(
-        "_size",
-        "_heads",
-        "_layers",
-        "head_dim",
-        "position_embeddings",
-        "n_positions",
-        "window_pattern",
-    ),
-    *("conv_kernel_dim", "full_attention_interval", "_experts", "_experts_per_tok", "sparse_step"),
-    *("_ffn_dim", "_mel_bins", "source_positions", "target_positions", "_buckets", "_distance"),
-    *("n_embd", "n_inner", "n_layer", "n_head", "d_model", "d_ff", "d_kv"),
-)
-NUMBERS = (  # ends of keys whose values are positive numbers
-    *(
-        "_eps",
-        "_epsilon",
-        "_multiplier",
-        "logits_scaling",
-        "logit_scale",
-        "_theta",
-        "_freq",
-        "_scalar",
-        "_softcapping",
-    ),
-    *("swiglu_alpha", "swiglu_limit", "factor", "beta_fast", "beta_slow"),
-)
-UNREAD = {  # no sizes; the last one is a number, or letters
-    *(
-        "order_of_interleaved_layers",
-        "add_classification_head",
-        "org_vocab_size",
-        "mlp_only_layers",
-    ),
-    *("static_position_embeddings", "sliding_window_pattern"),
-}
-MAY_BE_ZERO = {
-    *(
-        "num_experts",
-        "num_local_experts",
-        "shared_expert_intermediate_size",
-        "num_kv_shared_layers",
-    ),
-    *(
-        "num_nextn_predict_layers",
-        "mtp_num_hidden_layers",
-        "num_mtp_layers",
-        "max_window_layers",
-        "type_vocab_size",
-    ),
-}
-TABLES = (
-    *("text_config", "encoder", "decoder", "rope_scaling", "rope_parameters"),
-    *("full_attention", "sliding_attention", "dflash_config", "transformer_layer_config"),
-)
-FLAGS = {  # keys of drafters whose values are true or false
-    *("use_sliding_window", "sliding_window_non_causal", "is_causal", "causal", "causal_head"),
-    *("sample_from_anchor", "draft_shift", "shift_label", "use_swa"),
-    *("norm_before_residual", "norm_output"),
-}
 LARGEST = 2**31 - 1  # of a count: sizes are int32
-MOST = {  # lists and tables are made with an entry for each
-    "_layers": 10_000,
-    "n_layer": 10_000,
-    "_distance": 2**17,
-    "_buckets": 2**16,
-    "head_dim": 2**16,
-    "d_kv": 2**16,
-}
+
+Key = Callable[[str, Any], None]
+"""The check of a key of config.json: (its name, its value) -> None. Raises FamilyError."""
 
 
-def check(table: dict) -> None:
-    """Raises FamilyError for impossible sizes and numbers anywhere in a config.json. null counts as
-    missing.
+def count(least: int = 1, limit: int = LARGEST) -> Key:
+    """Makes the check of an integer.
 
-    The end of a key tells the kind of its value.
-
-    >>> check({"hidden_size": "64"})
+    >>> count()("hidden_size", "64")
     Traceback (most recent call last):
     jaxspec.weights.hf_families.common.FamilyError: hidden_size is '64': expected a positive integer
     """
-    for key, value in table.items():
-        if value is None or key in UNREAD:
-            continue
-        # A list has a size of each layer, which the family reads.
-        by_layer = isinstance(value, list) and len(value) > 0
-        if not by_layer and (key == "sliding_window" or key.endswith(COUNTS)):
-            _check_count(key, value)
-        if not by_layer and key.endswith(NUMBERS):
-            _check_positive(key, value)
-        if key in FLAGS and not isinstance(value, bool):
-            raise FamilyError(f"{key} is {value!r}: expected true or false")
-        if key in TABLES:
-            if not isinstance(value, dict):
-                raise FamilyError(f"{key} is of type {type(value).__name__}: expected an object")
-            check(value)
+    sign = "positive" if least == 1 else "non-negative"
+
+    def check(name: str, value: Any) -> None:
+        # type, not isinstance: True and False are ints in Python, but not in JSON.
+        if type(value) is not int or not least <= value <= LARGEST:
+            raise FamilyError(f"{name} is {value!r}: expected a {sign} integer")
+        if value > limit:
+            raise FamilyError(f"{name} is {value}: expected at most {limit:,}")
+
+    return check
 
 
-def _check_count(key: str, value: Any) -> None:
-    least = 0 if key in MAY_BE_ZERO else 1
-    # type, not isinstance: True and False are ints in Python, but not in JSON.
-    if type(value) is not int or not least <= value <= LARGEST:
-        sign = "non-negative" if least == 0 else "positive"
-        raise FamilyError(f"{key} is {value!r}: expected a {sign} integer")
-    # Tables and lists are made with an entry for each, before any tensor is looked at.
-    limit = min((limit for end, limit in MOST.items() if key.endswith(end)), default=LARGEST)
-    if value > limit:
-        raise FamilyError(f"{key} is {value}: expected at most {limit:,}")
+def number(*, or_zero: bool = False) -> Key:
+    """Makes the check of a positive number; `or_zero`: 0 is a value, too.
+
+    >>> number()("rms_norm_eps", 0)
+    Traceback (most recent call last):
+    jaxspec.weights.hf_families.common.FamilyError: rms_norm_eps is 0: expected a positive number
+    """
+
+    def check(name: str, value: Any) -> None:
+        is_number = type(value) in (int, float)
+        if is_number and value == 0 and or_zero:
+            return
+        if not is_number or not 0 < value < float("inf"):
+            raise FamilyError(f"{name} is {value!r}: expected a positive number")
+
+    return check
 
 
-def _check_positive(key: str, value: Any) -> None:
-    is_number = type(value) in (int, float)
-    # llama.cpp and SGLang read a cap of 0 as no cap.
-    if is_number and value == 0 and key.endswith("_softcapping"):
-        return
-    if not is_number or not 0 < value < float("inf"):
-        raise FamilyError(f"{key} is {value!r}: expected a positive number")
+def flag() -> Key:
+    """Makes the check of true or false."""
+
+    def check(name: str, value: Any) -> None:
+        if not isinstance(value, bool):
+            raise FamilyError(f"{name} is {value!r}: expected true or false")
+
+    return check
+
+
+def table_of(keys: Mapping[str, Key]) -> Key:
+    """Makes the check of an object inside of a config.json, and of its keys."""
+
+    def check_table(name: str, value: Any) -> None:
+        if not isinstance(value, dict):
+            raise FamilyError(f"{name} is of type {type(value).__name__}: expected an object")
+        check(value, keys)
+
+    return check_table
+
+
+def check(table: Mapping[str, Any], keys: Mapping[str, Key]) -> None:
+    """Raises FamilyError for a wrong value of one of the keys. null counts as missing.
+
+    >>> check({"hidden_size": None, "tie_word_embeddings": 1}, {"tie_word_embeddings": flag()})
+    Traceback (most recent call last):
+    jaxspec.weights.hf_families.common.FamilyError: tie_word_embeddings is 1: expected true or false
+    """
+    for name, key in keys.items():
+        if table.get(name) is not None:
+            key(name, table[name])
+
+
+# Lists and tables are made with an entry for each, before any tensor is looked at.
+MOST_LAYERS = 10_000
+MOST_HEAD_DIM = 2**16
 
 
 def need(table: Mapping[str, Any], key: str) -> Any:

@@ -9,15 +9,60 @@ from types import MappingProxyType
 from typing import Any
 
 from jaxspec.nets.decoder import DecoderConfig, decoder_config
-from jaxspec.nets.experts import CLAMPED, ExpertsShape
 from jaxspec.nets.rotary import SCALINGS, Rotary, yarn_magnitude
-from jaxspec.nets.shapes import FeedForwardShape, LayerShape
+from jaxspec.nets.shapes import LayerShape
 from jaxspec.nets.uniform import UniformDecoder, nearest, period
 from jaxspec.weights.hf_families import common
-from jaxspec.weights.hf_families.common import HEAD, THEIRS, Family, FamilyError, Tensor, need, only
+from jaxspec.weights.hf_families.common import (
+    HEAD,
+    MOST_HEAD_DIM,
+    MOST_LAYERS,
+    THEIRS,
+    Family,
+    FamilyError,
+    Key,
+    Tensor,
+    count,
+    flag,
+    need,
+    number,
+    only,
+    table_of,
+)
 
+_TURNS = {  # checks of what the tables of rotary positions hold
+    **dict.fromkeys(("rope_theta", "factor", "low_freq_factor", "high_freq_factor"), number()),
+    **dict.fromkeys(("beta_fast", "beta_slow", "attention_factor"), number()),
+    **dict.fromkeys(("mscale", "mscale_all_dim", "alpha"), number(or_zero=True)),
+    "llama_4_scaling_beta": number(or_zero=True),
+    "partial_rotary_factor": number(),
+    "original_max_position_embeddings": count(),
+    "truncate": flag(),
+}
+_BY_LAYERS = dict.fromkeys(("full_attention", "sliding_attention"), table_of(_TURNS))
+KEYS: dict[str, Key] = {  # checks of the keys that these families have in common
+    "vocab_size": count(),
+    "hidden_size": count(),
+    "intermediate_size": count(),
+    "num_hidden_layers": count(limit=MOST_LAYERS),
+    "num_attention_heads": count(),
+    "num_key_value_heads": count(),
+    "head_dim": count(limit=MOST_HEAD_DIM),
+    "max_position_embeddings": count(),
+    "original_max_position_embeddings": count(),
+    "sliding_window": count(),
+    "use_sliding_window": flag(),
+    "tie_word_embeddings": flag(),
+    "attention_bias": flag(),
+    "mlp_bias": flag(),
+    "rms_norm_eps": number(),
+    "rope_theta": number(),
+    "partial_rotary_factor": number(),
+    "rope_scaling": table_of(_TURNS | _BY_LAYERS),
+    "rope_parameters": table_of(_TURNS | _BY_LAYERS),
+}
 LayerChange = Callable[[int, LayerShape], LayerShape]
-KEYS = {  # the network's fields: those of config.json
+FIELDS = {  # the network's fields: those of config.json
     "vocab_size": "vocab_size",
     "dim": "hidden_size",
     "ff_dim": "intermediate_size",
@@ -64,7 +109,7 @@ def read(table: dict, changed: LayerChange | None = None, **options: Any) -> Dec
     heads = need(table, "num_attention_heads")
     sizes = {"kv_heads": heads, "head_dim": dim // heads}
     shape = common.read_keys(
-        table, KEYS, **sizes, epsilon=1e-6, max_positions=None, tied_head=False
+        table, FIELDS, **sizes, epsilon=1e-6, max_positions=None, tied_head=False
     )
     shape["head_dim"] = int(shape["head_dim"])
     shape["activation"] = common.activation(
@@ -130,9 +175,7 @@ def change(
 
 
 def rotated(config: DecoderConfig) -> Rotary:
-    """Returns the rotation of a configuration's first layer that rotates, for the keys that its
-    family writes.
-    """
+    """Returns the rotation of a configuration's first layer that rotates."""
     return next(
         (turn for layer in config.layers if (turn := layer.attention.rotary) is not None), Rotary()
     )
@@ -314,7 +357,7 @@ def scaling_keys(form: UniformDecoder) -> dict[str, Any]:
 def size_keys(form: UniformDecoder) -> dict[str, Any]:
     """Writes the network's sizes, with the context before a linear scaling, as `rope` reads it."""
     table = {
-        key: value for key, value in common.write_keys(form, KEYS).items() if value is not None
+        key: value for key, value in common.write_keys(form, FIELDS).items() if value is not None
     }
     if form.rope_scaling == "linear" and form.max_positions is not None:
         table["max_position_embeddings"] = round(form.max_positions / form.rope_factor)
@@ -375,7 +418,7 @@ OTHERS = (
 )
 
 
-def text_half(table: dict) -> dict:
+def text_half(table: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the part of a config.json that describes the text half, or all of it if the model has
     no other half.
 
@@ -385,12 +428,17 @@ def text_half(table: dict) -> dict:
     {'hidden_size': 8, 'tie_word_embeddings': False}
     """
     if table.get("text_config") is None:
-        return table
+        return dict(table)
     # What both halves share lies outside of text_config.
     return {
         **table["text_config"],
         **{key: table[key] for key in ("tie_word_embeddings",) if table.get(key) is not None},
     }
+
+
+def with_text(keys: Mapping[str, Key]) -> dict[str, Key]:
+    """Adds the same checks of a text half in "text_config"."""
+    return {**keys, "text_config": table_of(keys)}
 
 
 def canonical_text(name: str) -> str | None:
@@ -416,82 +464,64 @@ def family(
     model_types: tuple[str, ...],
     architecture: str,
     read: Callable[[dict], DecoderConfig],
-    keys: Mapping[str, Any],
+    keys: Mapping[str, Key] = MappingProxyType({}),
     sizes: Mapping[str, Any] = MappingProxyType({}),
     canonical: Callable[[str], str | None] = canonical,
-    more_keys: Callable[[DecoderConfig], dict[str, Any]] = lambda config: {},
+    written: Mapping[str, Any] | None = None,
     renamed: Mapping[str, str] = MappingProxyType({}),
     apart: tuple[str, ...] = (),
+    text: Callable[[Mapping[str, Any]], dict] = dict,
 ) -> Family:
     """Makes a family of what differs from others of these.
 
     Args:
-        title, model_types, read, sizes, canonical, apart: fields of `Family`.
+        title, model_types, read, sizes, canonical, apart, text: fields of `Family`.
         architecture: the entry of "architectures" in config.json.
-        keys: the keys of config.json that it adds: fields of `UniformDecoder`, functions of one, or
-            written values.
-        more_keys: further keys, from the layers themselves.
+        keys: the checks of keys that `KEYS` lacks, or has another check for.
+        written: for a family that writes config.json, its keys beside those that all have: fields
+            of `UniformDecoder`, or functions of one. None, as in most families: it writes none.
         renamed: names of a layer's modules that differ from Llama's, by the path of ours. Modules
             with one name are parts of one tensor, in the order of `LLAMA`.
     """
 
-    def write(config: DecoderConfig) -> dict[str, Any]:
-        form = nearest(_dense(config))
-        fields = {key: getattr(form, x) if isinstance(x, str) else x for key, x in keys.items()}
-        fields = {key: x(form) if callable(x) else x for key, x in fields.items()}
-        return _write(form, model_types[0], architecture) | fields | more_keys(config)
-
+    write = None
+    if written is not None:
+        write = functools.partial(_write, model_types[0], architecture, written)
     named = functools.partial(names, renamed=renamed)
     return Family(
         title=title,
         model_types=model_types,
+        architecture=architecture,
+        keys={**KEYS, **keys},
         read=read,
         write=write,
         names=named,
         canonical=canonical,
         sizes=sizes,
         apart=apart,
+        text=text,
     )
 
 
-def mixture(config: DecoderConfig) -> ExpertsShape:
-    """Returns the experts of a configuration's first layer that has any."""
-    shapes = [layer.ff for layer in config.layers if isinstance(layer.ff, ExpertsShape)]
-    if not shapes:
-        raise FamilyError("no layer has experts: expected one that has, in a family of mixtures")
-    return shapes[0]
-
-
-def _dense(config: DecoderConfig) -> DecoderConfig:
-    """Replaces experts by dense blocks, for the numbers that all layers have."""
-    dense = [layer.ff for layer in config.layers if isinstance(layer.ff, FeedForwardShape)]
-
-    def changed(index: int, layer: LayerShape) -> LayerShape:
-        if not isinstance(layer.ff, ExpertsShape):
-            return layer
-        if layer.ff.activation == CLAMPED:
-            activation = "silu"
-        else:
-            activation = layer.ff.activation
-        return dataclasses.replace(
-            layer, ff=(*dense, FeedForwardShape(layer.ff.dim, activation))[0]
-        )
-
-    return with_layers(config, changed)
-
-
-def _write(config: UniformDecoder, model_type: str, architecture: str) -> dict[str, Any]:
-    """Writes the keys of config.json that these families share, as published files have them."""
+def _write(
+    model_type: str, architecture: str, written: Mapping[str, Any], config: DecoderConfig
+) -> dict[str, Any]:
+    """Writes the keys of config.json that these families share, as published files have them, and
+    those in `written`.
+    """
+    form = nearest(config)
     table: dict[str, Any] = {
         "architectures": [architecture],
         "model_type": model_type,
-        **size_keys(config),
-        "hidden_act": THEIRS[config.activation],
-        "rope_theta": config.rope_base,
+        **size_keys(form),
+        "hidden_act": THEIRS[form.activation],
+        "rope_theta": form.rope_base,
     }
-    if config.rope_scaling != "default":
-        table["rope_scaling"] = scaling_keys(config)
-    return table
+    if form.rope_scaling != "default":
+        table["rope_scaling"] = scaling_keys(form)
+    return table | {
+        key: getattr(form, x) if isinstance(x, str) else x(form) for key, x in written.items()
+    }
 
 
 def layer_types(config: UniformDecoder) -> list[str]:

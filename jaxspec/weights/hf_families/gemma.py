@@ -9,7 +9,7 @@ from typing import Any
 from jaxspec.nets.decoder import DecoderConfig
 from jaxspec.nets.uniform import UniformDecoder
 from jaxspec.weights.hf_families import decoders
-from jaxspec.weights.hf_families.common import THEIRS, only
+from jaxspec.weights.hf_families.common import THEIRS, count, number, only
 
 # Published files leave out what transformers has as its default.
 _DEFAULTS = {
@@ -108,14 +108,20 @@ def _query_scalar(form: UniformDecoder) -> float | int:
     return number
 
 
-_KEYS = decoders.LAYERS | {
+KEYS = decoders.KEYS | {
+    "query_pre_attn_scalar": number(),
+    **dict.fromkeys(_CAPS, number(or_zero=True)),
+    **dict.fromkeys(("sliding_window_pattern", "_sliding_window_pattern"), count()),
+    "rope_local_base_freq": number(),
+}
+_WRITTEN = decoders.LAYERS | {
     "hidden_activation": lambda form: THEIRS[form.activation],
     "attention_bias": "qkv_bias",
     "query_pre_attn_scalar": _query_scalar,
     "attn_logit_softcapping": "attention_cap",
     "final_logit_softcapping": "logits_cap",
 }
-_KEYS_3 = _KEYS | {
+_WRITTEN_3 = _WRITTEN | {
     "rope_local_base_freq": lambda form: form.local_rope_base or form.rope_base,
     "max_position_embeddings": "max_positions",  # counts what a linear scaling gives
 }
@@ -162,7 +168,6 @@ GEMMA = decoders.family(
     model_types=("gemma",),
     architecture="GemmaForCausalLM",
     read=read_gemma,
-    keys={"attention_bias": "qkv_bias"},
     sizes=SIZES_1,
 )
 GEMMA2 = decoders.family(
@@ -170,7 +175,8 @@ GEMMA2 = decoders.family(
     model_types=("gemma2",),
     architecture="Gemma2ForCausalLM",
     read=read_gemma2,
-    keys=_KEYS,
+    written=_WRITTEN,
+    keys=KEYS,
     sizes=SIZES_2,
 )
 GEMMA3_TYPES = ("gemma3_text", "gemma3")
@@ -179,7 +185,9 @@ GEMMA3 = decoders.family(
     model_types=GEMMA3_TYPES,
     architecture="Gemma3ForCausalLM",
     read=read_gemma3,
-    keys=_KEYS_3,
+    written=_WRITTEN_3,
+    keys=decoders.with_text(KEYS),
     sizes=SIZES_3,
     canonical=decoders.canonical_text,
+    text=decoders.text_half,
 )

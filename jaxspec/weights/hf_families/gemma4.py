@@ -6,6 +6,7 @@ What a folder has for images and sound is not read. Names and equations follow t
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from jaxspec.nets.decoder import DecoderConfig
@@ -15,7 +16,17 @@ from jaxspec.nets.per_layer import LayerEndShape, PerLayerShape
 from jaxspec.nets.rotary import RopeScaling, Rotary
 from jaxspec.nets.shapes import AttentionShape, FeedForwardShape, LayerShape, NormShape
 from jaxspec.weights.hf_families import common, decoders
-from jaxspec.weights.hf_families.common import THEIRS, Family, FamilyError, Tensor, only
+from jaxspec.weights.hf_families.common import (
+    MOST_HEAD_DIM,
+    THEIRS,
+    Family,
+    FamilyError,
+    Tensor,
+    count,
+    flag,
+    number,
+    only,
+)
 
 LOCAL = "sliding_attention"
 GLOBAL = "full_attention"
@@ -56,9 +67,7 @@ def read(table: dict) -> DecoderConfig:
     """Reads the network of a config.json, with sizes of global layers in either of their two
     spellings.
     """
-    table = decoders.text_half(table)
-    is_unified = str(table.get("model_type")).startswith("gemma4_unified")
-    table = decoders.with_defaults(table, **_DEFAULTS | (_UNIFIED if is_unified else {}))
+    table = decoders.with_defaults(text(table), **_DEFAULTS)
     only(table, use_bidirectional_attention="vision")  # of text "vision" is causal
     kinds = _kinds(table)
     rotaries = {
@@ -120,16 +129,24 @@ def read(table: dict) -> DecoderConfig:
     )
 
 
+def text(table: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the config.json of the text half, with what the unified models have by default."""
+    half = decoders.text_half(table)
+    if str(half.get("model_type")).startswith("gemma4_unified"):
+        return decoders.with_defaults(half, **_UNIFIED) | {"model_type": TYPES[0]}
+    return half
+
+
 def _side(table: dict) -> int:
     dim = table["hidden_size_per_layer_input"]
     rows = table["vocab_size_per_layer_input"]
-    for key, number, least in (
+    for key, size, least in (
         ("hidden", dim, 0),
         ("vocab", rows, table["vocab_size"] if dim else 0),
     ):
-        if type(number) is not int or number < least:
+        if type(size) is not int or size < least:
             raise FamilyError(
-                f"{key}_size_per_layer_input is {number!r}: expected an integer from {least} on"
+                f"{key}_size_per_layer_input is {size!r}: expected an integer from {least} on"
             )
     return dim
 
@@ -183,7 +200,7 @@ def _sizes(table: dict, kinds: list[str]) -> list[tuple[int, int]]:
             raise FamilyError(
                 f"per_layer_config has {', '.join(sorted(others))}: expected {', '.join(usual)}"
             )
-        common.check(changes)
+        common.check(changes, decoders.KEYS)
         sizes.append(tuple((usual | changes).values()))
     return sizes
 
@@ -201,7 +218,7 @@ def _source(kinds: list[str], sizes: list[tuple[int, int]], index: int, first_sh
 
 def _rotary(scaling: dict | None, layer_type: str, head_dim: int) -> Rotary:
     scaling = scaling or {}
-    common.check(scaling)
+    decoders.KEYS["rope_parameters"]("rope_parameters", scaling)
     form = scaling.get("rope_type", "default")
     share = float(scaling.get(decoders.PARTIAL) or 1.0)
     base = float(common.need(scaling, "rope_theta"))
@@ -363,14 +380,27 @@ SIZES = decoders.sizes(
     final_logit_softcapping=30.0,
     model_type="gemma4_text",
 )
+KEYS = decoders.KEYS | {
+    "global_head_dim": count(limit=MOST_HEAD_DIM),
+    "num_global_key_value_heads": count(),
+    "num_kv_shared_layers": count(least=0),
+    "num_experts": count(least=0),
+    "top_k_experts": count(),
+    "moe_intermediate_size": count(),
+    "final_logit_softcapping": number(or_zero=True),
+    **dict.fromkeys(("attention_k_eq_v", "enable_moe_block", "use_double_wide_mlp"), flag()),
+}
 TYPES = ("gemma4_text", "gemma4", "gemma4_unified_text", "gemma4_unified")
 GEMMA4 = Family(
     title="Gemma 4, text",
     model_types=TYPES,
+    architecture="Gemma4ForCausalLM",
+    keys=decoders.with_text(KEYS),
     read=read,
     write=write,
     names=names,
     canonical=decoders.canonical_text,
+    text=text,
     sizes=SIZES,
     unused=unused,
 )

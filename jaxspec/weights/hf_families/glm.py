@@ -8,6 +8,7 @@ from typing import Any
 
 from jaxspec.nets.decoder import DecoderConfig
 from jaxspec.weights.hf_families import decoders
+from jaxspec.weights.hf_families.common import flag
 
 FUSED = {"ff/gate": "mlp.gate_up_proj", "ff/wi": "mlp.gate_up_proj"}
 
@@ -62,9 +63,7 @@ GLM = decoders.family(
     model_types=("glm",),
     architecture="GlmForCausalLM",
     read=read_glm,
-    keys={"attention_bias": "qkv_bias"},
     sizes=GLM_SIZES,
-    more_keys=decoders.partial_key,
     renamed=FUSED,
 )
 GLM4 = decoders.family(
@@ -72,9 +71,7 @@ GLM4 = decoders.family(
     model_types=("glm4",),
     architecture="Glm4ForCausalLM",
     read=read_glm4,
-    keys={"attention_bias": "qkv_bias"},
     sizes=GLM4_SIZES,
-    more_keys=decoders.partial_key,
     renamed=FUSED | POST,
 )
 _ERNIE: dict[str, Any] = dict(
@@ -87,7 +84,7 @@ ERNIE = decoders.family(
     model_types=("ernie4_5",),
     architecture="Ernie4_5ForCausalLM",
     read=_ernie,
-    keys={"use_bias": "qkv_bias"},
+    keys={"use_bias": flag()},
     sizes=ERNIE_SIZES,
 )
 HELIUM = decoders.family(
@@ -95,6 +92,5 @@ HELIUM = decoders.family(
     model_types=("helium",),
     architecture="HeliumForCausalLM",
     read=read_helium,
-    keys=decoders.BIASES,
     sizes=HELIUM_SIZES,
 )

@@ -11,9 +11,18 @@ from typing import Any
 from jaxspec.nets.decoder import DecoderConfig
 from jaxspec.nets.uniform import UniformGPT, configs, gpt_config, uniform_gpt
 from jaxspec.weights.hf_families import common
-from jaxspec.weights.hf_families.common import HEAD, THEIRS, Family, Tensor
+from jaxspec.weights.hf_families.common import (
+    HEAD,
+    MOST_LAYERS,
+    THEIRS,
+    Family,
+    Tensor,
+    count,
+    flag,
+    number,
+)
 
-KEYS = {  # the network's fields: those of config.json
+FIELDS = {  # the network's fields: those of config.json
     "vocab_size": "vocab_size",
     "dim": "n_embd",
     "ff_dim": "n_inner",
@@ -27,13 +36,23 @@ KEYS = {  # the network's fields: those of config.json
 }
 
 
+KEYS = {
+    **dict.fromkeys(("vocab_size", "n_embd", "n_inner", "n_head", "n_positions"), count()),
+    "n_layer": count(limit=MOST_LAYERS),
+    "layer_norm_epsilon": number(),
+    "tie_word_embeddings": flag(),
+    "scale_attn_weights": flag(),
+    "scale_attn_by_inverse_layer_idx": flag(),
+}
+
+
 def read(table: dict) -> DecoderConfig:
     """Reads the network of a config.json."""
     common.only(table, add_cross_attention=False)
     wide = 4 * (table.get("n_embd") or 0)
     fields = common.read_keys(
         table,
-        KEYS,
+        FIELDS,
         ff_dim=wide,
         tied_head=True,
         epsilon=1e-5,
@@ -51,7 +70,7 @@ def write(config: DecoderConfig) -> dict[str, Any]:
     return {
         "architectures": ["GPT2LMHeadModel"],
         "model_type": "gpt2",
-        **common.write_keys(form, KEYS),
+        **common.write_keys(form, FIELDS),
         "activation_function": "gelu_new" if form.activation == "gelu" else THEIRS[form.activation],
     }
 
@@ -115,6 +134,8 @@ SIZES = configs(
 GPT2 = Family(
     title="GPT-2",
     model_types=("gpt2",),
+    architecture="GPT2LMHeadModel",
+    keys=KEYS,
     read=read,
     write=write,
     names=names,

@@ -8,15 +8,15 @@ from typing import Any
 
 from jaxspec.nets.decoder import DecoderConfig
 from jaxspec.weights.hf_families import decoders
-from jaxspec.weights.hf_families.common import FamilyError, need
+from jaxspec.weights.hf_families.common import FamilyError, Key, count, need, number
 
 
-def read(table: dict) -> DecoderConfig:
-    """Reads the network of a config.json."""
+def read(table: dict, **norms: Any) -> DecoderConfig:
+    """Reads the network of a config.json. `norms` are further options of a layer."""
     scale = float(table.get("residual_multiplier") or 1.0)
     config = decoders.read(
         table,
-        lambda index, layer: decoders.change(layer, {}, added_scale=scale),
+        lambda index, layer: decoders.change(layer, {}, added_scale=scale, **norms),
         **decoders.biases(table, "attention_bias", "mlp_bias"),
         query_scalar=float(table.get("attention_multiplier") or 1.0) ** -2,
     )
@@ -57,21 +57,6 @@ def read_granite4(table: dict) -> DecoderConfig:
     )
 
 
-def _factors(config: DecoderConfig) -> dict[str, Any]:
-    first = config.layers[0]
-    return {
-        "embedding_multiplier": config.embedding_scale,
-        "residual_multiplier": first.added_scale,
-        "attention_multiplier": first.attention.scale,
-        "logits_scaling": 1 / config.logits_scale,
-    }
-
-
-def _granite4_factors(config: DecoderConfig) -> dict[str, Any]:
-    rotates = config.layers[0].attention.rotary is not None
-    return _factors(config) | {"position_embedding_type": "rope" if rotates else None}
-
-
 _OPTIONS: dict[str, Any] = {"rms_norm_eps": 1e-5, "rope_theta": 1e7, "tie_word_embeddings": True}
 
 
@@ -101,31 +86,25 @@ SIZES_4 = _sizes(
     }
 )
 
-_KEYS_4 = {
-    "shared_intermediate_size": "ff_dim",
-    "intermediate_size": "ff_dim",
-    "num_local_experts": 0,
-}
-# transformers checks that it divides hidden_size, though no layer is Mamba
-_KEYS_4 |= {"mamba_n_heads": 1}
-_KEYS_4 |= {"attention_bias": "qkv_bias", "layer_types": decoders.layer_types}
+FACTORS: dict[str, Key] = dict.fromkeys(
+    ("embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling"),
+    number(),
+)
 GRANITE = decoders.family(
     title="Granite 3",
     model_types=("granite",),
     architecture="GraniteForCausalLM",
     read=read,
-    keys=decoders.BIASES,
+    keys=FACTORS,
     sizes=SIZES_3,
-    more_keys=_factors,
 )
 GRANITE4 = decoders.family(
     title="Granite 4, dense",
     model_types=("granitemoehybrid",),
     architecture="GraniteMoeHybridForCausalLM",
     read=read_granite4,
-    keys=_KEYS_4,
+    keys=FACTORS | {"shared_intermediate_size": count(), "num_local_experts": count(least=0)},
     sizes=SIZES_4,
-    more_keys=_granite4_factors,
     renamed=dict.fromkeys(("ff/gate", "ff/wi"), "shared_mlp.input_linear")
     | {"ff/out": "shared_mlp.output_linear"},
 )

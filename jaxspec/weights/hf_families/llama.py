@@ -32,6 +32,6 @@ LLAMA = decoders.family(
     model_types=("llama",),
     architecture="LlamaForCausalLM",
     read=_read,
-    keys=decoders.BIASES,
+    written=decoders.BIASES,
     sizes=SIZES,
 )

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from jaxspec.nets.rotary import yarn_magnitude
-from jaxspec.weights.hf_families import common
+from jaxspec.weights.hf_families import common, decoders
 from jaxspec.weights.hf_families.common import FamilyError
 from jaxspec.weights.tensors import ArrayShape
 
@@ -130,7 +130,7 @@ def _attention(keys: dict[str, Any], rotates_part: bool = False) -> tuple[int, i
     """
     dim = _need(keys, "embedding_length")
     heads = _need(keys, "attention.head_count")
-    common.check({"hidden_size": dim, "num_attention_heads": heads})
+    common.check({"hidden_size": dim, "num_attention_heads": heads}, decoders.KEYS)
     # llama.cpp allows other widths for values and for rotated parts; our attention has one.
     width = _take(keys, "attention.key_length", dim // heads)
     for key in ("attention.value_length", "attention.key_length_swa", "attention.value_length_swa"):
@@ -389,7 +389,7 @@ def _layer_types(keys: dict[str, Any], table: dict[str, Any], pattern: int) -> l
     """
     local = keys.pop("attention.sliding_window_pattern", pattern)
     layers = table["num_hidden_layers"]
-    common.check({"num_hidden_layers": layers})
+    common.check({"num_hidden_layers": layers}, decoders.KEYS)
     # An integer n says that every n-th layer attends to all of the row.
     if not isinstance(local, list):
         local = [not local or (i + 1) % local != 0 for i in range(layers)]

@@ -4,12 +4,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from jaxspec.nets.decoder import DecoderConfig
 from jaxspec.nets.shapes import LayerShape, NormShape
 from jaxspec.weights.hf_families import decoders
-from jaxspec.weights.hf_families.common import FamilyError
+from jaxspec.weights.hf_families.common import FamilyError, count, flag, number
 
 
 def read_smollm3(table: dict) -> DecoderConfig:
@@ -63,11 +61,8 @@ def read_hunyuan(table: dict) -> DecoderConfig:
         heads = table.get("num_attention_heads") or 1
         dims = table.get("head_dim") or table.get("hidden_size", 0) // heads
         base = float(rope.get("rope_theta") or table.get("rope_theta") or 10_000.0)
-        if not isinstance(alpha, int | float) or alpha <= 0 or dims <= 2:
-            raise FamilyError(
-                f"alpha is {alpha!r}, and heads have {dims} dimensions: expected a number, more "
-                "than 2"
-            )
+        if dims <= 2:
+            raise FamilyError(f"heads have {dims} dimensions: expected more than 2, with an alpha")
         options = {"rope_base": base * float(alpha) ** (dims / (dims - 2))}
     norms = {"head_norms": True, "norms_of": "rotated"}
     return decoders.read(
@@ -100,20 +95,10 @@ def read_stablelm(table: dict) -> DecoderConfig:
     return decoders.with_layers(config, norm=NormShape("layer", float(table["layer_norm_eps"])))
 
 
-def _without_positions(config: DecoderConfig) -> dict[str, Any]:
-    has_positions = [int(layer.attention.rotary is not None) for layer in config.layers]
-    return {"no_rope_layers": has_positions, "rope_theta": decoders.rotated(config).base}
-
-
-def _stablelm_layers(config: DecoderConfig) -> dict[str, Any]:
-    return decoders.partial_key(config) | {"use_parallel_residual": config.layers[0].parallel}
-
-
 NORMS = {
     "attention/query_norm": "self_attn.query_layernorm",
     "attention/key_norm": "self_attn.key_layernorm",
 }
-WINDOWS = decoders.LAYERS | {"use_sliding_window": lambda form: form.window is not None}
 SMOLLM3_SIZES = decoders.sizes(
     read_smollm3, {"smollm3-3b": (128_256, 2048, 11_008, 36, 16, 4, 65_536)}, rope_theta=5e6
 )
@@ -137,16 +122,15 @@ SMOLLM3 = decoders.family(
     model_types=("smollm3",),
     architecture="SmolLM3ForCausalLM",
     read=read_smollm3,
-    keys=decoders.BIASES | WINDOWS,
+    keys={"no_rope_layer_interval": count()},
     sizes=SMOLLM3_SIZES,
-    more_keys=_without_positions,
 )
 SEED_OSS = decoders.family(
     title="Seed-OSS",
     model_types=("seed_oss",),
     architecture="SeedOssForCausalLM",
     read=read_seed_oss,
-    keys=decoders.BIASES | {"attention_out_bias": "out_bias"},
+    keys={"attention_out_bias": flag()},
     sizes=SEED_OSS_SIZES,
 )
 HUNYUAN = decoders.family(
@@ -154,7 +138,6 @@ HUNYUAN = decoders.family(
     model_types=("hunyuan_v1_dense",),
     architecture="HunYuanDenseV1ForCausalLM",
     read=read_hunyuan,
-    keys=decoders.BIASES,
     sizes=HUNYUAN_SIZES,
     renamed=NORMS,
 )
@@ -167,16 +150,14 @@ STABLELM_SIZES = decoders.sizes(
     },
 )
 EACH_NORM = {f"attention/{x}_norm": f"self_attn.{x[0]}_layernorm.norms" for x in ("query", "key")}
-STABLELM_KEYS = {"qk_layernorm": "head_norms", "use_qkv_bias": "qkv_bias"}
-STABLELM_KEYS |= {"layer_norm_eps": "epsilon", "rms_norm_eps": None}
 STABLELM = decoders.family(
     title="StableLM 2",
     model_types=("stablelm",),
     architecture="StableLmForCausalLM",
     read=read_stablelm,
-    keys=STABLELM_KEYS,
+    keys={"layer_norm_eps": number()}
+    | dict.fromkeys(("use_qkv_bias", "qk_layernorm", "use_parallel_residual"), flag()),
     sizes=STABLELM_SIZES,
-    more_keys=_stablelm_layers,
     renamed=EACH_NORM,
     apart=("",),
 )

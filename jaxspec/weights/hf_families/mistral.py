@@ -4,12 +4,12 @@ Ministral 3.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from jaxspec.nets.decoder import DecoderConfig
 from jaxspec.nets.shapes import LayerShape
-from jaxspec.nets.uniform import UniformDecoder, nearest
 from jaxspec.weights.hf_families import decoders
 from jaxspec.weights.hf_families.common import FamilyError, need
 
@@ -45,40 +45,26 @@ def read_ministral3(table: dict) -> DecoderConfig:
     return decoders.read(table, changed, **decoders.windows(table, [True]))
 
 
+def text(table: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the config.json of the text half."""
+    if table.get("text_config") is None:
+        return {**table, "model_type": "mistral"}
+    # As in transformers, a file that does not say whether the head is tied means that it is.
+    return decoders.with_defaults(
+        decoders.text_half(table), tie_word_embeddings=True, model_type="mistral"
+    )
+
+
 def read_mistral3(table: dict) -> DecoderConfig:
     """Reads the text half of a Mistral Small 3 or a Ministral 3 that also sees."""
-    text = decoders.text_half(table)
     readers = {"mistral": read, "ministral3": read_ministral3}
-    # As in transformers, a file that does not say whether the head is tied means that it is.
-    if text is not table:
-        text = decoders.with_defaults(text, tie_word_embeddings=True, model_type="mistral")
-    if text is table:
-        model_type = "mistral"
-    else:
-        model_type = text["model_type"]
+    half = text(table)
+    model_type = half["model_type"]
     if model_type not in readers:
         raise FamilyError(
             f"text_config.model_type is {model_type!r}: expected one of {', '.join(readers)}"
         )
-    return readers[model_type](text)
-
-
-def _rope(form: UniformDecoder) -> dict[str, Any]:
-    """Writes one table of all that is said of positions, as published files have it."""
-    return {"rope_theta": form.rope_base, **decoders.scaling_keys(form)}
-
-
-def _beta(config: DecoderConfig) -> dict[str, Any]:
-    turn = decoders.rotated(config)
-    rope = _rope(nearest(config))
-    if not turn.query_beta:
-        return {"rope_parameters": rope | {"llama_4_scaling_beta": None}}
-    original = {
-        decoders.FIRST_CONTEXT: turn.scaling.original,
-        "llama_4_scaling_beta": turn.query_beta,
-    }
-    # Beside the first context, the other key is the longest row under every scaling.
-    return {"rope_parameters": rope | original, "max_position_embeddings": config.max_positions}
+    return readers[model_type](half)
 
 
 SIZES = decoders.sizes(
@@ -109,13 +95,12 @@ SIZES = decoders.sizes(
     rms_norm_eps=1e-5,
 )
 _KEYS = {"sliding_window": decoders.window_of_all}
-_KEYS_3 = _KEYS | {"rope_theta": None, "rope_scaling": None, "rope_parameters": _rope}
 MISTRAL = decoders.family(
     title="Mistral",
     model_types=("mistral",),
     architecture="MistralForCausalLM",
     read=read,
-    keys=_KEYS,
+    written=_KEYS,
     sizes=SIZES,
 )
 _ROPE = {
@@ -158,24 +143,22 @@ MISTRAL3 = decoders.family(
     model_types=("mistral3",),
     architecture="MistralForCausalLM",
     read=read_mistral3,
-    keys=_KEYS,
+    keys=decoders.with_text(decoders.KEYS),
     sizes=MISTRAL3_SIZES,
     canonical=decoders.canonical_text,
+    text=text,
 )
 MINISTRAL3 = decoders.family(
     title="Ministral 3",
     model_types=("ministral3",),
     architecture="Ministral3ForCausalLM",
     read=read_ministral3,
-    keys=_KEYS_3,
     sizes=MINISTRAL3_SIZES,
-    more_keys=_beta,
 )
 MINISTRAL = decoders.family(
     title="Ministral 8B",
     model_types=("ministral",),
     architecture="MinistralForCausalLM",
     read=read,
-    keys=decoders.LAYERS,
     sizes=MINISTRAL_SIZES,
 )

@@ -12,7 +12,7 @@ from jaxspec.nets.decoder import DecoderConfig
 from jaxspec.nets.experts import CLAMPED, ExpertsShape
 from jaxspec.nets.shapes import LayerShape
 from jaxspec.weights.hf_families import common, decoders
-from jaxspec.weights.hf_families.common import FamilyError, Tensor, only
+from jaxspec.weights.hf_families.common import FamilyError, Tensor, count, flag, number, only
 
 # fields of `ExpertsShape`: keys
 _MIXTRAL = {"count": "num_local_experts", "top": "num_experts_per_tok"}
@@ -120,16 +120,6 @@ def read_gpt_oss(table: dict) -> DecoderConfig:
     )
 
 
-def _qwen3_experts(config: DecoderConfig) -> dict[str, Any]:
-    dense = [i for i, layer in enumerate(config.layers) if not isinstance(layer.ff, ExpertsShape)]
-    # A list of dense layers says all that a step says, and more.
-    return _keys(_QWEN3)(config) | {"mlp_only_layers": dense, "decoder_sparse_step": 1}
-
-
-def _keys(keys: dict[str, str]) -> Callable[[DecoderConfig], dict[str, Any]]:
-    return lambda config: common.write_keys(decoders.mixture(config), keys)
-
-
 def _gpt_oss_names(config: DecoderConfig) -> dict[str, Tensor]:
     """Says where the parameters lie; each expert's matrices are stored [in, out], of 4 bits,
     too.
@@ -183,21 +173,21 @@ SIZES_GPT_OSS = decoders.sizes(
         "gpt-oss-120b": (201_088, 2880, 2880, 36, 64, 8, 131_072, {"num_local_experts": 128}),
     },
 )
-_QWEN3_KEYS = {
-    "use_sliding_window": lambda form: form.window is not None,
-    "sliding_window": "window",
-}
-_QWEN3_KEYS |= {"attention_bias": "qkv_bias"}
-# "default" is written, too: without a scaling, a file of this family means YaRN.
-_OSS_KEYS = decoders.LAYERS | {"rope_scaling": decoders.scaling_keys, "attention_bias": "qkv_bias"}
+_COUNTS = {"num_local_experts": count(least=0), "num_experts_per_tok": count()}
 QWEN3_MOE = decoders.family(
     title="Qwen 3, experts",
     model_types=("qwen3_moe",),
     architecture="Qwen3MoeForCausalLM",
     read=read_qwen3,
-    keys=_QWEN3_KEYS,
+    keys=_COUNTS
+    | {
+        "num_experts": count(least=0),
+        "moe_intermediate_size": count(),
+        "shared_expert_intermediate_size": count(least=0),
+        "decoder_sparse_step": count(),
+        "norm_topk_prob": flag(),
+    },
     sizes=SIZES_QWEN3,
-    more_keys=_qwen3_experts,
     apart=("gate_proj", "up_proj", "down_proj"),
 )
 MIXTRAL = decoders.family(
@@ -205,10 +195,9 @@ MIXTRAL = decoders.family(
     model_types=("mixtral",),
     architecture="MixtralForCausalLM",
     read=read_mixtral,
-    keys={"sliding_window": decoders.window_of_all},
+    keys=_COUNTS,
     sizes=SIZES_MIXTRAL,
     canonical=canonical,
-    more_keys=_keys(_MIXTRAL),
     renamed={
         path: name.replace("mlp.", "block_sparse_moe.")
         for path, name in decoders.LLAMA.items()
@@ -221,7 +210,6 @@ GPT_OSS = decoders.family(
     model_types=("gpt_oss",),
     architecture="GptOssForCausalLM",
     read=read_gpt_oss,
-    keys=_OSS_KEYS,
+    keys=_COUNTS | {"swiglu_alpha": number(), "swiglu_limit": number()},
     sizes=SIZES_GPT_OSS,
-    more_keys=_keys(_GPT_OSS),
 )._replace(names=_gpt_oss_names, alternate=True)

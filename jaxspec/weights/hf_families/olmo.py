@@ -8,9 +8,8 @@ from typing import Any
 
 from jaxspec.nets.decoder import DecoderConfig
 from jaxspec.nets.shapes import LayerShape
-from jaxspec.nets.uniform import nearest
 from jaxspec.weights.hf_families import decoders
-from jaxspec.weights.hf_families.common import only
+from jaxspec.weights.hf_families.common import count, only
 
 # without a norm before the block, Llama's name is that of the norm after it
 RENAMED = decoders.POST_NORMS
@@ -77,16 +76,10 @@ def read_exaone4(table: dict) -> DecoderConfig:
     return decoders.read(table, changed, **decoders.windows(table, flags))
 
 
-def _by_layers(config: DecoderConfig) -> dict[str, Any]:
-    form = nearest(config)
-    if form.local_rope_base is None:
-        return {}
-    scaling = {"rope_type": "default", "rope_theta": form.rope_base} | decoders.scaling_keys(form)
-    local = {"rope_type": "default", "rope_theta": form.local_rope_base}
-    return {
-        "rope_parameters": {"full_attention": scaling, "sliding_attention": local},
-        "rope_scaling": None,
-    }
+def _pattern(name: str, value: Any) -> None:
+    """Checks a number, or a letter for each layer."""
+    if not isinstance(value, str) or not value:
+        count(least=0)(name, value)
 
 
 _olmo2 = decoders.reader("attention_bias", changed=_olmo, rms_norm_eps=1e-5)
@@ -134,13 +127,11 @@ EXAONE4_SIZES = decoders.sizes(
     | {"original_max_position_embeddings": 8192},
 )
 
-BIAS = {"attention_bias": "qkv_bias"}
 OLMO2 = decoders.family(
     title="OLMo 2",
     model_types=("olmo2",),
     architecture="Olmo2ForCausalLM",
     read=_olmo2,
-    keys=BIAS,
     sizes=SIZES_2,
     renamed=RENAMED,
 )
@@ -149,9 +140,7 @@ OLMO3 = decoders.family(
     model_types=("olmo3",),
     architecture="Olmo3ForCausalLM",
     read=read_olmo3,
-    keys=BIAS | decoders.LAYERS,
     sizes=SIZES_3,
-    more_keys=_by_layers,
     renamed=RENAMED,
 )
 EXAONE4 = decoders.family(
@@ -159,7 +148,7 @@ EXAONE4 = decoders.family(
     model_types=("exaone4",),
     architecture="Exaone4ForCausalLM",
     read=read_exaone4,
-    keys=decoders.LAYERS,
+    keys={"sliding_window_pattern": _pattern},
     sizes=EXAONE4_SIZES,
     renamed=RENAMED,
 )

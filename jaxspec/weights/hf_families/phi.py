@@ -91,24 +91,6 @@ def _magnitude(rope: dict, table: dict, original: int) -> float:
     return math.sqrt(1 + math.log(factor) / math.log(original))
 
 
-def _longrope_key(config: DecoderConfig) -> dict[str, Any]:
-    rotary = decoders.rotated(config)
-    if not rotary.factors:
-        return decoders.partial_key(config)
-    factors = list(rotary.factors)
-    longest = config.max_positions
-    scaling = {
-        "type": "longrope",
-        "short_factor": factors,
-        "long_factor": factors,
-        "attention_factor": rotary.magnitude,
-    }
-    return decoders.partial_key(config) | {
-        "rope_scaling": scaling,
-        "original_max_position_embeddings": longest,
-    }
-
-
 # The last was published for 131,072 tokens; rows end here at 4,096, the context of the short
 # factors.
 _MINI_4: dict[str, Any] = {"original_max_position_embeddings": 4096, "partial_rotary_factor": 0.75}
@@ -129,8 +111,6 @@ PHI3 = decoders.family(
     model_types=("phi3",),
     architecture="Phi3ForCausalLM",
     read=read,
-    keys={"sliding_window": decoders.window_of_all},
     sizes=SIZES,
-    more_keys=_longrope_key,
     renamed=FUSED,
 )

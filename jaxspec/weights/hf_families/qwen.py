@@ -8,6 +8,7 @@ from typing import Any
 
 from jaxspec.nets.decoder import DecoderConfig
 from jaxspec.weights.hf_families import decoders
+from jaxspec.weights.hf_families.common import count
 
 
 def read_qwen2(table: dict) -> DecoderConfig:
@@ -67,7 +68,8 @@ QWEN2 = decoders.family(
     model_types=("qwen2", "mimo"),
     architecture="Qwen2ForCausalLM",
     read=read_qwen2,
-    keys=_KEYS,
+    written=_KEYS,
+    keys={"max_window_layers": count(least=0)},
     sizes=QWEN2_SIZES,
 )
 QWEN3 = decoders.family(
@@ -75,6 +77,7 @@ QWEN3 = decoders.family(
     model_types=("qwen3",),
     architecture="Qwen3ForCausalLM",
     read=read_qwen3,
-    keys=_KEYS_3,
+    written=_KEYS_3,
+    keys={"max_window_layers": count(least=0)},
     sizes=QWEN3_SIZES,
 )

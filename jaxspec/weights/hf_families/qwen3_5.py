@@ -14,7 +14,7 @@ from jaxspec.nets.rotary import Rotary
 from jaxspec.nets.shapes import AttentionShape, LayerShape
 from jaxspec.nets.uniform import nearest
 from jaxspec.weights.hf_families import common, decoders
-from jaxspec.weights.hf_families.common import Family, Tensor, only
+from jaxspec.weights.hf_families.common import Family, Tensor, count, only
 
 TYPES = ("qwen3_5_text", "qwen3_5")
 KINDS = {"linear_attention": True, "full_attention": False}
@@ -155,6 +155,13 @@ SIZES = decoders.sizes(
 QWEN3_5 = Family(
     title="Qwen 3.5, 3.6 and 3.8, text",
     model_types=TYPES,
+    architecture="Qwen3_5ForCausalLM",
+    text=decoders.text_half,
+    keys=decoders.with_text(
+        decoders.KEYS
+        | dict.fromkeys((*DELTA.values(), "full_attention_interval"), count())
+        | {"num_experts": count(least=0)}
+    ),
     read=read,
     write=_write,
     names=_names,

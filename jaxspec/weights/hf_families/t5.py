@@ -10,9 +10,20 @@ from typing import Any
 from jaxspec.nets.t5 import SIZES as PAPER
 from jaxspec.nets.t5 import T5Config
 from jaxspec.weights.hf_families import common
-from jaxspec.weights.hf_families.common import BEGINNING, HEAD, Family, FamilyError, Tensor
+from jaxspec.weights.hf_families.common import (
+    BEGINNING,
+    HEAD,
+    MOST_HEAD_DIM,
+    MOST_LAYERS,
+    Family,
+    FamilyError,
+    Tensor,
+    count,
+    flag,
+    number,
+)
 
-KEYS = {  # the network's fields: those of config.json
+FIELDS = {  # the network's fields: those of config.json
     "vocab_size": "vocab_size",
     "dim": "d_model",
     "ff_dim": "d_ff",
@@ -24,6 +35,17 @@ KEYS = {  # the network's fields: those of config.json
     "max_distance": "relative_attention_max_distance",
     "start_token": "decoder_start_token_id",
     "epsilon": "layer_norm_epsilon",
+}
+KEYS = {
+    **dict.fromkeys(("vocab_size", "d_model", "d_ff", "num_heads"), count()),
+    "d_kv": count(limit=MOST_HEAD_DIM),
+    **dict.fromkeys(("num_layers", "num_decoder_layers"), count(limit=MOST_LAYERS)),
+    "relative_attention_num_buckets": count(limit=2**16),
+    "relative_attention_max_distance": count(limit=2**17),
+    **dict.fromkeys(("decoder_start_token_id", "bos_token_id", "pad_token_id"), count(least=0)),
+    "layer_norm_epsilon": number(),
+    "tie_word_embeddings": flag(),
+    "scale_decoder_outputs": flag(),
 }
 FEED_FORWARD = {  # config.json's feed_forward_proj: our activation, and whether it is gated
     "relu": ("relu", False),
@@ -54,7 +76,7 @@ def read(table: dict) -> T5Config:
     scaled = table.get("scale_decoder_outputs", tied) is not False
     table = common.with_start(table | {"pad_token_id": table.get("pad_token_id", 0)})
     usual = dict(decoder_layers=table.get("num_layers"), buckets=32, max_distance=128, epsilon=1e-6)
-    fields = common.read_keys(table, KEYS, **usual)
+    fields = common.read_keys(table, FIELDS, **usual)
     return T5Config(
         **fields, activation=activation, gated=gated, tied_head=tied, scaled_head=scaled
     )
@@ -80,7 +102,7 @@ def write(config: T5Config) -> dict[str, Any]:
         "architectures": [f"{name.upper()}ForConditionalGeneration"],
         "model_type": name,
         "is_encoder_decoder": True,
-        **common.write_keys(config, KEYS),
+        **common.write_keys(config, FIELDS),
         "feed_forward_proj": kinds[config.activation, config.gated],
         "tie_word_embeddings": config.tied_head,
         "scale_decoder_outputs": config.scaled_head,
@@ -178,6 +200,8 @@ UNWRITTEN = ("begin_tokens", "dtype", "end_tokens", "max_positions")
 T5 = Family(
     title="T5, FLAN-T5, ByT5",
     model_types=("t5",),
+    architecture="T5ForConditionalGeneration",
+    keys=KEYS,
     read=read,
     write=write,
     names=names,
@@ -190,6 +214,8 @@ T5 = Family(
 MT5 = Family(
     title="mT5",
     model_types=("mt5",),
+    architecture="MT5ForConditionalGeneration",
+    keys=KEYS,
     read=read_mt5,
     write=write,
     names=names,
@@ -202,6 +228,8 @@ MT5 = Family(
 UMT5 = Family(
     title="umT5",
     model_types=("umt5",),
+    architecture="UMT5ForConditionalGeneration",
+    keys=KEYS,
     read=read_umt5,
     write=write,
     names=names,

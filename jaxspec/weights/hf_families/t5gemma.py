@@ -5,7 +5,7 @@ Gemma 3's.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +14,17 @@ from jaxspec.nets.shapes import LayerShape
 from jaxspec.nets.t5gemma import T5GemmaConfig, t5gemma_config, without_encoder
 from jaxspec.nets.uniform import configs, nearest
 from jaxspec.weights.hf_families import common, decoders, gemma
-from jaxspec.weights.hf_families.common import BEGINNING, Family, FamilyError, Tensor, need, only
+from jaxspec.weights.hf_families.common import (
+    BEGINNING,
+    Family,
+    FamilyError,
+    Tensor,
+    count,
+    flag,
+    need,
+    only,
+    table_of,
+)
 
 HEAD = "lm_head.out_proj.weight"
 LAYER = {  # a layer's norms
@@ -30,6 +40,17 @@ CROSS = {  # cross-attention has the names of self-attention, with another word 
 }
 OF_IMAGES = ("model.encoder.vision_tower.", "model.encoder.multi_modal_projector.")
 TEXT = "model.encoder.text_model."
+
+
+VISION = {  # the smallest: transformers makes no model without a vision tower
+    **{"model_type": "siglip_vision_model", "hidden_size": 16, "intermediate_size": 16},
+    **{"num_hidden_layers": 1, "num_attention_heads": 1, "image_size": 224, "patch_size": 14},
+}
+
+
+def text(table: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the config.json of a T5Gemma 2 whose vision tower, which is not read, is small."""
+    return {**table, "encoder": {**table["encoder"], "vision_config": VISION}}
 
 
 def read(table: dict) -> T5GemmaConfig:
@@ -103,6 +124,7 @@ def _with_windows(config: DecoderConfig, changed: Callable[[int], int]) -> Decod
 
 def _sides(config: T5GemmaConfig, family: Family, encoder: DecoderConfig) -> dict[str, Any]:
     """Writes both sides as models of the family whose layers they have."""
+    assert family.write is not None
     decoder = {**family.write(without_encoder(config)), "bos_token_id": config.start_token}
     sides = {"encoder": family.write(encoder), "decoder": decoder}
     for side in sides.values():
@@ -132,15 +154,7 @@ def write_2(config: T5GemmaConfig) -> dict[str, Any]:
     encoder = {
         "text_config": sides["encoder"],
         "eoi_token_index": config.end_of_image,
-        "vision_config": {
-            **{"model_type": "siglip_vision_model", "hidden_size": 16, "intermediate_size": 16},
-            **{
-                "num_hidden_layers": 1,
-                "num_attention_heads": 1,
-                "image_size": 224,
-                "patch_size": 14,
-            },
-        },
+        "vision_config": VISION,
     }
     return names | sides | {"encoder": encoder}
 
@@ -219,10 +233,20 @@ SIZES_2 = {
     for size, side in _SIDES_2.items()
 }
 
+_STARTS = dict.fromkeys(("decoder_start_token_id", "bos_token_id"), count(least=0))
+_SIDE = gemma.KEYS | {"cross_attention_hidden_size": count()}
+KEYS = {
+    "encoder": table_of(decoders.with_text(_SIDE)),
+    "decoder": table_of(_SIDE | _STARTS),
+    "tie_word_embeddings": flag(),
+    **_STARTS,
+}
 UNWRITTEN = ("dtype", "end_tokens", "begin_tokens")
 T5GEMMA = Family(
     title="T5Gemma",
     model_types=("t5gemma",),
+    architecture="T5GemmaForConditionalGeneration",
+    keys=KEYS,
     read=read,
     write=write,
     names=functools.partial(names, "model.encoder.", "model.decoder."),
@@ -236,6 +260,9 @@ T5GEMMA = Family(
 T5GEMMA2 = Family(
     title="T5Gemma 2, text",
     model_types=("t5gemma2",),
+    architecture="T5Gemma2ForConditionalGeneration",
+    text=text,
+    keys=KEYS,
     read=read_2,
     write=write_2,
     names=functools.partial(names, TEXT, TEXT),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from jaxspec.nets.decoder import DecoderConfig
 from jaxspec.nets.shapes import LayerShape, NormShape
 from jaxspec.weights.hf_families import decoders
+from jaxspec.weights.hf_families.common import flag, number
 
 
 def _ungated(index: int, layer: LayerShape) -> LayerShape:
@@ -94,14 +95,12 @@ STARCODER2_SIZES = decoders.sizes(
     },
     sliding_window=4096,
 )
-_STARCODER2 = {"use_bias": "qkv_bias", "norm_epsilon": "epsilon", "rms_norm_eps": None}
-_STARCODER2 |= {"sliding_window": decoders.window_of_all}
 STARCODER2 = decoders.family(
     title="StarCoder 2",
     model_types=("starcoder2",),
     architecture="Starcoder2ForCausalLM",
     read=read_starcoder2,
-    keys=_STARCODER2,
+    keys={"norm_epsilon": number(), "use_bias": flag()},
     sizes=STARCODER2_SIZES,
     renamed={"ff/wi": "mlp.c_fc", "ff/out": "mlp.c_proj"},
 )
@@ -113,9 +112,8 @@ NEMOTRON = decoders.family(
     model_types=("nemotron",),
     architecture="NemotronForCausalLM",
     read=read_nemotron,
-    keys=decoders.BIASES | {"norm_eps": "epsilon", "rms_norm_eps": None},
+    keys={"norm_eps": number()},
     sizes=NEMOTRON_SIZES,
-    more_keys=decoders.partial_key,
 )
 _arcee = decoders.reader(
     "attention_bias", "mlp_bias", changed=_ungated, rms_norm_eps=1e-5, hidden_act="relu2"
@@ -131,7 +129,6 @@ ARCEE = decoders.family(
     model_types=("arcee",),
     architecture="ArceeForCausalLM",
     read=_arcee,
-    keys=decoders.BIASES,
     sizes=ARCEE_SIZES,
 )
 
@@ -142,14 +139,11 @@ APERTUS_SIZES = decoders.sizes(
         "apertus-70b": (131_072, 8192, 43_008, 80, 64, 8, 65_536),
     },
 )
-# "default" is written, too: without a scaling, a file of this family means Llama 3's.
-_APERTUS = {"attention_bias": "qkv_bias", "rope_scaling": decoders.scaling_keys}
 APERTUS = decoders.family(
     title="Apertus",
     model_types=("apertus",),
     architecture="ApertusForCausalLM",
     read=read_apertus,
-    keys=_APERTUS,
     sizes=APERTUS_SIZES,
     renamed={"attention_norm": "attention_layernorm", "ff_norm": "feedforward_layernorm"},
 )

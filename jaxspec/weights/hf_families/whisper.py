@@ -10,9 +10,9 @@ from typing import Any
 
 from jaxspec.nets.whisper import SIZES, Speech, WhisperConfig
 from jaxspec.weights.hf_families import bart, common
-from jaxspec.weights.hf_families.common import THEIRS, Family, FamilyError, only
+from jaxspec.weights.hf_families.common import THEIRS, Family, FamilyError, count, only
 
-KEYS = {  # the network's fields: those of config.json
+FIELDS = {  # the network's fields: those of config.json
     "vocab_size": "vocab_size",
     "dim": "d_model",
     "ff_dim": "encoder_ffn_dim",
@@ -32,11 +32,16 @@ DEFAULTS = ("language", "task")
 TABLES = {"language": "lang_to_id", "task": "task_to_id"}  # their ids by "<|en|>" and "transcribe"
 
 
+KEYS = bart.KEYS | dict.fromkeys(
+    ("num_mel_bins", "max_source_positions", "max_target_positions"), count()
+)
+
+
 def read(table: dict) -> WhisperConfig:
     """Reads the network of a config.json."""
     # A scaled embedding, a head of its own, or sides of two widths are in no published model.
     only(table, scale_embedding=False, tie_word_embeddings=True)
-    fields = common.read_keys(table, KEYS, mels=80, source_positions=1500, max_positions=448)
+    fields = common.read_keys(table, FIELDS, mels=80, source_positions=1500, max_positions=448)
     only(table, **{key: fields[field] for field, key in DECODER.items()})
     return WhisperConfig(
         **fields, activation=common.activation(table.get("activation_function", "gelu"))
@@ -49,7 +54,7 @@ def write(config: WhisperConfig) -> dict[str, Any]:
         "architectures": ["WhisperForConditionalGeneration"],
         "model_type": "whisper",
         "is_encoder_decoder": True,
-        **common.write_keys(config, KEYS),
+        **common.write_keys(config, FIELDS),
         **common.write_keys(config, DECODER),
         "activation_function": THEIRS[config.activation],
         "scale_embedding": False,
@@ -132,6 +137,8 @@ MODULES = bart.MODULES | {
 WHISPER = Family(
     title="Whisper, distil-whisper",
     model_types=("whisper",),
+    architecture="WhisperForConditionalGeneration",
+    keys=KEYS,
     read=read,
     write=write,
     names=functools.partial(common.names_by, MODULES),
