@@ -488,9 +488,9 @@ def of_pair(
     at_least(1, most=most)
     tokens = None
     ratios = dict[str, np.ndarray]()
-    rule = prepared.options["rule"]
+    rule = prepared.options.rule
     draft = acceptance.drafting_model(prepared)
-    if (rule is None or rule.lenience == 1) and replay.can_replay(prepared):
+    if rule.lenience == 1 and replay.can_replay(prepared):
         trace = replay.collect(prepared)
         rate = replay.acceptance_rate(trace, rules.rejection())
         counts = trace.counts
@@ -535,7 +535,7 @@ def of_pair(
         v = cost.interpolated_v(costs, most)
         if trees:  # c by width: the drafter's own v, where it takes the target's place
             alone = prepare(
-                draft, group.prompt, **dict(group.options) | {"drafter": draft, "policy": None}
+                draft, group.prompt, **group.options.keywords() | {"drafter": draft, "policy": None}
             )
             c = c * cost.interpolated_v(timed(alone), most)
         prices: dict[str, Any] = {"c": c, "v": v, "c_hat": c_hat}

@@ -375,7 +375,7 @@ def _by_text(
 
 def _temperature(prepared: Prepared) -> float:
     """Returns the one temperature of a generation without truncation."""
-    option = prepared.options.get("temperature")
+    option = prepared.options.sampling.get("temperature")
     temperatures = np.unique(np.asarray(0.0 if option is None else option, np.float64))
     if len(temperatures) > 1 or not can_replay(prepared):
         raise ValueError(

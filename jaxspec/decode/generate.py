@@ -13,6 +13,7 @@ from jaxspec.core import programs, token_rows, tree
 from jaxspec.decode import encoding, inputs, loop, output, shared_prefix, stopping
 from jaxspec.decode import state as states
 from jaxspec.decode.encoding import Prompts
+from jaxspec.decode.options import OPTIONS, shown
 from jaxspec.decode.output import WIDE, Generation, Piece
 from jaxspec.decode.request import Prepared, prepare
 from jaxspec.decode.shared_prefix import SharedPrefix
@@ -244,6 +245,7 @@ def prefix(
     return SharedPrefix(tokens, target, bound, caches)
 
 
+@shown(name for name in OPTIONS if name != "stop")
 def stream(
     target: core.Model, prompt: Prompts, *, stop: Sequence[str] = (), **options: Any
 ) -> Iterator[Piece]:
@@ -407,7 +409,7 @@ def impossible_verdict(prepared: Prepared, where: str) -> ValueError:
     impossible token.
     """
     return ValueError(
-        f"the rule {getattr(prepared.options['rule'], 'name', 'of acceptance')} accepted more "
+        f"the rule {prepared.options.rule.name} accepted more "
         f"draft tokens than there were, or chose a token that the target lacks, {where}: expected "
         "num_accepted from 0 to draft.length, and next_token from 0 to "
         f"{prepared.target.lm.vocab_size - 1}"

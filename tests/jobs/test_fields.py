@@ -2,6 +2,7 @@
 is as they say.
 """
 
+import inspect
 import signal
 import warnings
 
@@ -13,6 +14,7 @@ import pytest
 import jaxspec
 from jaxspec.core import Model
 from jaxspec.decode.option_names import OTHER_NAMES
+from jaxspec.decode.options import OPTIONS as GENERATION
 from jaxspec.jobs import fields, many, slots
 from jaxspec.sampling.params import OPTIONS
 from jaxspec.testing import word_tokenizer
@@ -237,17 +239,28 @@ def test_a_chat_has_template_values_of_its_own(monkeypatch):
 
 def test_every_option_of_sampling_is_a_field():
     assert set(OPTIONS) <= set(fields.OBEYED)
+    assert {"drafter", "key", "log_probs", "logits_processors", "too_long"} < fields.REFUSED.keys()
+    assert not {"slots", "in_order", "on_error"} & fields.REFUSED.keys()
     assert not {*fields.OBEYED, *OTHER_NAMES} & fields.REFUSED.keys()
+
+
+def test_generate_many_has_the_options_of_the_table_with_their_defaults():
+    defaults = {
+        parameter.name: parameter.default
+        for parameter in inspect.signature(jaxspec.generate_many).parameters.values()
+        if parameter.kind is parameter.KEYWORD_ONLY and parameter.name not in GENERATION
+    }
+    assert defaults == fields.JobOptions()._asdict()
 
 
 def test_a_refused_field_is_named_unless_it_asks_for_nothing():
     nothing = fields.read({"prompt": "a"})
-    for name, (_, neutral) in fields.REFUSED.items():
+    for name in fields.REFUSED:
         with pytest.raises(
             ValueError, match=f"the field '{name}' is not obeyed: .* put it into the field metadata"
         ):
             fields.read({"prompt": "a", name: "something"})
-        for value in (None, *neutral):
+        for value in (None, False) if name in ("log_probs", "trace_numbers") else (None,):
             assert fields.read({"prompt": "a", name: value}) == nothing
 
 
