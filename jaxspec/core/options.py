@@ -7,6 +7,8 @@ from typing import Any, Literal, NamedTuple, get_type_hints
 
 from jaxspec.core.processor import LogitsProcessor, Processor
 
+OF_JOB = "it holds for all of the job, and is an option of it"
+
 
 class Sizes(NamedTuple):
     """The bounds of options: the number of rows, the width of the logits, and the tokenizer's
@@ -71,7 +73,7 @@ class Option(NamedTuple):
     flag: Flag | None = None
     ndim: int | None = None
     changes_results: bool = True
-    advice: str = "it holds for all of the job, and is an option of it"
+    advice: str = OF_JOB
     page: str = ""
     field: str = ""
     processor: LogitsProcessor | Processor | None = None

@@ -82,10 +82,8 @@ def generate(
             as for whole prompts.
         chat_template_kwargs: values for the template of conversations, such as {"enable_thinking":
             False}.
-        **sampling: temperature, top_k, top_p, min_p, repetition_penalty, presence_penalty,
-            frequency_penalty, logit_bias, banned, draft_temperature, draft_top_k, draft_top_p: a
-            number for all rows or one per row; `sampling.SamplingOptions` describes them. Greedy by
-            default.
+        **sampling: the options of `sampling.SamplingOptions`, such as temperature and top_p: a
+            number for all rows or one per row. Greedy by default.
 
     Raises:
         ValueError, TypeError: unusable input; the message names the value and the expected one.

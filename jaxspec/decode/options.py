@@ -199,7 +199,10 @@ class Options(NamedTuple):
     trace_numbers: Annotated[
         bool,
         Option(
-            "Keep the numbers of each draft token in the trace.", _trace_numbers, group="Output"
+            "Keep the numbers of each draft token in the trace.",
+            _trace_numbers,
+            group="Output",
+            page="measuring.md#with-numbers",
         ),
     ] = False
     prefix: Annotated[

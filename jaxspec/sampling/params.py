@@ -438,6 +438,24 @@ OPTIONS: Mapping[str, Option] = {name: option for name, option in DECLARED.items
 KEEPS_ALL = {option.field: option.neutral for option in OPTIONS.values() if option.truncates}
 """The values of truncations that keep every token, by field of `SamplingParams`."""
 
+# Truncations of other libraries that jaxspec lacks, with the values that keep every token.
+LACKING: Mapping[str, tuple[Any, ...]] = {
+    "typical_p": (1.0,),
+    "epsilon_cutoff": (0.0,),
+    "eta_cutoff": (0.0,),
+    "top_a": (0.0,),
+    "top_h": (),
+    "top_n_sigma": (0.0, -1.0),
+    "tfs_z": (1.0,),
+    "min_keep": (0, 1),
+    "min_tokens_to_keep": (1,),
+    "xtc_probability": (0.0,),
+    "xtc_threshold": (0.0, 0.1),
+    "mirostat": (0,),
+    "mirostat_tau": (5.0,),
+    "mirostat_eta": (0.1,),
+}
+
 
 class Sampling(NamedTuple):
     """A sampler and its parameters.
@@ -500,7 +518,8 @@ def sampling_of(
     if is_greedy:
         end = greedy()
     else:
-        end = at_temperature(bound, "top_p" in values, "min_p" in values)
+        cuts = {name: name in values for name in KEEPS_ALL if name != "top_k"}
+        end = at_temperature(bound, **cuts)
     own_processors = (_with_own_values(bound.functions, index) for index, bound in enumerate(added))
     # nothing after it may allow what it rules out
     last = ()

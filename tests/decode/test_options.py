@@ -6,6 +6,7 @@ import jax
 import pytest
 
 import jaxspec
+from benchmarks import option_list, pairs
 from jaxspec.decode.options import OPTIONS, Options
 from jaxspec.sampling import SamplingOptions
 from jaxspec.testing import table_model
@@ -63,3 +64,10 @@ def test_options_of_prompts_come_too_late_for_a_prepared_generation(name):
 def test_a_search_names_the_options_of_generate_that_it_does_not_take(name):
     with pytest.raises(ValueError, match=f"does not sample, and got {name}: use jaxspec.generate"):
         jaxspec.beam_search(TARGET, [[3]], **{name: 1})
+
+
+def test_the_page_lists_the_options_of_the_table():
+    page = option_list.PAGE.read_text("utf-8")
+    assert page == pairs.updated(page, option_list.BEGIN, option_list.sections()), (
+        "run python -m benchmarks.option_list"
+    )
