@@ -206,14 +206,14 @@ class _BatchJob(NamedTuple):
 
 def _prepared(
     settings: BatchSettings,
-    asked: dict[str, Any],
+    chosen: dict[str, Any],
     resume: bool,
     err: Console,
     stack: contextlib.ExitStack,
 ) -> _BatchJob:
     """Checks a whole job before its first row, and writes its manifest; `stack` keeps its lock."""
     pair = pairs.with_drafter(settings.pair)
-    generation = pairs.checked_options(pair, asked)
+    generation = pairs.checked_options(pair, chosen)
     shared = None if settings.prefix is None else pairs.prefix_text(settings.prefix)
     shard = InputShard(settings.shard, settings.num_shards)
     source = Source(
@@ -261,14 +261,14 @@ def _prepared(
         stack.enter_context(output.locked())
         output.check(resume=resume)  # another process may have begun the job meanwhile
     with err.status("reading the models' files"):
-        output.begin(manifest_of(source, output, *_description(settings, pair, shared, asked)))
+        output.begin(manifest_of(source, output, *_description(settings, pair, shared, chosen)))
     # The policy needs measured costs. They are stored, since the texts depend on them.
     if pair.policy.partition("=")[0] == "adaptive":
         from jaxspec.analysis.cost import agreement
 
         costs = output.costs(lambda: _costs(job, err))
         together = agreement(
-            "slots", settings.slots, bool(asked.get("temperature")), generation["rule"]
+            "slots", settings.slots, bool(chosen.get("temperature")), generation["rule"]
         )
         job = job._replace(
             generation=job.generation
@@ -278,7 +278,7 @@ def _prepared(
 
 
 def _description(
-    settings: BatchSettings, pair: Pair, shared: str | None, asked: dict[str, Any]
+    settings: BatchSettings, pair: Pair, shared: str | None, chosen: dict[str, Any]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Returns a job's models, each with the digests of its files, and its options."""
     from jaxspec.weights import loading
@@ -295,7 +295,7 @@ def _description(
     template = None
     if pair.chat_template is not None:
         template = digests.of_file(Path(pair.chat_template))
-    return models, options_of_job | asked | {"prefix": shared, "chat_template": template}
+    return models, options_of_job | chosen | {"prefix": shared, "chat_template": template}
 
 
 def _decode(

@@ -195,8 +195,8 @@ def _refuse(
     if pair.chat_template is not None and not settings.chat:
         raise ValueError("--chat-template is for prompts that are messages: add --chat")
     if search.beams:
-        asked = [name for name in generation if name not in SEARCHED]
-        unread = options.typed(context, (*NOT_WITH_BEAMS, *asked))
+        sampled = [name for name in generation if name not in SEARCHED]
+        unread = options.typed(context, (*NOT_WITH_BEAMS, *sampled))
         options.refuse(unread, "--beams, which does not sample, and shows no rounds,")
         one_of(search.early_stopping, "--early-stopping", STOPS)
     else:

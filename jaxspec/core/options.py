@@ -55,15 +55,15 @@ class Option(NamedTuple):
             row. None: all rows share the value.
         changes_results: whether results depend on it. Then the manifest of a job has it, and a
             line cannot use its name for the caller's data.
-        advice: what to do where a line sets an option that holds for the whole job.
+        advice: the remedy where a line sets an option that holds for the whole job.
         page: the page that explains it, as a link from docs/front-door.md.
-        field: of a sampling option the field of `SamplingParams` that it sets; the values of
+        field: the field of `SamplingParams` that a sampling option sets; the values of
             options with one field are added.
         processor: the logits processor that reads the field; they run in the order of the options.
         truncates: whether it takes tokens away after the temperature.
         neutral: the value of the field that changes nothing, for rows without the option in a
             program that has it. None: such rows take the target's value.
-        name, default: those of the class that declares it; `declared` fills them in.
+        name, default: name and default of its field in the class that declares it.
     """
 
     help: str

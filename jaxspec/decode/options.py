@@ -276,8 +276,8 @@ def shown(names: Iterable[str]) -> Callable[[F], F]:
 
     def decorate(function: F) -> F:
         signature = inspect.signature(function)
-        given = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
-        taken = [
+        explicit = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
+        keywords = [
             inspect.Parameter(
                 name,
                 inspect.Parameter.KEYWORD_ONLY,
@@ -285,7 +285,7 @@ def shown(names: Iterable[str]) -> Callable[[F], F]:
             )
             for name in names
         ]
-        shown_signature = signature.replace(parameters=[*given, *taken])
+        shown_signature = signature.replace(parameters=[*explicit, *keywords])
         function.__signature__ = shown_signature  # type: ignore[attr-defined]
         return function
 

@@ -121,19 +121,19 @@ def prepare(target: core.Model, prompts: Prompts, **options: Any) -> Prepared:
     _check_names(options)
     inputs.check_model(target, "target")
     template = options.pop("chat_template_kwargs", None)
-    given = gathered(options)
-    values = options | {"drafter": getattr(given.drafter, "params", None)}
+    named = gathered(options)
+    values = options | {"drafter": getattr(named.drafter, "params", None)}
     inputs.check_untraced(target.params, prompts, values)
-    return _prepared(target, encode(target, prompts, given.prefix, template), given)
+    return _prepared(target, encode(target, prompts, named.prefix, template), named)
 
 
-def _prepared(target: core.Model, prompt: core.Prompt, given: Options) -> Prepared:
+def _prepared(target: core.Model, prompt: core.Prompt, unread: Options) -> Prepared:
     # 5. Types and ranges.
     prompts = prompt.tokens.shape[0]
-    samples = OPTIONS["num_samples"].read(given.num_samples, "num_samples", sizes_of(target, 1))
+    samples = OPTIONS["num_samples"].read(unread.num_samples, "num_samples", sizes_of(target, 1))
     batch = prompts * samples
     _check_rows(target, samples, batch)
-    o = given.read(sizes_of(target, batch))
+    o = unread.read(sizes_of(target, batch))
     positions = positions_left(target, o.drafter, prompt, batch)
     limit = _default_limit(batch, positions) if o.max_new_tokens is None else o.max_new_tokens
     size = token_rows.bucket(int(limit.max()))

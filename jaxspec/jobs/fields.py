@@ -7,7 +7,6 @@ caller's data and is returned with the result.
 
 from __future__ import annotations
 
-import functools
 import re
 from collections.abc import Mapping
 from typing import Annotated, Any, NamedTuple
@@ -37,15 +36,13 @@ SHORT = ("temperature", "seed", "stop")
 EVERY_TOKEN = (0, -1)  # values of top_k that keep every token, as in vLLM and transformers
 
 
-_of_run = functools.partial(Option, changes_results=False)
-
-
 class JobOptions(NamedTuple):
-    """The options of `generate_many` that `generate` does not have; `generate_many` describes them."""
+    """Options of `generate_many`, which describes them, that a command and a manifest need, too."""
 
-    slots: Annotated[int, _of_run("Rows decoded at a time.", flag=Flag(int, "N", least=1))] = 16
-    in_order: Annotated[bool, _of_run("Whether texts come in the order of prompts.")] = False
-    max_ahead: Annotated[int | None, _of_run("Results that may wait for an earlier one.")] = None
+    slots: Annotated[
+        int,
+        Option("Rows decoded at a time.", flag=Flag(int, "N", least=1), changes_results=False),
+    ] = 16
     max_prompt_tokens: Annotated[
         int | None,
         Option("Longest prompt; by default what models read.", flag=Flag(int, "N", least=1)),
@@ -54,11 +51,6 @@ class JobOptions(NamedTuple):
         str,
         Option("What becomes of longer prompts: error, truncate, skip.", flag=Flag(str, "WHAT")),
     ] = "error"
-    on_error: Annotated[str, _of_run("What becomes of an error: raise, yield.")] = "raise"
-    group: Annotated[int | None, _of_run("Rows that are prefilled together.")] = None
-    progress: Annotated[Any, _of_run("Called with counts.")] = None
-    skipped: Annotated[Any, _of_run("Called with the number of each skipped prompt.")] = None
-    varying: Annotated[Any, _of_run("Options of sampling that some prompts set.")] = None
 
 
 JOB_OPTIONS = declared(JobOptions)

@@ -30,7 +30,6 @@ from jaxspec.decode.options import OPTIONS
 from jaxspec.files import folders
 from jaxspec.jobs import chunks as job_chunks
 from jaxspec.jobs import openai
-from jaxspec.jobs.fields import JOB_OPTIONS
 from jaxspec.jobs.files import InputShard, Output, Source, manifest_of
 from jaxspec.jobs.many import WidePrompt
 from jaxspec.weights import loading as model_loading
@@ -175,7 +174,7 @@ def test_every_option_of_the_command_is_a_part_of_the_job_or_known_not_to_be():
         "max_errors",
         "as_json",
     }
-    named = batch_module.INDEPENDENT - JOB_OPTIONS.keys() | {*batch_module.DESCRIBED_APART}
+    named = batch_module.INDEPENDENT | {*batch_module.DESCRIBED_APART}
     assert named < {*options.flat(BatchSettings([], Path()))}
     assert "slots" in batch_module.INDEPENDENT and "too_long" not in batch_module.INDEPENDENT
 

@@ -14,7 +14,6 @@ import pytest
 import jaxspec
 from jaxspec.core import Model
 from jaxspec.decode.option_names import OTHER_NAMES
-from jaxspec.decode.options import OPTIONS as GENERATION
 from jaxspec.jobs import fields, many, slots
 from jaxspec.sampling.params import OPTIONS
 from jaxspec.testing import word_tokenizer
@@ -240,17 +239,16 @@ def test_a_chat_has_template_values_of_its_own(monkeypatch):
 def test_every_option_of_sampling_is_a_field():
     assert set(OPTIONS) <= set(fields.OBEYED)
     assert {"drafter", "key", "log_probs", "logits_processors", "too_long"} < fields.REFUSED.keys()
-    assert not {"slots", "in_order", "on_error"} & fields.REFUSED.keys()
+    assert "slots" not in fields.REFUSED
     assert not {*fields.OBEYED, *OTHER_NAMES} & fields.REFUSED.keys()
 
 
-def test_generate_many_has_the_options_of_the_table_with_their_defaults():
-    defaults = {
-        parameter.name: parameter.default
-        for parameter in inspect.signature(jaxspec.generate_many).parameters.values()
-        if parameter.kind is parameter.KEYWORD_ONLY and parameter.name not in GENERATION
-    }
-    assert defaults == fields.JobOptions()._asdict()
+def test_options_of_jobs_have_the_defaults_of_the_table():
+    parameters = inspect.signature(jaxspec.generate_many).parameters
+    table = {name: parameters[name].default for name in fields.JOB_OPTIONS}
+    assert table == fields.JobOptions()._asdict()
+    limit = parameters["max_new_tokens"].default
+    assert limit == jaxspec.prepare(LARGE_TARGET, [[0]]).options.max_new_tokens
 
 
 def test_a_refused_field_is_named_unless_it_asks_for_nothing():
