@@ -289,6 +289,8 @@ class SamplingOptions(TypedDict, total=False):
         top_k: keep the k most probable tokens.
         top_p: keep the most probable tokens with this mass.
         min_p: keep tokens at least this many times as probable as the most probable.
+        typical_p: keep the most typical tokens with this mass, those whose information content is
+            nearest to the entropy.
         draft_temperature: the drafter's temperature, by default the target's. It changes how many
             draft tokens are accepted, not the distribution of the text. It has no effect where the
             temperature is 0.
@@ -397,6 +399,16 @@ class SamplingOptions(TypedDict, total=False):
             truncates=True,
         ),
     ]
+    typical_p: Annotated[
+        Any,
+        _number(
+            "Keep the most typical tokens of this mass: of information nearest to the entropy.",
+            _mass,
+            field="typical_p",
+            truncates=True,
+            neutral=1.0,
+        ),
+    ]
     draft_temperature: Annotated[
         Any,
         _number(
@@ -440,7 +452,6 @@ KEEPS_ALL = {option.field: option.neutral for option in OPTIONS.values() if opti
 
 # Truncations of other libraries that jaxspec lacks, with the values that keep every token.
 LACKING: Mapping[str, tuple[Any, ...]] = {
-    "typical_p": (1.0,),
     "epsilon_cutoff": (0.0,),
     "eta_cutoff": (0.0,),
     "top_a": (0.0,),
