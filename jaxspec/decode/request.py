@@ -84,8 +84,8 @@ class Prepared(NamedTuple):
         for name in ("prefix", "chat_template_kwargs"):
             if options.get(name) is not None:
                 raise ValueError(
-                    f"the prompts of a prepared generation are read already, and got {name}: give "
-                    "it to prepare"
+                    f"the prompts of a prepared generation have their {name} already: give it to "
+                    "prepare"
                 )
         return _prepared(self.target, self.prompt, gathered(self.options.keywords() | options))
 

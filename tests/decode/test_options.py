@@ -56,7 +56,7 @@ def test_a_prepared_generation_keeps_its_options_checked_and_by_name():
 
 @pytest.mark.parametrize("name", ["prefix", "chat_template_kwargs"])
 def test_options_of_prompts_come_too_late_for_a_prepared_generation(name):
-    with pytest.raises(ValueError, match=f"are read already, and got {name}: give it to prepare"):
+    with pytest.raises(ValueError, match=f"have their {name} already: give it to prepare"):
         jaxspec.prepare(TARGET, [[3]]).replace(**{name: {"a": 1}})
 
 
