@@ -51,7 +51,7 @@ from jaxspec.jobs.slots import Row, Slots
 # manifest has every other option, so a new option is part of the job unless it is named here.
 INDEPENDENT = {
     *("output", "mesh"),
-    *(name for name, option in JOB_OPTIONS.items() if not option.changes_results),
+    *(name for name, option in (OPTIONS | JOB_OPTIONS).items() if not option.changes_results),
 }
 DESCRIBED_APART = (  # options that the manifest stores under another name, or as digests of files
     *("target", "draft", "adapter", "chat_template", "prefix"),
@@ -290,12 +290,14 @@ def _description(
         models["draft"] = [pair.draft, drafter_names.file_digests(pair.draft)]
     excluded = (*INDEPENDENT, *DESCRIBED_APART)
     options_of_job = {
-        name: value for name, value in options.flat(settings).items() if name not in excluded
+        name: value
+        for name, value in (options.flat(settings) | chosen).items()
+        if name not in excluded
     }
     template = None
     if pair.chat_template is not None:
         template = digests.of_file(Path(pair.chat_template))
-    return models, options_of_job | chosen | {"prefix": shared, "chat_template": template}
+    return models, options_of_job | {"prefix": shared, "chat_template": template}
 
 
 def _decode(

@@ -57,8 +57,8 @@ class Option(NamedTuple):
             line cannot use its name for the caller's data.
         advice: the remedy where a line sets an option that holds for the whole job.
         page: the page that explains it, as a link from docs/front-door.md.
-        field: the field of `SamplingParams` that a sampling option sets; the values of
-            options with one field are added.
+        field: the field of `SamplingParams` that a sampling option sets, by default the one of its
+            name; the values of options with one field are added.
         processor: the logits processor that reads the field; they run in the order of the options.
         truncates: whether it takes tokens away after the temperature.
         neutral: the value of the field that changes nothing, for rows without the option in a

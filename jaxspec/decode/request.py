@@ -192,7 +192,10 @@ def _prepared(target: core.Model, prompt: core.Prompt, unread: Options) -> Prepa
         prompt = sharding.place(prompt, prompts, mesh)
         request = sharding.place(request, batch, mesh)
     # The options say what the limits are, also where the caller did not.
-    o = o._replace(max_new_tokens=int(limit[0]) if np.ptp(limit) == 0 else limit)
+    limits = unread.max_new_tokens
+    if limits is None:
+        limits = int(limit[0]) if np.ptp(limit) == 0 else limit
+    o = o._replace(max_new_tokens=limits)
     return Prepared(target, bound, decoder, sampler, weights, prompt, request, size, o, before)
 
 

@@ -104,9 +104,8 @@ def generate_many(
         varying: options of sampling that some prompts set, each with the largest value, such as
             {"temperature": 1.0, "top_k": 50}. The job then compiles for them at once, instead of at
             the first such prompt.
-        **options: `generate`'s options of sampling and its `drafter`, `gamma`, `rule`, `policy`,
-            `prefix`, `key`, `eos_ids`, `log_probs` and `top_log_probs`: one value for all prompts.
-            Prompts that follow a `prefix` count its tokens as theirs, and are cut after it.
+        **options: the other options of `generate`, with one value for all prompts. Prompts that
+            follow a `prefix` count its tokens as theirs, and are cut after it.
 
     Raises:
         ValueError, TypeError: the reasons of `generate`; also a prompt, if `on_error` is "raise".

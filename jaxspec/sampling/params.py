@@ -366,7 +366,6 @@ class SamplingOptions(TypedDict, total=False):
         _number(
             "0 is greedy; 1 is the model's own distribution.",
             _temperature,
-            field="temperature",
             flag=Flag(float, "X", "-t"),
         ),
     ]
@@ -375,7 +374,6 @@ class SamplingOptions(TypedDict, total=False):
         _integer(
             "Keep the k most probable tokens.",
             _count,
-            field="top_k",
             truncates=True,
             neutral=ALL,
         ),
@@ -385,7 +383,6 @@ class SamplingOptions(TypedDict, total=False):
         _number(
             "Keep the most probable tokens of this mass.",
             _mass,
-            field="top_p",
             truncates=True,
             neutral=1.0,
         ),
@@ -395,7 +392,6 @@ class SamplingOptions(TypedDict, total=False):
         _number(
             "Keep tokens at least this many times as probable as the best.",
             _share,
-            field="min_p",
             truncates=True,
         ),
     ]
@@ -404,7 +400,6 @@ class SamplingOptions(TypedDict, total=False):
         _number(
             "Keep the most typical tokens of this mass: of information nearest to the entropy.",
             _mass,
-            field="typical_p",
             truncates=True,
             neutral=1.0,
         ),
@@ -414,7 +409,6 @@ class SamplingOptions(TypedDict, total=False):
         _number(
             "The drafter's temperature; by default the target's.",
             _temperature,
-            field="draft_temperature",
             group="Drafting",
             neutral=None,
         ),
@@ -424,7 +418,6 @@ class SamplingOptions(TypedDict, total=False):
         _integer(
             "The drafter's top_k; by default the target's.",
             _count,
-            field="draft_top_k",
             group="Drafting",
             neutral=None,
         ),
@@ -434,7 +427,6 @@ class SamplingOptions(TypedDict, total=False):
         _number(
             "The drafter's top_p; by default the target's.",
             _mass,
-            field="draft_top_p",
             group="Drafting",
             neutral=None,
         ),
@@ -444,7 +436,11 @@ class SamplingOptions(TypedDict, total=False):
 DECLARED: Mapping[str, Option] = declared(SamplingOptions)
 """All sampling options, in the order of their application."""
 
-OPTIONS: Mapping[str, Option] = {name: option for name, option in DECLARED.items() if option.field}
+OPTIONS: Mapping[str, Option] = {
+    name: option._replace(field=option.field or name)
+    for name, option in DECLARED.items()
+    if option.ndim is not None
+}
 """The sampling options that are numbers or arrays; the others are functions and patterns."""
 
 KEEPS_ALL = {option.field: option.neutral for option in OPTIONS.values() if option.truncates}

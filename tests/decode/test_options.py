@@ -34,7 +34,6 @@ def test_generate_has_the_options_of_the_table_with_their_defaults():
 def test_help_and_completion_show_the_options_that_others_take_as_keywords():
     defaults = {name: option.default for name, option in OPTIONS.items()}
     assert keywords(jaxspec.stream) == defaults
-    assert keywords(jaxspec.prepare) == {k: v for k, v in defaults.items() if k != "stop"}
     transcribed = keywords(jaxspec.transcribe)
     assert {name: transcribed[name] for name in transcribed.keys() & defaults.keys()} == {
         name: defaults[name] for name in transcribed.keys() & defaults.keys()

@@ -1,5 +1,6 @@
 """Bad input gets a clear error, and vocabularies that differ are handled."""
 
+import inspect
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,7 +17,7 @@ from jaxspec.analysis import acceptance
 from jaxspec.analysis.random_model import random_params
 from jaxspec.core import Model, Prompt, Rule, Verdict, token_rows
 from jaxspec.decode import batches, encoding, inputs, loop, request
-from jaxspec.decode.options import NEW_TOKENS
+from jaxspec.decode.options import NEW_TOKENS, OPTIONS
 from jaxspec.decode.request import prepare
 from jaxspec.nets import decoder
 from jaxspec.testing import certify_prepared, table_model, table_model_from, word_tokenizer
@@ -36,6 +37,15 @@ def model(seed=0, vocab=6, words=WORDS):
 TARGET, DRAFT = model(0), model(1)
 ONE = Prompt(jnp.array([[1, 2]]), jnp.array([2]))
 TINY = tiny_llama()
+
+
+def test_prepare_names_the_options_of_generate():
+    """With their defaults, so that `help` and a notebook's completion show them; but for stop
+    strings.
+    """
+    parameters = inspect.signature(prepare).parameters.values()
+    defaults = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
+    assert defaults == {name: o.default for name, o in OPTIONS.items() if name != "stop"}
 
 
 @pytest.mark.parametrize(
