@@ -28,7 +28,7 @@ from benchmarks import samples
 from benchmarks.options import parser_of
 from benchmarks.samples import EXPECTED, Context
 from jaxspec import rules
-from jaxspec.cli import console, drafter_names
+from jaxspec.cli import console, names
 from jaxspec.cli.options import TARGET
 from jaxspec.cli.prompts import prepared_pair
 from jaxspec.decode import batches
@@ -367,7 +367,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args(arguments)
-    draft = options.draft or drafter_names.default_model(options.target)
+    draft = options.draft or names.default_draft_model(options.target)
     prepared = prepared_pair(options.target, draft, "float32", None, 16, gamma=options.gamma)
     draws = Draws(options.prompts, options.draws, options.seed)
     fits = of_rules(prepared, draws, lambda what: print(what, file=sys.stderr, flush=True))

@@ -25,7 +25,7 @@ from jaxspec.analysis import acceptance, environment
 from jaxspec.analysis.bench import Config, run
 from jaxspec.analysis.result import BenchResult, Task, product
 from jaxspec.analysis.table import words
-from jaxspec.cli import console, drafter_names, names
+from jaxspec.cli import console, names
 from jaxspec.cli.options import TARGET
 from jaxspec.core import Model
 from jaxspec.decode import batches
@@ -184,7 +184,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--max-new-tokens", type=int, default=128)
     parser.add_argument("--markdown", action="store_true")
     options = parser.parse_args(arguments)
-    pair = options.target, options.draft or drafter_names.default_model(options.target)
+    pair = options.target, options.draft or names.default_draft_model(options.target)
     target, draft = (names.model(name, options.dtype) for name in pair)
     sizes = {"rows": options.count, "new_tokens": options.max_new_tokens}
     cards = card(

@@ -23,7 +23,7 @@ from jaxtyping import Array, Int
 
 from benchmarks.options import parser_of
 from jaxspec.analysis import acceptance
-from jaxspec.cli import drafter_names
+from jaxspec.cli import names
 from jaxspec.cli.options import TARGET
 from jaxspec.cli.prompts import prepared_pair
 from jaxspec.core import BoundPolicy, Draft, Policy, Prompt, Verdict
@@ -180,7 +180,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--count", type=int, default=16, help="held-out prompts")
     parser.add_argument("--max-new-tokens", type=int, default=64)
     options = parser.parse_args(arguments)
-    draft = options.draft or drafter_names.default_model(options.target)
+    draft = options.draft or names.default_draft_model(options.target)
     generation = {"temperature": 0.0, "gamma": 1, "max_new_tokens": options.max_new_tokens}
     prepared = prepared_pair(options.target, draft, "float32", None, options.count, **generation)
     accepted, counts = accepted_after(prepared), acceptance.measure(prepared).counts

@@ -127,12 +127,13 @@ def origin(source: str) -> str:
     return next(name for name, words in SOURCES.items() if words in source)
 
 
-def code(name: str, prefix: str = "") -> str:
+def code(name: str, form: str = "{}") -> str:
     """Writes the hub id of a configuration for a table, with a dagger if the configuration is not
-    confirmed; a prefix stands before the id.
+    confirmed; the id stands in a `form`.
     """
     unconfirmed = origin(index()["configs"].get(name, "")) == UNCONFIRMED
-    return f"`{prefix}{name}` †" if unconfirmed else f"`{prefix}{name}`"
+    written = f"`{form.format(name)}`"
+    return f"{written} †" if unconfirmed else written
 
 
 def folder_of(name: str) -> Path:
@@ -581,9 +582,10 @@ def smallest(size: Sizes) -> str:
 
 def draft(pair: Pair) -> str:
     """Writes the options of a pair's command beside `--chat`, and what was published of it."""
-    head = "head:" if pair.format in (*FORMATS, "PARD") else ""
+    # A module lies beside its model, and the name alone is the model's.
+    form = "load_drafter('{}')" if pair.drafter == pair.target else "{}"
     options = f"`{pair.options}`" if pair.options else ""
-    parts = (code(pair.drafter, head), f"{pair.gamma}", options, pair.tokens)
+    parts = (code(pair.drafter, form), f"{pair.gamma}", options, pair.tokens)
     return ", ".join(part for part in parts if part)
 
 

@@ -41,7 +41,7 @@ from jaxspec.analysis.random_model import random_prompt
 from jaxspec.analysis.result import PLANNED, BenchResult, Setting, Spread, Task, dtype_of
 from jaxspec.analysis.roofline import MACHINES, load_of
 from jaxspec.analysis.table import DRAFTS, MEASURED, THEORY, Column, around
-from jaxspec.cli import bench, console, drafter_names
+from jaxspec.cli import bench, console, names, options
 from jaxspec.cli.names import model
 from jaxspec.core import Model
 from jaxspec.decode.request import prepare
@@ -263,7 +263,7 @@ def of_own_pair(table: str, arguments: list[str]) -> None:
     """
     work, _ = workload(parser_of(__doc__), arguments, bench.MEASURE._asdict() | TABLES[table])
     if table != "2":
-        drafts = (work.draft or drafter_names.default(work.target)).split(",")
+        drafts = options.values(work.draft or names.default_drafter(work.target), "--draft")
         work = work._replace(draft=",".join(dict.fromkeys([*drafts, *BESIDE])))
     bench.check_files(work)
     target, settings = bench.settings_of(work)

@@ -24,7 +24,7 @@ import jax
 
 from benchmarks.options import parser_of
 from jaxspec.analysis import timed_loops
-from jaxspec.cli import drafter_names
+from jaxspec.cli import names
 from jaxspec.cli.options import TARGET
 from jaxspec.cli.prompts import prepared_pair
 from jaxspec.core import token_rows
@@ -285,7 +285,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--rounds", type=int, default=INNER)
     parser.add_argument("--max-new-tokens", type=int, default=128)
     options = parser.parse_args(arguments)
-    draft = options.draft or drafter_names.default_model(options.target)
+    draft = options.draft or names.default_draft_model(options.target)
     limits = {"gamma": options.gamma, "max_new_tokens": options.max_new_tokens, "eos_ids": ()}
     prepared = prepared_pair(options.target, draft, options.dtype, None, 1, **limits)
     for stage, milliseconds in stages(prepared, options.rounds).items():

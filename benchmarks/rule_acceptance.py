@@ -22,7 +22,7 @@ from benchmarks.options import parser_of
 from jaxspec.analysis import divergence, environment, replay
 from jaxspec.analysis.statistics import Rate
 from jaxspec.analysis.table import words
-from jaxspec.cli import console, drafter_names
+from jaxspec.cli import console, names
 from jaxspec.cli.options import TARGET
 from jaxspec.cli.prompts import prepared_pair
 from jaxspec.rules import catalogue
@@ -65,7 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--markdown", action="store_true")
     options = parser.parse_args(arguments)
     draft, out = (
-        options.draft or drafter_names.default_model(options.target),
+        options.draft or names.default_draft_model(options.target),
         console.printer(options.markdown),
     )
     limits = {"gamma": options.gamma, "max_new_tokens": options.max_new_tokens}

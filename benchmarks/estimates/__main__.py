@@ -8,14 +8,13 @@
 
 The options are those of `benchmarks.estimates.compile`, whose programs are read here. --draft takes more: the
 published heads of docs/pairs.md, and the recipe of a head (debian-t5-block, or a .toml file) for an
-untrained one of its sizes. dynamic_tree=60x7x10:HEAD is a dynamic tree of 60 nodes, 7 deep, 10
-wide. Times of TPUs are the compiler's estimates, those of GPUs follow from measured kernels. --plan
+untrained one of its sizes. dynamic_tree('HEAD', 60, 7, 10) is a dynamic tree of 60 nodes, 7
+deep, 10 wide. Times of TPUs are the compiler's estimates, those of GPUs follow from measured kernels. --plan
 finds the best γ, up to --gamma, for the acceptance rate.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -27,7 +26,6 @@ from benchmarks import options, pairs
 from benchmarks.estimates import compile as compiling
 from benchmarks.estimates import estimate as estimating
 from benchmarks.estimates.compile import CompileInputs
-from jaxspec import drafters
 from jaxspec.analysis import aot, cost
 from jaxspec.analysis import plan as planning
 from jaxspec.cli import console
@@ -58,9 +56,7 @@ def run(inputs: CompileInputs, alpha: float | None, plans: bool) -> None:
         ValueError, OSError: options that cannot be used together, or name nothing.
         ImportError: the compiler is not installed.
     """
-    head = head_of(inputs.draft)
-    prepared = compiling.start(inputs if head is None else inputs._replace(draft="none"))
-    prepared = prepared if head is None else prepared.replace(drafter=head(prepared.target))
+    prepared = compiling.start(inputs, head_of)
     if alpha is not None and prepared.decoder.trees:
         raise ValueError(f"--alpha is of a chain, and {inputs.draft} drafts trees: leave it out")
     if plans and alpha is not None:
@@ -98,39 +94,27 @@ def head_of(name: str) -> Callable[[Model], BoundDrafter] | None:
 
     Raises:
         FileNotFoundError: there is no such .toml file.
-        ValueError: something else than a dynamic tree is around the head; or, of what is returned,
-            the target's width does not suit the recipe's heads.
+        ValueError: raised by the returned function if the target's width does not suit the recipe's
+            heads.
     """
-    tree, _, plain = name.rpartition(":")
-    pair, recipe = pairs.heads().get(plain), recipe_of(plain)
+    pair, recipe = pairs.heads().get(name), recipe_of(name)
     if pair is None and recipe is None:
         return None
-    sizes = re.fullmatch(r"dynamic_tree=(\d+)x(\d+)x(\d+)", tree)
-    if tree and sizes is None:
-        raise ValueError(
-            f"--draft is {name!r}: expected {plain}, or dynamic_tree=NODESxDEPTHxWIDTH:{plain}, "
-            f"such as dynamic_tree=60x7x10:{plain}"
-        )
 
     def shapes(config: Any) -> Params:
         return pairs.in_dtype(pairs.abstract_params(config), "bfloat16")
 
     def head(target: Model) -> BoundDrafter:
         if pair is not None:
-            drafter = pairs.head(pair, target, shapes)
-        else:
-            assert recipe is not None
-            try:
-                config = in_dtype(recipe.head.config(target), dtype_of(target.config))
-            except ValueError as error:
-                raise ValueError(
-                    f"{plain} cannot draft for {target.name}: in [head], {error}"
-                ) from error
-            drafter = check.bound(config, shapes(config), target)
-        if sizes is None:
-            return drafter
-        nodes, depth, width = map(int, sizes.groups())
-        return drafters.dynamic_tree(drafter, nodes=nodes, depth=depth, width=width)
+            return pairs.head(pair, target, shapes)
+        assert recipe is not None
+        try:
+            config = in_dtype(recipe.head.config(target), dtype_of(target.config))
+        except ValueError as error:
+            raise ValueError(
+                f"{name} cannot draft for {target.name}: in [head], {error}"
+            ) from error
+        return check.bound(config, shapes(config), target)
 
     return head
 

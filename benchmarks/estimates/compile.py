@@ -10,7 +10,7 @@ no TPU and no GPU. Sizes and collectives are exact. Plain decoding is compiled, 
 take minutes.
 
 --target is a published shape (`jaxspec models`), its hub id, a folder or a config.json, and --draft
-likewise, or a drafter such as tree=8x1x1:SHAPE. --topology is v4, v5e, v5p or v6e, as v5p:2x2x1, or
+likewise, or a drafter such as tree('SHAPE', (8, 1, 1)). --topology is v4, v5e, v5p or v6e, as v5p:2x2x1, or
 a100, l4, h100, h200 or b200, as h100:8. --mesh splits over chips, as model=4. --save FOLDER keeps
 the programs for `jaxspec.analysis.aot.load`. `python -m benchmarks.estimates` takes the same
 options and adds the compiler's estimates of time.
@@ -32,10 +32,11 @@ from rich.text import Text
 from benchmarks.estimates import absent, chips
 from benchmarks.estimates.absent import Programs
 from benchmarks.options import grouped, parser_of
+from jaxspec import drafters
 from jaxspec.analysis import aot
-from jaxspec.cli import console, drafter_names
+from jaxspec.cli import console, old_names
 from jaxspec.cli.console import Console
-from jaxspec.core import Model, Prompt, checks
+from jaxspec.core import BoundDrafter, Model, Prompt, checks
 from jaxspec.decode import request
 from jaxspec.decode.request import Prepared
 from jaxspec.nets import net_of
@@ -48,7 +49,7 @@ class CompileInputs(NamedTuple):
     """The options of the command."""
 
     target: str = "llama-3.1-8b"  # a published shape, its hub id, a folder or a config.json
-    draft: str = "none"  # the drafter: likewise, or tree=8x1x1:SHAPE, ...; none: plain decoding
+    draft: str = "none"  # the drafter: likewise, or tree('SHAPE', (8, 1, 1)); none: plain
     topology: str = "v5p:2x2x1"
     mesh: str = ""  # how to split over chips, such as model=4; empty: one chip
     gamma: int = 5  # draft tokens a round
@@ -107,8 +108,14 @@ def run(inputs: CompileInputs) -> None:
     show_fit(out, inputs, prepared, programs)
 
 
-def start(inputs: CompileInputs) -> Prepared:
-    """Prepares a generation of shapes, on the CPU even if a TPU compiler is installed."""
+def start(
+    inputs: CompileInputs,
+    head_of: Callable[[str], Callable[[Model], BoundDrafter] | None] = lambda name: None,
+) -> Prepared:
+    """Prepares a generation of shapes, on the CPU even if a TPU compiler is installed.
+
+    `head_of` returns a function that makes the head of a name for a target, or None for a model's.
+    """
     inputs.check()
     # With a TPU's or GPU's compiler installed, jax would look for the device.
     jax.config.update("jax_platforms", "cpu")
@@ -129,10 +136,15 @@ def start(inputs: CompileInputs) -> Prepared:
             np.minimum(ids, both - 1)[:, None].tolist(),
         )
 
+    def load(name: str, target: Model) -> Model | BoundDrafter:
+        head = head_of(name)
+        return drafting(name) if head is None else head(target)
+
     target = absent.shape_model(inputs.target, inputs.dtype)
     drafter = None
     if inputs.draft != "none":
-        drafter = drafter_names.drafter(inputs.draft, drafting, target)
+        name = old_names.translated(inputs.draft)
+        drafter = drafters.by_name(name, target, load=load)
     tokens = jnp.zeros((inputs.batch, inputs.prompt), jnp.int32)
     lengths = jnp.full(inputs.batch, inputs.prompt, jnp.int32)
     rows = Prompt(tokens, lengths, net_of(target.config).source(target.config, inputs.batch))

@@ -27,7 +27,7 @@ from benchmarks.options import parser_of
 from jaxspec import rules
 from jaxspec.analysis import acceptance, bench, cost, divergence, replay
 from jaxspec.analysis.result import setting_of
-from jaxspec.cli import drafter_names
+from jaxspec.cli import names
 from jaxspec.cli.options import TARGET
 from jaxspec.cli.prompts import prepared_pair
 from jaxspec.decode import batches
@@ -156,7 +156,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     elif options.theory_only:
         drawn = of_theory()
     else:
-        draft = options.draft or drafter_names.default_model(options.target)
+        draft = options.draft or names.default_draft_model(options.target)
         limits = {"gamma": options.gamma, "max_new_tokens": options.max_new_tokens}
         prepared = prepared_pair(options.target, draft, "float32", None, options.count, **limits)
         drawn = itertools.chain(of_theory(), of_pair(prepared, options.repeats))

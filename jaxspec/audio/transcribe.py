@@ -30,6 +30,7 @@ from jaxspec.core.checks import integers, one_of
 from jaxspec.decode import inputs, option_names
 from jaxspec.decode.generate import generate
 from jaxspec.decode.options import check_shared, shown
+from jaxspec.decode.request import named
 from jaxspec.nets.whisper import Speech, WhisperConfig, speech_of
 from jaxspec.sampling.params import OPTIONS
 
@@ -132,6 +133,7 @@ def transcribe(
     sounds = [Recording(number, sound) for number, sound in enumerate(all_sounds)]
     if not sounds:
         raise ValueError("got no sounds: expected at least one path or waveform")
+    options["drafter"] = named(options.get("drafter"), target)
     shared = Transcribing(language, task, timestamps, max_new_tokens)
     transcripts = dict[int, Transcript]()
     for number, result in iterate(target, sounds, min(batch_size, len(sounds)), shared, options):

@@ -19,9 +19,10 @@ import typer
 from rich.text import Text
 
 from jaxspec import progress as bars
-from jaxspec.cli import console, drafter_names, names, options, signals
+from jaxspec.cli import console, names, options, signals
 from jaxspec.cli import pair as pairs
 from jaxspec.cli.console import Console
+from jaxspec.cli.old_names import new_manifest
 from jaxspec.cli.options import described, flag, generation_options, group_of, number, text
 from jaxspec.cli.pair import COST_REPEATS, Pair
 from jaxspec.core import Model, State, token_rows
@@ -31,20 +32,11 @@ from jaxspec.decode.options import OPTIONS, gathered
 from jaxspec.decode.request import Prepared, prepare
 from jaxspec.files import digests
 from jaxspec.jobs import Completion, Progress, generate_many, openai
-from jaxspec.jobs.chunks import Chunks
 from jaxspec.jobs.fields import JOB_OPTIONS
-from jaxspec.jobs.files import (
-    PROMPT,
-    InputShard,
-    Output,
-    Source,
-    Survey,
-    check_paths,
-    digests_of,
-    manifest_of,
-)
+from jaxspec.jobs.files import PROMPT, Source, Survey, check_paths
 from jaxspec.jobs.many import WidePrompt
 from jaxspec.jobs.prompts import Line, PromptReader, limits_of
+from jaxspec.jobs.resume import Chunks, InputShard, Output, manifest_of
 from jaxspec.jobs.slots import Row, Slots
 
 # Options that may change when a job is resumed, since its results do not depend on them. The
@@ -114,10 +106,9 @@ def batch(
         options.check_json_lines(settings.input, field=(settings.field, PROMPT))
     err = Console(stderr=True, highlight=False)
     with signals.leaving_soon(lambda: say_interrupted(err)), contextlib.ExitStack() as stack:
-        job = _prepared(settings, generation, resume, err, stack)
+        job, chunks = _begun(settings, generation, resume, err, stack)
         # A resumed job counts the rows on disk, and goes on with the others.
         with err.status("reading the rows that are there"):
-            chunks = stack.enter_context(contextlib.closing(Chunks(job.output, job.total)))
             rows = itertools.chain.from_iterable(map(openai.rows_of, chunks.rows()))
             done_before = chunks.num_done
             totals = functools.reduce(Progress.plus, rows, Progress())
@@ -204,14 +195,17 @@ class _BatchJob(NamedTuple):
         return PromptReader(self.target, prompts, limits, s.slots, self.generation)
 
 
-def _prepared(
+def _begun(
     settings: BatchSettings,
     chosen: dict[str, Any],
     resume: bool,
     err: Console,
     stack: contextlib.ExitStack,
-) -> _BatchJob:
-    """Checks a whole job before its first row, and writes its manifest; `stack` keeps its lock."""
+) -> tuple[_BatchJob, Chunks]:
+    """Checks a whole job before its first row, and begins it or goes on with it.
+
+    `stack` keeps the folder's lock and the chunks' files.
+    """
     pair = pairs.with_drafter(settings.pair)
     generation = pairs.checked_options(pair, chosen)
     shared = None if settings.prefix is None else pairs.prefix_text(settings.prefix)
@@ -224,9 +218,6 @@ def _prepared(
         system=shared if settings.chat else None,
     )
     output = Output(settings.output, shard, settings.chunk)
-    # A new job makes its folder, with the lock, only once all options and a line are checked.
-    if output.manifest.exists():
-        stack.enter_context(output.locked())
     output.check(resume=resume)
     with err.status("looking through the lines"):
         survey = source.survey()
@@ -255,13 +246,17 @@ def _prepared(
         )
         err.print(Text(inexact, "yellow"), soft_wrap=True)
     job.results([])  # raises on wrong options before the manifest is written
+    # A new job makes its folder only once all options and a line are checked.
     if not output.manifest.exists():
         with err.status("looking for a line that can be decoded"):
             _check_some_line(job)
-        stack.enter_context(output.locked())
-        output.check(resume=resume)  # another process may have begun the job meanwhile
     with err.status("reading the models' files"):
-        output.begin(manifest_of(source, output, *_description(settings, pair, shared, chosen)))
+        description = _description(settings, pair, shared, chosen)
+        manifest = manifest_of(output, *description, **source.description())
+    with err.status("looking for rows that are there"):
+        chunks = stack.enter_context(
+            output.begun(manifest, job.total, resume=resume, renewed=new_manifest)
+        )
     # The policy needs measured costs. They are stored, since the texts depend on them.
     if pair.policy.partition("=")[0] == "adaptive":
         from jaxspec.analysis.cost import agreement
@@ -274,7 +269,7 @@ def _prepared(
             generation=job.generation
             | {"policy": names.policy(pair.policy, **costs, together=together)}
         )
-    return job
+    return job, chunks
 
 
 def _description(
@@ -283,11 +278,11 @@ def _description(
     """Returns a job's models, each with the digests of its files, and its options."""
     from jaxspec.weights import loading
 
-    models: dict[str, Any] = {"target": [pair.target, drafter_names.file_digests(pair.target)]}
+    models: dict[str, Any] = {"target": [pair.target, names.file_digests(pair.target)]}
     if pair.adapter is not None:
-        models["adapter"] = [pair.adapter, digests_of(loading.find_adapter(pair.adapter))]
+        models["adapter"] = [pair.adapter, digests.of_files(loading.find_adapter(pair.adapter))]
     if pair.draft is not None:
-        models["draft"] = [pair.draft, drafter_names.file_digests(pair.draft)]
+        models["draft"] = [pair.draft, names.file_digests(pair.draft)]
     excluded = (*INDEPENDENT, *DESCRIBED_APART)
     options_of_job = {
         name: value

@@ -15,7 +15,7 @@ import rich.console
 import typer
 from rich.text import Text
 
-from jaxspec.cli import console, drafter_names, names, options
+from jaxspec.cli import console, names, options
 from jaxspec.cli.options import (
     TARGET,
     Batches,
@@ -47,7 +47,8 @@ class Workload(NamedTuple):
 
     target: Annotated[str, text("MODEL", "Model to decode from, or random:SHAPE.")] = TARGET
     draft: Annotated[
-        str, text("NAMES", "Drafters, as in generate; unigram to 4-gram; none.", "--draft", "-d")
+        str,
+        text("NAMES", "Drafters, as in generate; bigram, ngram(order=3); none.", "--draft", "-d"),
     ] = ""
     gamma: Annotated[str, text("N,N", "Draft tokens a round, or plan.", "--gamma", "-g")] = "3"
     policy: Annotated[str, text("NAMES", "Draft-length policies to add, at the largest gamma.")] = (
@@ -200,7 +201,7 @@ def settings_of(work: Workload) -> tuple[Model, list[Setting]]:
     for dtype in axes.dtypes:
         names.check_model(work.target, dtype)
         for name in axes.drafts:
-            drafter_names.check(name, dtype)
+            names.check_drafter(name, dtype)
     targets = {
         dtype: names.model(work.target, dtype, work.mesh, seed=work.seed) for dtype in axes.dtypes
     }
@@ -217,14 +218,15 @@ def settings_of(work: Workload) -> tuple[Model, list[Setting]]:
 
 def _axes(work: Workload) -> WorkAxes:
     """Parses the lists among the options."""
+    from jaxspec.cli.old_names import new_spelling
     from jaxspec.rules import catalogue
 
-    chosen = work.draft or drafter_names.default(work.target)
+    chosen = work.draft or names.default_drafter(work.target)
     policy_names = options.values(work.policy, "--policy") if work.policy else ()
     rule_names = catalogue.RULES if work.rule == "all" else options.values(work.rule, "--rule")
     axes = WorkAxes(
         gammas=options.values(work.gamma, "--gamma", _gamma, f"positive integers, or {PLANNED},"),
-        drafts=[name for name in options.values(chosen, "--draft") if name != NONE],
+        drafts=[new_spelling(x) for x in options.values(chosen, "--draft") if x != NONE],
         policies={
             name: name if name == "adaptive" else names.policy(name)
             for name in policy_names
@@ -246,9 +248,9 @@ def _drafters(
     work: Workload, drafts: Sequence[str], dtype: str, target: Model
 ) -> dict[str, Model | BoundDrafter]:
     """Loads the drafters of a target. Held-out texts that no task uses make n-gram tables."""
-    load = functools.partial(names.model, dtype=dtype, mesh=work.mesh, seed=work.seed + 1)
     counted_on = functools.partial(references, target, max(work.count, work.rows))
-    return {name: drafter_names.drafter(name, load, target, counted_on) for name in drafts}
+    loading = {"dtype": dtype, "mesh": work.mesh, "seed": work.seed + 1}
+    return {name: names.drafter(name, target, counted_on, **loading) for name in drafts}
 
 
 def _combined(

@@ -40,7 +40,7 @@ def datastore(
 
     \b
         jaxspec datastore texts.txt --tokenizer debian-t5-large --out store
-        jaxspec generate --draft retrieval:store
+        jaxspec generate --draft "retrieval('store')"
     """
     from jaxspec import files
     from jaxspec.drafters.lookups import datastore as stores

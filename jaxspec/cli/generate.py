@@ -298,21 +298,18 @@ def _load(
 
 def _check_head(prepared: Prepared, pair: Pair, err: Console) -> None:
     """Measures a head's acceptance rate, and prints it."""
-    from jaxspec.draft_heads import load
+    from jaxspec.draft_heads import by_name, load
     from jaxspec.draft_heads.check import check_acceptance
 
     drafter = prepared.options.drafter
     name = str(pair.draft)
     if drafter is None or isinstance(drafter, Model) or drafter.target is None:
-        raise ValueError(
-            f"--check is of drafters that read hidden states, as head:DIR: --draft is {name}"
-        )
+        raise ValueError(f"--check is of heads, which read hidden states: --draft is {name}")
     target = drafter.target
     with err.status("checking the head"):
         network = None
-        if name.startswith("head:"):  # a head alone, whose folder describes its network
-            folder = name.removeprefix("head:")
-            network = functools.partial(load.read_head, folder, target=target)
+        if not by_name.is_call(name):  # a head alone, whose folder describes its network
+            network = functools.partial(load.read_head, name, target=target)
         rate = check_acceptance(drafter, name=name, network=network)
     err.print(Text(f"{name}: {rate:.0%} of first draft tokens accepted at temperature 0", "dim"))
 

@@ -30,6 +30,7 @@ COMMANDS = {
     "measure": "Measure a pair: α, c and v, the speed-up predicted and measured.",
     "plan": "Tell whether to speculate here, with which γ, how much faster.",
     "verify": "Compute how far each rule's text is from the target's.",
+    "compare": "Tell where the texts of two models part, and why.",
     "models": "List models: shipped, in this folder, published sizes.",
     "convert": "Write a model in the other format, or in another dtype.",
     "train": "Train a model, or a head on a model, by a recipe.",

@@ -111,9 +111,7 @@ def show_stored(out: Console) -> None:
         named = ", ".join(
             f"{name} ({filesize.decimal(bytes_of(folder))})" for name, folder in heads.items()
         )
-        out.print(
-            f"\nDrafters that read the hidden states of one of these (--draft head:NAME): {named}"
-        )
+        out.print(f"\nDrafters that read the hidden states of one of these (--draft NAME): {named}")
     out.print()
     local_models = list(models_in(Path()))
     if local_models:

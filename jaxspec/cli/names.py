@@ -1,15 +1,19 @@
-"""Models, policies and acceptance rules by their names on a command line; options checked before
-models are loaded.
+"""Models, drafters, policies and acceptance rules by their names on a command line; options checked
+before models are loaded.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import functools
+import sys
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from jaxspec.cli.options import DRAFT, TARGET
+
 if TYPE_CHECKING:
-    from jaxspec.core import BoundPolicy, Model, Rule
+    from jaxspec.core import BoundDrafter, BoundPolicy, Model, Rule
 
 RANDOM = "random:"  # before a published shape
 POLICIES = {  # with the parameter that NAME=NUMBER sets
@@ -69,6 +73,86 @@ def check_model(name: str, dtype: str = "float32") -> None:
         random_model.config_of(name.removeprefix(RANDOM))
     elif not loading.is_hub_id(name):
         loading.find(name)
+
+
+def drafter(
+    written: str,
+    target: Model,
+    references: Callable[[], Sequence[str]] | None = None,
+    **options: Any,
+) -> Model | BoundDrafter:
+    """Makes a drafter by its name (`jaxspec.drafters.by_name`); `options` of `model` load models."""
+    from jaxspec.draft_heads import by_name
+
+    load = functools.partial(by_name.load_by_name, load=functools.partial(model, **options))
+    return by_name.by_name(written, target, load=load, references=references)
+
+
+def check_drafter(written: str, dtype: str = "float32") -> None:
+    """Raises ValueError if a drafter's name, or a model or folder in it, does not exist. Skips hub
+    ids.
+    """
+    from jaxspec.draft_heads import by_name
+    from jaxspec.draft_heads.load import find_any
+    from jaxspec.drafters.lookups import datastore
+    from jaxspec.weights import loading
+
+    loading.dtype_names(*_dtypes(dtype))
+    for named in by_name.parts(by_name.parse(written)):
+        if named.kind == "datastore":
+            datastore.read_manifest(Path(named.name))
+        elif named.name.startswith(RANDOM):
+            check_model(named.name, dtype)
+        elif not loading.is_hub_id(named.name):
+            find_any(named.name)
+
+
+def default_drafter(target: str) -> str:
+    """Returns the default drafter: the target's sibling, else prompt_lookup, with a notice."""
+    name = _sibling(target)
+    if name is not None:
+        return name
+    print(
+        f"No model is known that drafts for {target}: prompt_lookup drafts, which copies from the "
+        "prompt and the text so far (--draft NAME names another, --draft none decodes plainly).",
+        file=sys.stderr,
+    )
+    return "prompt_lookup"
+
+
+def default_draft_model(target: str) -> str:
+    """Returns the default drafter, a model. Raises ValueError if the target has no sibling."""
+    name = _sibling(target)
+    if name is not None:
+        return name
+    raise ValueError(
+        f"--target {target} needs a --draft here, a smaller model; `jaxspec bench` measures "
+        "others, too"
+    )
+
+
+def _sibling(target: str) -> str | None:
+    from jaxspec.weights import loading
+
+    if target == TARGET:
+        return DRAFT
+    name = Path(target).name.removesuffix("-base") + "-small"
+    if target.endswith("-base") and name in loading.shipped():
+        return name
+    return None
+
+
+def file_digests(written: str) -> dict[str, dict[str, str]]:
+    """Returns the digests of the files of a model or a drafter, by the names of its parts.
+
+    Random weights have no files; their name defines them.
+    """
+    from jaxspec.draft_heads import by_name
+    from jaxspec.draft_heads.load import find_any
+    from jaxspec.files import digests
+
+    names = [named.name for named in by_name.parts(by_name.parse(written))]
+    return {name: digests.of_files(find_any(name)) for name in names if not name.startswith(RANDOM)}
 
 
 def check_dtype(written: str, option: str) -> None:

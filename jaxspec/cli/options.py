@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import math
+import re
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -133,8 +134,11 @@ def check_json_lines(paths: Iterable[Path], **option_values: tuple[Any, Any]) ->
 def values(
     text: str, option: str, read: Callable[[str], Any] = str, expected: str = "values"
 ) -> tuple[Any, ...]:
-    """Splits values at commas and drops repeats; `read` converts a value or raises ValueError.
+    """Splits values at commas outside of brackets and quotes, and drops repeats; `read` converts a
+    value or raises ValueError.
 
+    >>> values("tree('a,b', (4, 2)), forced", "--draft")
+    ("tree('a,b', (4, 2))", 'forced')
     >>> (
     ...     values("a, b,a", "--draft"),
     ...     integers("1,4, 7,4", "--gamma"),
@@ -142,7 +146,13 @@ def values(
     ... )
     (('a', 'b'), (1, 4, 7), (0.0, 0.7))
     """
-    pieces = [piece.strip() for piece in text.split(",")]
+    pieces: list[str] = []
+    for piece in text.split(","):
+        if pieces and _is_open(pieces[-1]):
+            pieces[-1] += f",{piece}"
+        else:
+            pieces.append(piece)
+    pieces = [piece.strip() for piece in pieces]
     wrong = ValueError(f"{option} is {text!r}: expected {expected} separated by commas")
     if "" in pieces:
         raise wrong
@@ -150,6 +160,13 @@ def values(
         return tuple(dict.fromkeys(map(read, pieces)))
     except ValueError:
         raise wrong from None
+
+
+def _is_open(text: str) -> bool:
+    """Tells whether a bracket or a quote in a text is not closed."""
+    outside = re.sub("'[^']*'|\"[^\"]*\"", "", text)
+    brackets = outside.count("(") + outside.count("[") - outside.count(")") - outside.count("]")
+    return brackets > 0 or "'" in outside or '"' in outside
 
 
 def positive(written: str) -> int:

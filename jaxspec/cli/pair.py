@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -10,7 +9,7 @@ from typing import Annotated, Any, NamedTuple
 import jax
 
 from jaxspec import files, sharding
-from jaxspec.cli import drafter_names, names
+from jaxspec.cli import names
 from jaxspec.cli.options import (
     TARGET,
     Adapter,
@@ -28,7 +27,7 @@ from jaxspec.decode.shared_prefix import SharedPrefix
 
 COST_REPEATS = 9  # timings of each pass for a policy; few, since the user waits for them
 NONE = "none"  # the name of a drafter that means plain decoding
-DRAFTS = "What drafts: a model, prompt_lookup, head:DIR, tree:MODEL, ...; none."
+DRAFTS = "What drafts: a model or head, or a call of jaxspec.drafters (prompt_lookup); none."
 GAMMA = f"3 suits the shipped pair; Python's default is {OPTIONS['gamma'].default}."
 
 
@@ -63,10 +62,12 @@ class Pair(NamedTuple):
 
 def with_drafter(pair: Pair, default: str | None = None) -> Pair:
     """Fills in the drafter's name, by default the target's usual one; None decodes plainly."""
+    from jaxspec.cli.old_names import new_spelling
+
     names.check_model(pair.target, pair.dtype)
-    draft = default if pair.draft is None else pair.draft
+    draft = default if pair.draft is None else new_spelling(pair.draft)
     if draft is None:
-        draft = drafter_names.default(pair.target)
+        draft = names.default_drafter(pair.target)
     return pair._replace(draft=None if draft == NONE else draft)
 
 
@@ -77,7 +78,7 @@ def checked_options(pair: Pair, others: dict[str, Any]) -> dict[str, Any]:
     if pair.draft is not None:
         if pair.draft_dtype:
             names.check_dtype(pair.draft_dtype, "draft_dtype")
-        drafter_names.check(pair.draft, pair.draft_dtype or pair.dtype)
+        names.check_drafter(pair.draft, pair.draft_dtype or pair.dtype)
     else:
         unread = [name for name in ("rule", "draft_dtype") if getattr(pair, name)]
         refuse(unread, "plain decoding (no --draft)")
@@ -104,8 +105,8 @@ def load(pair: Pair) -> tuple[Model, Model | BoundDrafter | None]:
     target = names.model(pair.target, pair.dtype, mesh, **options)
     if pair.draft is None:
         return target, None
-    load_draft = functools.partial(names.model, dtype=pair.draft_dtype or pair.dtype, mesh=mesh)
-    return target, drafter_names.drafter(pair.draft, load_draft, target)
+    dtype = pair.draft_dtype or pair.dtype
+    return target, names.drafter(pair.draft, target, dtype=dtype, mesh=mesh)
 
 
 def prefix_text(option: str) -> str:

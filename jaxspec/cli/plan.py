@@ -9,7 +9,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from jaxspec.cli import console, drafter_names, options
+from jaxspec.cli import console, names, options
 from jaxspec.cli.console import Console
 from jaxspec.cli.options import TARGET, Batches, Json, NewTokens, Prompts, Seed, flag, number, text
 from jaxspec.cli.prompts import prepared_pair
@@ -136,7 +136,7 @@ def _for_device(inputs: Inputs, batches: Sequence[int]) -> PlanReport:
     alpha = inputs.alpha
     if not inputs.draft and (alpha is None or target != TARGET):
         raise ValueError(published.needed(target))
-    draft = inputs.draft or drafter_names.default_model(target)
+    draft = inputs.draft or names.default_draft_model(target)
     sizes = {
         "dtype": inputs.dtype or "bfloat16",
         "row_tokens": inputs.row_tokens,
@@ -198,7 +198,7 @@ def _for_pair(inputs: Inputs, batches: Sequence[int]) -> PlanReport:
     from jaxspec.analysis import plan as planning
 
     target = inputs.target
-    draft = inputs.draft or drafter_names.default_model(target)
+    draft = inputs.draft or names.default_draft_model(target)
     prepared = prepared_pair(
         target,
         draft,

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jaxspec import files
-from jaxspec.cli import drafter_names
 
 EXAMPLES = 3  # prompts of the first screen
 LONGEST = 100  # characters of a sentence there
@@ -143,15 +142,20 @@ def prepared_pair(
 ) -> Prepared:
     """Prepares two models on prompts of a file or held-out ones, with `options` of `generate`."""
     from jaxspec.cli import pair as pairs
+    from jaxspec.core import Model
     from jaxspec.decode.request import prepare
+    from jaxspec.draft_heads import by_name
 
-    if draft == "none" or not drafter_names.is_model(draft):
-        raise ValueError(
-            f"--draft is {draft!r}: expected a model here; `jaxspec bench` measures other drafters"
-        )
+    wrong = ValueError(
+        f"--draft is {draft!r}: expected a model here; `jaxspec bench` measures other drafters"
+    )
+    if draft == "none" or by_name.is_call(draft):
+        raise wrong
     texts = None if prompts is None else from_file(prompts, count)
     pair = pairs.with_drafter(pairs.Pair(target, draft, dtype=dtype, seed=seed))
     generation = pairs.checked_options(pair, options)
     target_model, drafter = pairs.load(pair)
+    if not isinstance(drafter, Model):  # a head
+        raise wrong
     texts = texts or heldout_for(target_model, count)
     return prepare(target_model, texts, drafter=drafter, **generation)

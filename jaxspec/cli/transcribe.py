@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import importlib.metadata
 from collections.abc import Container, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -14,15 +12,15 @@ import typer
 from jaxspec.audio import files
 from jaxspec.audio.files import Listed
 from jaxspec.audio.transcribe import Recording, Transcribing, Transcript, checked, iterate
-from jaxspec.cli import console, drafter_names, names, signals
+from jaxspec.cli import console, names, signals
 from jaxspec.cli import pair as pairs
 from jaxspec.cli.batch import ROWS_FAILED, say_interrupted
 from jaxspec.cli.console import Console
+from jaxspec.cli.old_names import new_manifest, new_spelling
 from jaxspec.cli.options import described, flag, group_of, number, refuse, text
 from jaxspec.cli.pair import Pair
 from jaxspec.decode.options import OPTIONS
-from jaxspec.jobs.chunks import Chunks
-from jaxspec.jobs.files import VERSIONS, InputShard, Output
+from jaxspec.jobs.resume import Chunks, InputShard, Output, manifest_of
 
 CHUNK = 1024  # sounds to a file of results
 
@@ -97,6 +95,8 @@ def transcribe(
             --draft distil-whisper/distil-large-v3
     """
     listed = files.find(sounds)
+    if settings.draft is not None:
+        settings = settings._replace(draft=new_spelling(settings.draft))
     pair = settings.pair(mesh)
     err = Console(stderr=True, highlight=False)
     shared = Transcribing(settings.language, settings.task, not settings.no_timestamps)
@@ -129,7 +129,12 @@ def transcribe(
     if output is None:
         failed = _print(rows(), as_json, named=len(listed) > 1)
     else:
-        with _chunks(folder, settings, listed, err) as chunks:
+        with err.status("reading the models' files"):
+            manifest = manifest_of(folder, *_description(settings, pair), sounds=_described(listed))
+        with (
+            signals.leaving_soon(lambda: say_interrupted(err)),
+            folder.begun(manifest, len(listed), resume=resume, renewed=new_manifest) as chunks,
+        ):
             for row in rows(chunks):
                 chunks.add(row)
             summary = _summary(chunks)
@@ -146,19 +151,18 @@ def transcribe(
         raise typer.Exit(ROWS_FAILED)
 
 
-@contextlib.contextmanager
-def _chunks(
-    folder: Output, settings: TranscribeSettings, listed: Sequence[Listed], err: Console
-) -> Iterator[Chunks]:
-    """Begins or resumes a job in a folder, locks it, and yields its chunks."""
-    settings = settings._replace(draft=None if settings.draft == pairs.NONE else settings.draft)
-    with err.status("reading the models' files"):
-        models = {
-            name: drafter_names.file_digests(name)
-            for name in (settings.target, settings.draft)
-            if name is not None
-        }
-    sounds = [
+def _description(settings: TranscribeSettings, pair: Pair) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Returns a job's models, each with the digests of its files, and its options."""
+    roles = {"target": pair.target, "draft": pair.draft}
+    models = {
+        role: [name, names.file_digests(name)] for role, name in roles.items() if name is not None
+    }
+    return models, settings._replace(draft=pair.draft)._asdict()
+
+
+def _described(listed: Sequence[Listed]) -> list[dict[str, Any]]:
+    """Describes sounds for a job's manifest."""
+    return [
         {
             "file": str(sound.path),
             "bytes": files.bytes_of(sound.path),
@@ -168,18 +172,6 @@ def _chunks(
         }
         for sound in listed
     ]
-    manifest = {
-        "versions": {name: importlib.metadata.version(name) for name in VERSIONS},
-        "models": models,
-        "options": settings._asdict(),
-        "sounds": sounds,
-        "shard": 0,
-    }
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(signals.leaving_soon(lambda: say_interrupted(err)))
-        stack.enter_context(folder.locked())
-        folder.begin(manifest)
-        yield stack.enter_context(contextlib.closing(Chunks(folder, len(sounds))))
 
 
 def _rows(

@@ -9,7 +9,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from jaxspec.cli import console, drafter_names, options
+from jaxspec.cli import console, names, options
 from jaxspec.cli.console import Console
 from jaxspec.cli.options import Json, NewTokens, Seed, number, text
 from jaxspec.cli.prompts import prepared_pair
@@ -59,7 +59,7 @@ def verify(
     if draft and not target:
         raise ValueError("a pair has two models: give --target, too, or neither")
     entries = _entries(rule)
-    draft = draft or (drafter_names.default_model(target) if target else "")
+    draft = draft or (names.default_draft_model(target) if target else "")
     from jaxspec.analysis import numerics
     from jaxspec.testing import exactness
 

@@ -111,15 +111,15 @@ def one_of(value: Any, name: str, expected: Iterable[Any]) -> None:
         raise ValueError(f"{name} is {value!r}: expected one of {', '.join(expected)}")
 
 
-def suggest(name: str, names: Iterable[str]) -> str:
-    """Ends an error message by offering the nearest of several names.
+def suggest(name: str, names: Iterable[str], *, cutoff: float = 0.6) -> str:
+    """Ends an error message by offering the nearest of several names, if one is near enough.
 
     >>> suggest("debian-t5-bass", ["debian-t5-base", "gpt-6m"])
     ": did you mean 'debian-t5-base'?"
     >>> suggest("elsewhere", ["gpt-6m"])
     ''
     """
-    closest = difflib.get_close_matches(name, sorted(names), n=1)
+    closest = difflib.get_close_matches(name, sorted(names), n=1, cutoff=cutoff)
     if closest:
         return f": did you mean {closest[0]!r}?"
     return ""

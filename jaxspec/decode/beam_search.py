@@ -41,7 +41,7 @@ from jaxspec.decode.beams import MODES, Beams, EarlyStopping, Goal
 from jaxspec.decode.encoding import Prompts
 from jaxspec.decode.options import OPTIONS
 from jaxspec.decode.output import BeamSearch
-from jaxspec.decode.request import Prepared, prepare
+from jaxspec.decode.request import Prepared, named, prepare
 from jaxspec.drafters.model import known
 from jaxspec.structured import patterns
 from jaxspec.structured.processor import RowState, after
@@ -52,7 +52,7 @@ def beam_search(
     prompts: Prompts,
     *,
     beams: int = 4,
-    drafter: core.Model | None = None,
+    drafter: core.Model | str | None = None,
     gamma: int = 3,
     draft_beams: int | None = None,
     max_new_tokens: Any = None,
@@ -128,6 +128,7 @@ def beam_search(
     shared: dict[str, Any] = dict(
         options, max_new_tokens=max_new_tokens, eos_ids=eos_ids, log_probs=log_probs
     )
+    drafter = named(drafter, target)
     prepared = prepare(
         target, prompts, drafter=drafter, gamma=gamma, top_log_probs=top_log_probs, **shared
     )
@@ -443,7 +444,7 @@ class Walk(NamedTuple):
 
     retained: Bool[Array, "B F"]  # the fed tokens that some beam went through
     above: Int[Array, "B K"]  # the fed token that each running beam's last token follows
-    moved: Bool[Array, " B"]  # prompts for which a step was taken
+    was_active: Bool[Array, " B"]  # prompts for which a step was taken
     failed: Bool[Array, " B"]  # prompts with logits that were not finite, at a node that was read
 
 
@@ -467,8 +468,10 @@ def _steps(
     node = jnp.broadcast_to(jnp.arange(search.beams, dtype=jnp.int32)[None, :], beams.scores.shape)
     has_node = jnp.ones(beams.scores.shape, bool)  # whether the tree holds a beam's last token
     all_fed = jnp.arange(search.fed, dtype=jnp.int32)[None, None, :]
-    moved = going = ~beams.done
-    walk = Walk(jnp.zeros((len(going), search.fed), bool), node, moved, jnp.zeros_like(going))
+    was_active = ~beams.done
+    goes_on = was_active
+    nothing = jnp.zeros((len(goes_on), search.fed), bool)
+    walk = Walk(nothing, above=node, was_active=was_active, failed=jnp.zeros_like(goes_on))
     for depth in range(search.gamma + 1):
         # The C best continuations of each beam, after the node where it is [B, K, C], and plain
         # beam search's step.
@@ -486,19 +489,19 @@ def _steps(
         least = bookkeeping.least_taken(candidates, stepped, goal)
         bound = jnp.max(jnp.where(alive & ~has_node, beams.scores, -jnp.inf), axis=1)
         # At equal scores a missing continuation could come first.
-        going = going & ((bound == -jnp.inf) | (least > bound))
+        goes_on = goes_on & ((bound == -jnp.inf) | (least > bound))
         above = jnp.take_along_axis(node, origins, axis=1)
         # [B, K, F] to [B, F]: a fed token is retained if some live beam stands on it.
         on_way = jnp.any((node[:, :, None] == all_fed) & is_read[:, :, None], axis=1)
         walk = Walk(
-            walk.retained | (on_way & going[:, None]),
-            jnp.where(going[:, None], above, walk.above),
-            moved,
-            walk.failed | (bad & going),
+            walk.retained | (on_way & goes_on[:, None]),
+            jnp.where(goes_on[:, None], above, walk.above),
+            was_active,
+            walk.failed | (bad & goes_on),
         )
         # Prompts that left the tree, or are done, keep the beams of their last step.
-        beams = token_rows.where(going, stepped, beams)
-        going = going & ~beams.done
+        beams = token_rows.where(goes_on, stepped, beams)
+        goes_on = goes_on & ~beams.done
         if depth < search.gamma:
             follows = draft.parent[:, None, :] == search.retained + above[:, :, None]
             # [B, K, D]: the draft node that has a beam's new token, after the node where the beam
@@ -524,20 +527,19 @@ def _keep(
     slot = state.count[:, None] + jnp.cumsum(walk.retained, axis=1, dtype=jnp.int32) - 1
     # A parent is a slot: below H a retained entry, which keeps its number; from H on a fed token,
     # which gets a place.
-    old = parent[:, search.retained :]
-    inner = jnp.take_along_axis(slot, jnp.maximum(old - search.retained, 0), axis=1)
-    new = jnp.take_along_axis(jnp.where(old < search.retained, old, inner), order, axis=1)
+    fed_parent = parent[:, search.retained :]
+    is_retained = fed_parent < search.retained
+    slot_of_parent = jnp.take_along_axis(slot, jnp.maximum(fed_parent - search.retained, 0), axis=1)
+    new_parent = jnp.where(is_retained, fed_parent, slot_of_parent)
+    new_parent = jnp.take_along_axis(new_parent, order, axis=1)
     # The rest of the order is tokens that no beam went through: they get no parent.
-    real = (
-        jnp.arange(search.fed, dtype=jnp.int32)[None, :]
-        < jnp.sum(walk.retained, axis=1, dtype=jnp.int32)[:, None]
-    )
-    wide = jnp.pad(state.parent, ((0, 0), (0, search.fed)), constant_values=-1)
-    wide = token_rows.append(wide, state.count, jnp.where(real, new, -1))
-    above = jnp.where(
-        walk.moved[:, None], jnp.take_along_axis(slot, walk.above, axis=1), state.above
-    )
-    return order, wide[:, : search.retained], above
+    count = jnp.sum(walk.retained, axis=1, dtype=jnp.int32)
+    is_kept = jnp.arange(search.fed, dtype=jnp.int32)[None, :] < count[:, None]
+    padded = jnp.pad(state.parent, ((0, 0), (0, search.fed)), constant_values=-1)
+    entry_parent = token_rows.append(padded, state.count, jnp.where(is_kept, new_parent, -1))
+    last_slot = jnp.take_along_axis(slot, walk.above, axis=1)
+    above = jnp.where(walk.was_active[:, None], last_slot, state.above)
+    return order, entry_parent[:, : search.retained], above
 
 
 def _result(target: core.Model, final: SearchState, eos: np.ndarray) -> BeamSearch:

@@ -1,8 +1,13 @@
-"""Trying a network that is not jaxspec's own, once, before it decodes: its shapes, and whether it
-looks ahead.
+"""Trying a network that is not jaxspec's, once, before it decodes: its shapes, and whether it looks
+ahead.
 
 A pass of verification feeds draft tokens after the last committed one. If a network lets a position
 see those tokens, its logits differ from plain decoding's. No acceptance rule can make up for that.
+
+`testing.check_model` tries much more, but nobody has to call it, and a network that looks ahead
+would write wrong text without an error. An adapter cannot try its function, since the parameters
+come later, with `Model`. So `prepare` and `score` try each network once: they are the first to have
+both. Networks of jaxspec are causal by construction (`LanguageModel.is_causal`) and skip the trial.
 """
 
 from __future__ import annotations
@@ -33,6 +38,8 @@ CAUSAL = (
     "step], or a cache's entries after the token's own), and take no mean, maximum or norm along "
     "a row"
 )
+
+FURTHER = "jaxspec.testing.check_model(model) tries more"
 
 
 class NotCausal(ValueError):
@@ -71,7 +78,7 @@ class Ahead(NamedTuple):
 
 
 def check(model: Model) -> None:
-    """Raises ValueError if a user's model looks ahead, or if its functions return shapes other than
+    """Raises ValueError if a user's model looks ahead, or if its functions return other shapes than
     a `LanguageModel`'s.
 
     It costs a prefill of eight short rows and a pass over three tokens, the first time that a
@@ -95,11 +102,12 @@ def check(model: Model) -> None:
             raise NotCausal(
                 f"{called(model)} is not causal: its logits after {after} change with {change_of} "
                 f"(by {change:.1g} of the largest), so drafted text would not be its own. "
-                f"{CAUSAL}. jaxspec.testing.check_model(model) tries more"
+                f"{CAUSAL}. {FURTHER}"
             )
     if shifts_input(np.asarray(looked_ahead.own_token), np.asarray(looked_ahead.before)):
         raise ShiftsInput(
-            f"{called(model)} gives logits after a token that do not depend on it: {SHIFTED}"
+            f"{called(model)} gives logits after a token that do not depend on it: {SHIFTED}. "
+            f"{FURTHER}"
         )
     passed.append(True)
 

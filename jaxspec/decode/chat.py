@@ -24,7 +24,7 @@ from jaxspec.core import (
 from jaxspec.decode import encoding, inputs, loop, stopping
 from jaxspec.decode.generate import pieces, prefix
 from jaxspec.decode.output import Piece
-from jaxspec.decode.request import Prepared, positions_left, prepare
+from jaxspec.decode.request import Prepared, named, positions_left, prepare
 from jaxspec.decode.shared_prefix import common
 
 ANSWER = 512  # most tokens of an answer, by default
@@ -256,7 +256,7 @@ def _taking_back(decoder: Decoder, tokens: int) -> Decoder:
 def chat(
     target: Model,
     *,
-    drafter: Model | Drafter | BoundDrafter | None = None,
+    drafter: Model | Drafter | BoundDrafter | str | None = None,
     system: str | None = None,
     max_new_tokens: int | None = None,
     stop: Sequence[str] = (),
@@ -308,7 +308,7 @@ def chat(
     """
     options = dict(
         options,
-        drafter=drafter,
+        drafter=named(drafter, target),
         max_new_tokens=max_new_tokens,
         stop=stop,
         chat_template_kwargs=chat_template_kwargs,

@@ -1,11 +1,15 @@
-"""Reads prompts: text, chats or token ids, as checked and padded rows."""
+"""Reads prompts: text, chats or token ids, as checked and padded rows.
+
+Whatever a prompt may be is decided here: scores and jobs, which read prompts one by one, call the
+same functions.
+"""
 
 from __future__ import annotations
 
 import functools
 import inspect
 import numbers
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -87,12 +91,9 @@ def _encode(
         form = "chat"
         ids = [chat_ids(target, chat, template=template) for chat in chats]
     else:
-        if target.tokenizer is None:
-            raise ValueError(
-                "this model has no tokenizer: give a jaxspec.Prompt of token ids instead of text"
-            )
         for index, text in enumerate(rows):
             check_text(text, index)
+        check_has_tokenizer(target)
         form = "text"
         ids = target.tokenizer(rows)["input_ids"] if rows else []
     prompt = token_rows.pad(ids)
@@ -145,11 +146,30 @@ def check_prompt(prompt: Prompt, lm: LanguageModel) -> None:
             vocab = lm.prompt_vocab
         else:
             vocab = lm.vocab_size
+        # one by one only if there are any: a batch may have many thousand ids
         outside = row[:n][(row[:n] < 0) | (row[:n] >= vocab)]
-        if outside.size:
-            raise ValueError(
-                f"prompt {index} has token id {outside[0]}: expected ids from 0 to {vocab - 1}"
-            )
+        check_vocabulary(outside, vocab, _name(index))
+
+
+def check_vocabulary(ids: Iterable[int], vocab: int, name: str) -> None:
+    """Raises ValueError for an id that a model lacks.
+
+    >>> check_vocabulary([3, 9], 7, "the prompt")
+    Traceback (most recent call last):
+    ValueError: the prompt has token id 9: expected ids from 0 to 6
+    """
+    # The ids are not made an array: int64 cannot hold every integer of Python's.
+    outside = [token for token in ids if not 0 <= token < vocab]
+    if outside:
+        raise ValueError(f"{name} has token id {outside[0]}: expected ids from 0 to {vocab - 1}")
+
+
+def check_has_tokenizer(target: Model) -> None:
+    """Raises ValueError for a model that cannot read text."""
+    if target.tokenizer is None:
+        raise ValueError(
+            "this model has no tokenizer: give token ids, such as a jaxspec.Prompt, instead of text"
+        )
 
 
 def _check_source(source: Any, lm: LanguageModel, rows: int) -> None:
@@ -269,6 +289,16 @@ def _as_python(values: Any) -> Any:
 def is_id(value: Any) -> bool:
     """Says whether a value is an integer, of any library."""
     return isinstance(value, numbers.Integral) and not isinstance(value, bool)
+
+
+def is_ids(value: Any) -> bool:
+    """Says whether a value is a row of ids: a list, a tuple or an array of integers.
+
+    >>> is_ids([3, 1]), is_ids(np.array([3])), is_ids([]), is_ids("3"), is_ids([[3]])
+    (True, True, False, False, False)
+    """
+    values = _as_python(value)
+    return isinstance(values, list | tuple) and bool(values) and all(map(is_id, values))
 
 
 def ids_of(row: Any, index: int | None) -> list[int]:

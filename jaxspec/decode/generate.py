@@ -24,7 +24,7 @@ def generate(
     target: core.Model,
     prompts: Prompts,
     *,
-    drafter: core.Model | core.Drafter | core.BoundDrafter | None = None,
+    drafter: core.Model | core.Drafter | core.BoundDrafter | str | None = None,
     gamma: int = 5,
     rule: core.Rule | None = None,
     policy: core.BoundPolicy | core.Policy | None = None,
@@ -54,7 +54,8 @@ def generate(
             ids, or several; or a conversation, a list of messages {"role": ..., "content": ...}, or
             several, for the model's template.
         drafter: a smaller Model with the same tokenizer, any of `jaxspec.drafters`, or None for
-            plain decoding.
+            plain decoding. A string is the name of either, as on the command line, which each call
+            makes again; `drafters.by_name` makes it once.
         gamma: draft tokens per round; with a policy, the most of them. A drafter of trees defines
             the size itself.
         rule: the acceptance rule; `jaxspec.rules.rejection()` by default.
@@ -168,7 +169,7 @@ def prefix(
     target: core.Model,
     text: Prompts,
     *,
-    drafter: core.Model | core.Drafter | core.BoundDrafter | None = None,
+    drafter: core.Model | core.Drafter | core.BoundDrafter | str | None = None,
     chat_template_kwargs: Mapping[str, Any] | None = None,
 ) -> SharedPrefix:
     """Reads the beginning of prompts once: a system prompt, or examples of a task.

@@ -121,13 +121,14 @@ def prepare(target: core.Model, prompts: Prompts, **options: Any) -> Prepared:
     _check_names(options)
     inputs.check_model(target, "target")
     template = options.pop("chat_template_kwargs", None)
-    named = gathered(options)
-    values = options | {"drafter": getattr(named.drafter, "params", None)}
-    inputs.check_untraced(target.params, prompts, values)
-    return _prepared(target, encode(target, prompts, named.prefix, template), named)
+    values = gathered(options)
+    arrays = options | {"drafter": getattr(values.drafter, "params", None)}
+    inputs.check_untraced(target.params, prompts, arrays)
+    return _prepared(target, encode(target, prompts, values.prefix, template), values)
 
 
 def _prepared(target: core.Model, prompt: core.Prompt, unread: Options) -> Prepared:
+    unread = unread._replace(drafter=named(unread.drafter, target))
     # 5. Types and ranges.
     prompts = prompt.tokens.shape[0]
     samples = OPTIONS["num_samples"].read(unread.num_samples, "num_samples", sizes_of(target, 1))
@@ -197,6 +198,19 @@ def _prepared(target: core.Model, prompt: core.Prompt, unread: Options) -> Prepa
         limits = int(limit[0]) if np.ptp(limit) == 0 else limit
     o = o._replace(max_new_tokens=limits)
     return Prepared(target, bound, decoder, sampler, weights, prompt, request, size, o, before)
+
+
+def named(drafter: Any, target: core.Model) -> Any:
+    """Returns the drafter that a string names, and any other drafter as it is.
+
+    >>> import jaxspec
+    >>> from jaxspec.testing import table_model
+    >>> named("prompt_lookup(2)", table_model(jax.random.key(1), vocab=5)).name
+    'prompt_lookup'
+    """
+    if isinstance(drafter, str):
+        return drafters.by_name(drafter, target)
+    return drafter
 
 
 def _check_rows(target: core.Model, samples: int, batch: int) -> None:

@@ -167,12 +167,12 @@ def score(
     if (
         isinstance(texts, tuple)
         and len(texts) == 2
-        and all(isinstance(text, str) or _is_ids(text) for text in texts)
+        and all(isinstance(text, str) or encoding.is_ids(text) for text in texts)
     ):
         raise TypeError(
             "texts is a tuple of two texts: give [(prompt, continuation)], or a list of two texts"
         )
-    single = isinstance(texts, str) or (not isinstance(texts, Iterator) and _is_ids(texts))
+    single = isinstance(texts, str) or (not isinstance(texts, Iterator) and encoding.is_ids(texts))
     all_texts: Any = [texts] if single else texts
     return list(iterate(target, all_texts, batch_size, start, end, chat_template_kwargs))
 
@@ -294,9 +294,9 @@ def _row(
     template: Mapping[str, Any] | None,
 ) -> _Row:
     name = f"text {number}"
-    is_pair = isinstance(text, tuple | list) and len(text) == 2 and not _is_ids(text)
+    is_pair = isinstance(text, tuple | list) and len(text) == 2 and not encoding.is_ids(text)
     prompt, scored = text if is_pair else (None, text)
-    if not (isinstance(scored, str) or _is_ids(scored)):
+    if not (isinstance(scored, str) or encoding.is_ids(scored)):
         raise TypeError(f"{name} is {scored!r:.80}, of type {type(scored).__name__}: {PAIR}")
     num_bytes = None
     if isinstance(scored, str):
@@ -347,11 +347,7 @@ def _check_ids(target: core.Model, name: str, before: list[int], ids: list[int])
             f"{name} has one token, and nothing before it: give start, a token to begin with"
         )
     for tokens, vocab in ((before, lm.prompt_vocab), (ids, lm.vocab_size)):
-        outside = [token for token in tokens if not 0 <= token < vocab]
-        if outside:
-            raise ValueError(
-                f"{name} has token id {outside[0]}: expected ids from 0 to {vocab - 1}"
-            )
+        encoding.check_vocabulary(tokens, vocab, name)
     row_tokens = len(ids) + len(lm.limits.first_tokens)
     if is_decoder:
         row_tokens += len(before)
@@ -374,8 +370,7 @@ def _encoded(
     for text in (prompt, scored):
         if isinstance(text, str):
             encoding.check_text(text, number)
-            if target.tokenizer is None:
-                raise ValueError("this model has no tokenizer: give ids of tokens instead of text")
+            encoding.check_has_tokenizer(target)
     is_decoder = target.lm.limits.start_token is None
     if isinstance(prompt, str) and isinstance(scored, str) and is_decoder:
         # A tokenizer may join the prompt's end and the text's beginning into one token, which is
@@ -396,7 +391,7 @@ def _encoded(
         return (
             _ids_of(target, prompt) if is_decoder else list(target.tokenizer(prompt)["input_ids"])
         ), ids
-    if not (_is_ids(prompt) or (hasattr(prompt, "__len__") and len(prompt) == 0)):
+    if not (encoding.is_ids(prompt) or (hasattr(prompt, "__len__") and len(prompt) == 0)):
         raise TypeError(
             f"text {number} has the prompt {prompt!r:.80}, of type {type(prompt).__name__}: {PAIR}"
         )
@@ -417,14 +412,6 @@ def _ids_of(target: core.Model, text: str, begins: bool = True) -> list[int]:
             return ids
         return ids[:-1]
     return ids
-
-
-def _is_ids(value: Any) -> bool:
-    if hasattr(value, "tolist"):
-        values = value.tolist()
-    else:
-        values = value
-    return isinstance(values, list | tuple) and bool(values) and all(map(encoding.is_id, values))
 
 
 def _of_batch(target: core.Model, rows: Sequence[_Row], batch: int) -> list[Score]:

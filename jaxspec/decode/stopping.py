@@ -279,8 +279,12 @@ def stable_prefix(text: str, stop: Sequence[str] = ()) -> str:
     """
     # Text that may become a stop string is held back.
     beginnings = tuple({string[:size] for string in stop for size in range(1, len(string))})
+
+    def is_stable(end: int) -> bool:
+        return _ends_word(text[end - 1]) and not text.endswith(beginnings, 0, end)
+
     end = len(text)
-    while end and not (_ends_word(text[end - 1]) and not text.endswith(beginnings, 0, end)):
+    while end and not is_stable(end):
         end -= 1
     return text[:end]
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import re
 
 import flax.linen as nn
 import jax.numpy as jnp
@@ -153,11 +154,12 @@ QUERIES = "layers.0.self_attn.q_proj.weight"
 
 
 def matches(table: dict, shapes: Shapes) -> bool:
-    """Tells whether the files have layers without feed-forward blocks, and no projection that joins
-    hidden states with tokens.
+    """Tells whether the files have layers without feed-forward blocks, no projection that joins
+    hidden states with tokens, and no embedding, which models have.
     """
     # Kangaroo publishes no other mark: what is missing tells its files apart.
-    alone = not any(".mlp." in name or name.startswith("fc.") for name in shapes)
+    foreign = re.compile(r"\.mlp\.|^fc\.|^embed_tokens\.")
+    alone = not any(foreign.search(name) for name in shapes)
     return {QUERIES, "layers.0.input_layernorm.weight", "norm.weight"} <= shapes.keys() and alone
 
 

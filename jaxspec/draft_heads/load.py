@@ -19,14 +19,22 @@ import numpy as np
 from jaxspec import nets, sharding
 from jaxspec.core import BoundDrafter, Model, Params, Prompt
 from jaxspec.decode.request import first_difference
-from jaxspec.draft_heads import KINDS, kind_of, shapes_of
+from jaxspec.draft_heads import KINDS, kind_of, mtp, shapes_of
 from jaxspec.draft_heads.check import bound, check_acceptance
 from jaxspec.draft_heads.formats import D2T, FamilyError, Format, target_shape
 from jaxspec.draft_heads.kind import in_dtype, shape_of
 from jaxspec.draft_heads.training import VOCABULARY
 from jaxspec.drafters.parallel import parallel
 from jaxspec.nets import decoder_layers, stack
-from jaxspec.weights import hub, orbax, parameters, quantised_files, tensors, tokenizers
+from jaxspec.weights import (
+    hub,
+    huggingface,
+    orbax,
+    parameters,
+    quantised_files,
+    tensors,
+    tokenizers,
+)
 from jaxspec.weights import loading as models
 from jaxspec.weights.hf_families import common
 from jaxspec.weights.huggingface import CONFIG
@@ -239,6 +247,42 @@ def find(source: str | Path, revision: str | None = None) -> Path:
         expected = f"a folder, the name of a shipped one ({names}), or a hub id (owner/name)"
         raise CheckpointError(f"no drafter at {source}: expected {expected}")
     return hub.download(str(source), revision, hub.DRAFTER_FILES)
+
+
+def find_any(source: str) -> Path:
+    """Returns the path of a model or a drafter, downloaded first if it is on the hub."""
+    path = models.local(source, models.shipped() | shipped())
+    if path is not None:
+        return path
+    if models.is_hub_id(source):
+        return hub.download(source, files=hub.DRAFTER_FILES)
+    return models.find(source)  # raises, with names that are near
+
+
+def is_head(source: str) -> bool:
+    """Tells whether a name, folder or hub id is a drafter that `load_drafter` loads, not a model.
+
+    A module for multi-token prediction lies beside its model: such a folder is the model's.
+
+    >>> is_head("debian-gpt-eagle"), is_head("debian-gpt-base"), is_head("random:gpt2")
+    (True, False, False)
+    """
+    if models.local(source, models.shipped() | shipped()) is None and not models.is_hub_id(source):
+        return False
+    folder = find_any(source)
+    if models.format_of(folder) is not huggingface.FORMAT:
+        return False
+    table = _table(folder)
+    if "speculators_model_type" in table:
+        return True
+    try:
+        if _mask_token(folder, table) is not None:
+            return True
+        files = tensors.shards(folder, tensors.OF_DRAFTERS)
+        form, _ = _recognised(folder, table, files)
+    except ValueError:  # loading the model says what is wrong
+        return False
+    return form is not mtp.KIND.format
 
 
 class FileTensor(NamedTuple):

@@ -2,7 +2,8 @@
 the same functions.
 
 Those that draft with a network on the target's hidden states are files of `jaxspec.draft_heads`,
-and handed on here; so is the int8 copy of a target, of `jaxspec.weights`.
+and handed on here; so is the int8 copy of a target, of `jaxspec.weights`. `by_name` makes any of
+them from text.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ from jaxspec.drafters.windowed import windowed
 if TYPE_CHECKING:
     from jaxspec.draft_heads.assistant import assistant
     from jaxspec.draft_heads.block import block
+    from jaxspec.draft_heads.by_name import by_name
     from jaxspec.draft_heads.eagle import eagle
     from jaxspec.draft_heads.lookahead_embeddings import lookahead_embeddings
     from jaxspec.draft_heads.medusa import heads
@@ -49,6 +51,7 @@ if TYPE_CHECKING:
 _ELSEWHERE = {
     "assistant": "jaxspec.draft_heads.assistant",
     "block": "jaxspec.draft_heads.block",
+    "by_name": "jaxspec.draft_heads.by_name",
     "eagle": "jaxspec.draft_heads.eagle",
     "heads": "jaxspec.draft_heads.medusa",
     "lookahead_embeddings": "jaxspec.draft_heads.lookahead_embeddings",

@@ -35,14 +35,14 @@ class JaxspecRollout:
 
     Args:
         rollout_actor: the policy, a network of Tunix's zoo (`adapters.from_tunix`).
-        tokenizer: with Tunix's methods `encode`, `decode`, `bos_id`, `eos_id` and `pad_id`.
+        tokenizer: one with Tunix's methods `encode`, `decode`, `bos_id`, `eos_id` and `pad_id`.
         mesh: not read: the policy's parameters say where they lie.
         rollout_config: not read here; each `generate` is given one.
         drafter: a Model, a drafter of `jaxspec.drafters`, or the learner that
             `jaxspec.training.online` returns; None: `drafters.suffix` over the row and, with
             `earlier_tokens`, over earlier answers.
         gamma: draft tokens per round.
-        rule, policy: as in `jaxspec.generate`. A rule that is not exact changes the distribution.
+        rule, policy: the ones that `jaxspec.generate` takes. A rule that is not exact changes the distribution.
         earlier_tokens: how many tokens of earlier answers to keep for `suffix`; 0 keeps none.
 
     Attributes:
@@ -203,8 +203,8 @@ class JaxspecRollout:
 
     def _left_padded(self, rows: Sequence[list[int]], width: int) -> np.ndarray:
         padded = np.full((len(rows), width), self.pad_id(), np.int32)
-        for row, place in zip(rows, padded, strict=True):
-            place[width - len(row) :] = row
+        for row, line in zip(rows, padded, strict=True):
+            line[width - len(row) :] = row
         return padded
 
 

@@ -1,44 +1,26 @@
-"""A job over files: JSON lines in, chunks of JSON lines out, a manifest, and resuming.
-
-A chunk holds the results of a fixed range of input lines, in order, and is written whole or not at
-all (see `chunks`). A job that was killed and resumed writes the same files.
-"""
+"""The input of a job over files: lines of text or of JSON, as prompts; `resume` has the output."""
 
 from __future__ import annotations
 
 import array
 import codecs
 import contextlib
-import importlib.metadata
 import itertools
 import json
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from jaxspec import files
-from jaxspec.files import digests, folders
+from jaxspec.files import digests
 from jaxspec.jobs import fields, openai
 from jaxspec.jobs.prompts import Line
+from jaxspec.jobs.resume import InputShard
 from jaxspec.sampling.params import OPTIONS, Sizes
 
-ANOTHER_FOLDER = "put the one back that the job wrote, or choose another folder"
 PROMPT = "prompt"  # the usual field of it
-VERSIONS = ("jaxspec-decoding", "jax", "jaxlib")
-
-
-class InputShard(NamedTuple):
-    """A part of the input: every `count`-th line that is not blank, from number `index` on."""
-
-    index: int = 0
-    count: int = 1
-
-    suffix = property(
-        lambda self: f"{self.index:05}-of-{self.count:05}",
-        doc="The part, as in the names of files.",
-    )
 
 
 class Survey(NamedTuple):
@@ -76,6 +58,15 @@ class Source(NamedTuple):
                 f"{', '.join(map(str, self.paths))} holds no prompt: expected one a line"
             )
         return Survey(len(ids), varying, self._twice(np.frombuffer(ids, np.int64)))
+
+    def description(self) -> dict[str, Any]:
+        """Describes the input for a job's manifest, its files by their digests."""
+        return {
+            # a list, since the order of files is the order of lines
+            "input": [[path.name, digests.of_file(path)] for path in self.paths],
+            "field": self.field,
+            "chat": self.chat,
+        }
 
     def count(self, lines: int) -> int:
         """Counts the lines of this part, given all lines."""
@@ -220,150 +211,6 @@ def _json_row(text: str) -> dict[str, Any]:
             # 1e999 is read as infinity, which JSON does not have
             raise ValueError(f"the line's {name} cannot be written ({error})") from None
     return row
-
-
-class Output(NamedTuple):
-    """The folder that a job writes."""
-
-    folder: Path  # the folder of the chunks and the manifest
-    shard: InputShard  # the part of the input that they come from
-    chunk: int  # lines of the input that a chunk has the results of
-
-    manifest = property(
-        lambda self: self.folder / f"manifest-{self.shard.suffix}.json", doc="This part's manifest."
-    )
-    summary = property(
-        lambda self: self.folder / f"summary-{self.shard.suffix}.json",
-        doc="This part's summary, which is there when all chunks are.",
-    )
-
-    def path(self, index: int) -> Path:
-        """Returns where a chunk is written."""
-        return self.folder / f"part-{self.shard.suffix}-{index:06}.jsonl"
-
-    def journal(self, index: int) -> Path:
-        """Returns the journal of a chunk: its finished rows until the chunk is complete."""
-        return self.folder / f"journal-{self.shard.suffix}-{index:06}"
-
-    def locked(self) -> contextlib.AbstractContextManager[None]:
-        """Holds this part for this process; see `folders.locked`."""
-        holder = f"a process that decodes part {self.shard.index} of {self.shard.count}"
-        return folders.locked(self.folder, holder, f".lock-{self.shard.suffix}")
-
-    def check(self, *, resume: bool) -> None:
-        """Raises an error if the folder cannot be written, or holds a job without `resume`."""
-        files.check_writable(self.manifest)
-        if self.manifest.exists() and not resume:
-            raise ValueError(
-                f"{self.folder} holds a job already: give --resume to go on with it, or another "
-                "folder"
-            )
-        rows = sorted(self.folder.glob(f"*-{self.shard.suffix}-*"))
-        if rows and not self.manifest.exists():
-            gone = f"{rows[0]} is of a job whose {self.manifest.name} is gone"
-            raise ValueError(f"{gone}: put it back, or choose another folder")
-
-    def costs(self, measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """Returns the costs of passes for all parts of the job: those that the first part measured.
-
-        Draft lengths depend on the costs, and sampled texts on draft lengths.
-        """
-        path = self.folder / "costs.json"
-        if not path.exists():
-            measured = json.dumps(measure()) + "\n"
-            with folders.full_disk(self.folder, "no chunk was begun"):
-                # another part may have been first
-                files.write_text(path, [measured], overwrite=False)
-        return files.read_json(path, ANOTHER_FOLDER)
-
-    def begin(self, manifest: Mapping[str, Any]) -> None:
-        """Writes the manifest of a new job, or compares it with the resumed job's."""
-        expected = json.loads(json.dumps(manifest))  # lists in place of tuples
-        is_resumed = self.manifest.exists()
-        # A new part is compared with another part of the job, if any has begun.
-        stored_paths = [self.manifest]
-        if not is_resumed:
-            stored_paths = sorted(self.folder.glob("manifest-*.json"))[:1]
-        for path in stored_paths:
-            stored = files.read_json(path, ANOTHER_FOLDER) | {"shard": self.shard.index}
-            _compare(stored, expected, path)
-        if is_resumed:
-            self.summary.unlink(missing_ok=True)
-        else:
-            self._write_whole(self.manifest, manifest, "no chunk was begun")
-
-    def finish(self, summary: Mapping[str, Any]) -> None:
-        """Writes the summary of a job whose chunks are all there."""
-        self._write_whole(self.summary, summary, "all chunks are whole")
-
-    def _write_whole(self, path: Path, report: Mapping[str, Any], outcome: str) -> None:
-        with folders.full_disk(self.folder, outcome):
-            # File names may hold bytes that are not text: JSON escapes them as \udc..
-            files.write_text(path, [json.dumps(report, indent=2) + "\n"])
-
-
-def manifest_of(
-    source: Source, output: Output, models: Mapping[str, Any], options: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Describes a job by everything that its texts depend on, such as digests of files."""
-    return {
-        "versions": {name: importlib.metadata.version(name) for name in VERSIONS},
-        "models": dict(models),
-        "options": dict(options),
-        # a list, since the order of files is the order of lines
-        "input": [[path.name, digests.of_file(path)] for path in source.paths],
-        "field": source.field,
-        "chat": source.chat,
-        "shard": source.shard.index,
-        "num_shards": source.shard.count,
-        "lines a chunk": output.chunk,
-    }
-
-
-def digests_of(path: Path) -> dict[str, str]:
-    """Returns the SHA-256 of a file, or of each file of a folder by its name, except hidden files.
-
-    >>> import tempfile
-    >>> folder = Path(tempfile.mkdtemp())
-    >>> for name in ("weights", ".lock"):
-    ...     _ = (folder / name).write_text(name)
-    >>> digests_of(folder).keys() == {"weights"} and digests_of(folder) == digests_of(
-    ...     folder / "weights"
-    ... )
-    True
-    """
-    if path.is_file():
-        return {path.name: digests.of_file(path)}
-    names = {file.relative_to(path): file for file in sorted(path.rglob("*")) if file.is_file()}
-    visible = {
-        name: file
-        for name, file in names.items()
-        if not any(component.startswith(".") for component in name.parts)
-    }
-    return {name.as_posix(): digests.of_file(file) for name, file in visible.items()}
-
-
-def _compare(
-    stored: Mapping[str, Any], expected: Mapping[str, Any], path: Path, within: str = ""
-) -> None:
-    """Raises ValueError that names the innermost value in which two manifests differ."""
-    for name in {**stored, **expected}:
-        old = stored.get(name)
-        new = expected.get(name)
-        if old == new:
-            continue
-        if isinstance(old, Mapping) and isinstance(new, Mapping):
-            _compare(old, new, path, f"{within}{name}: ")
-        if isinstance(old, list) and isinstance(new, list):
-            _compare(_numbered(old), _numbered(new), path, f"{within}{name}: ")
-        raise ValueError(
-            f"{path} is of another job ({within}{name} is {old!r} there and {new!r} here): resume "
-            "with what it began with, or choose another folder"
-        )
-
-
-def _numbered(values: list[Any]) -> dict[str, Any]:
-    return {f"number {index}": value for index, value in enumerate(values)}
 
 
 def check_paths(paths: Sequence[Path]) -> None:

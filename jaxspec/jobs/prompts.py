@@ -372,8 +372,7 @@ class PromptReader:
             return row[len(self._prefix) :]
         if isinstance(prompt, str):
             encoding.check_text(prompt, None)
-            if self._target.tokenizer is None:
-                raise ValueError("this model has no tokenizer: give token ids instead of text")
+            encoding.check_has_tokenizer(self._target)
         elif request.language is not None:
             raise ValueError(
                 f"source_language is {request.language!r}, and the prompt is ids: give it as text"
@@ -408,12 +407,7 @@ class PromptReader:
             if self._prefix is not None:
                 shared = len(self._prefix)
                 row = self._prefix.followed_by(row, content_form)
-            vocab = self._target.lm.prompt_vocab
-            outside = [token for token in row if not 0 <= token < vocab]
-            if outside:  # int64 arrays cannot hold larger ids
-                raise ValueError(
-                    f"the prompt has token id {outside[0]}: expected ids from 0 to {vocab - 1}"
-                )
+            encoding.check_vocabulary(row, self._target.lm.prompt_vocab, "the prompt")
         except (ValueError, TypeError) as error:
             return request._replace(error=str(error))
         limit = self._limit_of(request)

@@ -41,8 +41,8 @@ def from_arrays(
         arrays: {the tensor's name in a Hugging Face folder: array}, of NumPy, JAX (on any devices
             that this process reaches) or PyTorch. Shapes as there: a linear layer is [out, in].
         tokenizer: the model's; None for prompts of token ids.
-        dtype, compute, mesh: as in `jaxspec.load`.
-        name: what messages call the model.
+        dtype, compute, mesh: the options of `jaxspec.load`.
+        name: the name of the model in messages.
 
     Returns:
         The model, on the default device or on the mesh.

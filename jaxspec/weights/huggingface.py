@@ -199,7 +199,7 @@ def config_of(
     """Reads the family and the network of a config.json's table.
 
     Args:
-        path: what errors call the table.
+        path: the name of the table in errors.
         read: returns it.
         folder: where a generation_config.json may lie; None for a model in memory.
     """

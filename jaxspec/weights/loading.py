@@ -391,7 +391,7 @@ def find(source: str | Path, revision: str | None = None) -> Path:
         return existing
     path = Path(source)
     if _is_bare(path) and path.name in shipped(huggingface.CONFIG):
-        ways = "jaxspec.load_drafter(..., target=...), or as head:NAME on the command line"
+        ways = "jaxspec.load_drafter(..., target=...), or as --draft NAME on the command line"
         raise CheckpointError(
             f"{source} is a drafter, which reads its target's hidden states: load it by {ways}"
         )

@@ -30,6 +30,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 import re
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -297,34 +298,28 @@ class PackedLayout(NamedTuple):
 
     def sizes(self, parts: Mapping[str, Array], in_word: int) -> tuple[int, int, int]:
         """Returns the numbers of outputs, columns and groups, once the parts have matching shapes."""
-        words = parts[self.words]
-        scales = parts[self.scales]
-        zeros = parts.get(self.zeros)
         if self.is_turned:
-            (groups, rows), columns = (
-                scales.shape,
-                words.shape[0] * (1 if self.of_outputs else in_word),
-            )
+            groups, rows = parts[self.scales].shape
+            columns = parts[self.words].shape[0]
+            if not self.of_outputs:
+                columns *= in_word
         else:
-            (rows, columns), groups = (
-                map(int, np.asarray(parts[".weight_shape"]).reshape(-1)),
-                scales.shape[-1],
-            )
+            rows, columns = map(int, np.asarray(parts[".weight_shape"]).reshape(-1))
+            groups = parts[self.scales].shape[-1]
         # The last word of an output or a column may be filled in part.
-        packed_rows = -(-rows // in_word)
-        if zeros is not None and zeros.dtype != np.int32:
-            zero_rows = rows
-        else:
-            zero_rows = packed_rows
-        sizes = {
-            self.words: (packed_rows, columns)
-            if self.of_outputs
-            else (rows, -(-columns // in_word)),
+        packed_rows = math.ceil(rows / in_word)
+        packed_columns = math.ceil(columns / in_word)
+        zeros = parts.get(self.zeros)
+        are_zeros_packed = zeros is None or zeros.dtype == np.int32
+        shapes = {
+            self.words: (packed_rows, columns) if self.of_outputs else (rows, packed_columns),
             self.scales: (rows, groups),
-            self.zeros: (zero_rows, groups),
+            self.zeros: (packed_rows if are_zeros_packed else rows, groups),
         }
-        sizes = {name: size[::-1] if self.is_turned else size for name, size in sizes.items()}
-        for name, expected in {**sizes, ".g_idx": (columns,)}.items():
+        if self.is_turned:
+            shapes = {name: shape[::-1] for name, shape in shapes.items()}
+        shapes[".g_idx"] = (columns,)
+        for name, expected in shapes.items():
             if name in parts and tuple(parts[name].shape) != expected:
                 raise ValueError(
                     f"{name[1:]} is {list(parts[name].shape)}: expected {list(expected)}"

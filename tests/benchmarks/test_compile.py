@@ -122,12 +122,12 @@ def test_heads_that_are_padded_otherwise_are_one_vocabulary(run):
 @pytest.mark.parametrize(
     "draft",
     [
-        "trim=4000:{}",
-        "tree=2x1:trim=3000:{}",
-        "cascade:{}:{}",
-        "quantised=4",
-        "trim=4000:early_exit=2",
-        "greedy:{}",
+        "trim_vocabulary('{}', size=4000)",
+        "tree(trim_vocabulary('{}', size=3000), (2, 1))",
+        "cascade('{}', '{}')",
+        "quantised(bits=4)",
+        "early_exit(2, head=trim_vocabulary(target, size=4000))",
+        "greedy('{}')",
     ],
 )
 def test_drafters_are_made_of_shapes(run, draft):
@@ -135,7 +135,7 @@ def test_drafters_are_made_of_shapes(run, draft):
     assert result.exit_code == 0, result.output
 
 
-@pytest.mark.parametrize("draft", ["share:{}", "without_backoff:{}"])
+@pytest.mark.parametrize("draft", ["share_vocabulary('{}')", "without_backoff('{}')"])
 def test_drafters_that_need_more_than_shapes_say_so(run, draft):
     result = run(*PAIR[:2], "--draft", draft.replace("{}", PAIR[3]))
     assert result.exit_code == 2 and (

@@ -10,6 +10,7 @@ import pytest
 
 from benchmarks.estimates import __main__ as command
 from benchmarks.estimates import absent, chips
+from benchmarks.estimates import compile as compiling
 from benchmarks.estimates import estimate as estimating
 from benchmarks.estimates.program_text import Contents, Part
 from jaxspec.analysis import aot, roofline
@@ -168,16 +169,11 @@ def test_what_counts_once_is_said(run):
         (("--alpha", "0.5"), "--alpha is of a drafter: add a --draft"),
         ((*PAIR, "--alpha", "1.5"), "--alpha is 1.5: expected a rate from 0 to 1"),
         (
-            (*PAIR[:2], "--draft", "tree=2x1:debian-t5-small", "--alpha", "0.5"),
-            "--alpha is of a chain, and tree=2x1:debian-t5-small drafts trees: leave it out",
+            (*PAIR[:2], "--draft", "tree('debian-t5-small', (2, 1))", "--alpha", "0.5"),
+            "--alpha is of a chain, and tree('debian-t5-small', (2, 1)) drafts trees: leave it out",
         ),
         ((*PAIR, "--plan"), "--plan needs an --alpha"),
         ((*PAIR[:2], "--draft", "nowhere.toml"), "no recipe 'nowhere.toml': expected a .toml file"),
-        (
-            (*PAIR[:2], "--draft", "dynamic_tree=6:debian-t5-block"),
-            "--draft is 'dynamic_tree=6:debian-t5-block': expected debian-t5-block, or "
-            "dynamic_tree=NODESxDEPTHxWIDTH:",
-        ),
         (
             ("--target", "gemma-3-270m", "--draft", "debian-gpt-eagle"),
             "debian-gpt-eagle cannot draft for gemma-3-270m: in [head], heads is 3 for layers of "
@@ -240,15 +236,16 @@ def test_a_tpus_compiler_tells_c_and_v(run, monkeypatch):
     assert f"Speculate with γ = {by_hand.gamma}" in run(*pair, "--batch", "2", "--gamma", "8")
 
 
-def test_a_published_head_is_a_drafter_of_shapes():
+def test_a_published_head_is_a_drafter_of_shapes(monkeypatch):
     """Of docs/pairs.md, with a target by its published shape: nothing is downloaded, and nothing
     computed.
     """
     target, name = absent.shape_model("llama-3.1-8b"), "yuhuili/EAGLE3-LLaMA3.1-Instruct-8B"
-    chain, tree = (
-        command.head_of(spelling)(target) for spelling in (name, f"dynamic_tree=60x7x10:{name}")
-    )
-    assert chain.functions.tree is None and tree.functions.tree is not None
+    chain = command.head_of(name)(target)
+    monkeypatch.setattr(chips, "devices_of", lambda topology: None)
+    inputs = compiling.CompileInputs(draft=f"dynamic_tree('{name}', 60, 7, 10)")
+    tree = compiling.start(inputs, command.head_of).drafter
+    assert chain.functions.tree is None and tree.functions.tree.nodes == 60
     assert {type(leaf) for leaf in jax.tree.leaves(chain.params)} == {jax.ShapeDtypeStruct}
     assert command.head_of("llama-3.2-1b") is None
 

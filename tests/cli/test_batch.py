@@ -28,10 +28,11 @@ from jaxspec.cli.prompts import heldout
 from jaxspec.cli.signals import INTERRUPTED, TERMINATED
 from jaxspec.decode.options import OPTIONS
 from jaxspec.files import folders
-from jaxspec.jobs import chunks as job_chunks
 from jaxspec.jobs import openai
-from jaxspec.jobs.files import InputShard, Output, Source, manifest_of
+from jaxspec.jobs import resume as job_resume
+from jaxspec.jobs.files import Source
 from jaxspec.jobs.many import WidePrompt
+from jaxspec.jobs.resume import InputShard, Output, manifest_of
 from jaxspec.weights import loading as model_loading
 
 PROMPTS = heldout("translation", 7)
@@ -100,6 +101,29 @@ def test_a_job_is_written_in_chunks_and_goes_on_at_the_first_that_is_missing(bat
     assert summary.read_text() == written  # also of the chunk that was there
 
 
+def test_a_job_of_an_old_drafters_name_goes_on_by_either_name(batch, zoo, tmp_path):
+    old, new = "prompt_lookup=2+debian-t5-draft", "fallback(prompt_lookup(3, 2), 'debian-t5-draft')"
+    result = batch("--draft", old)
+    assert result.exit_code == 0, result.output
+    assert f'--draft {old} is now spelt --draft "{new}"' in result.stderr
+    written = written_in(tmp_path / "out")
+    manifest = tmp_path / "out" / "manifest-00000-of-00001.json"
+    stored = json.loads(manifest.read_text())
+    assert stored["models"]["draft"][0] == new
+    assert stored["models"]["draft"][1].keys() == {"debian-t5-draft"}
+    stored["models"]["draft"][0] = old
+    manifest.write_text(json.dumps(stored))
+    for name in (old, new):
+        (tmp_path / "out" / "part-00000-of-00001-000001.jsonl").unlink()
+        result = batch("--draft", name, "--resume")
+        assert result.exit_code == 0, result.output
+        del written[manifest.name]
+        assert {**written_in(tmp_path / "out"), **written} == written_in(tmp_path / "out")
+        written[manifest.name] = manifest.read_bytes()
+    result = batch("--draft", "prompt_lookup(3, 2)", "--resume")
+    assert result.exit_code == 2 and "is of another job" in result.stderr
+
+
 def test_lines_say_how_far_a_job_is_where_there_is_no_terminal(batch, monkeypatch):
     monkeypatch.setattr(bars, "EVERY", 0.0)
     lines = batch().stderr.splitlines()
@@ -148,7 +172,7 @@ def test_an_option_that_nobody_has_thought_of_is_a_part_of_the_job(tmp_path):
 
     def manifest(**changed):
         described = batch_module._description(newer(**fields | changed), pair, None, {})
-        return manifest_of(Source([]), output, *described)
+        return manifest_of(output, *described, **Source([]).description())
 
     output.begin(manifest())
     output.begin(manifest(slots=3))
@@ -395,7 +419,7 @@ def test_no_row_that_is_done_is_decoded_again(batch, tmp_path, monkeypatch, name
     options = (*JOBS[name], "--input", str(path), "--output")
     code = 0 if name == "a shard" else 3  # the wrong lines are in the other one
     assert (result := batch(*options, str(tmp_path / "reference"))).exit_code == code, result.output
-    append, written = job_chunks.append, 0
+    append, written = job_resume.append, 0
 
     def killed(file, line):
         nonlocal written
@@ -405,7 +429,7 @@ def test_no_row_that_is_done_is_decoded_again(batch, tmp_path, monkeypatch, name
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(job_chunks, "append", killed)
+        patched.setattr(job_resume, "append", killed)
         assert batch(*options, str(tmp_path / "out")).exit_code == INTERRUPTED
     result = batch(*options, str(tmp_path / "out"), "--resume", "--json")
     assert result.exit_code == code, result.output
@@ -608,13 +632,13 @@ class FullDisk:
 
             monkeypatch.setattr(files, "write_text", cut)
         if step == "append":
-            append = job_chunks.append
+            append = job_resume.append
 
             def append_some(file, line):
                 for piece in self._cut([line]) if self._is_hit(file.name) else [line]:
                     append(file, piece)
 
-            monkeypatch.setattr(job_chunks, "append", append_some)
+            monkeypatch.setattr(job_resume, "append", append_some)
 
     def _is_hit(self, *paths):
         return self.is_full and any(self._name in Path(path).name for path in paths)
@@ -666,7 +690,7 @@ def test_a_full_disk_ends_a_job_that_goes_on_when_there_is_space(
         result = batch(*options, str(folder), *resume)
         assert result.exit_code == 2 and "Traceback" not in result.output, result.output
         said = " ".join(result.stderr.split())
-        assert f"the disk is full, and {FULL.get(name, job_chunks.KEPT)}" in said
+        assert f"the disk is full, and {FULL.get(name, job_resume.KEPT)}" in said
         for path in folder.glob("[!.]*"):
             assert path.name == JOURNAL or path.read_bytes() == reference[path.name].read_bytes()
         chunks = sorted(path.name for path in folder.glob("part-*"))
@@ -833,7 +857,12 @@ def test_other_files_of_a_model_are_another_job(batch, zoo, tmp_path, monkeypatc
         monkeypatch.setitem(zoo, str(folder), zoo[model])
     template = tmp_path / "template"
     template.write_text(TEMPLATE)
-    options = ("--target", str(folders_of_models[0]), "--draft", f"greedy:{folders_of_models[1]}")
+    options = (
+        "--target",
+        str(folders_of_models[0]),
+        "--draft",
+        f"greedy('{folders_of_models[1]}')",
+    )
     options += ("--chat", "--chat-template", str(template), "-g", "1")
     assert (result := batch(*options)).exit_code == 0, result.output
     for path in (

@@ -156,7 +156,7 @@ def test_a_chats_prefix_is_the_systems_message(zoo, report, monkeypatch):
     )
 
 
-@pytest.mark.parametrize("draft", ["prompt_lookup", "prompt_lookup+debian-t5-draft"])
+@pytest.mark.parametrize("draft", ["prompt_lookup", "fallback(prompt_lookup, 'debian-t5-draft')"])
 def test_drafters_and_policies_by_name(report, draft):
     reported = report(PROMPT, "--draft", draft, "--policy", "adaptive=0.1")
     assert reported["texts"] == report(PROMPT)["texts"]
@@ -171,11 +171,12 @@ def test_a_datastore_must_be_of_the_targets_vocabulary(zoo, report, refused, tmp
         store = datastore.build([[5, 6, 8, 1]], vocab_size=18, begin=[0], vocabulary=vocabulary)
         datastore.save(tmp_path / name, store, {})
     assert (
-        report(PROMPT, "--draft", f"retrieval:{tmp_path / 'debian-t5-large'}")["texts"]
+        report(PROMPT, "--draft", f"retrieval('{tmp_path / 'debian-t5-large'}')")["texts"]
         == report(PROMPT)["texts"]
     )
-    for front in ("", "prompt_lookup+"):
-        said = refused(PROMPT, "--draft", f"{front}retrieval:{tmp_path / 'stranger'}")
+    stranger = f"retrieval('{tmp_path / 'stranger'}')"
+    for drafter in (stranger, f"fallback(prompt_lookup, {stranger})"):
+        said = refused(PROMPT, "--draft", drafter)
         assert "built with another vocabulary than that of debian-t5-large" in said
 
 
@@ -302,19 +303,19 @@ def test_a_terminal_that_lacks_characters(charset, report, invoke, tmp_path):
         (["generate", "a", "--policy", "clever"], "--policy is 'clever'"),
         (["generate", "a", "--temperature", "-1"], "--temperature is -1"),
         (["generate", "a", "--max-new-tokens", "0"], "--max-new-tokens is 0"),
-        (["generate", "a", "--draft", "tree=0:debian-t5-draft"], "expected tree:NAME"),
+        (["generate", "a", "--draft", "tree('debian-t5-draft', 2, 1)"], "expected tree(draft,"),
         (
-            ["generate", "a", "--draft", "prompt_lookup+debian-t5-draf"],
+            ["generate", "a", "--draft", "fallback(prompt_lookup, 'debian-t5-draf')"],
             "no checkpoint at debian-t5-draf",
         ),
-        (["generate", "a", "--draft", "head:nowhere"], "no drafter at nowhere"),
-        (["generate", "a", "--draft", "retrieval:nowhere"], "no datastore at nowhere"),
+        (["generate", "a", "--draft", "load_drafter('nowhere')"], "no checkpoint at nowhere"),
+        (["generate", "a", "--draft", "retrieval('nowhere')"], "no datastore at nowhere"),
         (["generate", "a", "--draft-dtype", "bf16"], "--draft-dtype is 'bf16'"),
         (["bench", "--rule", "blok"], "--rule is 'blok'"),
         (["bench", "--policy", "clever"], "--policy is 'clever'"),
         (["bench", "--temperature", "-1"], "--temperature is '-1'"),
         (["bench", "--batch", "0"], "--batch is '0'"),
-        (["bench", "--draft", "debian-t5-draft,suffix=3"], "expected suffix"),
+        (["bench", "--draft", "debian-t5-draft,sufix(3)"], "did you mean 'suffix'?"),
         (["bench", "--prompts", "nowhere.txt"], "nowhere.txt: No such file"),
         (
             ["bench", "--also", "latency,sped"],
@@ -413,8 +414,7 @@ def test_without_a_prompt_plain_decoding_is_timed_beside_it(options, said, invok
         (["a", "--target", "nowhere"], "no checkpoint at nowhere"),
         (
             ["a", "--check"],
-            "--check is of drafters that read hidden states, as head:DIR: --draft is "
-            "debian-t5-draft",
+            "--check is of heads, which read hidden states: --draft is debian-t5-draft",
         ),
         (
             ["a", "--target", "someone/something", "--draft", "none"],
@@ -445,7 +445,7 @@ def test_without_a_prompt_plain_decoding_is_timed_beside_it(options, said, invok
         (["a", "--policy", "confidence=2"], "--policy is 'confidence=2': threshold is 2.0"),
         (["a", "--rule", "lenient=7"], "--rule is 'lenient=7': lenience is 7.0"),
         (["a", "--draft", ""], "the drafter is '': expected the name of a model"),
-        (["a", "--draft", "head:"], "the drafter is 'head:': expected head:FOLDER"),
+        (["a", "--draft", "load_drafter()"], "missing a required argument: 'source'"),
         (
             ["a", "--draft", "prompt_lookp"],
             "no drafter 'prompt_lookp': did you mean 'prompt_lookup'?",
@@ -512,7 +512,7 @@ def test_what_only_a_search_reads_is_refused_without_one(refused):
 
 def test_ngram_tables_by_name_are_of_other_commands(refused):
     said = refused(PROMPT, "--draft", "bigram")
-    assert "the drafter is 'bigram', made of held-out texts in bench and measure" in said
+    assert "bigram is made of held-out texts in bench and measure only" in said
     assert "take fewer prompts" not in said
 
 

@@ -297,7 +297,7 @@ def test_every_option_is_read_by_a_kind_of_plan():
         (["--alpha", "0.5", "--c", "0.1", "--batch", "2"], "--alpha and --c does not read --batch"),
         (["--tree", "--alpha", "0.5", "--c", "0.1"], "--alpha and --c does not read --tree"),
         (
-            ["--draft", "cascade=2:debian-t5-draft:prompt_lookup"],
+            ["--draft", "cascade('debian-t5-draft', prompt_lookup, gamma=2)"],
             "expected a model here; `jaxspec bench`",
         ),
         (["--draft", "none"], "--draft is 'none': expected a model here"),

@@ -173,6 +173,12 @@ def test_verify(run, monkeypatch):
     assert row["exact"] and max(row["total_variation"].values()) < 1e-5
 
 
+def test_compare(run):
+    options = ("--prompts", "prompts.txt", "--count", "1", "-n", "4")
+    report = json.loads(run("compare", "target", "draft", *options, "--json"))
+    assert len(report["prompts"]) == 1
+
+
 def test_models(run):
     assert "debian-t5-large" in run("models")
 

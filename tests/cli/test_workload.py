@@ -5,11 +5,11 @@ decoded.
 import pytest
 from typer.testing import CliRunner
 
-from jaxspec import drafters, rules
+from jaxspec import rules
 from jaxspec.analysis import random_model
 from jaxspec.analysis.result import BenchResult, SettingSummary, Task, product
 from jaxspec.analysis.table import Column
-from jaxspec.cli import bench, drafter_names, names, prompts
+from jaxspec.cli import bench, prompts
 from jaxspec.cli.bench import Workload, settings_of
 from jaxspec.cli.main import app
 from jaxspec.drafters.lookups import datastore
@@ -56,18 +56,18 @@ def test_a_rule_that_needs_sampling_is_left_out_at_temperature_0(capsys):
 
 
 def test_a_tree_whose_size_is_its_own_is_measured_once():
-    names = "debian-t5-draft,tree=2x1:debian-t5-draft"
+    names = "debian-t5-draft,tree('debian-t5-draft', (2, 1))"
     _, settings = settings_of(
         Workload(draft=names, gamma="plan,2,4", task="translation", count=2, rows=1)
     )
     assert [(setting.drafter_name, setting.gamma) for setting in settings] == [
         *(("debian-t5-draft", gamma) for gamma in ("plan", 2, 4)),
-        ("tree=2x1:debian-t5-draft", 2),
+        ("tree('debian-t5-draft', (2, 1))", 2),
     ]
 
 
 def test_what_cannot_be_is_left_out_in_words(capsys):
-    tree = "tree=2x1:debian-t5-draft"
+    tree = "tree('debian-t5-draft', (2, 1))"
     work = Workload(
         draft=f"debian-t5-draft,{tree}", rule="rejection, block", policy="heuristic, confidence=0.5"
     )
@@ -88,7 +88,7 @@ def test_what_cannot_be_is_left_out_in_words(capsys):
     )
     with pytest.raises(
         ValueError,
-        match="nothing is left to measure: tree=2x1:debian-t5-draft drafts trees, and the",
+        match=r"nothing is left to measure: tree\('debian-t5-draft', \(2, 1\)\) drafts trees, and the",
     ):
         settings_of(work._replace(draft=tree, rule="block", policy="", count=2, rows=1))
 
@@ -188,7 +188,7 @@ def test_prompts_from_files(tmp_path):
         (["--minutes", "-1"], "Invalid value for '--minutes'"),
         (["--csv", "nowhere/rows.csv"], "--csv is nowhere/rows.csv: there is no folder nowhere"),
         (["--draft", "nobody"], "no checkpoint at nobody"),
-        (["--draft", "prompt_lookup=0"], "expected prompt_lookup=NUMBER"),
+        (["--draft", "prompt_lookup(3, 0)"], "shortest is 0: expected at least 1"),
         (["--draft", "bigram", "--count", "300"], "no held-out texts are left to make a bigram of"),
         (["--policy", "best"], "--policy is 'best': expected one of constant, heuristic"),
         (["--policy", "adaptive", "--gamma", "plan"], "--policy needs the most draft tokens"),
@@ -210,43 +210,7 @@ def test_a_datastore_must_be_of_the_targets_vocabulary(zoo, tmp_path):
     with pytest.raises(
         ValueError, match="built with another vocabulary than that of debian-t5-large"
     ):
-        settings_of(Workload(draft=f"retrieval:{tmp_path / 'store'}"))
-
-
-def test_a_lookup_by_its_shortest_match():
-    assert drafter_names.drafter("prompt_lookup=2", names.model) == drafters.prompt_lookup(3, 2)
-    assert drafter_names.drafter("prompt_lookup=5", names.model) == drafters.prompt_lookup(5, 5)
-
-
-def test_a_head_is_of_a_target():
-    with pytest.raises(
-        ValueError, match="'head:x', which is made of the target: expected a target"
-    ):
-        drafter_names.drafter("head:x", names.model)
-
-
-def test_a_plus_in_a_path_that_exists_is_the_paths(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    store = datastore.build([[1, 2]], vocab_size=3)
-    for folder in ("store", "store+v2", "a+b+c"):
-        datastore.save(folder, store, {})
-    lookups = "prompt_lookup+retrieval:store"
-    for name, wanted in [
-        ("retrieval:store+v2", ["retrieval:store+v2"]),
-        (
-            f"{lookups}+v2+debian-t5-draft",
-            ["prompt_lookup", "retrieval:store+v2", "debian-t5-draft"],
-        ),
-        (f"{lookups}+prompt_lookup", ["prompt_lookup", "retrieval:store", "prompt_lookup"]),
-        (f"greedy:{tmp_path}/a+b+c+a", [f"greedy:{tmp_path}/a+b+c", "a"]),
-        ("store+v3", ["store", "v3"]),
-    ]:
-        assert drafter_names.parts(name) == wanted
-    both = drafters.fallback(drafters.prompt_lookup(), drafters.retrieval(store))
-    assert (
-        drafter_names.drafter("prompt_lookup+retrieval:store+v2", names.model).functions
-        is both.functions
-    )
+        settings_of(Workload(draft=f"retrieval('{tmp_path / 'store'}')"))
 
 
 def test_groups_are_printed_as_they_end_until_the_time_is_over(monkeypatch, zoo, capsys, tmp_path):
@@ -282,5 +246,7 @@ def test_groups_are_printed_as_they_end_until_the_time_is_over(monkeypatch, zoo,
 
 
 def test_tables_of_held_out_references_and_a_datastore_of_them(zoo):
-    _, settings = settings_of(Workload(draft="4-gram,retrieval", task="translation", gamma="2"))
-    assert [setting.drafter_name for setting in settings] == ["4-gram", "retrieval"]
+    _, settings = settings_of(
+        Workload(draft="ngram(order=4),retrieval", task="translation", gamma="2")
+    )
+    assert [setting.drafter_name for setting in settings] == ["ngram(order=4)", "retrieval"]

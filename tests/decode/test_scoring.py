@@ -275,7 +275,7 @@ def test_a_score_as_plain_values():
         ([[1, 9]], ValueError, "text 0 has token id 9: expected ids from 0 to 6"),
         ([3.5], TypeError, "text 0 is 3.5, of type float"),
         ([(3.5, [1])], TypeError, "text 0 has the prompt 3.5, of type float"),
-        (["text"], ValueError, "no tokenizer: give ids"),
+        (["text"], ValueError, "no tokenizer: give token ids"),
     ],
 )
 def test_what_cannot_be_scored_is_named(texts, error, message):

@@ -9,7 +9,6 @@ import pytest
 
 import jaxspec
 from jaxspec import drafters
-from jaxspec.cli import drafter_names, names
 from jaxspec.core import Caches, Distribution, DraftContext, DraftStart, Prompt, Room, Weights
 from jaxspec.drafters import fallback, greedy, without_backoff
 from jaxspec.testing import table_model
@@ -118,20 +117,15 @@ def test_tables_of_a_checkpoint_and_the_command_line(tmp_path):
     loaded = without_backoff(jaxspec.load(str(folder)))
     assert loaded.functions is without_backoff(TABLES).functions
     for name, built in (
-        ("without_backoff", without_backoff(TABLES)),
-        ("without_backoff=1", without_backoff(TABLES, 1)),
+        (f"without_backoff('{folder}')", without_backoff(TABLES)),
+        (f"without_backoff('{folder}', 1)", without_backoff(TABLES, 1)),
     ):
-        assert drafter_names.drafter(f"{name}:{folder}", names.model).functions is built.functions
-        certain = drafter_names.drafter(
-            f"prompt_lookup+greedy:{name}:{folder}+prompt_lookup", names.model
+        assert drafters.by_name(name, TARGET).functions is built.functions
+        certain = drafters.by_name(
+            f"fallback(prompt_lookup, greedy({name}), prompt_lookup)", TARGET
         )
         expected = fallback(drafters.prompt_lookup(), greedy(built), drafters.prompt_lookup())
         assert certain.functions is expected.functions
-    with pytest.raises(
-        ValueError,
-        match=r"'without_backoff=x:tri': expected without_backoff:NAME or without_backoff=",
-    ):
-        drafter_names.drafter("without_backoff=x:tri", names.model)
 
 
 @pytest.mark.parametrize(

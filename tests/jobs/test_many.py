@@ -22,8 +22,9 @@ from jaxspec.core import LanguageModel, Model, Prompt
 from jaxspec.decode import inputs
 from jaxspec.decode.request import prepare
 from jaxspec.jobs import slots
-from jaxspec.jobs.files import InputShard, Source
+from jaxspec.jobs.files import Source
 from jaxspec.jobs.prompts import limits_of
+from jaxspec.jobs.resume import InputShard
 from jaxspec.nets import adapters, decoder, t5
 from jaxspec.testing import word_tokenizer
 from tests.drafters.cases import CASES, LARGE_MODEL, LARGE_TARGET

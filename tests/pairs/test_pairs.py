@@ -58,8 +58,9 @@ def drafter_of(pair: pairs.Pair) -> tuple[jaxspec.Model, jaxspec.Model | jaxspec
         mask_token = pairs.table_of(pair.drafter)["pard_token"]
         return shallow(pair.target), drafters.parallel(shallow(pair.drafter), mask_token)
     if pair.format == "LayerSkip":
-        target = shallow(pair.target, (int(pair.drafter.partition("=")[2]),))
-        return target, drafters.early_exit(target, int(pair.drafter.partition("=")[2]))
+        layers = int(re.sub(r"\D", "", pair.drafter))
+        target = shallow(pair.target, (layers,))
+        return target, drafters.by_name(pair.drafter, target)
     config = pairs.describe(pair).config
     if wanted := getattr(config, "taps", ()):
         config = dataclasses.replace(config, taps=tuple(range(len(wanted))))

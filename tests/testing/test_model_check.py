@@ -218,6 +218,11 @@ def test_a_model_that_is_not_causal_does_not_decode(name, drafts):
         jaxspec.prepare(model, PROMPT, drafter=model if drafts else None, max_new_tokens=4)
 
 
+def test_a_model_that_is_not_causal_is_not_scored():
+    with pytest.raises(causality.NotCausal, match=r"is not causal: .*check_model\(model\)"):
+        jaxspec.score(own("both ways"), [PROMPT[0]])
+
+
 @pytest.mark.parametrize("name", ["attention", "cached attention"])
 def test_a_causal_model_is_tried_once(name, monkeypatch):
     tries = []
@@ -300,7 +305,7 @@ def test_wrong_shapes_of_own_functions_are_named(model, error, message):
 def test_a_module_that_shifts_its_input_does_not_decode():
     with pytest.raises(
         causality.ShiftsInput,
-        match=r"do not depend on it: the module shifts .*\)\[:, 1:\], vocab_size",
+        match=r"do not depend on it: the module shifts .*\)\[:, 1:\], vocab_size.*check_model",
     ):
         jaxspec.prepare(own("shifted"), PROMPT, max_new_tokens=4)
     jaxspec.prepare(own("read ahead"), PROMPT, max_new_tokens=4)

@@ -9,7 +9,6 @@ import pytest
 
 import jaxspec
 from jaxspec import drafters, sharding
-from jaxspec.cli import drafter_names, names
 from jaxspec.nets import axes_of, net_of
 from jaxspec.weights import quantisation
 from tests.drafters.test_self_speculative import V, target_of
@@ -62,15 +61,13 @@ def test_encoder_is_the_targets_and_nothing_else_is_float():
 def test_compute_mesh_and_a_name_on_the_command_line():
     target = wide("decoder")
     assert drafters.quantised(target, compute="bfloat16").models[0].config.dtype == "bfloat16"
-    copy = drafter_names.drafter("quantised", names.model, target)
+    copy = drafters.by_name("quantised", target)
     assert copy.config == target.config and quantisation.has_quantised(copy.params)
     assert (
-        quantisation.dtype_of(
-            drafter_names.drafter("quantised=4", names.model, target).params, "float32"
-        )
+        quantisation.dtype_of(drafters.by_name("quantised(bits=4)", target).params, "float32")
         == "int4"
     )
-    trimmed = drafter_names.drafter("trim=2:quantised", names.model, target)
+    trimmed = drafters.by_name("trim_vocabulary(quantised, size=2)", target)
     assert trimmed.params.to_target.tolist() == [0, 1]
     mesh = sharding.mesh("data=1,model=1")
     placed = target._replace(
@@ -90,10 +87,6 @@ def test_what_has_no_wider_matrices_is_refused():
         drafters.quantised(drafters.quantised(target).models[0])
     with pytest.raises(ValueError, match="no matrices to quantise: expected a network"):
         drafters.quantised(jaxspec.testing.table_model(jax.random.key(0), V))
-    with pytest.raises(
-        ValueError, match="'quantised', which is made of the target: expected a target"
-    ):
-        drafter_names.drafter("quantised", names.model)
     with pytest.raises(ValueError, match="bits is 3: expected 8 or 4"):
         drafters.quantised(target, bits=3)
     with pytest.raises(ValueError, match="compute is 'int8'"):

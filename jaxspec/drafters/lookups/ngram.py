@@ -51,6 +51,20 @@ def ngram(texts: CountedTexts, target: Model, *, order: int, **options: Any) -> 
         ... ).lengths.tolist()
         [5]
     """
+    rows = rows_of(texts, target)
+    vocab = target.lm.vocab_size
+    begin = target.lm.limits.first_tokens
+    config, tables = count(rows, vocab_size=vocab, order=order, begin=begin, **options)
+    return Model(language_model(config), tables, target.tokenizer, config, f"{order}-gram")
+
+
+def rows_of(texts: CountedTexts, target: Model) -> list[Any]:
+    """Returns texts as rows of token ids, as `target` would write them.
+
+    Raises:
+        TypeError: one string instead of several.
+        ValueError: strings, and the target has no tokenizer.
+    """
     if isinstance(texts, str):
         raise TypeError(
             f"texts is one string, {texts[:20]!r}: expected a list of strings, or of rows of token "
@@ -64,10 +78,7 @@ def ngram(texts: CountedTexts, target: Model, *, order: int, **options: Any) -> 
         rows += token_rows(
             strings, target.tokenizer, encoder=target.lm.limits.start_token is not None
         )
-    vocab = target.lm.vocab_size
-    begin = target.lm.limits.first_tokens
-    config, tables = count(rows, vocab_size=vocab, order=order, begin=begin, **options)
-    return Model(language_model(config), tables, target.tokenizer, config, f"{order}-gram")
+    return rows
 
 
 def unigram(texts: CountedTexts, target: Model, **options: Any) -> Model:

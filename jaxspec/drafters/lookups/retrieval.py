@@ -21,6 +21,7 @@ from jaxspec.core.checks import integers
 from jaxspec.drafters.common import lookup_drafter, no_state
 from jaxspec.drafters.lookups import datastore, vote
 from jaxspec.drafters.lookups.datastore import Datastore, DatastoreError
+from jaxspec.drafters.lookups.ngram import CountedTexts, rows_of
 
 LONGEST = 31  # tokens of a match: a comparison has a bit for each
 
@@ -33,7 +34,7 @@ class Store(NamedTuple):
 
 
 def retrieval(
-    store: Datastore | str | Path,
+    store: Datastore | str | Path | CountedTexts,
     target: core.Model | None = None,
     *,
     longest: int = 8,
@@ -53,9 +54,10 @@ def retrieval(
     token of the datastore takes 6 bytes (8, with 2^16 ids or more).
 
     Args:
-        store: the result of `datastore.load`, or the folder.
+        store: the result of `datastore.load`, or the folder; or texts such as the target writes, as
+            `drafters.ngram` takes them, to build one of.
         target: the model to draft for, whose vocabulary is compared with the datastore's. If either
-            has no tokenizer, the datastore may not have more ids than the target.
+            has no tokenizer, the datastore may not have more ids than the target. Texts need it.
         longest, shortest: tokens to match, at most (31) and at least. 1 drafts most often, more
             draft better.
         occurrences: most places that vote.
@@ -89,8 +91,10 @@ def retrieval(
             f"{LONGEST}"
         )
     tree = vote.tree_size(candidates, length)
-    if not isinstance(store, Datastore):
+    if isinstance(store, str | Path):
         store = datastore.load(store)
+    elif not isinstance(store, Datastore):
+        store = _of_texts(store, target)
     if target is not None:
         _check(store, target)
     params = Store(jnp.asarray(store.tokens), jnp.asarray(store.suffixes))
@@ -99,6 +103,20 @@ def retrieval(
     else:
         name = f"retrieval({candidates} candidates)"
     return core.BoundDrafter(_retrieval(longest, shortest, occurrences, tree), params, name=name)
+
+
+def _of_texts(texts: CountedTexts, target: core.Model | None) -> Datastore:
+    """Builds a datastore of texts in the target's vocabulary."""
+    if target is None:
+        raise ValueError("got texts, and no target to read them as: give the target, too")
+    rows = rows_of(texts, target)
+    vocabulary = "" if target.tokenizer is None else datastore.vocabulary_of(target.tokenizer)
+    return datastore.build(
+        rows,
+        vocab_size=target.lm.vocab_size,
+        begin=target.lm.limits.first_tokens,
+        vocabulary=vocabulary,
+    )
 
 
 def _check(store: Datastore, target: core.Model) -> None:

@@ -157,9 +157,9 @@ def from_tunix(
 
     Args:
         module: called as (tokens, positions, cache, attention_mask) -> (logits, cache).
-        dtype: of keys and values; by default that of the parameters.
-        one_by_one: see `from_end_index`. By default it is on for a network with a window: Tunix's
-            Gemma counts the window within a pass.
+        dtype: the dtype of keys and values; by default that of the parameters.
+        one_by_one: whether it takes one token at a time only, see `from_end_index`. By default it
+            is on for a network with a window: Tunix's Gemma counts the window within a pass.
 
     Raises:
         TypeError: the module is no NNX module with a config.
@@ -205,7 +205,7 @@ def from_gemma(module: Any, params: Params, *, dtype: DTypeLike = jnp.float32) -
     Args:
         module: the Linen module.
         params: its parameters, as `gm.ckpts.load_params` returns them.
-        dtype: of keys and values.
+        dtype: the dtype of keys and values.
 
     Raises:
         ValueError: at trace time: see `from_end_index`. Gemma 4 has rings.

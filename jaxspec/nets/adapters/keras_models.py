@@ -16,7 +16,7 @@ def from_keras_hub(model: Any) -> Model:
     """Makes a model of a `keras_hub.models.CausalLM`, with the cache of its `call_with_cache`.
 
     Args:
-        model: on Keras's JAX backend.
+        model: the Keras model, on the JAX backend.
 
     Returns:
         The model, without a tokenizer: prompt it with token ids. Its parameters are the values of

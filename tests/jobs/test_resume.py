@@ -1,11 +1,10 @@
-"""Chunks of a job: in which files its rows are, and what is left of them after a kill."""
+"""The folder of a job: which job it is of, in which files its rows are, and what a kill leaves."""
 
 import json
 
 import pytest
 
-from jaxspec.jobs.chunks import Chunks
-from jaxspec.jobs.files import InputShard, Output
+from jaxspec.jobs.resume import Chunks, InputShard, Output, manifest_of
 
 ROWS = [
     {"number": number, "text": f"{number}: \u00fc\u2028", "log_probs": [-0.1, None]}
@@ -132,3 +131,28 @@ def test_another_job_is_refused_by_its_first_difference(tmp_path):
         match=r"\(sounds: number 1 is \{'file': 'c.wav', 'bytes': 3\} there and None here\)",
     ):
         output.begin({"sounds": [first], "shard": 0})
+
+
+def test_a_job_is_begun_once_and_goes_on_with_what_it_began_with(tmp_path):
+    output = Output(tmp_path / "out", InputShard(), 4)
+    manifest = manifest_of(output, {"target": ["a", {}]}, {"seed": 1}, input=[])
+    output.check(resume=False)
+    assert not output.folder.exists()
+    with output.begun(manifest, 2, resume=False) as chunks:
+        chunks.add({"number": 1})
+        with pytest.raises(OSError, match="is using this folder"):
+            output.check(resume=True)
+    # as when another process begins the job after `check`
+    with (
+        pytest.raises(ValueError, match="holds a job already: give --resume"),
+        output.begun(manifest, 2, resume=False),
+    ):
+        pass
+    with output.begun(manifest, 2, resume=True) as chunks:
+        assert [number in chunks for number in (0, 1)] == [False, True]
+    changed = manifest_of(output, {"target": ["a", {}]}, {"seed": 2}, input=[])
+    with (
+        pytest.raises(ValueError, match=r"another job \(options: seed is 1 there and 2 here"),
+        output.begun(changed, 2, resume=True),
+    ):
+        pass
