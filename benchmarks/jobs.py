@@ -79,7 +79,9 @@ def refilled(prepared: Prepared, size: int, most: int, longest: int) -> Decoded:
     requests = [
         {"prompt": ids, "max_new_tokens": limit} for ids, limit in zip(prompts, limits, strict=True)
     ]
-    options = {name: prepared.options[name] for name in ("drafter", "gamma", "policy", "eos_ids")}
+    options = {
+        name: getattr(prepared.options, name) for name in ("drafter", "gamma", "policy", "eos_ids")
+    }
     job = jaxspec.generate_many(
         prepared.target,
         requests,

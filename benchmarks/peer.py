@@ -106,7 +106,7 @@ def decode_with_generate(
 
     def call(part: Prepared) -> None:
         eos = [int(token) for token in np.asarray(part.request.eos)[0] if token >= 0]
-        options: dict[str, Any] = dict(part.options) | {"eos_ids": eos}
+        options: dict[str, Any] = part.options.keywords() | {"eos_ids": eos}
         jaxspec.generate(part.target._replace(tokenizer=None), part.prompt, **options)
 
     calls: list[Callable[[], object]] = [functools.partial(call, part) for part in parts]

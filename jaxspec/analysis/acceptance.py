@@ -192,11 +192,9 @@ def _overlaps(text: TargetText) -> Float[np.ndarray, "B N"]:
     """Computes sum_x min(p(x), q(x)) at every position of a text; entries past its end have no
     meaning.
     """
-    rule = text.part.prepared.options["rule"]
+    rule = text.part.prepared.options.rule
     prepared = text.part.prepared
-    log_lenience = jnp.log(
-        jnp.float32(1.0 if rule is None or rule.lenience is None else rule.lenience)
-    )
+    log_lenience = jnp.log(jnp.float32(1.0 if rule.lenience is None else rule.lenience))
     lms = prepared.target.lm, drafting_model(prepared).lm
     traced = prepared.weights, prepared.request, prepared.prompt, text.tokens, log_lenience
     return np.asarray(_overlap(*lms, prepared.sampler, *traced), np.float64)
@@ -250,7 +248,7 @@ def preceding_tokens(
 
 def drafting_model(prepared: Prepared) -> core.Model:
     """Returns the model that a generation was given as its drafter."""
-    drafter = prepared.options["drafter"]
+    drafter = prepared.options.drafter
     if isinstance(drafter, core.Model) and prepared.drafter is not None:
         return prepared.drafter.models[0]  # which may share the target's encoder
     if isinstance(drafter, core.BoundDrafter):

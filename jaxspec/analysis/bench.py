@@ -610,7 +610,7 @@ class Predictor:
         costs = self._once(key, setting, lambda: cost.policy_costs(part, repeats=self._repeats))
         rows = len(part.request.max_new_tokens)
         return policies.adaptive(
-            *costs, together=cost.agreement("batch", rows, part.is_sampled, part.options["rule"])
+            *costs, together=cost.agreement("batch", rows, part.is_sampled, part.options.rule)
         )
 
     def _once(self, key: Any, setting: Setting, measure: Callable[[], Any]) -> Any:

@@ -428,7 +428,7 @@ def policy_costs(
     verify pass of Theorem 3.8 at its real cost, both with the rest of a round.
     """
     gamma = prepared.decoder.gamma
-    if prepared.options["drafter"] is None or not gamma:
+    if prepared.options.drafter is None or not gamma:
         raise ValueError(
             "nothing is drafted: expected a generation with a drafter, and at least 1 draft token"
         )
@@ -481,7 +481,8 @@ def _round_loops(
     """Returns a function from a number of draft tokens to a warm loop of rounds; all loops share a
     state.
     """
-    bound = as_drafter(prepared.options["drafter"], "drafter")
+    assert prepared.options.drafter is not None
+    bound = as_drafter(prepared.options.drafter, "drafter")
     full = bound._replace(functions=_full(bound.functions))
     gamma = prepared.decoder.gamma
 

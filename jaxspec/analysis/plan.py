@@ -33,6 +33,7 @@ from jaxspec.decode.request import Prepared, prepare
 from jaxspec.drafters.trees.children import DrawName
 from jaxspec.drafters.trees.shape import Choices
 from jaxspec.nets import net_of
+from jaxspec.sampling.params import KEEPS_ALL
 
 # a speed is near the best if no more than this part is missing; a chain is preferred to such a tree
 TOLERANCE = 0.03
@@ -459,7 +460,7 @@ def of_pair(
     """Measures a pair of models on prompts, and yields a plan for each batch size.
 
     Tokens per round come from replaying the rejection rule along the target's own texts (`replay`),
-    for each draft. Another rule, top_k, top_p and min_p are not replayed: then draft tokens count
+    for each draft. Another rule and truncations are not replayed: then draft tokens count
     as independent, in texts as long. c and v are timed at each batch size, v at some gammas.
     `Plan.measured` has their intervals. Trees come from `best_trees` for each draw, for acceptance
     by rank and then for acceptance by depth, too.
@@ -488,9 +489,9 @@ def of_pair(
     at_least(1, most=most)
     tokens = None
     ratios = dict[str, np.ndarray]()
-    rule = prepared.options["rule"]
+    rule = prepared.options.rule
     draft = acceptance.drafting_model(prepared)
-    if (rule is None or rule.lenience == 1) and replay.can_replay(prepared):
+    if rule.lenience == 1 and replay.can_replay(prepared):
         trace = replay.collect(prepared)
         rate = replay.acceptance_rate(trace, rules.rejection())
         counts = trace.counts
@@ -504,8 +505,8 @@ def of_pair(
         ratios = {draw: replay.tree_ratios(trace, draw, children) for draw in draws}
     elif trees:
         raise ValueError(
-            "trees are planned for the rejection rule, without top_k, top_p or min_p: leave these "
-            "out"
+            f"trees are planned for the rejection rule, without {', '.join(KEEPS_ALL)}: leave "
+            "these out"
         )
     else:
         measured = acceptance.measure(prepared)
@@ -535,7 +536,7 @@ def of_pair(
         v = cost.interpolated_v(costs, most)
         if trees:  # c by width: the drafter's own v, where it takes the target's place
             alone = prepare(
-                draft, group.prompt, **dict(group.options) | {"drafter": draft, "policy": None}
+                draft, group.prompt, **group.options.keywords() | {"drafter": draft, "policy": None}
             )
             c = c * cost.interpolated_v(timed(alone), most)
         prices: dict[str, Any] = {"c": c, "v": v, "c_hat": c_hat}

@@ -49,6 +49,7 @@ from jaxspec.decode.request import Prepared
 from jaxspec.drafters.trees.children import DrawName, check
 from jaxspec.drafters.trees.shape import Choices
 from jaxspec.sampling import samplers
+from jaxspec.sampling.params import KEEPS_ALL
 
 CHUNK = 256  # positions at a time
 # draws of siblings at each position, where their acceptance is averaged over those before them
@@ -375,13 +376,13 @@ def _by_text(
 
 def _temperature(prepared: Prepared) -> float:
     """Returns the one temperature of a generation without truncation."""
-    option = prepared.options.get("temperature")
+    option = prepared.options.sampling.get("temperature")
     temperatures = np.unique(np.asarray(0.0 if option is None else option, np.float64))
     if len(temperatures) > 1 or not can_replay(prepared):
         raise ValueError(
-            "replay got temperatures that differ, top_k, top_p, min_p, or sampling options of the "
-            "drafter's own: expected one temperature for all rows, and logits processors, bias or "
-            "penalties if any"
+            f"replay got temperatures that differ, {', '.join(KEEPS_ALL)}, or sampling options of "
+            "the drafter's own: expected one temperature for all rows, and logits processors, bias "
+            "or penalties if any"
         )
     return float(temperatures[0])
 
@@ -392,8 +393,7 @@ def can_replay(prepared: Prepared) -> bool:
     """
     of_target = prepared.request.sampling_params
     of_draft = prepared.request.draft_sampling_params
-    truncated = (of_target.top_k, of_target.top_p, of_target.min_p)
-    return of_draft is None and all(value is None for value in truncated)
+    return of_draft is None and all(getattr(of_target, name) is None for name in KEEPS_ALL)
 
 
 def _chunks(count: int) -> Iterator[Int[np.ndarray, " chunk"]]:

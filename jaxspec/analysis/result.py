@@ -165,29 +165,23 @@ def setting_of(prepared: Prepared, name: str, batch: int) -> Setting:
     """Makes a setting of a generation, for a task of some name and a number of prompts at a
     time.
     """
-    options = dict(prepared.options)
-    samples = options.pop("num_samples", 1)
-    if samples != 1:
+    o = prepared.options
+    if o.num_samples != 1:
         raise ValueError(
-            f"num_samples is {samples}: expected 1, and each prompt as often as its samples"
+            f"num_samples is {o.num_samples}: expected 1, and each prompt as often as its samples"
         )
-    drafter, gamma, rule, policy, limit, _, eos = (
-        options.pop(name)
-        for name in ("drafter", "gamma", "rule", "policy", "max_new_tokens", "key", "eos_ids")
-    )
-    if np.ndim(limit) or any(
-        np.ndim(value) for name, value in options.items() if name == "temperature"
-    ):
+    if np.ndim(o.max_new_tokens) or np.ndim(o.sampling.get("temperature", 0.0)):
         raise ValueError(
             "a setting has one max_new_tokens and one temperature for all of its prompts"
         )
-    task = Task(name, prepared.prompt, int(limit), ends=eos != ())
+    task = Task(name, prepared.prompt, int(o.max_new_tokens), ends=o.eos_ids != ())
+    told = {*Setting._fields, "max_new_tokens", "key", "eos_ids", "num_samples"}
     sampling = {
         option: value
-        for option, value in options.items()
-        if value is not None and value is not False
+        for option, value in o.keywords().items()
+        if option not in told and value is not None and value is not False
     }
-    return Setting(task, drafter, gamma, rule or rules.rejection(), policy, sampling, batch)
+    return Setting(task, o.drafter, o.gamma, o.rule, o.policy, sampling, batch)
 
 
 class SettingSummary(NamedTuple):

@@ -19,23 +19,13 @@ from scipy.io import wavfile
 from jaxspec import files
 from jaxspec.audio.features import RATE
 from jaxspec.decode.option_names import OTHER_NAMES, asks_for_nothing
-from jaxspec.sampling.params import NAMES
+from jaxspec.decode.options import OPTIONS
 
 ENDING = ".wav"
 PATHS = ("audio", "audio_filepath")  # fields of a line that name its sound
-# Options that hold for all sounds and cannot be in a line: ours, and other libraries' names.
-OF_ALL = {
-    "task",
-    "timestamps",
-    "drafter",
-    "gamma",
-    "rule",
-    "policy",
-    "max_new_tokens",
-    "stop",
-    *NAMES,
-    *OTHER_NAMES,
-}
+# Options that hold for all sounds and cannot be in a line: ours, and other libraries' names. A "key"
+# is a sound's name in many lists.
+OF_ALL = {"task", "timestamps", *OPTIONS, *OTHER_NAMES} - {"key"}
 
 
 def read(path: str | Path) -> Float[np.ndarray, " N"]:

@@ -7,7 +7,7 @@ import numbers
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Unpack
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,27 +18,24 @@ from jaxspec import optional_imports
 from jaxspec.audio import features, files, rules, windows
 from jaxspec.audio.windows import Segment
 from jaxspec.core import (
-    BoundDrafter,
-    BoundPolicy,
-    Drafter,
     LanguageModel,
     Model,
     Params,
-    Policy,
     Prompt,
     Room,
-    Rule,
     programs,
     token_ids,
 )
 from jaxspec.core.checks import integers, one_of
 from jaxspec.decode import inputs, option_names
 from jaxspec.decode.generate import generate
+from jaxspec.decode.options import check_shared, shown
 from jaxspec.decode.request import named
 from jaxspec.nets.whisper import Speech, WhisperConfig, speech_of
-from jaxspec.sampling import SamplingOptions
 from jaxspec.sampling.params import OPTIONS
 
+# options of `generate` that `transcribe` takes
+TAKEN = ("drafter", "gamma", "rule", "policy", "key", "logits_processors", *OPTIONS)
 Sound = str | os.PathLike[str] | Float[np.ndarray, " N"]
 """The path of a .wav file, or a waveform: 16,000 samples for each second, from -1 to 1."""
 
@@ -58,21 +55,17 @@ class Transcript(NamedTuple):
         return [token for segment in self.segments for token in segment.tokens]
 
 
+@shown(TAKEN)
 def transcribe(
     target: Model,
     audio: Sound | Sequence[Sound],
     *,
-    drafter: Model | Drafter | BoundDrafter | str | None = None,
     language: str | None = None,
     task: str | None = None,
     timestamps: bool = True,
     batch_size: int = 16,
-    gamma: int = 5,
-    rule: Rule | None = None,
-    policy: BoundPolicy | Policy | None = None,
     max_new_tokens: int | None = None,
-    key: Any = None,
-    **sampling: Unpack[SamplingOptions],
+    **options: Any,
 ) -> list[Transcript]:
     """Transcribes sound with a Whisper model, faster with a `drafter`; the text stays the same.
 
@@ -84,8 +77,6 @@ def transcribe(
     Args:
         target: a Whisper model.
         audio: a path or a waveform, or several.
-        drafter: a Model, which reads the target's encoder where their encoders are equal
-            (distil-whisper), or any of `jaxspec.drafters`. None for plain decoding.
         language: a code such as "de", or a name such as "german". None: the one that the model's
             files name, or each sound's own, as its first window tells.
         task: "transcribe" or "translate" (to English). None: the one that the model's files name,
@@ -93,11 +84,11 @@ def transcribe(
         timestamps: whether the text has timestamps, as longer sound needs. Without them a sound of
             at most 30 seconds is one segment, if the model keeps to it.
         batch_size: windows decoded at a time.
-        gamma, rule, policy, key: options of `jaxspec.generate`. Each window of each sound has a
-            different key.
         max_new_tokens: most tokens of a window; None for as many as the model has positions.
-        **sampling: temperature and the other numbers of `sampling.SamplingOptions`, each for all
-            sounds; logit_bias, banned, logits_processors.
+        **options: options of `jaxspec.generate`, each for all sounds: drafter, gamma, rule, policy,
+            key, and the `sampling.SamplingOptions` apart from patterns. A drafter that is a Model
+            reads the target's encoder where their encoders are equal (distil-whisper). Each window
+            of each sound has a different key.
 
     Returns:
         A transcript for each sound, in their order.
@@ -133,8 +124,8 @@ def transcribe(
             f"audio is of type {type(audio).__name__}: expected a path, a waveform, or a list of "
             "these"
         )
-    option_names.check_names(sampling, [*OPTIONS, "logits_processors"])
-    inputs.check_shared(sampling, "expected one for all sounds")
+    option_names.check_names(options, [*(transcribe.__kwdefaults__ or ()), *TAKEN])
+    check_shared(options, "expected one for all sounds")
     inputs.check_type(
         language, str | None, "language", "a code such as 'de', the same for all sounds"
     )
@@ -142,8 +133,7 @@ def transcribe(
     sounds = [Recording(number, sound) for number, sound in enumerate(all_sounds)]
     if not sounds:
         raise ValueError("got no sounds: expected at least one path or waveform")
-    options = {"gamma": gamma, "rule": rule, "policy": policy, "key": key}
-    options |= {"drafter": named(drafter, target)} | sampling
+    options["drafter"] = named(options.get("drafter"), target)
     shared = Transcribing(language, task, timestamps, max_new_tokens)
     transcripts = dict[int, Transcript]()
     for number, result in iterate(target, sounds, min(batch_size, len(sounds)), shared, options):

@@ -23,14 +23,16 @@ from jaxspec.cli import console, names, options, signals
 from jaxspec.cli import pair as pairs
 from jaxspec.cli.console import Console
 from jaxspec.cli.old_names import new_manifest
-from jaxspec.cli.options import PREFIX, flag, group_of, number, sampling_options, text
+from jaxspec.cli.options import described, flag, generation_options, group_of, number, text
 from jaxspec.cli.pair import COST_REPEATS, Pair
 from jaxspec.core import Model, State, token_rows
 from jaxspec.core.checks import in_range
 from jaxspec.decode import encoding, inputs
+from jaxspec.decode.options import OPTIONS, gathered
 from jaxspec.decode.request import Prepared, prepare
 from jaxspec.files import digests
 from jaxspec.jobs import Completion, Progress, generate_many, openai
+from jaxspec.jobs.fields import JOB_OPTIONS
 from jaxspec.jobs.files import PROMPT, Source, Survey, check_paths
 from jaxspec.jobs.many import WidePrompt
 from jaxspec.jobs.prompts import Line, PromptReader, limits_of
@@ -39,7 +41,10 @@ from jaxspec.jobs.slots import Row, Slots
 
 # Options that may change when a job is resumed, since its results do not depend on them. The
 # manifest has every other option, so a new option is part of the job unless it is named here.
-INDEPENDENT = ("output", "slots", "mesh")
+INDEPENDENT = {
+    *("output", "mesh"),
+    *(name for name, option in (OPTIONS | JOB_OPTIONS).items() if not option.changes_results),
+}
 DESCRIBED_APART = (  # options that the manifest stores under another name, or as digests of files
     *("target", "draft", "adapter", "chat_template", "prefix"),
     *("input", "field", "chat", "shard", "num_shards", "chunk"),
@@ -49,7 +54,7 @@ GO_ON = "give the same command with --resume to go on; the rows that are done ar
 
 
 class BatchSettings(NamedTuple):
-    """The options of `batch` that define a job, except `INDEPENDENT` ones and sampling options."""
+    """The options of `batch` that define a job, with those of the table of `decode.options`."""
 
     input: Annotated[
         list[Path], text("FILE", "Prompts, one a line, or .jsonl; also .gz; repeatable.")
@@ -58,30 +63,21 @@ class BatchSettings(NamedTuple):
     pair: Pair = Pair()
     field: Annotated[str, text("NAME", "The field of a JSON line that has the prompt.")] = "prompt"
     chat: Annotated[bool, flag("Use the model's chat template.", "--chat")] = False
-    prefix: Annotated[str | None, text("TEXT|FILE", PREFIX)] = None
-    slots: Annotated[int, number("Rows decoded at a time.")] = 16
-    max_prompt_tokens: Annotated[
-        int | None, number("Longest prompt; by default what models read.")
-    ] = None
-    too_long: Annotated[
-        str, text("WHAT", "What becomes of longer prompts: error, truncate, skip.")
-    ] = "error"
+    prefix: Annotated[str | None, described(OPTIONS["prefix"])] = None
+    slots: Annotated[int, described(JOB_OPTIONS["slots"])] = JOB_OPTIONS["slots"].default
+    max_prompt_tokens: Annotated[int | None, described(JOB_OPTIONS["max_prompt_tokens"])] = None
+    too_long: Annotated[str, described(JOB_OPTIONS["too_long"])] = JOB_OPTIONS["too_long"].default
     chunk: Annotated[int, number("Lines of the input to a file of results.")] = 1024
     shard: Annotated[int, number("Which part of the input to decode.", least=0)] = 0
     num_shards: Annotated[int, number("Parts that the input is decoded in.")] = 1
-    log_probs: Annotated[bool, flag("Write log probabilities of tokens.", "--log-probs")] = False
-    top_log_probs: Annotated[
-        int | None, number("Also write the N best tokens at each place.", least=0)
-    ] = None
     tokens: Annotated[bool, flag("Write ids of tokens.", "--tokens")] = False
-    num_samples: Annotated[int, number("Texts of each prompt; they need a temperature.")] = 1
     openai: Annotated[bool, flag("Write lines in the form of OpenAI's batches.", "--openai")] = (
         False
     )
 
 
 @group_of("settings", BatchSettings)
-@sampling_options
+@generation_options
 def batch(
     settings: BatchSettings,
     resume: Annotated[
@@ -92,7 +88,7 @@ def batch(
     ] = None,
     as_json: Annotated[bool, flag("Print what was done as JSON.", "--json")] = False,
     *,
-    sampling: dict[str, Any],
+    generation: dict[str, Any],
 ) -> None:
     """Decode files of prompts, many prompts at a time.
 
@@ -110,7 +106,7 @@ def batch(
         options.check_json_lines(settings.input, field=(settings.field, PROMPT))
     err = Console(stderr=True, highlight=False)
     with signals.leaving_soon(lambda: say_interrupted(err)), contextlib.ExitStack() as stack:
-        job, chunks = _begun(settings, sampling, resume, err, stack)
+        job, chunks = _begun(settings, generation, resume, err, stack)
         # A resumed job counts the rows on disk, and goes on with the others.
         with err.status("reading the rows that are there"):
             rows = itertools.chain.from_iterable(map(openai.rows_of, chunks.rows()))
@@ -201,7 +197,7 @@ class _BatchJob(NamedTuple):
 
 def _begun(
     settings: BatchSettings,
-    sampling: dict[str, Any],
+    chosen: dict[str, Any],
     resume: bool,
     err: Console,
     stack: contextlib.ExitStack,
@@ -211,10 +207,7 @@ def _begun(
     `stack` keeps the folder's lock and the chunks' files.
     """
     pair = pairs.with_drafter(settings.pair)
-    generation = pairs.checked_options(pair, sampling)
-    generation |= {
-        name: getattr(settings, name) for name in ("log_probs", "top_log_probs", "num_samples")
-    }
+    generation = pairs.checked_options(pair, chosen)
     shared = None if settings.prefix is None else pairs.prefix_text(settings.prefix)
     shard = InputShard(settings.shard, settings.num_shards)
     source = Source(
@@ -258,7 +251,7 @@ def _begun(
         with err.status("looking for a line that can be decoded"):
             _check_some_line(job)
     with err.status("reading the models' files"):
-        description = _description(settings, pair, shared, sampling)
+        description = _description(settings, pair, shared, chosen)
         manifest = manifest_of(output, *description, **source.description())
     with err.status("looking for rows that are there"):
         chunks = stack.enter_context(
@@ -270,7 +263,7 @@ def _begun(
 
         costs = output.costs(lambda: _costs(job, err))
         together = agreement(
-            "slots", settings.slots, bool(sampling.get("temperature")), generation["rule"]
+            "slots", settings.slots, bool(chosen.get("temperature")), generation["rule"]
         )
         job = job._replace(
             generation=job.generation
@@ -280,7 +273,7 @@ def _begun(
 
 
 def _description(
-    settings: BatchSettings, pair: Pair, shared: str | None, sampling: dict[str, Any]
+    settings: BatchSettings, pair: Pair, shared: str | None, chosen: dict[str, Any]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Returns a job's models, each with the digests of its files, and its options."""
     from jaxspec.weights import loading
@@ -292,12 +285,14 @@ def _description(
         models["draft"] = [pair.draft, names.file_digests(pair.draft)]
     excluded = (*INDEPENDENT, *DESCRIBED_APART)
     options_of_job = {
-        name: value for name, value in options.flat(settings).items() if name not in excluded
+        name: value
+        for name, value in (options.flat(settings) | chosen).items()
+        if name not in excluded
     }
     template = None
     if pair.chat_template is not None:
         template = digests.of_file(Path(pair.chat_template))
-    return models, options_of_job | sampling | {"prefix": shared, "chat_template": template}
+    return models, options_of_job | {"prefix": shared, "chat_template": template}
 
 
 def _decode(
@@ -312,7 +307,7 @@ def _decode(
     for rows in _by_prompt(job.results(feed, progress=bar.update, skipped=chunks.skip)):
         totals = functools.reduce(Progress.plus, rows, totals)
         # All texts of a prompt go to the journal together: a prompt is done or not.
-        chunks.add(*_lines(rows, job.settings))
+        chunks.add(*_lines(rows, job))
         if max_errors is not None and totals.failed > max_errors:
             break
     return totals
@@ -331,9 +326,10 @@ def _by_prompt(results: Iterable[Completion]) -> Iterator[list[dict[str, Any]]]:
             ]
 
 
-def _lines(rows: list[dict[str, Any]], settings: BatchSettings) -> list[dict[str, Any]]:
+def _lines(rows: list[dict[str, Any]], job: _BatchJob) -> list[dict[str, Any]]:
     """Returns the lines to write for the rows of one prompt."""
-    if not (settings.tokens or settings.log_probs or settings.top_log_probs is not None):
+    settings = job.settings
+    if not settings.tokens and gathered(job.generation).reported is None:
         rows = [{name: value for name, value in row.items() if name != "tokens"} for row in rows]
     if settings.openai:
         return [openai.response(rows, settings.pair.target)]

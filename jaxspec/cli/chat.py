@@ -71,7 +71,7 @@ def chat(
     context: typer.Context,
     system: Annotated[str | None, text("TEXT", "The system's message.")] = None,
     *,
-    sampling: dict[str, Any],
+    generation: dict[str, Any],
 ) -> None:
     """Talk with a model: each line is a message, and its answer is printed as it comes.
 
@@ -89,15 +89,15 @@ def chat(
         jaxspec chat --target model.gguf -d prompt_lookup --system "Be brief."
     """
     pair = pairs.with_drafter(pair)
-    generation = pairs.checked_options(pair, sampling)
+    options = pairs.checked_options(pair, generation)
     if not typed(context, ("max_new_tokens",)):
-        generation["max_new_tokens"] = None  # jaxspec.chat then fits it to the models
+        options["max_new_tokens"] = None  # jaxspec.chat then fits it to the models
     out = Console(highlight=False, soft_wrap=True)
     err = Console(stderr=True, highlight=False)
     with err.status("loading the models"):
         target, drafter = pairs.load(pair)
         target, task = _with_task(target)
-        talk = begin(target, drafter=drafter, system=system, stop=pair.stop or (), **generation)
+        talk = begin(target, drafter=drafter, system=system, stop=pair.stop or (), **options)
     if task is not None:
         err.print(
             Text(f"{target.name} is not tuned to chat: {task.description}.", "dim"), soft_wrap=True
@@ -112,7 +112,7 @@ def chat(
                 "dim",
             )
         )
-    is_greedy = not sampling.get("temperature")
+    is_greedy = not generation.get("temperature")
     try:
         for entry in entries.typed() if is_typed else entries.piped(sys.stdin.buffer):
             if entry.command in ("quit", "exit"):

@@ -16,7 +16,7 @@ from jaxspec.cli import console, names, options, show
 from jaxspec.cli import pair as pairs
 from jaxspec.cli import prompts as prompting
 from jaxspec.cli.console import Console
-from jaxspec.cli.options import PREFIX, flag, group_of, number, sampling_options, text
+from jaxspec.cli.options import described, flag, generation_options, group_of, number, text
 from jaxspec.cli.pair import COST_REPEATS, Pair
 from jaxspec.cli.prefill import WatchedPrefill, cut, read_tokens
 from jaxspec.core import Model
@@ -24,6 +24,7 @@ from jaxspec.core.checks import one_of
 from jaxspec.decode import beam_search, loop
 from jaxspec.decode.batches import Batch, in_batches
 from jaxspec.decode.generate import complete, pieces
+from jaxspec.decode.options import OPTIONS, Options, gathered
 from jaxspec.decode.output import BeamSearch
 from jaxspec.decode.request import Prepared, prepare
 from jaxspec.trace import TokensView, TracedRound
@@ -36,26 +37,21 @@ Your own model: jaxspec generate --target FOLDER_OR_HUB_ID "a prompt"
 Its speed here: jaxspec bench, with the same --target; all else: jaxspec --help"""
 STOPS = {"no": False, "yes": True, "never": "never"}
 NOT_WITH_BEAMS = (
-    *("policy", "rule", "stop", "prefix", "ban", "num_samples"),
+    *("policy", "rule", "stop", "prefix", "ban"),
     *("trace", "numbers", "compare", "stats"),
 )
+# options of a generation that a beam search takes, too
+SEARCHED = [name for name in (beam_search.__kwdefaults__ or ()) if name in Options._fields]
 
 
 class GenerateSettings(NamedTuple):
     """The options of `generate`, except sampling, beam search and output."""
 
     pair: Pair = Pair()
-    num_samples: Annotated[int, number("Texts of each prompt; they need a temperature.")] = 1
     batch: Annotated[int, number("Prompts decoded at a time.")] = 1
-    prefix: Annotated[str | None, text("TEXT|FILE", PREFIX)] = None
+    prefix: Annotated[str | None, described(OPTIONS["prefix"])] = None
     ban: Annotated[
         list[int] | None, text("ID", "A token id that is never generated; repeatable.")
-    ] = None
-    log_probs: Annotated[
-        bool, flag("With --json: log probabilities of the tokens.", "--log-probs")
-    ] = False
-    top_log_probs: Annotated[
-        int | None, number("With --json: also the N best tokens at each place.", least=0)
     ] = None
     chat: Annotated[bool, flag("Use the model's chat template.", "--chat")] = False
 
@@ -87,7 +83,7 @@ class Shown(NamedTuple):
 @group_of("settings", GenerateSettings)
 @group_of("search", BeamOptions)
 @group_of("shown", Shown)
-@sampling_options
+@generation_options
 def generate(
     settings: GenerateSettings,
     search: BeamOptions,
@@ -105,7 +101,7 @@ def generate(
         bool, flag("First measure how often a draft head is right.", "--check")
     ] = False,
     *,
-    sampling: dict[str, Any],
+    generation: dict[str, Any],
     context: typer.Context,
 ) -> None:
     """Generate text with speculative decoding, and show what it took.
@@ -123,11 +119,12 @@ def generate(
     pair = pairs.with_drafter(settings.pair, default=pairs.NONE if search.beams else None)
     prefix = None if settings.prefix is None else pairs.prefix_text(settings.prefix)
     settings = settings._replace(pair=pair, prefix=prefix)
-    _refuse(settings, search, shown, sampling, context)
+    _refuse(settings, search, shown, generation, context)
     texts = prompting.from_arguments(prompt, prompts, count)
     as_lines = shown.as_json and (prompts is not None or prompt == "-")
     is_example = not (texts or shown.compare or pair.stop)
-    generation = pairs.checked_options(pair, sampling)
+    report = options.flat(settings) | {"temperature": 0.0} | generation
+    generation = pairs.checked_options(pair, generation)
     if not options.typed(context, ("max_new_tokens",)):
         generation["max_new_tokens"] = None  # jaxspec.generate then fits it to the models
     out = Console(highlight=False)
@@ -149,8 +146,7 @@ def generate(
     if shown.as_json:
         reports, records = _reported(texts, decoded, shown.trace, as_lines)
         results = _compared(prepared, settings, err) if shown.compare else None
-        described = options.flat(settings) | {"temperature": 0.0} | sampling
-        totals = show.totals_report(prepared, described, records, results)
+        totals = show.totals_report(prepared, report, records, results)
         console.print_json(totals if as_lines else show.whole_report(reports, totals))
         return None
     _printed(texts, decoded, prepared, pair, shown, out)
@@ -167,7 +163,7 @@ def _refuse(
     settings: GenerateSettings,
     search: BeamOptions,
     shown: Shown,
-    sampling: dict[str, Any],
+    generation: dict[str, Any],
     context: typer.Context,
 ) -> None:
     """Raises ValueError if options would be ignored or contradict each other."""
@@ -189,17 +185,18 @@ def _refuse(
         raise ValueError(
             "--numbers are those of draft tokens: it needs a --draft, and a --gamma above 0"
         )
-    if (settings.log_probs or settings.top_log_probs is not None) and not shown.as_json:
+    if gathered(generation).reported is not None and not shown.as_json:
         raise ValueError("--log-probs and --top-log-probs are reported as JSON only: add --json")
-    if settings.num_samples > 1 and not sampling.get("temperature") and not search.beams:
+    num_samples = generation["num_samples"]
+    if num_samples > 1 and not generation.get("temperature") and not search.beams:
         raise ValueError(
-            f"--num-samples is {settings.num_samples} at temperature 0, where all texts are one: "
-            "set -t"
+            f"--num-samples is {num_samples} at temperature 0, where all texts are one: set -t"
         )
     if pair.chat_template is not None and not settings.chat:
         raise ValueError("--chat-template is for prompts that are messages: add --chat")
     if search.beams:
-        unread = options.typed(context, (*NOT_WITH_BEAMS, *sampling))
+        sampled = [name for name in generation if name not in SEARCHED]
+        unread = options.typed(context, (*NOT_WITH_BEAMS, *sampled))
         options.refuse(unread, "--beams, which does not sample, and shows no rounds,")
         one_of(search.early_stopping, "--early-stopping", STOPS)
     else:
@@ -283,10 +280,9 @@ def _load(
             texts = prompting.examples_for(target)
         else:
             texts = prompting.heldout_for(target, count)
-    texts = [text for text in texts for _ in range(settings.num_samples)]  # a row per sample
-    generation = generation | {
-        name: getattr(settings, name) for name in ("log_probs", "top_log_probs")
-    }
+    generation = dict(generation)
+    num_samples = generation.pop("num_samples")
+    texts = [text for text in texts for _ in range(num_samples)]  # a row per sample
     if settings.ban:
         generation["banned"] = tuple(settings.ban)
     prompts: Any = texts
@@ -305,7 +301,7 @@ def _check_head(prepared: Prepared, pair: Pair, err: Console) -> None:
     from jaxspec.draft_heads import by_name, load
     from jaxspec.draft_heads.check import check_acceptance
 
-    drafter = prepared.options["drafter"]
+    drafter = prepared.options.drafter
     name = str(pair.draft)
     if drafter is None or isinstance(drafter, Model) or drafter.target is None:
         raise ValueError(f"--check is of heads, which read hidden states: --draft is {name}")
@@ -327,7 +323,7 @@ def _with_costs(prepared: Prepared, settings: GenerateSettings) -> Prepared:
     batch = next(in_batches(prepared, settings.batch)).prepared
     costs = policy_costs(batch, repeats=COST_REPEATS)
     rows = len(batch.request.max_new_tokens)
-    together = agreement("batch", rows, prepared.is_sampled, prepared.options["rule"])
+    together = agreement("batch", rows, prepared.is_sampled, prepared.options.rule)
     return prepared.replace(
         policy=names.policy(settings.pair.policy, **costs._asdict(), together=together)
     )
@@ -410,7 +406,7 @@ def _search(
     out: Console,
 ) -> None:
     """Searches a batch at a time; prints hypotheses and totals as text, JSON or JSON lines."""
-    drafter = prepared.options["drafter"]
+    drafter = prepared.options.drafter
     if drafter is not None and not isinstance(drafter, Model):
         raise ValueError(
             f"--beams takes a model that drafts, not {settings.pair.draft}: or --draft none"
@@ -422,8 +418,6 @@ def _search(
         "length_penalty": search.length_penalty,
         "early_stopping": stopping,
     }
-    kept = ("drafter", "gamma", "eos_ids", "log_probs", "top_log_probs")
-    shared |= {name: prepared.options[name] for name in kept}
     groups = list(in_batches(prepared, settings.batch))
     _beams_of(groups[0].prepared, shared)  # compiles
     if not as_json:
@@ -465,6 +459,5 @@ def _search(
 
 def _beams_of(batch: Prepared, shared: dict[str, Any]) -> BeamSearch:
     """Searches with the prompts of a batch, each to its limit."""
-    return beam_search(
-        batch.target, batch.prompt, max_new_tokens=batch.options["max_new_tokens"], **shared
-    )
+    generation = {name: getattr(batch.options, name) for name in SEARCHED}
+    return beam_search(batch.target, batch.prompt, **generation, **shared)

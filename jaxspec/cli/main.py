@@ -89,7 +89,7 @@ class Command(TyperCommand):
         params = self.get_params(ctx)
         is_many = len(params) > options.MANY
         if is_many:  # in the order of their groups' tables
-            params = sorted(params, key=lambda param: options.place(str(param.name))[1])
+            params = sorted(params, key=lambda param: options.place(str(param.name))[1:])
         sections = dict[str, list[tuple[str, str]]]()
         for param in params:
             record = param.get_help_record(ctx)

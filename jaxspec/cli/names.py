@@ -183,6 +183,7 @@ def check_options(drafter: bool, **options: Any) -> None:
     """
     import jax.numpy as jnp
 
+    from jaxspec.decode.options import OPTIONS
     from jaxspec.decode.request import prepare
     from jaxspec.structured import byte_dfa, patterns
     from jaxspec.testing import table_model_from
@@ -191,7 +192,11 @@ def check_options(drafter: bool, **options: Any) -> None:
     if pattern is not None and pattern.regex is not None:  # the part that needs no tokenizer
         byte_dfa.from_regex(pattern.regex)
     table = table_model_from(jnp.zeros((2, 2), jnp.float32))
-    others = {name: value for name, value in options.items() if name not in patterns.NAMES}
+    others = {
+        name: value
+        for name, value in options.items()
+        if name not in patterns.NAMES and OPTIONS[name].group != "Output"
+    }
     prepare(table, [[0]], drafter=table if drafter else None, **others)
 
 

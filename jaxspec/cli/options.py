@@ -9,32 +9,31 @@ import re
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
+
+if TYPE_CHECKING:
+    from jaxspec.core.options import Option
 
 # the default pair
 TARGET = "debian-t5-large"
 DRAFT = "debian-t5-draft"
-PREFIX = "What all prompts begin with, read once."
 NEW_TOKENS = "Most new tokens of each prompt; fewer than elsewhere (128), as runs are repeated."
-# The groups of options in long help texts, by the names of their values, in order.
+# The groups of options in long help texts, by the names of their values, in order. A * stands for
+# the other options of `jaxspec.generate`, whose groups are in `decode.options`.
 GROUPS = {
     "Prompts": "input sounds field prompts count task language no_timestamps prefix system chat "
     "chat_template prompt start end",
     "Model": "target adapter source_language target_language dtype mesh topology device",
-    "Drafting": "draft draft_dtype draft_temperature draft_top_k draft_top_p gamma policy rule "
-    "tree nodes check",
-    "Sampling": "temperature top_k top_p min_p repetition_penalty presence_penalty "
-    "frequency_penalty ban choices regex "
-    "json_schema seed num_samples max_new_tokens stop beams length_penalty early_stopping",
+    "Drafting": "draft draft_dtype * gamma policy rule tree nodes check",
+    "Sampling": "temperature * ban seed max_new_tokens stop beams length_penalty early_stopping",
     "Costs": "alpha c v c_hat row_tokens",
     "Running": "batch slots max_prompt_tokens too_long max_errors chunk shard num_shards rows "
     "full_length repeats timed no_speed also minutes resume",
-    "Output": "output openai trace numbers compare stats log_probs top_log_probs tokens csv "
-    "markdown save overwrite as_json help",
+    "Output": "output openai trace numbers compare stats * tokens csv markdown save overwrite "
+    "as_json help",
 }
-METAVARS = {float: "X", int: "N"}
 MANY = 12  # the number of options from which help shows groups
 
 
@@ -88,17 +87,22 @@ def spelling(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
-def place(name: str) -> tuple[str, int]:
+def place(name: str) -> tuple[str, int, int]:
     """Returns the group of an option, by the name of its value, and its place there.
 
-    >>> place("draft"), place("gamma"), place("unknown")
-    (('Drafting', 0), ('Drafting', 5), ('Other', 0))
+    >>> place("draft"), place("top_log_probs")[0], place("unknown")
+    (('Drafting', 0, 0), 'Output', ('Other', 0, 0))
     """
     groups = {title: names.split() for title, names in GROUPS.items()}
-    return next(
-        ((title, names.index(name)) for title, names in groups.items() if name in names),
-        ("Other", 0),
-    )
+    for title, names in groups.items():
+        if name in names:
+            return title, names.index(name), 0
+    from jaxspec.decode.options import OPTIONS  # here, since it imports JAX
+
+    if name not in OPTIONS:
+        return "Other", 0, 0
+    title = OPTIONS[name].group
+    return title, groups[title].index("*"), list(OPTIONS).index(name)
 
 
 def typed(context: typer.Context, names: Iterable[str]) -> list[str]:
@@ -261,41 +265,62 @@ def flat(settings: Any) -> dict[str, Any]:
     return names
 
 
-def sampling_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Adds an option to a command for each entry of `sampling.params.OPTIONS` that has a place on
-    the command line.
+def described(option: Option, more: str = "") -> Any:
+    """Describes an option of `jaxspec.generate` or a job to typer; `more` is added to its help."""
+    assert option.flag is not None, option.name
+    short = [option.flag.short] if option.flag.short else []
+    is_number = option.flag.type in (int, float)
+    return typer.Option(
+        *[spelling(option.name), *short],
+        help=f"{option.help} {more}".strip(),
+        metavar=option.flag.metavar or None,
+        min=option.flag.least if is_number else None,
+    )
 
-    The command gets those that are set as one argument, `sampling`: a dict of arguments for
+
+def sampling_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Adds the sampling options of `decode.options` that have a flag to a command.
+
+    The command gets those that are set as one argument, `generation`: a dict of arguments for
     `jaxspec.generate`.
 
     >>> @sampling_options
-    ... def command(prompt: str, sampling: dict) -> None:
-    ...     print(prompt, sampling)
+    ... def command(prompt: str, generation: dict) -> None:
+    ...     print(prompt, generation)
     >>> command(prompt="a", top_k=5, min_p=None, temperature=None)
     a {'top_k': 5}
     """
-    from jaxspec.sampling.params import OPTIONS
+    from jaxspec.sampling import SamplingOptions
 
-    # Options of `generate` without a kind, such as logit_bias, have no place on a command line.
-    described = {
-        name: (option.kind, METAVARS[option.kind], option.help)
-        for name, option in OPTIONS.items()
-        if option.kind is not None
-    }
-    described |= {name: (str, metavar, help) for name, (metavar, help, _) in PATTERNS.items()}
-    flags = {"temperature": ("--temperature", "-t")}
-    members = [
-        _option(name, Annotated[value_type | None, text(metavar, help, *flags.get(name, ()))], None)
-        for name, (value_type, metavar, help) in described.items()
-    ]
-    return group("sampling", members, _sampling)(command)
+    return _table_options(command, SamplingOptions.__annotations__)
 
 
-def _sampling(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the sampling options that are set, with patterns read as `generate` takes them."""
+def generation_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Adds sampling options, as `sampling_options` does, and those of what comes with a text."""
+    from jaxspec.decode.options import OPTIONS
+    from jaxspec.sampling import SamplingOptions
+
+    output = [name for name, option in OPTIONS.items() if option.group == "Output"]
+    return _table_options(command, [*SamplingOptions.__annotations__, *output])
+
+
+def _table_options(command: Callable[..., None], names: Iterable[str]) -> Callable[..., None]:
+    from jaxspec.decode.options import OPTIONS
+
+    members = list[inspect.Parameter]()
+    for name in names:
+        option = OPTIONS[name]
+        if option.flag is not None:
+            value_type = option.flag.type if option.default is not None else option.flag.type | None
+            members.append(_option(name, Annotated[value_type, described(option)], option.default))
+    return group("generation", members, _given)(command)
+
+
+def _given(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the options that are set, with patterns read as `generate` takes them."""
     options = {name: value for name, value in values.items() if value is not None}
     return options | {
-        name: read(options[name]) for name, (_, _, read) in PATTERNS.items() if name in options
+        name: read(options[name]) for name, read in READERS.items() if name in options
     }
 
 
@@ -312,19 +337,10 @@ def _schema(written: str) -> str:
     return files.read_text(written)
 
 
-# option: metavar, help, reader
-PATTERNS: dict[str, tuple[str, str, Callable[[str], Any]]] = {
-    "choices": (
-        "A,B",
-        "The text is one of these.",
-        lambda written: list(values(written, "--choices")),
-    ),
-    "regex": ("REGEX", "The whole text matches it.", str),
-    "json_schema": (
-        "FILE",
-        "A JSON schema that the text is valid for, or the schema itself.",
-        _schema,
-    ),
+# the readers of options that are not numbers
+READERS: dict[str, Callable[[str], Any]] = {
+    "choices": lambda written: list(values(written, "--choices")),
+    "json_schema": _schema,
 }
 
 

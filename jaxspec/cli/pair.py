@@ -10,18 +10,25 @@ import jax
 
 from jaxspec import files, sharding
 from jaxspec.cli import names
-from jaxspec.cli.options import TARGET, Adapter, ChatTemplate, Languages, refuse, seed_number, text
+from jaxspec.cli.options import (
+    TARGET,
+    Adapter,
+    ChatTemplate,
+    Languages,
+    described,
+    refuse,
+    seed_number,
+    text,
+)
 from jaxspec.core import BoundDrafter, Model
 from jaxspec.decode import prefix
+from jaxspec.decode.options import NEW_TOKENS, OPTIONS
 from jaxspec.decode.shared_prefix import SharedPrefix
 
 COST_REPEATS = 9  # timings of each pass for a policy; few, since the user waits for them
 NONE = "none"  # the name of a drafter that means plain decoding
 DRAFTS = "What drafts: a model or head, or a call of jaxspec.drafters (prompt_lookup); none."
-GAMMA = (
-    "Draft tokens a round (at most, with --policy). 3 suits the shipped pair; Python's default is "
-    "5."
-)
+GAMMA = f"3 suits the shipped pair; Python's default is {OPTIONS['gamma'].default}."
 
 
 class Pair(NamedTuple):
@@ -31,17 +38,15 @@ class Pair(NamedTuple):
         str, text("MODEL", "A shipped model, a folder, a hub id or a .gguf file.")
     ] = TARGET
     draft: Annotated[str | None, text("NAME", DRAFTS, "--draft", "-d")] = None
-    gamma: Annotated[int, text("N", GAMMA, "--gamma", "-g")] = 3
+    gamma: Annotated[int, described(OPTIONS["gamma"], GAMMA)] = 3
     policy: Annotated[
         str, text("NAME", "How many to draft: adaptive, heuristic, confidence=0.4, ...")
     ] = ""
     rule: Annotated[
         str, text("NAME", "Which drafts are accepted: rejection, block, lenient=0.3, ...")
     ] = ""
-    max_new_tokens: Annotated[
-        int, text("N", "Most new tokens of each text.", "--max-new-tokens", "-n")
-    ] = 128
-    stop: Annotated[list[str] | None, text("TEXT", "Ends the text; may be repeated.")] = None
+    max_new_tokens: Annotated[int, described(OPTIONS["max_new_tokens"])] = NEW_TOKENS
+    stop: Annotated[list[str] | None, described(OPTIONS["stop"], "May be repeated.")] = None
     seed: Annotated[int, seed_number("Seed of sampling; the same seed gives the same text.")] = 0
     dtype: Annotated[str, text("DTYPE", "float32, bfloat16, int8, int4, or int8/bfloat16.")] = (
         "float32"
@@ -66,8 +71,10 @@ def with_drafter(pair: Pair, default: str | None = None) -> Pair:
     return pair._replace(draft=None if draft == NONE else draft)
 
 
-def checked_options(pair: Pair, sampling: dict[str, Any]) -> dict[str, Any]:
-    """Checks all options; returns `jaxspec.generate`'s, except the drafter and token ids."""
+def checked_options(pair: Pair, others: dict[str, Any]) -> dict[str, Any]:
+    """Checks the pair's options and others of `jaxspec.generate`; returns all of them, except the
+    drafter and token ids.
+    """
     if pair.draft is not None:
         if pair.draft_dtype:
             names.check_dtype(pair.draft_dtype, "draft_dtype")
@@ -81,7 +88,7 @@ def checked_options(pair: Pair, sampling: dict[str, Any]) -> dict[str, Any]:
         "policy": names.policy(pair.policy) if pair.policy else None,
         "max_new_tokens": pair.max_new_tokens,
         "key": jax.random.key(pair.seed),
-        **sampling,
+        **others,
     }
     names.check_options(pair.draft is not None, **generation)
     return generation

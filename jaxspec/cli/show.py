@@ -44,9 +44,9 @@ def headline(prepared: Prepared, pair: Pair) -> Text:
     """Names the models, the drafter and the device, and the axes that a mesh cannot split."""
 
     target = prepared.target
-    drafter = prepared.options["drafter"]
+    drafter = prepared.options.drafter
     drafting = "plain decoding" if drafter is None else _drafting(drafter, pair)
-    temperature = prepared.options.get("temperature") or 0
+    temperature = prepared.options.sampling.get("temperature") or 0
     distribution = "greedy"
     if temperature != 0:
         distribution = f"temperature {temperature:g}, seed {pair.seed}"

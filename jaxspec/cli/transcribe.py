@@ -17,8 +17,9 @@ from jaxspec.cli import pair as pairs
 from jaxspec.cli.batch import ROWS_FAILED, say_interrupted
 from jaxspec.cli.console import Console
 from jaxspec.cli.old_names import new_manifest, new_spelling
-from jaxspec.cli.options import flag, group_of, number, refuse, text
+from jaxspec.cli.options import described, flag, group_of, number, refuse, text
 from jaxspec.cli.pair import Pair
+from jaxspec.decode.options import OPTIONS
 from jaxspec.jobs.resume import Chunks, InputShard, Output, manifest_of
 
 CHUNK = 1024  # sounds to a file of results
@@ -31,7 +32,7 @@ class TranscribeSettings(NamedTuple):
     draft: Annotated[
         str | None, text("NAME", "What drafts: a Whisper, prompt_lookup; none.", "--draft", "-d")
     ] = None
-    gamma: Annotated[int, text("N", "Draft tokens a round.", "--gamma", "-g")] = 5
+    gamma: Annotated[int, described(OPTIONS["gamma"])] = OPTIONS["gamma"].default
     language: Annotated[
         str | None, text("NAME", "The language spoken, such as de; else each sound's own.")
     ] = None

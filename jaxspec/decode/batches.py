@@ -11,11 +11,13 @@ import numpy as np
 from jaxtyping import Int
 
 from jaxspec import sharding
-from jaxspec.core import BoundPolicy, token_rows
+from jaxspec.core import token_rows
 from jaxspec.core.checks import at_least
+from jaxspec.core.options import Option
 from jaxspec.decode import loop
+from jaxspec.decode.options import OPTIONS, gathered
 from jaxspec.decode.request import Prepared
-from jaxspec.sampling.params import OPTIONS, bound_processors
+from jaxspec.sampling.params import bound_processors
 from jaxspec.structured import patterns
 
 
@@ -42,7 +44,7 @@ def take(prepared: Prepared, rows: Sequence[int] | Int[np.ndarray, " batch"]) ->
     ... )
     ([1], [7])
     """
-    samples = prepared.options["num_samples"]
+    samples = prepared.options.num_samples
     if samples > 1:
         raise ValueError(
             f"the generation has num_samples={samples}: measure one sample of each, "
@@ -53,35 +55,32 @@ def take(prepared: Prepared, rows: Sequence[int] | Int[np.ndarray, " batch"]) ->
     mesh = sharding.mesh_of(prepared.weights)
     if mesh is not None:
         prompt, request = sharding.place((prompt, request), len(index), mesh)
-    options = {
-        name: _of_rows(name, value, np.asarray(rows)) for name, value in prepared.options.items()
+    of_rows = {
+        name: _of_rows(OPTIONS[name], value, np.asarray(rows))
+        for name, value in prepared.options.keywords().items()
     }
-    if prepared.options["key"] is not None:
-        options["key"] = request.keys
-    policy = options["policy"]
-    if isinstance(policy, BoundPolicy):
-        options["policy"] = policy._replace(params=request.policy)
-    processors = options.get("logits_processors")
+    if prepared.options.key is not None:
+        of_rows["key"] = request.keys
+    if prepared.options.policy is not None:
+        of_rows["policy"] = prepared.options.policy._replace(params=request.policy)
+    processors = of_rows.get("logits_processors")
     if processors:
         pairs = zip(
             bound_processors(processors, "logits_processors"),
             request.sampling_params.processors,
             strict=True,
         )
-        options["logits_processors"] = tuple(
+        of_rows["logits_processors"] = tuple(
             bound._replace(params=values) for bound, values in pairs
         )
-    return prepared._replace(prompt=prompt, request=request, options=options)
+    return prepared._replace(prompt=prompt, request=request, options=gathered(of_rows))
 
 
-def _of_rows(name: str, value: Any, rows: np.ndarray) -> Any:
+def _of_rows(option: Option, value: Any, rows: np.ndarray) -> Any:
     """Takes some rows of an option that has one value for each; others stay as they are."""
-    if name in patterns.NAMES:
-        if patterns.is_per_row(name, value):
-            return [value[row] for row in rows]
-        return value
-    per_row = name == "max_new_tokens" or (name in OPTIONS and name != "banned")
-    if per_row and np.ndim(value) == 1 + (name == "logit_bias"):
+    if option.name in patterns.NAMES and patterns.is_per_row(option.name, value):
+        return [value[row] for row in rows]
+    if option.ndim is not None and np.ndim(value) > option.ndim:
         return np.asarray(value)[rows]
     return value
 
@@ -111,7 +110,7 @@ def whole_batches(prepared: Prepared, batch: int, rows: int) -> list[Prepared]:
     for numbers in np.arange(batch * max(1, rows // batch)).reshape(-1, batch):
         repeated = take(prepared, numbers % num_rows)
         lap = token_rows.on_device(numbers // num_rows)
-        if prepared.options["key"] is not None and numbers[-1] >= num_rows:
+        if prepared.options.key is not None and numbers[-1] >= num_rows:
             # Keys of repeated rows are folded by their lap, or the same texts would be measured
             # twice.
             keys = repeated.request.keys
@@ -120,7 +119,7 @@ def whole_batches(prepared: Prepared, batch: int, rows: int) -> list[Prepared]:
             )
             repeated = repeated._replace(
                 request=repeated.request._replace(keys=keys),
-                options=dict(repeated.options) | {"key": keys},
+                options=repeated.options._replace(key=keys),
             )
         parts.append(repeated)
     return parts

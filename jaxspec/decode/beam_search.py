@@ -39,10 +39,10 @@ from jaxspec.decode import beams as bookkeeping
 from jaxspec.decode import inputs, option_names, stopping
 from jaxspec.decode.beams import MODES, Beams, EarlyStopping, Goal
 from jaxspec.decode.encoding import Prompts
+from jaxspec.decode.options import OPTIONS
 from jaxspec.decode.output import BeamSearch
-from jaxspec.decode.request import Prepared, named, prepare, reported_tokens
+from jaxspec.decode.request import Prepared, named, prepare
 from jaxspec.drafters.model import known
-from jaxspec.sampling.params import NAMES
 from jaxspec.structured import patterns
 from jaxspec.structured.processor import RowState, after
 
@@ -118,11 +118,10 @@ def beam_search(
 
     Reference: Leviathan, Kalman, Matias, ICML 2023, arXiv 2211.17192, appendix A.4.
     """
-    refused = {*NAMES, "key", "rule", "policy"} - {*patterns.NAMES}
-    sampled = [name for name in options if name in refused]
-    if sampled:
+    unread = [name for name in options if name in OPTIONS and name not in patterns.NAMES]
+    if unread:
         raise ValueError(
-            f"beam search does not sample, and got {', '.join(sampled)}: use jaxspec.generate for "
+            f"beam search does not sample, and got {', '.join(unread)}: use jaxspec.generate for "
             "that"
         )
     option_names.check_names(options, [*(beam_search.__kwdefaults__ or ()), *patterns.NAMES])
@@ -159,8 +158,15 @@ def beam_search(
     )
     if draft is None:
         draft_beams = 0
-    top = reported_tokens(log_probs, top_log_probs, target.lm.vocab_size)
-    search = SearchPlan(target.lm, draft, beams, draft_beams, gamma, prepared.max_new_tokens, top)
+    search = SearchPlan(
+        target.lm,
+        draft,
+        beams,
+        draft_beams,
+        gamma,
+        prepared.max_new_tokens,
+        prepared.options.reported,
+    )
     _check_fits(search, prepared)
     final = sharding.fetch(_search(search, prepared.weights, prepared.prompt, goal))
     if final.failed.any():

@@ -13,6 +13,7 @@ from jaxspec.core import programs, token_rows, tree
 from jaxspec.decode import encoding, inputs, loop, output, shared_prefix, stopping
 from jaxspec.decode import state as states
 from jaxspec.decode.encoding import Prompts
+from jaxspec.decode.options import OPTIONS, shown
 from jaxspec.decode.output import WIDE, Generation, Piece
 from jaxspec.decode.request import Prepared, prepare
 from jaxspec.decode.shared_prefix import SharedPrefix
@@ -82,10 +83,8 @@ def generate(
             as for whole prompts.
         chat_template_kwargs: values for the template of conversations, such as {"enable_thinking":
             False}.
-        **sampling: temperature, top_k, top_p, min_p, repetition_penalty, presence_penalty,
-            frequency_penalty, logit_bias, banned, draft_temperature, draft_top_k, draft_top_p: a
-            number for all rows or one per row; `sampling.SamplingOptions` describes them. Greedy by
-            default.
+        **sampling: the options of `sampling.SamplingOptions`, such as temperature and top_p: a
+            number for all rows or one per row. Greedy by default.
 
     Raises:
         ValueError, TypeError: unusable input; the message names the value and the expected one.
@@ -245,6 +244,7 @@ def prefix(
     return SharedPrefix(tokens, target, bound, caches)
 
 
+@shown(name for name in OPTIONS if name != "stop")
 def stream(
     target: core.Model, prompt: Prompts, *, stop: Sequence[str] = (), **options: Any
 ) -> Iterator[Piece]:
@@ -408,7 +408,7 @@ def impossible_verdict(prepared: Prepared, where: str) -> ValueError:
     impossible token.
     """
     return ValueError(
-        f"the rule {getattr(prepared.options['rule'], 'name', 'of acceptance')} accepted more "
+        f"the rule {prepared.options.rule.name} accepted more "
         f"draft tokens than there were, or chose a token that the target lacks, {where}: expected "
         "num_accepted from 0 to draft.length, and next_token from 0 to "
         f"{prepared.target.lm.vocab_size - 1}"

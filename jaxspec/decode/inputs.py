@@ -18,7 +18,7 @@ from rich import filesize
 
 from jaxspec import sharding
 from jaxspec.core import LanguageModel, Model, chunks
-from jaxspec.sampling.params import OPTIONS, as_list
+from jaxspec.sampling.params import as_list
 
 LOADED = ("target", "drafter")  # arguments that are models
 MOST = 2**29  # new tokens: what a row holds is counted in int32
@@ -63,24 +63,6 @@ def check_model(
         f"{name} is Model({type(lm).__name__}, ...), whose first argument is no LanguageModel. "
         f"jaxspec.nets.adapters makes one: {way}"
     )
-
-
-def check_shared(options: Mapping[str, Any], advice: str) -> None:
-    """Raises ValueError if an option has a value for each of several rows; `advice` ends the
-    message.
-    """
-    for name in ("key", *OPTIONS):
-        # dimensions of a value that is the same for all
-        of_all_rows = 1 if name in ("logit_bias", "banned") else 0
-        if options.get(name) is None:
-            continue
-        # jax.random.PRNGKey makes an array.
-        if name == "key":
-            value = key_of(options[name])
-        else:
-            value = options[name]
-        if np.ndim(value) > of_all_rows:
-            raise ValueError(f"{name} has a value for each of several rows: {advice}")
 
 
 def check_type(value: Any, types: Any, name: str, expected: str, home: str = "") -> None:

@@ -85,14 +85,14 @@ def check_fits(prepared: Prepared) -> None:
     # tokens, counts and drafts of each round, in 32 bits
     history = 4 * size * batch * (5 + of_nodes * nodes)
     logits = 4 * (nodes + 1) * p.target.lm.vocab_size * batch
-    limit = int(np.max(options["max_new_tokens"]))
+    limit = int(np.max(options.max_new_tokens))
     purpose = f"max_new_tokens={limit} for {batch} prompts"
     lower = "max_new_tokens"
     if nodes >= inputs.LONG:
-        purpose = f"gamma={options['gamma']!r} for {batch} prompts"
+        purpose = f"gamma={options.gamma} for {batch} prompts"
         lower = "gamma"
-    elif options["num_samples"] > 1 and size <= inputs.LONG:
-        purpose = f"num_samples={options['num_samples']}"
+    elif options.num_samples > 1 and size <= inputs.LONG:
+        purpose = f"num_samples={options.num_samples}"
         lower = "num_samples"
     elif width > size:
         purpose = f"{batch} prompts of up to {width} tokens, padding included,"

@@ -13,6 +13,8 @@ from collections.abc import Iterable, Mapping, Sequence, Sized
 from typing import Any, NamedTuple
 
 from jaxspec.core import checks
+from jaxspec.core.options import OF_JOB
+from jaxspec.sampling.params import KEEPS_ALL, LACKING
 
 
 class OtherName(NamedTuple):
@@ -61,7 +63,7 @@ KEY = "it is called key"
 SEED_FIELD = "give seed, an integer"
 PENALTIES = "see repetition_penalty, presence_penalty and frequency_penalty"
 BANNED = "it is called banned, which takes ids; sampling.banned_words, of several tokens"
-TRUNCATED = "use top_k, top_p or min_p"
+TRUNCATED = f"use {', '.join(list(KEEPS_ALL)[:-1])} or {list(KEEPS_ALL)[-1]}"
 PROCESSORS = "see logit_bias, banned and logits_processors, which takes functions of your own"
 STRUCTURED = "give choices, regex or json_schema; there are no grammars"
 BEAMS = "only jaxspec.beam_search searches with beams"
@@ -69,7 +71,6 @@ GAMMA = "it is called gamma"
 DRAFTER = "it is called drafter"
 EGAG = "it is called policy=jaxspec.policies.entropy(least, most, beta)"
 LOOKUP = "it is called drafter=jaxspec.drafters.prompt_lookup(), and gamma"
-OF_JOB = "it holds for all of the job, and is an option of it"
 LOG_PROBS = "it is called log_probs; top_log_probs is the number of tokens"
 TOP_LOG_PROBS = "it is called top_log_probs"
 LOG_PROBS_OF_JOB = "log probabilities are an option of the job: log_probs, top_log_probs"
@@ -138,20 +139,7 @@ OTHER_NAMES: Mapping[str, OtherName] = {
     "rng": OtherName(KEY, in_lines=SEED_FIELD),
     # The distribution.
     "do_sample": OtherName("it is called temperature: 0 is greedy, 1 samples"),
-    "typical_p": OtherName(TRUNCATED, neutral=(1.0,)),
-    "epsilon_cutoff": OtherName(TRUNCATED, neutral=(0.0,)),
-    "eta_cutoff": OtherName(TRUNCATED, neutral=(0.0,)),
-    "top_a": OtherName(TRUNCATED, neutral=(0.0,)),
-    "top_h": OtherName(TRUNCATED),
-    "top_n_sigma": OtherName(TRUNCATED, neutral=(0.0, -1.0)),
-    "tfs_z": OtherName(TRUNCATED, neutral=(1.0,)),
-    "min_keep": OtherName(TRUNCATED, neutral=(0, 1)),
-    "min_tokens_to_keep": OtherName(TRUNCATED, neutral=(1,)),
-    "xtc_probability": OtherName(TRUNCATED, neutral=(0.0,)),
-    "xtc_threshold": OtherName(TRUNCATED, neutral=(0.0, 0.1)),
-    "mirostat": OtherName(TRUNCATED, neutral=(0,)),
-    "mirostat_tau": OtherName(TRUNCATED, neutral=(5.0,)),
-    "mirostat_eta": OtherName(TRUNCATED, neutral=(0.1,)),
+    **{name: OtherName(TRUNCATED, neutral=neutral) for name, neutral in LACKING.items()},
     "dynatemp_range": OtherName("a row has one temperature", neutral=(0.0,)),
     "dynatemp_exponent": OtherName("a row has one temperature", neutral=(1.0,)),
     "no_repeat_ngram_size": OtherName(PENALTIES, neutral=(0,)),

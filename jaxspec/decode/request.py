@@ -4,11 +4,11 @@ called.
 `generate`, `stream`, `chat`, `prefix` and `beam_search` begin with `prepare`, and check further
 options after it. `rollout` repeats what concerns the arrays that it is given anew.
 
-1. Names of options: `option_names.check_names`.
+1. Names of options: `options.check_names`.
 2. The target is a model: `inputs.check_model`.
 3. Arrays have values: `inputs.check_untraced`.
 4. Prompts are text, chats or ids: `encoding.encode`.
-5. Options have their types and ranges.
+5. Options have their types and ranges: `options.Options.read`.
 6. Each row has its values: `sampling_of`.
 7. The drafter fits the target: `bind`.
 8. Rows fit the models' positions: `check_positions`.
@@ -20,42 +20,23 @@ options after it. `rollout` repeats what concerns the arrays that it is given an
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, Unpack
+from collections.abc import Iterable
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
-from jaxspec import core, drafters, rules, sharding
+from jaxspec import core, drafters, sharding
 from jaxspec.core import noise, programs, round, token_ids, token_rows
-from jaxspec.core.checks import are_shapes, check_ids, in_range, integer, integers
-from jaxspec.decode import causality, inputs, option_names, shared_prefix
+from jaxspec.core.checks import are_shapes, check_ids
+from jaxspec.decode import causality, inputs, shared_prefix
 from jaxspec.decode.autoregressive import autoregressive
 from jaxspec.decode.encoding import Prompts, encode
-from jaxspec.decode.shared_prefix import SharedPrefix
+from jaxspec.decode.options import NEW_TOKENS, OPTIONS, Options, check_names, gathered, shown
 from jaxspec.decode.speculative import speculative
 from jaxspec.drafters.common import with_taps_of
 from jaxspec.drafters.share_encoder import difference, with_shared_encoder
-from jaxspec.sampling.params import NAMES, SamplingOptions, per_row, sampling_of, values_per_row
-
-NEW_TOKENS = 128  # most new tokens of a row, by default
-
-
-class Options(NamedTuple):
-    """The options of a generation apart from sampling; see `generate` for each."""
-
-    drafter: Any
-    gamma: Any
-    rule: Any
-    policy: Any
-    max_new_tokens: Any
-    key: Any
-    eos_ids: Any
-    num_samples: Any
-    log_probs: Any
-    top_log_probs: Any
-    trace_numbers: Any
-    prefix: Any
+from jaxspec.sampling.params import sampling_of, sizes_of, values_per_row
 
 
 class Prepared(NamedTuple):
@@ -70,7 +51,7 @@ class Prepared(NamedTuple):
         weights, prompt, request: the decoder's arguments; several rows of the request continue each
             prompt if several samples of it are asked for.
         max_new_tokens: size of the output: a bucket at least as large as any row's limit.
-        options: the arguments it was prepared with, but target and prompts.
+        options: the options it was prepared with.
         before: the prefix of all prompts that was read before; None: nothing.
     """
 
@@ -82,7 +63,7 @@ class Prepared(NamedTuple):
     prompt: core.Prompt
     request: core.Request
     max_new_tokens: int
-    options: Mapping[str, Any]
+    options: Options
     before: core.Before | None = None
 
     def replace(self, **options: Any) -> Prepared:
@@ -100,17 +81,19 @@ class Prepared(NamedTuple):
         (3, 7, 0)
         """
         _check_names(options)
-        if options.get("prefix") is not None:
-            raise ValueError(
-                "the prompts of a prepared generation have their prefix already: give it to prepare"
-            )
-        return _prepared(self.target, self.prompt, dict(self.options) | options)
+        for name in ("prefix", "chat_template_kwargs"):
+            if options.get(name) is not None:
+                raise ValueError(
+                    f"the prompts of a prepared generation have their {name} already: give it to "
+                    "prepare"
+                )
+        return _prepared(self.target, self.prompt, gathered(self.options.keywords() | options))
 
     def widths(self, length: int) -> tuple[int, int]:
         """Returns the padded width of prompts of at most `length` tokens, and the most tokens that
         are read of them.
         """
-        prefix = self.options["prefix"]
+        prefix = self.options.prefix
         width = token_rows.bucket(length)
         if prefix is None:
             return (width, width)
@@ -126,92 +109,46 @@ class Prepared(NamedTuple):
         return self.replace(drafter=None, policy=None)
 
 
+@shown(name for name in OPTIONS if name != "stop")
 @programs.outside_context_mesh
-def prepare(
-    target: core.Model,
-    prompts: Prompts,
-    *,
-    drafter: core.Model | core.Drafter | core.BoundDrafter | str | None = None,
-    gamma: int = 5,
-    rule: core.Rule | None = None,
-    policy: core.BoundPolicy | core.Policy | None = None,
-    max_new_tokens: Any = None,
-    key: Any = None,
-    eos_ids: Sequence[int | str] | int | str | None = None,
-    num_samples: int = 1,
-    log_probs: bool = False,
-    top_log_probs: int | None = None,
-    trace_numbers: bool = False,
-    prefix: SharedPrefix | None = None,
-    chat_template_kwargs: Mapping[str, Any] | None = None,
-    **sampling: Unpack[SamplingOptions],
-) -> Prepared:
+def prepare(target: core.Model, prompts: Prompts, **options: Any) -> Prepared:
     """A checked generation, ready to run: `generate` runs it at once, `rollout` inside a program of
     your own.
 
-    See `generate` for the arguments, their defaults and the errors; only memory is asked about when
-    it is run.
+    See `generate` for the options, their defaults and the errors. It takes all but `stop`. Only
+    memory is checked later, when the generation is run.
     """
-    _check_names(sampling)
+    _check_names(options)
     inputs.check_model(target, "target")
-    reported = {
-        "log_probs": log_probs,
-        "top_log_probs": top_log_probs,
-        "trace_numbers": trace_numbers,
-    }
-    named = Options(
-        drafter,
-        gamma,
-        rule,
-        policy,
-        max_new_tokens,
-        key,
-        eos_ids,
-        num_samples,
-        **reported,
-        prefix=prefix,
-    )
-    options = {**named._asdict(), **sampling}
-    inputs.check_untraced(
-        target.params, prompts, {**options, "drafter": getattr(drafter, "params", None)}
-    )
-    return _prepared(target, encode(target, prompts, prefix, chat_template_kwargs), options)
+    template = options.pop("chat_template_kwargs", None)
+    values = gathered(options)
+    arrays = options | {"drafter": getattr(values.drafter, "params", None)}
+    inputs.check_untraced(target.params, prompts, arrays)
+    return _prepared(target, encode(target, prompts, values.prefix, template), values)
 
 
-def _prepared(target: core.Model, prompt: core.Prompt, options: Mapping[str, Any]) -> Prepared:
-    options = {**options, "drafter": named(options["drafter"], target)}
-    sampling = dict(options)
-    o = Options(*map(sampling.pop, Options._fields))
+def _prepared(target: core.Model, prompt: core.Prompt, unread: Options) -> Prepared:
+    unread = unread._replace(drafter=named(unread.drafter, target))
     # 5. Types and ranges.
-    (gamma,), (samples,) = integers(0, gamma=o.gamma), integers(1, num_samples=o.num_samples)
-    in_range(0, 2**31 - 1, gamma=gamma)
-    if isinstance(o.policy, core.Policy):
-        policy = core.BoundPolicy(o.policy)
-    else:
-        policy = o.policy
-    expected = "one of jaxspec.policies, or None"
-    inputs.check_type(policy, core.BoundPolicy | None, "policy", expected, "jaxspec.policies")
-    rule = rules.rejection() if o.rule is None else o.rule
-    inputs.check_type(
-        rule, core.Rule, "rule", "a rule, such as jaxspec.rules.rejection()", "jaxspec.rules"
-    )
-    top = reported_tokens(o.log_probs, o.top_log_probs, target.lm.vocab_size)
-    inputs.check_type(o.trace_numbers, bool, "trace_numbers", "True or False")
-    batch = prompt.tokens.shape[0] * samples
+    prompts = prompt.tokens.shape[0]
+    samples = OPTIONS["num_samples"].read(unread.num_samples, "num_samples", sizes_of(target, 1))
+    batch = prompts * samples
     _check_rows(target, samples, batch)
-    limit = _limits(o.max_new_tokens, batch, positions_left(target, o.drafter, prompt, batch))
+    o = unread.read(sizes_of(target, batch))
+    positions = positions_left(target, o.drafter, prompt, batch)
+    limit = _default_limit(batch, positions) if o.max_new_tokens is None else o.max_new_tokens
     size = token_rows.bucket(int(limit.max()))
     # a row can use no more, and each draft token makes programs larger
-    gamma = min(gamma, max(1, size - 1))
+    gamma = min(o.gamma, max(1, size - 1))
     # 6. Values of each row.
     ends = end_ids(target, o.eos_ids)
-    sampler, params, draft_params = sampling_of(target, batch, sampling, limit, ends)
+    sampler, params, draft_params = sampling_of(target, batch, o.sampling, limit, ends)
     key = _key(o.key, samples, is_sampled=bool(np.any(np.asarray(params.temperature) > 0)))
     # 7 to 10. Target and drafter, with each other, with the rows and with the prefix.
-    target, bound = bind(target, o.drafter, rule, gamma)
+    target, bound = bind(target, o.drafter, o.rule, gamma)
     if bound is not None:
-        check_judges(rule, params.temperature)
-    if policy is not None and bound is None:
+        check_judges(o.rule, params.temperature)
+    if o.policy is not None and bound is None:
         if o.drafter is None:
             cause = "no drafter"
         else:
@@ -228,11 +165,17 @@ def _prepared(target: core.Model, prompt: core.Prompt, options: Mapping[str, Any
         before = o.prefix.before(target, bound, prompt.tokens.shape[1])
     if bound is None:
         weights = core.Weights(target.params)
-        decoder = autoregressive(target.lm, sampler, top)
+        decoder = autoregressive(target.lm, sampler, o.reported)
     else:
-        functions = None if policy is None else policy.functions
         decoder = speculative(
-            target.lm, bound.functions, rule, sampler, gamma, functions, top, o.trace_numbers
+            target.lm,
+            bound.functions,
+            o.rule,
+            sampler,
+            gamma,
+            None if o.policy is None else o.policy.functions,
+            o.reported,
+            o.trace_numbers,
         )
         weights = core.Weights(target.params, bound.params)
     request = core.Request(
@@ -241,19 +184,20 @@ def _prepared(target: core.Model, prompt: core.Prompt, options: Mapping[str, Any
         max_new_tokens=token_rows.on_device(limit),
         eos=token_rows.on_device(np.tile(np.array(ends or [-1], np.int32), (batch, 1))),
         draft_sampling_params=draft_params,
-        policy=None if policy is None else values_per_row(policy.params, batch, "the policy"),
+        policy=None if o.policy is None else values_per_row(o.policy.params, batch, "the policy"),
     )
     weights = programs.automatic(weights)
     mesh = sharding.mesh_of(weights)
     if mesh is not None:
         weights = sharding.place(weights, None, mesh)
-        prompt = sharding.place(prompt, batch // samples, mesh)
+        prompt = sharding.place(prompt, prompts, mesh)
         request = sharding.place(request, batch, mesh)
-    if o.max_new_tokens is None:  # the options then say what the limits are
-        options = {**options, "max_new_tokens": int(limit[0]) if np.ptp(limit) == 0 else limit}
-    return Prepared(
-        target, bound, decoder, sampler, weights, prompt, request, size, options, before
-    )
+    # The options say what the limits are, also where the caller did not.
+    limits = unread.max_new_tokens
+    if limits is None:
+        limits = int(limit[0]) if np.ptp(limit) == 0 else limit
+    o = o._replace(max_new_tokens=limits)
+    return Prepared(target, bound, decoder, sampler, weights, prompt, request, size, o, before)
 
 
 def named(drafter: Any, target: core.Model) -> Any:
@@ -278,21 +222,14 @@ def _check_rows(target: core.Model, samples: int, batch: int) -> None:
         )
 
 
-def _limits(value: Any, batch: int, positions: np.ndarray | None) -> np.ndarray:
-    """Returns the most new tokens of each row: by default `NEW_TOKENS`, or as many as fit into
-    `positions`.
+def _default_limit(batch: int, positions: np.ndarray | None) -> np.ndarray:
+    """Returns the most new tokens of each row where the caller has not said it: `NEW_TOKENS`, or as
+    many as fit into `positions`.
     """
-    if value is None:
-        limit = np.full(batch, NEW_TOKENS, np.int32)
-        if positions is None:
-            return limit
-        return np.clip(positions, 1, limit).astype(np.int32)
-    limit = per_row(value, batch, "max_new_tokens", np.int32)
-    if limit.min() < 1 or limit.max() >= inputs.MOST:
-        raise ValueError(
-            f"max_new_tokens is {value!r}: expected at least 1, and fewer than {inputs.MOST}"
-        )
-    return limit
+    limit = np.full(batch, NEW_TOKENS, np.int32)
+    if positions is None:
+        return limit
+    return np.clip(positions, 1, limit).astype(np.int32)
 
 
 def positions_left(
@@ -343,12 +280,13 @@ def _key(key: Any, samples: int, *, is_sampled: bool) -> jax.Array:
             "key is required when temperature is not 0: pass key=jax.random.key(0), for example"
         )
     # nothing is drawn at temperature 0
-    return inputs.key_of(jax.random.key(0) if key is None else key)
+    return jax.random.key(0) if key is None else key
 
 
 def check_judges(rule: core.Rule, temperature: Any) -> None:
     """Checks that no row is at temperature 0 if the rule needs sampling.
 
+    >>> from jaxspec import rules
     >>> check_judges(rules.trusting(0.9), np.array([1.0, 0.0]))
     Traceback (most recent call last):
     ValueError: the rule trusting(0.9) reads the probabilities of draft tokens, which they lack ...
@@ -361,24 +299,6 @@ def check_judges(rule: core.Rule, temperature: Any) -> None:
         )
 
 
-def reported_tokens(log_probs: Any, top: Any, vocab: int) -> int | None:
-    """Returns how many of the most probable tokens are reported; None if no log probabilities are
-    asked for.
-    """
-    if not isinstance(log_probs, bool):
-        raise TypeError(
-            f"log_probs is {log_probs!r}: expected True or False; top_log_probs is the number of "
-            "tokens"
-        )
-    if top is None:
-        if log_probs:
-            return 0
-        return None
-    top = integer(top, "top_log_probs", f"an integer from 0 to the target's {vocab} token ids")
-    in_range(0, vocab, top_log_probs=top)
-    return top
-
-
 def _check_names(options: Iterable[str]) -> None:
     if "stop" in options:
         raise TypeError(
@@ -386,11 +306,14 @@ def _check_names(options: Iterable[str]) -> None:
             "round: give stop to jaxspec.generate or jaxspec.stream, or end rows at tokens with "
             "eos_ids"
         )
-    option_names.check_names(options, [*Options._fields, "stop", *NAMES])
+    check_names(options)
 
 
 def bind(
-    target: core.Model, drafter: Any, rule: core.Rule, gamma: int
+    target: core.Model,
+    drafter: core.Model | core.BoundDrafter | None,
+    rule: core.Rule,
+    gamma: int,
 ) -> tuple[core.Model, core.BoundDrafter | None]:
     """Checks target and drafter against each other; returns the target with the taps that the
     drafter reads, and it.
@@ -400,12 +323,7 @@ def bind(
     if drafter is None:
         return target, None
     if isinstance(drafter, core.Model):
-        inputs.check_model(drafter, "drafter")
         drafter = drafters.model(with_shared_encoder(drafter, target), coupled=rule.shares_noise)
-    elif isinstance(drafter, core.Drafter):
-        drafter = core.BoundDrafter(drafter)
-    expected = "a jaxspec.Model, one of jaxspec.drafters, or None"
-    inputs.check_type(drafter, core.BoundDrafter, "drafter", expected, "jaxspec.drafters")
     for model in drafter.models:
         _check_pair(target, model)
     if not round.size_of(drafter.functions, gamma).nodes:

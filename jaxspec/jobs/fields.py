@@ -9,54 +9,61 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 
 from jaxspec.core.checks import integer
+from jaxspec.core.options import Flag, Option, declared
 from jaxspec.decode import encoding, option_names
 from jaxspec.decode.option_names import OTHER_NAMES
+from jaxspec.decode.options import OPTIONS
 from jaxspec.decode.request import Prepared
-from jaxspec.sampling.params import ALL, OPTIONS, is_set
+from jaxspec.sampling.params import ALL, is_set
+from jaxspec.sampling.params import OPTIONS as NUMBERS
 from jaxspec.structured import patterns
 
 CONTENT = ("prompt", "messages")
 TEMPLATE = ("tools", "documents", "chat_template_kwargs")  # values for the template of a chat
 LANGUAGES = ("source_language", "target_language")
-OBEYED = (
-    *("id", "number", *CONTENT, *TEMPLATE, *LANGUAGES, "max_new_tokens", "n", "seed", "stop"),
-    *(*OPTIONS, *patterns.NAMES),
-)
 SAMPLES = "num_samples"  # the job's name for "n"
+OBEYED = (
+    *("id", "number", *CONTENT, "tools", "documents", *LANGUAGES, "n", "seed"),
+    *(name for name, option in OPTIONS.items() if option.per == "prompt" and name != SAMPLES),
+)
 # one-word names that are settings in any spelling, such as "Temperature"
 SHORT = ("temperature", "seed", "stop")
 EVERY_TOKEN = (0, -1)  # values of top_k that keep every token, as in vLLM and transformers
-REFUSED: Mapping[
-    str, tuple[str, tuple[Any, ...]]
-] = {  # options of jaxspec: what to do, and values that ask for nothing
-    **dict.fromkeys(
-        (
-            "drafter",
-            "gamma",
-            "rule",
-            "policy",
-            "eos_ids",
-            "prefix",
-            "top_log_probs",
-            "trace_numbers",
-            "logits_processors",
-        ),
-        (option_names.OF_JOB, ()),
-    ),
-    "log_probs": (option_names.OF_JOB, (False,)),
-    "max_prompt_tokens": (option_names.OF_JOB, ()),
-    "too_long": (option_names.OF_JOB, ()),
-    "key": (option_names.SEED_FIELD, ()),
-    **dict.fromkeys(
-        ("dtype", "compute", "mesh", "revision", "adapter"),
-        ("it holds for all of the job: load the model with it", ()),
-    ),
+
+
+class JobOptions(NamedTuple):
+    """Options of `generate_many`, which describes them, that a command and a manifest need, too."""
+
+    slots: Annotated[
+        int,
+        Option("Rows decoded at a time.", flag=Flag(int, "N", least=1), changes_results=False),
+    ] = 16
+    max_prompt_tokens: Annotated[
+        int | None,
+        Option("Longest prompt; by default what models read.", flag=Flag(int, "N", least=1)),
+    ] = None
+    too_long: Annotated[
+        str,
+        Option("What becomes of longer prompts: error, truncate, skip.", flag=Flag(str, "WHAT")),
+    ] = "error"
+
+
+JOB_OPTIONS = declared(JobOptions)
+WITH_MODELS = "it holds for all of the job: load the model with it"
+REFUSED: Mapping[str, str] = {
+    **{
+        name: option.advice
+        for name, option in (OPTIONS | JOB_OPTIONS).items()
+        if option.per == "job" and option.changes_results
+    },
+    **dict.fromkeys(("dtype", "compute", "mesh", "revision", "adapter"), WITH_MODELS),
 }
+"""The options of jaxspec that a line cannot set, with what to do."""
 DATA = "If it is data of your own, put it into the field metadata"
 
 
@@ -102,10 +109,7 @@ def read(fields: Mapping[str, Any], most: int | None = None) -> Settings:
             continue
         field = _field_of(option)
         if field is None:
-            if option in REFUSED:
-                advice = REFUSED[option][0]
-            else:
-                advice = option_names.advice_for_line(option)
+            advice = REFUSED.get(option) or option_names.advice_for_line(option)
             raise ValueError(f"the field {name!r} is not obeyed: {advice}. {DATA}")
         if option != name:
             raise ValueError(f"the field {name!r} is spelled {option!r} here")
@@ -123,7 +127,7 @@ def read(fields: Mapping[str, Any], most: int | None = None) -> Settings:
         seed=_whole(values, "seed", names, 0, 2**32 - 1),
         stop=values.get("stop"),
         template=_template(values),
-        sampling={name: _sampling(name, values[name]) for name in OPTIONS if name in values},
+        sampling={name: _sampling(name, values[name]) for name in NUMBERS if name in values},
         pattern=patterns.pattern_of(values),
         source_language=_language(values, "source_language", names),
         target_language=_language(values, "target_language", names),
@@ -169,7 +173,7 @@ def _asks_for_nothing(option: str, value: Any, fields: Mapping[str, Any]) -> boo
     if value is None:
         return True
     if option in REFUSED:
-        return any(option_names.is_same(value, neutral) for neutral in REFUSED[option][1])
+        return value is False and option in OPTIONS and OPTIONS[option].default is False
     if option == "choices":
         return option_names.is_empty(value)
     if option in OBEYED or option not in OTHER_NAMES:
@@ -240,8 +244,8 @@ def missing(prepared: Prepared, needs: Mapping[str, Any], bounded: bool) -> dict
     added = dict[str, Any]()
     for name, value in needs.items():
         if not is_neutral(name, value):
-            added |= _addition(prepared.options, name, value, vocab)
-    options = {**prepared.options, **added}
+            added |= _addition(prepared.options.sampling, name, value, vocab)
+    options = {**prepared.options.sampling, **added}
     top_k = options.get("top_k")
     is_bounded = bounded and needs.get("top_k") != ALL
     has_mass = is_set(options.get("top_p")) or is_set(options.get("draft_top_p"))
@@ -278,9 +282,9 @@ def is_neutral(name: str, value: Any) -> bool:
     (True, False, False)
     """
     return (
-        name in OPTIONS
-        and OPTIONS[name].neutral is not None
-        and option_names.is_same(value, OPTIONS[name].neutral)
+        name in NUMBERS
+        and NUMBERS[name].neutral is not None
+        and option_names.is_same(value, NUMBERS[name].neutral)
     )
 
 
@@ -335,7 +339,7 @@ def _sampling(name: str, value: Any) -> Any:
             int(key) if isinstance(key, str) and key.isdecimal() else key: bias
             for key, bias in value.items()
         }
-    if name not in ("logit_bias", "banned") and np.ndim(value):
+    if OPTIONS[name].ndim == 0 and np.ndim(value):
         raise ValueError(f"{name} is {value!r:.80}: expected a number")
     return value
 

@@ -179,7 +179,7 @@ def _add_varying(varying: dict[str, Any], settings: fields.Settings) -> None:
         if OPTIONS[option].field == "bias":  # any value will do
             varying[option] = value
         else:
-            OPTIONS[option].convert(value, option, Sizes(1, 1, 1))  # raises if it is invalid
+            OPTIONS[option].read(value, option, Sizes(1, 1, 1))  # raises if it is invalid
             varying[option] = max(varying.get(option, value), value)
 
 

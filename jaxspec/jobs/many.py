@@ -14,6 +14,7 @@ from jaxspec import sharding
 from jaxspec.core import Failure, Finish, LogProbs, Model, Prompt, programs
 from jaxspec.core.checks import integer, integers, one_of
 from jaxspec.decode import encoding, inputs, stopping
+from jaxspec.decode.options import NEW_TOKENS, check_shared
 from jaxspec.decode.request import Prepared, prepare
 from jaxspec.jobs import fields as job_fields
 from jaxspec.jobs.prompts import JobPrompt, PromptReader, limits_of
@@ -46,7 +47,7 @@ def generate_many(
     in_order: bool = False,
     max_ahead: int | None = None,
     stop: Sequence[str] = (),
-    max_new_tokens: int = 128,
+    max_new_tokens: int = NEW_TOKENS,
     max_prompt_tokens: int | None = None,
     too_long: str = "error",
     on_error: str = "raise",
@@ -103,9 +104,8 @@ def generate_many(
         varying: options of sampling that some prompts set, each with the largest value, such as
             {"temperature": 1.0, "top_k": 50}. The job then compiles for them at once, instead of at
             the first such prompt.
-        **options: `generate`'s options of sampling and its `drafter`, `gamma`, `rule`, `policy`,
-            `prefix`, `key`, `eos_ids`, `log_probs` and `top_log_probs`: one value for all prompts.
-            Prompts that follow a `prefix` count its tokens as theirs, and are cut after it.
+        **options: the other options of `generate`, with one value for all prompts. Prompts that
+            follow a `prefix` count its tokens as theirs, and are cut after it.
 
     Raises:
         ValueError, TypeError: the reasons of `generate`; also a prompt, if `on_error` is "raise".
@@ -137,7 +137,7 @@ def generate_many(
             f"the prompts are of type {type(prompts).__name__}: expected an iterable of prompts, "
             "such as a list of dicts"
         )
-    inputs.check_shared(options, "give it in the dicts of the prompts")
+    check_shared(options, "give it in the dicts of the prompts")
     encoding.check_reads_text(target)
     options["max_new_tokens"] = integer(
         max_new_tokens, "max_new_tokens", "an integer, 1 or more: dicts have their own"

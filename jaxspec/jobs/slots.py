@@ -360,10 +360,8 @@ class Slots:
 
 def _key(prepared: Prepared) -> Key[Array, ""]:
     """Returns the key of a job; without one, any key, which greedy decoding never reads."""
-    key = prepared.options["key"]
-    if key is None:
-        return jax.random.key(0)
-    return inputs.key_of(key)
+    key = prepared.options.key
+    return jax.random.key(0) if key is None else key
 
 
 def _row_keys(sources: KeySources, impl: Any) -> Key[Array, " group"]:

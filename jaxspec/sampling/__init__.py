@@ -1,7 +1,7 @@
 """Logits to distributions, in one order everywhere:
 
     ids past the tokenizer removed, bias and bans, repetition penalty, presence and frequency
-    penalties, temperature, top-k, top-p, min-p.
+    penalties, logits processors, temperature, truncations in the order of `SamplingOptions`.
 
 The order matches transformers (vLLM takes min-p before top-k). All values are traced and per row,
 so changing them recompiles nothing. Only the choice of processors is static: a greedy program has
@@ -9,7 +9,7 @@ no softmax, only top-k and top-p sort the vocabulary, and only penalties count t
 is the limit: all mass on the largest logit, ties to the lowest id.
 
 A sampling option is a field of `SamplingParams`, a function that reads it, and an entry of
-`options.SamplingOptions`.
+`SamplingOptions`, of which calls, jobs, commands and pages are made.
 """
 
 from jaxspec import optional_imports

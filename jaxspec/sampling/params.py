@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Annotated, Any, NamedTuple, TypedDict, cast, get_type_hints
+from typing import Annotated, Any, NamedTuple, TypedDict, cast
 
 import jax
 import jax.numpy as jnp
@@ -25,6 +25,7 @@ from jaxspec.core import (
     token_rows,
 )
 from jaxspec.core.checks import check_ids
+from jaxspec.core.options import Flag, Option, Sizes, declared
 from jaxspec.sampling import penalties
 from jaxspec.sampling.samplers import (
     SamplingParams,
@@ -38,33 +39,6 @@ from jaxspec.structured import patterns, processor, tables
 ALL = 2**31 - 1  # as top_k: every token is kept
 # begins the field of an option of the drafter alone; the rest is its field of `SamplingParams`
 DRAFT = "draft_"
-
-
-class Sizes(NamedTuple):
-    """The number of prompts, the width of the logits and the tokenizer's largest id plus one:
-    bounds of options.
-    """
-
-    batch: int
-    vocab: int
-    ids: int
-
-
-class Option(NamedTuple):
-    """A sampling option."""
-
-    field: str  # the field of `SamplingParams` that it sets; options of one field are added
-    # (value, name, sizes) -> array; raises ValueError for a value out of range
-    convert: Callable[[Any, str, Sizes], np.ndarray]
-    help: str  # one line for people
-    # the logits processor that reads the field, if it is one of its own; they run in the order of
-    # the options
-    processor: LogitsProcessor | Processor | None = None
-    # the type of its value on the command line; None: it has no option there
-    kind: type | None = float
-    # the value that changes nothing, for rows without the option in a program that has it. None: of
-    # the drafter's own options, whose rows have the target's value instead.
-    neutral: float | None = 0.0
 
 
 def per_row(value: Any, batch: int, name: str, dtype: Any) -> np.ndarray:
@@ -284,110 +258,210 @@ _share = _numbers(
 _mass = _numbers(lambda x: (x > 0) & (x <= 1), "a number in (0, 1]; without it every token is kept")
 _count = _numbers(lambda x: x >= 1, "at least 1; without it every token is kept", np.int32)
 
-
-_DIVIDES = "Makes tokens that occurred less likely: divides their logits."
-_REPETITION = Option("repetition", _positive, _DIVIDES, penalties.repetition_penalty, neutral=1.0)
 _GENERATED = penalties.presence_and_frequency_penalties
-_PRESENCE = Option(
-    "presence", _finite, "Subtracted from the logits of generated tokens.", _GENERATED
-)
-_FREQUENCY = Option(
-    "frequency", _finite, "Subtracted once for each time a token was generated.", _GENERATED
-)
+_option = functools.partial(Option, per="prompt")
+_pattern = functools.partial(_option, page="structured.md")
+_number = functools.partial(_option, ndim=0, flag=Flag(float, "X"))
+_integer = functools.partial(_option, ndim=0, flag=Flag(int, "N"))
 
 
 class SamplingOptions(TypedDict, total=False):
     """Options that shape the distribution tokens are drawn from, in the order of their application.
 
-    Each is a number for all rows or one per row, but as noted. The program leaves out options at
+    Each is a number for all rows or one per row, unless noted. The program leaves out options at
     their default, None.
 
-        logit_bias: added to the logits: {id: bias}, or an array [vocab] or [batch, vocab]. banned:
-        ids that are never generated. repetition_penalty: divides positive logits of tokens in
-        prompt or text, multiplies negative ones
-            (encoder-decoder: in the text).
-        presence_penalty, frequency_penalty: taken from the logit of a token in the text; once, or
-        each time. logits_processors: your own, a tuple of functions `(values, logits, preceding) ->
-        logits`, or of
-            `core.Processor`, which remember the text, or of `core.BoundProcessor`, with values.
-            They come after the penalties.
-        choices: a list of strings that the text is chosen from, or such a list for each row. regex:
-        a regular expression that the whole text matches (Python's `re`), or one for each row.
+    Attributes:
+        logit_bias: added to the logits: {id: bias}, or an array [vocab] or [batch, vocab].
+        banned: ids that are never generated.
+        repetition_penalty: divides positive logits of tokens in prompt or text, and multiplies
+            negative ones (encoder-decoder: in the text).
+        presence_penalty: subtracted from the logit of a token in the text, once.
+        frequency_penalty: subtracted from the logit of a token each time it is in the text.
+        logits_processors: your own, a tuple of functions `(values, logits, preceding) -> logits`,
+            of `core.Processor`, which remember the text, or of `core.BoundProcessor`, with values.
+        choices: a list of strings that the text is chosen from, or such a list for each row.
+        regex: a regular expression that the whole text matches (Python's `re`), or one for each
+            row. A row has at most one of choices, regex and json_schema; None leaves its text free.
         json_schema: a schema that the text, JSON, is valid for: a dict, JSON text or a class of
-        pydantic; or one for
-            each row. Of these three a row has one at most; None leaves its text free.
-        temperature: 0, the default, is greedy. top_k, top_p, min_p: keep the k most probable
-        tokens; the most probable with this mass; those at least this
-            many times as probable as the most probable.
-        draft_temperature, draft_top_k, draft_top_p: the drafter's own temperature, top_k and top_p,
-            by default the target's. They change how many draft tokens are accepted, not the
-            distribution of the text; without effect where the temperature is 0.
+            pydantic; or one for each row.
+        temperature: 0, the default, is greedy.
+        top_k: keep the k most probable tokens.
+        top_p: keep the most probable tokens with this mass.
+        min_p: keep tokens at least this many times as probable as the most probable.
+        typical_p: keep the most typical tokens with this mass, those whose information content is
+            nearest to the entropy.
+        draft_temperature: the drafter's temperature, by default the target's. It changes how many
+            draft tokens are accepted, not the distribution of the text. It has no effect where the
+            temperature is 0.
+        draft_top_k, draft_top_p: likewise the drafter's top_k and top_p.
     """
 
     logit_bias: Annotated[
-        Any, Option("bias", _bias, "added to logits", penalties.logit_bias, kind=None)
+        Any,
+        _option(
+            "Added to the logits: {id: bias}, or an array [vocab].",
+            _bias,
+            field="bias",
+            processor=penalties.logit_bias,
+            ndim=1,
+        ),
     ]
     banned: Annotated[
         Sequence[int],
-        Option("bias", _banned, "ids never generated", penalties.logit_bias, kind=None),
+        _option(
+            "Ids of tokens that are never generated.",
+            _banned,
+            field="bias",
+            processor=penalties.logit_bias,
+            ndim=1,
+        ),
     ]
-    repetition_penalty: Annotated[Any, _REPETITION]
-    presence_penalty: Annotated[Any, _PRESENCE]
-    frequency_penalty: Annotated[Any, _FREQUENCY]
-    logits_processors: Any
-    choices: Any
-    regex: Any
-    json_schema: Any
+    repetition_penalty: Annotated[
+        Any,
+        _number(
+            "Makes tokens that occurred less likely: divides their logits.",
+            _positive,
+            field="repetition",
+            processor=penalties.repetition_penalty,
+            neutral=1.0,
+        ),
+    ]
+    presence_penalty: Annotated[
+        Any,
+        _number(
+            "Subtracted from the logits of generated tokens.",
+            _finite,
+            field="presence",
+            processor=_GENERATED,
+        ),
+    ]
+    frequency_penalty: Annotated[
+        Any,
+        _number(
+            "Subtracted once for each time a token was generated.",
+            _finite,
+            field="frequency",
+            processor=_GENERATED,
+        ),
+    ]
+    logits_processors: Annotated[
+        Any,
+        Option(
+            "Logits processors of your own, which come after the penalties.",
+            page="#logits-processors-of-your-own",
+        ),
+    ]
+    choices: Annotated[Any, _pattern("The text is one of these.", flag=Flag(str, "A,B"))]
+    regex: Annotated[Any, _pattern("The whole text matches it.", flag=Flag(str, "REGEX"))]
+    json_schema: Annotated[
+        Any,
+        _pattern(
+            "A JSON schema that the text is valid for; on the command line also its file.",
+            flag=Flag(str, "FILE"),
+        ),
+    ]
     temperature: Annotated[
-        Any, Option("temperature", _temperature, "0 is greedy; 1 is the model's own distribution.")
+        Any,
+        _number(
+            "0 is greedy; 1 is the model's own distribution.",
+            _temperature,
+            flag=Flag(float, "X", "-t"),
+        ),
     ]
     top_k: Annotated[
-        Any, Option("top_k", _count, "Keep the k most probable tokens.", kind=int, neutral=ALL)
+        Any,
+        _integer(
+            "Keep the k most probable tokens.",
+            _count,
+            truncates=True,
+            neutral=ALL,
+        ),
     ]
     top_p: Annotated[
-        Any, Option("top_p", _mass, "Keep the most probable tokens of this mass.", neutral=1.0)
+        Any,
+        _number(
+            "Keep the most probable tokens of this mass.",
+            _mass,
+            truncates=True,
+            neutral=1.0,
+        ),
     ]
     min_p: Annotated[
         Any,
-        Option("min_p", _share, "Keep tokens at least this many times as probable as the best."),
+        _number(
+            "Keep tokens at least this many times as probable as the best.",
+            _share,
+            truncates=True,
+        ),
+    ]
+    typical_p: Annotated[
+        Any,
+        _number(
+            "Keep the most typical tokens of this mass: of information nearest to the entropy.",
+            _mass,
+            truncates=True,
+            neutral=1.0,
+        ),
     ]
     draft_temperature: Annotated[
         Any,
-        Option(
-            "draft_temperature",
-            _temperature,
+        _number(
             "The drafter's temperature; by default the target's.",
+            _temperature,
+            group="Drafting",
             neutral=None,
         ),
     ]
     draft_top_k: Annotated[
         Any,
-        Option(
-            "draft_top_k",
-            _count,
+        _integer(
             "The drafter's top_k; by default the target's.",
-            kind=int,
+            _count,
+            group="Drafting",
             neutral=None,
         ),
     ]
     draft_top_p: Annotated[
         Any,
-        Option("draft_top_p", _mass, "The drafter's top_p; by default the target's.", neutral=None),
+        _number(
+            "The drafter's top_p; by default the target's.",
+            _mass,
+            group="Drafting",
+            neutral=None,
+        ),
     ]
 
 
-_HINTS = get_type_hints(SamplingOptions, include_extras=True)
-NAMES = tuple(_HINTS)
-"""The names of all sampling options."""
+DECLARED: Mapping[str, Option] = declared(SamplingOptions)
+"""All sampling options, in the order of their application."""
 
-KEEPS_ALL = {"top_k": ALL, "top_p": 1.0}
+OPTIONS: Mapping[str, Option] = {
+    name: option._replace(field=option.field or name)
+    for name, option in DECLARED.items()
+    if option.ndim is not None
+}
+"""The sampling options that are numbers or arrays; the others are functions and patterns."""
+
+KEEPS_ALL = {option.field: option.neutral for option in OPTIONS.values() if option.truncates}
 """The values of truncations that keep every token, by field of `SamplingParams`."""
 
-OPTIONS: dict[str, Option] = {
-    name: hint.__metadata__[0] for name, hint in _HINTS.items() if hint is not Any
+# Truncations of other libraries that jaxspec lacks, with the values that keep every token.
+LACKING: Mapping[str, tuple[Any, ...]] = {
+    "epsilon_cutoff": (0.0,),
+    "eta_cutoff": (0.0,),
+    "top_a": (0.0,),
+    "top_h": (),
+    "top_n_sigma": (0.0, -1.0),
+    "tfs_z": (1.0,),
+    "min_keep": (0, 1),
+    "min_tokens_to_keep": (1,),
+    "xtc_probability": (0.0,),
+    "xtc_threshold": (0.0, 0.1),
+    "mirostat": (0,),
+    "mirostat_tau": (5.0,),
+    "mirostat_eta": (0.1,),
 }
-"""The sampling options that are numbers or arrays, in order; the others are functions and patterns.
-"""
 
 
 class Sampling(NamedTuple):
@@ -451,7 +525,8 @@ def sampling_of(
     if is_greedy:
         end = greedy()
     else:
-        end = at_temperature(bound, "top_p" in values, "min_p" in values)
+        cuts = {name: name in values for name in KEEPS_ALL if name != "top_k"}
+        end = at_temperature(bound, **cuts)
     own_processors = (_with_own_values(bound.functions, index) for index, bound in enumerate(added))
     # nothing after it may allow what it rules out
     last = ()
@@ -548,7 +623,7 @@ def values_of(options: Mapping[str, Any], sizes: Sizes) -> dict[str, np.ndarray]
     values: dict[str, np.ndarray] = {}
     for name, option in OPTIONS.items():
         if name in options:
-            array = option.convert(options[name], name, sizes)
+            array = option.read(options[name], name, sizes)
             if option.field in values:
                 values[option.field] = values[option.field] + array
             else:

@@ -24,7 +24,13 @@ from jaxspec.core import (
     State,
     noise,
 )
-from jaxspec.sampling.truncate import apply_temperature, keep_min_p, keep_top_k, keep_top_p
+from jaxspec.sampling.truncate import (
+    apply_temperature,
+    keep_min_p,
+    keep_top_k,
+    keep_top_p,
+    keep_typical_p,
+)
 
 
 class SamplingParams(NamedTuple):
@@ -37,6 +43,7 @@ class SamplingParams(NamedTuple):
         top_p: keep the fewest tokens, most probable first, whose mass reaches this; 1 keeps all.
         min_p: keep the tokens that are at least this many times as probable as the most probable
             one; 0 keeps all.
+        typical_p: keep the fewest tokens, most typical first, whose mass reaches this; 1 keeps all.
         bias: added to the logits; -inf bans a token.
         repetition: logits of tokens in the row are divided by this if positive, multiplied if
             negative; 1 has no effect.
@@ -51,6 +58,7 @@ class SamplingParams(NamedTuple):
     top_k: Int[Array, " batch"] | None = None
     top_p: Float[Array, " batch"] | None = None
     min_p: Float[Array, " batch"] | None = None
+    typical_p: Float[Array, " batch"] | None = None
     bias: Float[Array, "batch vocab"] | None = None
     repetition: Float[Array, " batch"] | None = None
     presence: Float[Array, " batch"] | None = None
@@ -77,13 +85,15 @@ def greedy() -> Sampler:
 
 
 @functools.lru_cache
-def at_temperature(top_k: int | None = None, top_p: bool = False, min_p: bool = False) -> Sampler:
-    """The distribution at any temperature, 0 included: temperature, then top-k, then top-p, then
-    min-p.
+def at_temperature(
+    top_k: int | None = None, top_p: bool = False, min_p: bool = False, typical_p: bool = False
+) -> Sampler:
+    """The distribution at any temperature, 0 included: temperature, then truncations in the order
+    of the arguments.
 
     Args:
         top_k: an upper bound of every row's top_k, or None for a program without that processor.
-        top_p, min_p: whether the program has these.
+        top_p, min_p, typical_p: whether the program has these.
 
     >>> one = SamplingParams(jnp.ones(1), jnp.array([2]))
     >>> found = at_temperature(top_k=2)(one, jnp.log(jnp.array([[[0.3, 0.6, 0.1]]])))
@@ -113,6 +123,9 @@ def at_temperature(top_k: int | None = None, top_p: bool = False, min_p: bool = 
         if min_p:
             assert sampling_params.min_p is not None
             logits = keep_min_p(logits, sampling_params.min_p)
+        if typical_p:
+            assert sampling_params.typical_p is not None
+            logits = keep_typical_p(logits, sampling_params.typical_p)
         log_probs = jax.nn.log_softmax(logits, axis=-1)
         return Distribution(log_probs, logits=before, greedy=sampling_params.temperature <= 0)
 

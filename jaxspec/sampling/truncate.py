@@ -81,3 +81,33 @@ def keep_min_p(logits: Float[Array, "B T V"], min_p: Float[Array, " B"]) -> Floa
     """
     least = jnp.max(logits, axis=-1, keepdims=True) + jnp.log(min_p)[:, None, None]
     return jnp.where(logits >= least, logits, -jnp.inf)
+
+
+def keep_typical_p(
+    logits: Float[Array, "B T V"], typical_p: Float[Array, " B"]
+) -> Float[Array, "B T V"]:
+    """Keeps the fewest tokens, most typical first, whose mass reaches `typical_p`; 1 keeps all.
+
+    A token is typical if its information content -log p(x) is near the entropy H of the
+    distribution: tokens are ordered by |-log p(x) - H|. Very probable tokens may be taken away, not
+    only improbable ones. What ties with the last token stays. The other logits become -inf.
+
+    >>> logits = jnp.log(jnp.array([[[0.5, 0.3, 0.2]]]))  # H is 1.03, and -log p 0.69, 1.20, 1.61
+    >>> jnp.isfinite(keep_typical_p(logits, jnp.array([0.3]))).tolist()
+    [[[False, True, False]]]
+
+    Reference: Meister, Pimentel, Wiher, Cotterell, "Locally Typical Sampling", TACL 2023, arXiv
+    2202.00666.
+    """
+    log_probs = jax.nn.log_softmax(logits, axis=-1)
+    probs = jnp.exp(log_probs)
+    information = jnp.where(probs > 0, -probs * log_probs, 0.0)
+    entropy = jnp.sum(information, axis=-1, keepdims=True)  # [B, T, 1]
+    distance = jnp.abs(-log_probs - entropy)
+    # [B, T, V] each, the most typical token first
+    sorted_distance, sorted_probs = jax.lax.sort((distance, probs), num_keys=1)
+    before = jnp.cumsum(sorted_probs, axis=-1) - sorted_probs  # mass of the more typical ones
+    typical_p = typical_p[:, None, None]
+    last = jnp.maximum(jnp.sum(before < typical_p, axis=-1, keepdims=True) - 1, 0)
+    enough = distance <= jnp.take_along_axis(sorted_distance, last, axis=-1)
+    return jnp.where(enough | (typical_p >= 1.0), logits, -jnp.inf)

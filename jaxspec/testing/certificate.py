@@ -24,7 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int
 
-from jaxspec import core, rules
+from jaxspec import core
 from jaxspec.core import token_rows
 from jaxspec.decode import autoregressive, speculative
 from jaxspec.decode.generate import impossible_verdict
@@ -179,21 +179,14 @@ def with_sampler(
     """
     decoder = autoregressive(prepared.target.lm, sampler)
     if prepared.drafter is not None:
-        policy = prepared.options["policy"]
-        rule = prepared.options["rule"]
-        if isinstance(policy, core.BoundPolicy):
-            functions = policy.functions
-        else:
-            functions = policy
-        if rule is None:
-            rule = rules.rejection()
+        policy = prepared.options.policy
         decoder = speculative(
             prepared.target.lm,
             prepared.drafter.functions,
-            rule,
+            prepared.options.rule,
             sampler,
-            prepared.options["gamma"],
-            functions,
+            prepared.options.gamma,
+            None if policy is None else policy.functions,
         )
     request = prepared.request._replace(
         sampling_params=sampling_params, draft_sampling_params=draft_sampling_params

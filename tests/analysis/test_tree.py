@@ -304,9 +304,7 @@ def test_trees_of_a_pair_are_planned_beside_its_chains():
 
 def shaped(prepared, draft):
     """Returns the arguments of a generation with a candidate."""
-    drafter = drafters.tree(
-        prepared.options["drafter"], shape=draft.shape, draw=draft.draw or "top"
-    )
+    drafter = drafters.tree(prepared.options.drafter, shape=draft.shape, draw=draft.draw or "top")
     return {
         "target": prepared.target,
         "prompts": prepared.prompt,

@@ -26,13 +26,13 @@ from jaxspec.cli.main import app
 from jaxspec.cli.pair import Pair
 from jaxspec.cli.prompts import heldout
 from jaxspec.cli.signals import INTERRUPTED, TERMINATED
+from jaxspec.decode.options import OPTIONS
 from jaxspec.files import folders
 from jaxspec.jobs import openai
 from jaxspec.jobs import resume as job_resume
 from jaxspec.jobs.files import Source
 from jaxspec.jobs.many import WidePrompt
 from jaxspec.jobs.resume import InputShard, Output, manifest_of
-from jaxspec.sampling.params import OPTIONS as SAMPLING
 from jaxspec.weights import loading as model_loading
 
 PROMPTS = heldout("translation", 7)
@@ -192,14 +192,15 @@ def test_an_option_that_nobody_has_thought_of_is_a_part_of_the_job(tmp_path):
 
 def test_every_option_of_the_command_is_a_part_of_the_job_or_known_not_to_be():
     """Those of sampling are all described. Three are of one call and not of the job."""
-    described = {*options.flat(BatchSettings([], Path())), *SAMPLING, *options.PATTERNS}
+    described = {*options.flat(BatchSettings([], Path())), *OPTIONS}
     assert {param.name for param in main.command("batch").params} - described == {
         "resume",
         "max_errors",
         "as_json",
     }
-    named = {*batch_module.INDEPENDENT, *batch_module.DESCRIBED_APART}
+    named = batch_module.INDEPENDENT | {*batch_module.DESCRIBED_APART}
     assert named < {*options.flat(BatchSettings([], Path()))}
+    assert "slots" in batch_module.INDEPENDENT and "too_long" not in batch_module.INDEPENDENT
 
 
 def test_a_wide_prompts_warning_names_the_option():

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 import jaxspec
 from jaxspec.cli import main, options, signals
 from jaxspec.decode.chat import ANSWER
-from jaxspec.decode.request import NEW_TOKENS
+from jaxspec.decode.options import NEW_TOKENS
 
 runner = CliRunner()
 

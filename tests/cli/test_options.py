@@ -6,7 +6,7 @@ import pytest
 
 from jaxspec.cli import main, options
 from jaxspec.cli.options import integers, values
-from jaxspec.sampling.params import OPTIONS
+from jaxspec.decode.options import OPTIONS
 
 
 def test_each_number_once_in_the_order_given():
@@ -28,23 +28,24 @@ def test_numbers_are_positive_integers(text):
         integers(text, "--gamma")
 
 
-def test_generate_has_every_sampling_option_with_its_help():
-    """A new entry of `sampling.options` needs no change of the command line."""
-    params = {param.name: param for param in main.command("generate").params}
-    for name, option in OPTIONS.items():
-        assert (name in params) == (option.kind is not None)
-        if option.kind is not None:
-            assert (
-                params[name].help == option.help
-                and params[name].opts[0] == f"--{name.replace('_', '-')}"
-            )
+@pytest.mark.parametrize("command", ["generate", "batch", "chat"])
+def test_commands_have_the_options_of_the_table_with_their_help(command):
+    """A new entry of the table with a flag needs no change of the command line."""
+    params = {param.name: param for param in main.command(command).params}
+    without = {"chat": ["num_samples", "log_probs", "top_log_probs", "prefix"]}.get(command, [])
+    flagged = {name: option for name, option in OPTIONS.items() if option.flag is not None}
+    for name in flagged.keys() - without:
+        assert params[name].help.startswith(flagged[name].help)
+        assert f"--{name.replace('_', '-')}" in params[name].opts
+        assert options.place(name)[0] == flagged[name].group
+    assert not params.keys() & {*without, "banned", "logit_bias", "key"}
     assert "-t" in params["temperature"].opts
 
 
 def test_what_is_given_arrives_as_one_argument():
     @options.sampling_options
-    def command(a: int = 1, *, sampling: dict) -> None:
-        calls.append((a, sampling))
+    def command(a: int = 1, *, generation: dict) -> None:
+        calls.append((a, generation))
 
     calls = []
     command(a=2, temperature=0.0, top_k=None)

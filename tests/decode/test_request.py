@@ -17,7 +17,8 @@ from jaxspec.analysis import acceptance
 from jaxspec.analysis.random_model import random_params
 from jaxspec.core import Model, Prompt, Rule, Verdict, token_rows
 from jaxspec.decode import batches, encoding, inputs, loop, request
-from jaxspec.decode.request import NEW_TOKENS, prepare
+from jaxspec.decode.options import NEW_TOKENS, OPTIONS
+from jaxspec.decode.request import prepare
 from jaxspec.nets import decoder
 from jaxspec.testing import certify_prepared, table_model, table_model_from, word_tokenizer
 from tests.small import tiny_gpt, tiny_llama
@@ -42,12 +43,9 @@ def test_prepare_names_the_options_of_generate():
     """With their defaults, so that `help` and a notebook's completion show them; but for stop
     strings.
     """
-    parameters = {
-        name: x
-        for name, x in inspect.signature(jaxspec.generate).parameters.items()
-        if name != "stop"
-    }
-    assert dict(inspect.signature(prepare).parameters) == parameters
+    parameters = inspect.signature(prepare).parameters.values()
+    defaults = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
+    assert defaults == {name: o.default for name, o in OPTIONS.items() if name != "stop"}
 
 
 @pytest.mark.parametrize(
@@ -230,17 +228,15 @@ def test_the_default_limit_is_cut_to_the_positions_that_are_left():
         )
 
     prompts = [[0, 1, 2], [0]]
-    assert jaxspec.prepare(TARGET, prompts).options["max_new_tokens"] == NEW_TOKENS
+    assert jaxspec.prepare(TARGET, prompts).options.max_new_tokens == NEW_TOKENS
     small = jaxspec.prepare(of_positions(16), prompts, drafter=of_positions(12))
-    assert (
-        small.request.max_new_tokens.tolist() == [9, 11] == small.options["max_new_tokens"].tolist()
-    )
-    assert jaxspec.prepare(of_positions(200), prompts).options["max_new_tokens"] == NEW_TOKENS
+    assert small.request.max_new_tokens.tolist() == [9, 11] == small.options.max_new_tokens.tolist()
+    assert jaxspec.prepare(of_positions(200), prompts).options.max_new_tokens == NEW_TOKENS
     bound = jaxspec.drafters.model(of_positions(5))
     several = jaxspec.prepare(
         TARGET, [[0]], drafter=bound, num_samples=2, temperature=1.0, key=jax.random.key(0)
     )
-    assert several.options["max_new_tokens"] == 4 and several.max_new_tokens == 16
+    assert several.options.max_new_tokens == 4 and several.max_new_tokens == 16
     for options in ({"max_new_tokens": 128}, {}):
         with pytest.raises(
             ValueError, match=r"need \d+ positions, but the target has 2: shorten the prompt"

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import jaxspec
 from jaxspec import sampling
 from jaxspec.core import Prompt
 from jaxspec.decode.request import prepare
@@ -39,11 +40,24 @@ PROCESSORS = (
     sampling.repetition_penalty,
     sampling.presence_and_frequency_penalties,
 )
-WHOLE = chain(*PROCESSORS, to=at_temperature(VOCAB, True, True))  # one program for everything here
+WHOLE = chain(
+    *PROCESSORS, to=at_temperature(VOCAB, True, True, True)
+)  # one program for everything here
 ONE, ZERO = jnp.ones(1), jnp.zeros(1)
-OFF = SamplingParams(ONE, jnp.array([VOCAB]), ONE, ZERO, jnp.zeros((1, VOCAB)), ONE, ZERO, ZERO)
+OFF = SamplingParams(
+    temperature=ONE,
+    top_k=jnp.array([VOCAB]),
+    top_p=ONE,
+    min_p=ZERO,
+    typical_p=ONE,
+    bias=jnp.zeros((1, VOCAB)),
+    repetition=ONE,
+    presence=ZERO,
+    frequency=ZERO,
+)
 SAMPLING = {
     "min-p": OFF._replace(min_p=0.4 * ONE),
+    "typical-p": OFF._replace(typical_p=0.6 * ONE),
     "bias": OFF._replace(bias=jnp.array([[1.0, 0.0, -2.0]])),
     "a ban": OFF._replace(bias=jnp.array([[0.0, -jnp.inf, 0.0]])),
     "repetition": OFF._replace(repetition=1.8 * ONE),
@@ -55,6 +69,7 @@ SAMPLING = {
         top_k=jnp.array([VOCAB]),
         top_p=0.95 * ONE,
         min_p=0.1 * ONE,
+        typical_p=0.9 * ONE,
         bias=jnp.array([[0.5, 0.0, -0.5]]),
         repetition=1.2 * ONE,
         presence=-0.5 * ONE,
@@ -65,8 +80,8 @@ SAMPLING = {
 
 def next_distribution(tokens, start, sampling_params):
     """Return the distribution [vocab] after the tokens; those from `start` on are new."""
-    temperature, _, top_p, min_p, bias, repetition, presence, frequency = (
-        np.asarray(x)[0] for x in sampling_params[:8]
+    temperature, _, top_p, min_p, typical_p, bias, repetition, presence, frequency = (
+        np.asarray(x)[0] for x in sampling_params[:9]
     )
     logits = np.asarray(TARGET.params, np.float64)[tokens[-2], tokens[-1]] + bias
     for token in set(tokens):
@@ -82,6 +97,11 @@ def next_distribution(tokens, start, sampling_params):
     order = np.argsort(-probs)
     probs[order[np.cumsum(probs[order]) - probs[order] >= top_p]] = 0
     probs[probs < min_p * probs.max()] = 0
+    probs /= probs.sum()
+    information = -np.log(probs, where=probs > 0, out=np.full(VOCAB, -np.inf))
+    entropy = np.sum(probs[probs > 0] * information[probs > 0])
+    order = np.argsort(np.abs(information - entropy))  # the most typical first
+    probs[order[np.cumsum(probs[order]) - probs[order] >= typical_p]] = 0
     return probs / probs.sum()
 
 
@@ -151,3 +171,41 @@ def test_a_processor_that_forgets_the_draft_tokens_is_caught():
     sampling_params = SAMPLING["repetition"]._replace(repetition=3.0 * ONE)
     options = dict(drafter=DRAFT, gamma=1, prompt=PROMPT, sampling_params=sampling_params, steps=3)
     assert certify(TARGET, sampler=chain(blind, to=at_temperature()), **options) > 1e-2
+
+
+def test_typical_p_keeps_other_tokens_than_the_most_probable_and_nothing_changes_greedy_text():
+    """The most probable token is taken away where its information is far from the entropy."""
+    probs = np.exp(jax.nn.log_softmax(TARGET.params)).reshape(-1, VOCAB)
+    kept = sampling.truncate.keep_typical_p(TARGET.params.reshape(-1, 1, VOCAB), 0.2 * np.ones(9))
+    is_kept = np.isfinite(kept[:, 0])
+    assert any(not row[p.argmax()] for row, p in zip(is_kept, probs, strict=True))
+    options = dict(drafter=DRAFT, gamma=2, max_new_tokens=8)
+    plain = jaxspec.generate(TARGET, PROMPT, **options)
+    rows = jaxspec.generate(TARGET, PROMPT, typical_p=0.2, **options)
+    mixed = dict(temperature=[0.0], key=jax.random.key(0))  # a program that draws in other rows
+    assert plain.tokens.tolist() == rows.tokens.tolist()
+    assert (
+        plain.tokens.tolist()
+        == jaxspec.generate(TARGET, PROMPT, typical_p=0.2, **mixed, **options).tokens.tolist()
+    )
+
+
+@pytest.mark.parametrize("mass", [0.2, 0.6, 0.95, 1.0])
+@pytest.mark.needs_torch
+def test_typical_p_keeps_the_tokens_of_transformers(mass):
+    import torch
+    from transformers.generation import TypicalLogitsWarper
+
+    logits = np.array(2 * jax.random.normal(jax.random.key(3), (50, 1, 11)))
+    logits[::2, :, 4] = -np.inf  # taken away before
+    kept = sampling.truncate.keep_typical_p(jnp.asarray(logits), jnp.full(50, mass))
+    expected = logits[:, 0]
+    if mass < 1:
+        expected = TypicalLogitsWarper(mass)(None, torch.tensor(logits[:, 0])).numpy()
+    np.testing.assert_array_equal(kept[:, 0], expected)
+
+
+@pytest.mark.parametrize("mass", [0.0, 1.5, "x"])
+def test_typical_p_is_a_mass(mass):
+    with pytest.raises(ValueError, match=f"typical_p is {mass!r}: expected "):
+        prepare(TARGET, PROMPT, typical_p=mass)

@@ -2,6 +2,7 @@
 is as they say.
 """
 
+import inspect
 import signal
 import warnings
 
@@ -237,17 +238,27 @@ def test_a_chat_has_template_values_of_its_own(monkeypatch):
 
 def test_every_option_of_sampling_is_a_field():
     assert set(OPTIONS) <= set(fields.OBEYED)
+    assert {"drafter", "key", "log_probs", "logits_processors", "too_long"} < fields.REFUSED.keys()
+    assert "slots" not in fields.REFUSED
     assert not {*fields.OBEYED, *OTHER_NAMES} & fields.REFUSED.keys()
+
+
+def test_options_of_jobs_have_the_defaults_of_the_table():
+    parameters = inspect.signature(jaxspec.generate_many).parameters
+    table = {name: parameters[name].default for name in fields.JOB_OPTIONS}
+    assert table == fields.JobOptions()._asdict()
+    limit = parameters["max_new_tokens"].default
+    assert limit == jaxspec.prepare(LARGE_TARGET, [[0]]).options.max_new_tokens
 
 
 def test_a_refused_field_is_named_unless_it_asks_for_nothing():
     nothing = fields.read({"prompt": "a"})
-    for name, (_, neutral) in fields.REFUSED.items():
+    for name in fields.REFUSED:
         with pytest.raises(
             ValueError, match=f"the field '{name}' is not obeyed: .* put it into the field metadata"
         ):
             fields.read({"prompt": "a", name: "something"})
-        for value in (None, *neutral):
+        for value in (None, False) if name in ("log_probs", "trace_numbers") else (None,):
             assert fields.read({"prompt": "a", name: value}) == nothing
 
 
