@@ -74,7 +74,7 @@ def check_ids(ids: Iterable[Any], name: str, vocab: int) -> list[int]:
 
 
 def at_least(least: int, /, **values: float) -> None:
-    """Refuses numbers that are less than there must be, by their names.
+    """Raises ValueError for numbers that are less than there must be, by their names.
 
     >>> at_least(1, heads=3, blocks=0)
     Traceback (most recent call last):
@@ -86,8 +86,8 @@ def at_least(least: int, /, **values: float) -> None:
 
 
 def in_range(low: float, high: float, /, *, below: bool = False, **values: float) -> None:
-    """Refuses numbers outside of a range, whose high end is allowed unless numbers must be `below`
-    it.
+    """Raises ValueError for numbers outside of a range, whose high end is allowed unless numbers
+    must be `below` it.
 
     >>> in_range(0, 1, below=True, decay=0.5, dropout=1.0)
     Traceback (most recent call last):
@@ -126,7 +126,7 @@ def suggest(name: str, names: Iterable[str], *, cutoff: float = 0.6) -> str:
 
 
 def check_names(names: Iterable[str], options: Sequence[str], advice: Mapping[str, str]) -> None:
-    """Refuses keywords that are not options, with the one that was probably meant.
+    """Raises TypeError for keywords that are not options, with the one that was probably meant.
 
     Args:
         names: the keywords given.

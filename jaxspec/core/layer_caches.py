@@ -333,7 +333,7 @@ class Recurrent(LayerCache):
         return record.after
 
     def select(self, start: Int[Array, " B"], path: Int[Array, "B D"]) -> Recurrent:
-        """Refuses: one state cannot follow a tree."""
+        """Raises ValueError: one state cannot follow a tree."""
         raise ValueError(
             "a recurrent layer has one state for each row: it reads chains, no token trees"
         )

@@ -38,7 +38,7 @@ def size_of(drafter: core.Drafter, gamma: int) -> core.TreeSize:
 
 
 def check_trees(target: core.LanguageModel, drafter: core.Drafter, rule: core.Rule) -> None:
-    """Refuses a drafter of trees with a model or a rule that takes chains only."""
+    """Raises ValueError for a drafter of trees with a model or a rule that takes chains only."""
     if drafter.tree is not None:
         check_takes_trees(target, "the target", "the drafter drafts token trees")
         check_takes_trees(rule, f"the rule {rule.name}", "the drafter drafts token trees")
@@ -54,7 +54,7 @@ def check_trees(target: core.LanguageModel, drafter: core.Drafter, rule: core.Ru
 def check_takes_trees(
     party: core.LanguageModel | core.Drafter | core.Rule, name: str, purpose: str
 ) -> None:
-    """Refuses a party that takes chains only, for a purpose that needs token trees.
+    """Raises ValueError for a party that takes chains only, for a purpose that needs token trees.
 
     >>> check_takes_trees(
     ...     core.Rule(None, "mine", exact=True), "the rule mine", "the drafter drafts token trees"
@@ -83,8 +83,8 @@ def check_takes_trees(
 
 
 def check_room(cache: core.Cache, tokens: int) -> None:
-    """Refuses a round that may take back more tokens than its cache was made to take back. All of
-    this is static.
+    """Raises ValueError for a round that may take back more tokens than its cache was made to take
+    back. All of this is static.
 
     >>> from jaxspec.core import Room
     >>> check_room(

@@ -14,8 +14,8 @@ SPACE = "▁"  # how SentencePiece writes a space
 
 
 def check_unicode(value: Any, name: str) -> None:
-    r"""Refuses text that no tokenizer can read: half of a surrogate pair, as a JSON escape or bad
-    bytes leave it.
+    r"""Raises ValueError for text that no tokenizer can read: half of a surrogate pair, as a JSON
+    escape or bad bytes leave it.
 
     Of lists and mappings, such as a conversation, all texts are checked.
 

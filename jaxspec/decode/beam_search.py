@@ -253,7 +253,7 @@ class DraftTree(NamedTuple):
 
 
 def _check_fits(search: SearchPlan, prepared: Prepared) -> None:
-    """Refuses a search whose caches do not fit the memory."""
+    """Raises NotEnoughMemory for a search whose caches do not fit the memory."""
     weights, (rows, width) = prepared.weights, prepared.prompt.tokens.shape
     if not search.best and not inputs.is_large(rows, width, search.retained + search.fed):
         return

@@ -223,7 +223,9 @@ def rows(vocab: int) -> tuple[Prompt, Int[Array, "B FED"]]:
 
 
 def check_shapes(model: Model) -> None:
-    """Refuses functions that return other shapes than a `LanguageModel`'s; nothing is computed."""
+    """Raises ValueError for functions that return other shapes than a `LanguageModel`'s; nothing is
+    computed.
+    """
     lm, (prompt, fed) = model.lm, rows(model.lm.vocab_size)
     model = model._replace(params=programs.automatic(model.params))
     room = token_rows.reading_room(lm, prompt, FED + 1)

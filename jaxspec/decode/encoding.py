@@ -117,8 +117,8 @@ def _in_bucket(prompt: Prompt) -> Prompt:
 
 
 def check_prompt(prompt: Prompt, lm: LanguageModel) -> None:
-    """Refuses rows of token ids that cannot be read: their shapes and, where they are not traced,
-    lengths and ids.
+    """Raises ValueError for rows of token ids that cannot be read: their shapes and, where they are
+    not traced, lengths and ids.
     """
     shape, lengths = jnp.shape(prompt.tokens), jnp.shape(prompt.length)
     if len(shape) != 2 or lengths != shape[:1]:
@@ -203,7 +203,7 @@ def _check_source(source: Any, lm: LanguageModel, rows: int) -> None:
 
 
 def check_reads_text(target: Model) -> None:
-    """Refuses a model whose encoder reads no ids, where prompts are text."""
+    """Raises ValueError for a model whose encoder reads no ids, where prompts are text."""
     if target.lm.prompt_vocab == 0:
         raise ValueError(
             f"{target.name or 'the target'} reads sound: call jaxspec.transcribe, or give "
@@ -399,8 +399,8 @@ def chat_ids(
 
 
 def check_template_values(template: Mapping[str, Any], write: Callable[..., Any]) -> None:
-    """Refuses values that a template would never read, since they are arguments of the function
-    that writes it.
+    """Raises ValueError for values that a template would never read, since they are arguments of
+    the function that writes it.
 
     Args:
         template: the values.
@@ -477,7 +477,7 @@ def _with_text(message: Any, number: int) -> Any:
 
 
 def check_template(target: Model) -> None:
-    """Refuses a model without a chat template."""
+    """Raises ValueError for a model without a chat template."""
     check_model(target, "target")
     if getattr(target.tokenizer, "chat_template", None) is None:
         name = target.name or "this model"
@@ -489,8 +489,8 @@ def check_template(target: Model) -> None:
 
 
 def check_text(text: Any, index: int | None) -> None:
-    """Refuses a prompt that is not text; `index` is its place among several, None for one by
-    itself.
+    """Raises TypeError for a prompt that is not text; `index` is its place among several, None for
+    one by itself.
 
     >>> check_text(3, None)
     Traceback (most recent call last):
@@ -517,7 +517,7 @@ def _name(index: int | None) -> str:
 
 
 def _check_kind(value: Any, name: str) -> None:
-    """Refuses bytes, a message without its conversation, and a row of a table or of a
+    """Raises TypeError for bytes, a message without its conversation, and a row of a table or of a
     tokenizer's.
     """
     if isinstance(value, bytes | bytearray):

@@ -27,7 +27,7 @@ LONG = 2**16  # tokens of all rows: above any of these it is asked whether memor
 
 
 def check_untraced(*trees: Any) -> None:
-    """Refuses to prepare a generation where arrays have no values yet."""
+    """Raises TypeError where a generation is prepared and arrays have no values yet."""
     leaves = [jnp.zeros((), jnp.float32), *jax.tree.leaves(trees)]
     if any(isinstance(x, Tracer) for x in leaves):
         raise TypeError(
@@ -43,7 +43,9 @@ def check_untraced(*trees: Any) -> None:
 def check_model(
     value: Any, name: str, expected: str = "a jaxspec.Model, as jaxspec.load gives"
 ) -> None:
-    """Refuses anything but a `Model` with a `LanguageModel`, and says how to make one."""
+    """Raises TypeError for anything but a `Model` with a `LanguageModel`, and says how to make
+    one.
+    """
     check_type(value, Model, name, expected, "jaxspec")
     lm: Any = value.lm
     if isinstance(lm, LanguageModel):
@@ -217,8 +219,8 @@ class NotEnoughMemory(ValueError):
 
 
 def check_memory(parts: Mapping[str, int], purpose: str, lower: str, devices: int = 1) -> None:
-    """Refuses a request for more bytes than so many devices like the first have, and says how much
-    would fit.
+    """Raises NotEnoughMemory for a request for more bytes than so many devices like the first have,
+    and says how much would fit.
 
     Args:
         parts: bytes by what takes them; "weights", if among them, cannot be lowered.

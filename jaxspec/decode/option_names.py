@@ -340,7 +340,9 @@ OTHER_NAMES: Mapping[str, OtherName] = {
 
 
 def check_names(names: Iterable[str], expected: Sequence[str]) -> None:
-    """Refuses keywords that are not options of `generate`; see `checks.check_names`."""
+    """Raises TypeError for keywords that are not options of `generate`; see
+    `checks.check_names`.
+    """
     checks.check_names(
         names, expected, IN_CALLS | {name: entry.advice for name, entry in OTHER_NAMES.items()}
     )

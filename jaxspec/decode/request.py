@@ -214,7 +214,9 @@ def named(drafter: Any, target: core.Model) -> Any:
 
 
 def _check_rows(target: core.Model, samples: int, batch: int) -> None:
-    """Refuses so many samples that not even their rows of logits and tokens fit the memory."""
+    """Raises NotEnoughMemory for so many samples that not even their rows of logits and tokens fit
+    the memory.
+    """
     if samples > 1 and not are_shapes(target.params):
         least = 4 * batch * (target.lm.vocab_size + 64)
         inputs.check_memory(

@@ -94,7 +94,7 @@ def common(first: Sequence[Any], second: Sequence[Any]) -> int:
 def check_same(
     role: str, old: core.Model | core.BoundDrafter, new: core.Model | core.BoundDrafter
 ) -> None:
-    """Refuses a prefix that was read by another party."""
+    """Raises ValueError for a prefix that was read by another party."""
     names = (old.name, new.name)
     arrays = [jax.tree.leaves(party.params) for party in (old, new)]
     if (
@@ -139,7 +139,9 @@ def read(
 
 
 def check_drafter(drafter: core.BoundDrafter) -> None:
-    """Refuses a drafter that cannot go on from a state of the beginning of a prompt."""
+    """Raises ValueError for a drafter that cannot go on from a state of the beginning of a
+    prompt.
+    """
     if not drafter.functions.resumes:
         raise ValueError(
             f"the drafter {drafter.name or 'without a name'} cannot go on from a prefix, or from "

@@ -247,8 +247,8 @@ def axis_of(shapes: Shapes, name: str, axis: int) -> int | None:
 
 
 def check_own_parts(config: Any, dim: int, hidden_size: int) -> None:
-    """Refuses layers of another width or vocabulary than the target's that use the target's
-    embedding or head.
+    """Raises ValueError for layers of another width or vocabulary than the target's that use the
+    target's embedding or head.
     """
     if dim != hidden_size and not (config.own_embedding and config.own_head):
         raise ValueError(
@@ -302,8 +302,8 @@ def written_layer(layer: DecoderConfig, types: Collection[str] = ()) -> dict[str
 
 
 def check_stored(form: str, config: Any, **stored: Any) -> None:
-    """Refuses the fields of a configuration that a format has no place for: it stores these values
-    alone.
+    """Raises FamilyError for the fields of a configuration that a format has no place for: it
+    stores these values alone.
 
     >>> import types
     >>> check_stored(
@@ -326,8 +326,8 @@ def check_stored(form: str, config: Any, **stored: Any) -> None:
 
 
 def check_head_norms(layer: DecoderConfig, drafters: str) -> None:
-    """Refuses to write layers without head norms: readers build Qwen 3's, and make norms that the
-    files lack.
+    """Raises FamilyError for layers without head norms: readers build Qwen 3's, and make norms that
+    the files lack.
     """
     if not all(x.attention.head_norms for x in layer.layers):
         qwen = (

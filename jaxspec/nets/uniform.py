@@ -307,7 +307,9 @@ def uniform_gpt(config: DecoderConfig) -> UniformGPT:
 
 
 def _check_blocks(config: DecoderConfig) -> None:
-    """Refuses layers whose blocks are not attention and a dense feed-forward block."""
+    """Raises ValueError for layers whose blocks are not attention and a dense feed-forward
+    block.
+    """
     for layer in config.layers:
         if type(layer.attention) is not AttentionShape or type(layer.ff) is not FeedForwardShape:
             kinds = type(layer.attention).__name__, type(layer.ff).__name__

@@ -183,8 +183,8 @@ def _own_processors(processors: Any, name: str, sizes: Sizes) -> tuple[BoundProc
 
 
 def _check_processor(bound: BoundProcessor, sizes: Sizes) -> None:
-    """Refuses a processor whose memory or logits change their shape, before a program is made of
-    it.
+    """Raises ValueError for a processor whose memory or logits change their shape, before a program
+    is made of it.
     """
     process, values, owner = bound
     if (process.init is None) != (process.advance is None):

@@ -147,8 +147,8 @@ def _special(tokenizer: Any) -> set[int]:
 
 
 def _check(tokenizer: Any, spelling: Spelling) -> None:
-    """Refuses a tokenizer that decodes some short texts to something else than their tokens'
-    bytes.
+    """Raises ValueError for a tokenizer that decodes some short texts to something else than their
+    tokens' bytes.
     """
     draw = random.Random(0)
     usable = [index for index, text in enumerate(spelling.inside) if text is not None]

@@ -21,8 +21,8 @@ DEVIATIONS = 6.0  # standard errors that a count may differ by
 
 
 def check_declared(prepared: Prepared) -> None:
-    """Refuses a drafter whose tokens have other frequencies than the distributions that its drafts
-    declare.
+    """Raises ValueError for a drafter whose tokens have other frequencies than the distributions
+    that its drafts declare.
 
     Raises:
         ValueError: with the node of the draft, the token, and both frequencies.

@@ -294,8 +294,8 @@ def _save(manager: ocp.CheckpointManager, step: int, state: TrainState, folder: 
 
 
 def _check_state(stored: Any, params: Any, folder: Path) -> None:
-    """Refuses parameters of another model; a restore that fails inside Orbax leaves its threads
-    behind.
+    """Raises ValueError for parameters of another model; a restore that fails inside Orbax leaves
+    its threads behind.
     """
     wrong = differences(params, stored)
     if wrong:

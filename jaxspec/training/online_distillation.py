@@ -411,7 +411,7 @@ def _learnt(params: Params) -> Params:
 
 
 def _check_room(lm: LanguageModel, name: str, prompt: int, new: int) -> None:
-    """Refuses rows of the buffer that have more positions than a model."""
+    """Raises ValueError for rows of the buffer that have more positions than a model."""
     needed = new + (prompt if lm.limits.start_token is None else 1)
     if lm.limits.max_positions is not None and needed > lm.limits.max_positions:
         wide = f"max_prompt={prompt} and max_new_tokens={new} make rows of {needed} tokens"

@@ -45,7 +45,9 @@ class Data:
 
 
 def check_data(data: Data, encoder: bool) -> None:
-    """Refuses data that are not those of the model's kind, with an encoder or without."""
+    """Raises RecipeError for data that are not those of the model's kind, with an encoder or
+    without.
+    """
     if encoder and not data.tasks:
         raise RecipeError(
             "data.tasks is empty: an encoder-decoder learns tasks; expected some of the file's"

@@ -57,8 +57,8 @@ def train(
 
 
 def check_run(recipe: Recipe | HeadRecipe, work: Path) -> None:
-    """Refuses a folder that holds the run of another recipe, and records the recipe; steps may
-    differ.
+    """Raises ValueError for a folder that holds the run of another recipe, and records the recipe;
+    steps may differ.
 
     A field that the record lacks is newer than the run, which had its default.
     """
@@ -160,7 +160,7 @@ def checkpoint(
 
 
 def _check_dtype(recipe: AnyRecipe, dtype: str) -> None:
-    """Refuses a dtype that networks of a recipe's kind are not stored in."""
+    """Raises ValueError for a dtype that networks of a recipe's kind are not stored in."""
     if isinstance(recipe, TableRecipe) and dtype != "float32":
         raise ValueError(f"dtype is {dtype!r}: tables hold integers, so leave dtype out")
     if isinstance(recipe, HeadRecipe) and dtype not in heads.DTYPES:

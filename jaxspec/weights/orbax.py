@@ -470,7 +470,7 @@ def _unknown(dtype: Any, family: Any) -> str:
 
 
 def _check_tokens(ids: Any, name: Any, vocab: int) -> None:
-    """Refuses anything but the ids that a head can be trimmed to."""
+    """Raises CheckpointError for anything but the ids that a head can be trimmed to."""
     if not (isinstance(ids, list) and ids and all(type(x) is int and 0 <= x < vocab for x in ids)):
         raise CheckpointError(
             f"{name} is {repr(ids)[:60]}: expected a list of ids from 0 to {vocab - 1}"

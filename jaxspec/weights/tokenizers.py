@@ -37,7 +37,7 @@ def read(kind: Any, folder: Path, **options: Any) -> Any:
 
 
 def check_size(where: Path, tokenizer: Any, size: int) -> None:
-    """Refuses a tokenizer with ids that its model lacks."""
+    """Raises CheckpointError for a tokenizer with ids that its model lacks."""
     ids = token_ids.size(tokenizer)
     if ids > size:
         complaint = f"the tokenizer has ids up to {ids - 1}, but the model only up to {size - 1}"

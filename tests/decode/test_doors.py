@@ -143,7 +143,7 @@ BAD = {
     ),
     "a name for a drafter": (
         dict(drafter="small"),
-        r"drafter is 'small', a name: pass jaxspec\.load",
+        r"no checkpoint at small\. Expected a folder",
         ("rollout",),
     ),
     "tokenizers": (

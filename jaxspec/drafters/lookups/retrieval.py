@@ -120,7 +120,7 @@ def _of_texts(texts: CountedTexts, target: core.Model | None) -> Datastore:
 
 
 def _check(store: Datastore, target: core.Model) -> None:
-    """Refuses a datastore of another vocabulary than the target's.
+    """Raises DatastoreError for a datastore of another vocabulary than the target's.
 
     Where both know their tokens these count, and not the widths: of models with one tokenizer some
     pad their logits. The target's tokenizer never produces ids that its logits lack, and decoders

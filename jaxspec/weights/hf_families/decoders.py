@@ -387,7 +387,7 @@ def windows(table: dict, otherwise: list[bool]) -> dict[str, Any]:
 def check_layers(
     kinds: Any, count: int, expected: Sequence[str] = ("full_attention", "sliding_attention")
 ) -> None:
-    """Refuses `layer_types` that are not a kind of these for each layer.
+    """Raises FamilyError for `layer_types` that are not a kind of these for each layer.
 
     >>> check_layers("full", 4)
     Traceback (most recent call last):
