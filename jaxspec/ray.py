@@ -80,7 +80,7 @@ class RayDecoder:
     ):
         refused = sorted(REFUSED.keys() & options)
         if refused:
-            raise ValueError(f"{refused[0]} is no option of RayDecoder: {REFUSED[refused[0]]}")
+            raise ValueError(f"{refused[0]} is not an option of RayDecoder: {REFUSED[refused[0]]}")
         if np.any(np.asarray(options.get("temperature") or 0) > 0) and number is None:
             raise ValueError(
                 "tokens are drawn (temperature), and number is None: name a column of prompts' "

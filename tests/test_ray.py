@@ -150,7 +150,7 @@ def test_a_row_has_its_tokens_and_log_probabilities():
     ("name", "said"), [("key", "give seed"), ("in_order", "stay"), ("drafter", "load returns it")]
 )
 def test_an_option_is_honoured_or_refused(name, said):
-    with pytest.raises(ValueError, match=f"{name} is no option of RayDecoder: .*{said}"):
+    with pytest.raises(ValueError, match=f"{name} is not an option of RayDecoder: .*{said}"):
         RayDecoder(**OPTIONS, **{name: None})
 
 

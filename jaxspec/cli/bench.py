@@ -311,7 +311,7 @@ def fitting(settings: list[Setting]) -> list[Setting]:
             possible.append(setting)
             continue
         is_model = isinstance(setting.drafter, Model)
-        why = f"the rule {setting.rule.name} has no α" if is_model else "it is no model"
+        why = f"the rule {setting.rule.name} has no α" if is_model else "it is not a model"
         instead = "left out"
         if name not in numbered:
             instead = f"γ = {GAMMA} in its place"

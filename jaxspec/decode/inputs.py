@@ -62,7 +62,7 @@ def check_model(
     else:
         way = "Model(adapters.from_function(apply, vocab_size), params)"
     raise TypeError(
-        f"{name} is Model({type(lm).__name__}, ...), whose first argument is no LanguageModel. "
+        f"{name} is Model({type(lm).__name__}, ...), whose first argument is not a LanguageModel. "
         f"jaxspec.nets.adapters makes one: {way}"
     )
 
@@ -144,7 +144,7 @@ def end_ids(eos_ids: Any, tokenizer: Any, name: str = "eos_ids") -> list[int]:
                 )
             vocabulary = tokenizer.get_vocab()
             if end not in vocabulary:
-                raise ValueError(f"{name} has {end!r}, which is no token of the target's")
+                raise ValueError(f"{name} has {end!r}, which is not a token of the target's")
             end = vocabulary[end]
         ids.append(end)
     return ids

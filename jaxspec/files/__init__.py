@@ -61,11 +61,11 @@ def check_lines(path: Path) -> None:
 
     >>> check_lines(Path("prompts.csv"))
     Traceback (most recent call last):
-    ValueError: prompts.csv is no file of lines by its name: expected text or .jsonl, perhaps with a .gz
+    ValueError: prompts.csv is not a file of lines by its name: expected text or .jsonl, perhaps with a .gz
     """
     if path.name.lower().removesuffix(".gz").endswith(OTHER_FILES):
         raise ValueError(
-            f"{path} is no file of lines by its name: expected text or .jsonl, perhaps with a .gz"
+            f"{path} is not a file of lines by its name: expected text or .jsonl, perhaps with a .gz"
         )
 
 
@@ -149,7 +149,7 @@ def json_object(
     try:
         row = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{where} is no JSON ({error}): {expected}") from None
+        raise ValueError(f"{where} is not JSON ({error}): {expected}") from None
     if not isinstance(row, dict):
         raise ValueError(f"{where} is {line.strip()[:60]}: {expected}")
     present = [name for name in optional if row.get(name) is not None]

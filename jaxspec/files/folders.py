@@ -235,7 +235,7 @@ def occupied(folder: Path, kind: str, overwrite: bool, marker: str = MANIFEST) -
     if not overwrite:
         return f"{folder} exists: {REPLACING}, or choose another name"
     if not (folder / marker).is_file():
-        return f"{folder} is no {kind} (it has no {marker}): it will not be overwritten"
+        return f"{folder} is not a {kind} (it has no {marker}): it will not be overwritten"
     return ""
 
 

@@ -199,7 +199,7 @@ def _json_row(text: str) -> dict[str, Any]:
     try:
         row = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"the line is no JSON ({error})") from None
+        raise ValueError(f"the line is not JSON ({error})") from None
     if not isinstance(row, dict):
         raise ValueError(f"the line is {text[:60]}: expected a JSON object")
     for name, value in row.items():
@@ -218,12 +218,12 @@ def check_paths(paths: Sequence[Path]) -> None:
 
     >>> check_paths([Path("prompts.json")])  # doctest: +ELLIPSIS
     Traceback (most recent call last):
-    ValueError: prompts.json is no file of lines ...
+    ValueError: prompts.json is not a file of lines ...
     """
     for path in paths:
         if str(path) == "-" or (path.exists() and not path.is_file() and not path.is_dir()):
             raise ValueError(
-                f"{path} is no regular file, and a job reads its input twice: write it to a file "
+                f"{path} is not a regular file, and a job reads its input twice: write it to a file "
                 "first"
             )
         files.check_lines(path)

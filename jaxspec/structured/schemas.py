@@ -74,7 +74,7 @@ def as_text(schema: Any) -> str:
         try:
             schema = json.loads(schema)
         except (ValueError, RecursionError) as error:
-            raise ValueError(f"json_schema is no JSON ({error}): expected {expected}") from None
+            raise ValueError(f"json_schema is not JSON ({error}): expected {expected}") from None
         if not isinstance(schema, dict):
             raise ValueError(f"json_schema is {schema!r:.80}: expected {expected}")
     if not isinstance(schema, Mapping):
@@ -102,7 +102,7 @@ def regex_of(text: str) -> str:
         expression = _Part(root, root).expression()
     except (AttributeError, TypeError, KeyError, OverflowError, RecursionError) as error:
         raise ValueError(
-            f"json_schema is {text:.80}, which is no JSON schema ({error}): check its keywords"
+            f"json_schema is {text:.80}, which is not JSON schema ({error}): check its keywords"
         ) from None
     if len(expression) > LONGEST:
         raise ValueError(

@@ -87,7 +87,7 @@ def from_arrays(
 
 def _table(config: Any) -> dict[str, Any]:
     """Returns a config as JSON has it."""
-    if hasattr(config, "to_json_string"):  # of transformers: its dtype is no JSON
+    if hasattr(config, "to_json_string"):  # of transformers: its dtype is not JSON
         return json.loads(config.to_json_string(use_diff=False))
     if not isinstance(config, Mapping):
         raise TypeError(

@@ -172,7 +172,7 @@ class _Cursor:
 
 def _header(path: Path, content: mmap.mmap) -> Header:
     if content[:4] != MAGIC:
-        raise ValueError("it is no GGUF file")
+        raise ValueError("it is not a GGUF file")
     cursor = _Cursor(content, 4)
     take = cursor.take
     text = cursor.text

@@ -492,7 +492,7 @@ def _check(
         for name, shape in stored.items()
         if (canonical := family.canonical(name)) is not None
     }
-    # A copy of the embedding is no tensor of the network.
+    # A copy of the embedding is not a tensor of the network.
     shapes = {name: shape for name, shape in shapes.items() if name not in copies}
     wrong = f"{folder}: the weights are not those of the {family.title} of its {described}:"
     complaint = parameters.differences(dict.fromkeys(where), dict.fromkeys(shapes), str)

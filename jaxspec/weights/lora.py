@@ -125,7 +125,7 @@ def open_folder(folder: Path) -> Adapter:
             ] = x
         elif "lora_" in name:
             raise CheckpointError(
-                f"{folder} has {name}, which is no factor of a matrix: merge the adapter with peft"
+                f"{folder} has {name}, which is not a factor of a matrix: merge the adapter with peft"
             )
         else:
             replaced[

@@ -359,7 +359,7 @@ def read_manifest(folder: str | Path) -> Manifest:
             "checkpoint of T5X's or Gemma's"
         )
         raise CheckpointError(
-            f"{folder} is no jaxspec checkpoint: it has no {MANIFEST}. Expected {expected}"
+            f"{folder} is not a jaxspec checkpoint: it has no {MANIFEST}. Expected {expected}"
         )
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))

@@ -203,7 +203,7 @@ def _index(index: Path) -> dict[str, Any]:
         listed = sorted(set(weight_map.values()))
     except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
         raise CheckpointError(
-            f"{index} is no index of weights ({error!r}): download it again"
+            f"{index} is not an index of weights ({error!r}): download it again"
         ) from error
     outside = [file for file in listed if not isinstance(file, str) or Path(file).name != file]
     if outside:
@@ -353,13 +353,13 @@ def _pickle(path: Path) -> Shard:
         state = load()
         others = [name for name, x in state.items() if not isinstance(x, torch.Tensor)]
         if others:
-            raise TypeError(f"{others[0]!r} is no tensor")
+            raise TypeError(f"{others[0]!r} is not a tensor")
         shapes = {name: tuple(x.shape) for name, x in state.items()}
         del state
         gc.collect()
     except pickle.UnpicklingError:  # whose words advise to trust the file
         raise CheckpointError(
-            f"{path} ({path.stat().st_size} bytes) is no file of weights, or damaged: it holds "
+            f"{path} ({path.stat().st_size} bytes) is not a file of weights, or damaged: it holds "
             "more than tensors, or not even those, and nothing of it was run. Get the model as "
             "model.safetensors, or from whom you know"
         ) from None  # PyTorch's message says how to run it all the same
@@ -397,7 +397,7 @@ def damaged(path: Path, error: Exception) -> CheckpointError:
         reason = type(error).__name__
     size = path.stat().st_size
     return CheckpointError(
-        f"{path} ({size} bytes) is no file of weights, or damaged: {reason}. Download it again"
+        f"{path} ({size} bytes) is not a file of weights, or damaged: {reason}. Download it again"
     )
 
 

@@ -152,7 +152,7 @@ def test_folders_mean_their_sound_files_in_order(tmp_path):
         ('{"audio": "a.wav", "score": 1e999}', "the field 'score' cannot be written"),
         ('{"audio": "a.wav", "top_k": 5}', "'top_k' is not obeyed"),
         ('{"audio": "a.wav", "num_beams": 5}', "'num_beams' is not obeyed"),
-        ('{"audio": "a.wav"', "is no JSON"),
+        ('{"audio": "a.wav"', "is not JSON"),
     ],
 )
 def test_lines_name_sounds_or_are_refused(line, wrong, tmp_path):

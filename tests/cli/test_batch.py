@@ -256,7 +256,7 @@ def test_wrong_lines_have_errors_and_the_others_texts(batch, tmp_path):
         word in row["error"] for word, row in zip(said, [*wrong[1:4], wrong[5]], strict=True)
     )
     assert [row["number"] for row in wrong] == list(range(7, 13))
-    assert "the first error: wrong.jsonl: line 2: the line is no JSON" in result.stderr
+    assert "the first error: wrong.jsonl: line 2: the line is not JSON" in result.stderr
     assert "13 texts" in result.stderr and result.stderr.endswith("; 4 of 13 failed\n")
 
 
@@ -283,7 +283,7 @@ def test_a_field_is_that_of_json_lines(tmp_path):
 def test_files_that_are_no_lines_by_their_names_are_refused(batch, tmp_path, name):
     (tmp_path / name).write_text('[{"text": "a file"}]')
     result = batch("--input", str(tmp_path / name))
-    assert result.exit_code == 2 and f"{name} is no file of lines by its name" in result.stderr
+    assert result.exit_code == 2 and f"{name} is not a file of lines by its name" in result.stderr
     assert not (tmp_path / "out").exists()
 
 
@@ -332,7 +332,7 @@ def test_a_pipe_is_no_input(batch, tmp_path):
     os.mkfifo(tmp_path / "pipe")
     for name in (str(tmp_path / "pipe"), "-"):
         result = batch("--input", name)
-        assert result.exit_code == 2 and f"{name} is no regular file" in " ".join(
+        assert result.exit_code == 2 and f"{name} is not a regular file" in " ".join(
             result.stderr.split()
         )
     assert not (tmp_path / "out").exists()

@@ -407,7 +407,7 @@ def test_without_a_prompt_plain_decoding_is_timed_beside_it(options, said, invok
         (["a", "--json-schema", "/no/such/file"], "/no/such/file: No such file"),
         (
             ["a", "--json-schema", '{"a": ' * 100_000],
-            "--json-schema is no JSON (maximum recursion depth",
+            "--json-schema is not JSON (maximum recursion depth",
         ),
         (["a", "--beams", "2", "--choices", "a"], "does not read --choices: leave it out"),
         (["a", "--target", "nowhere", "--draft", "none"], "no checkpoint at nowhere"),

@@ -87,7 +87,8 @@ def test_a_byte_order_mark_is_no_part_of_the_first_prompt(tmp_path, monkeypatch)
 def test_a_file_of_something_else_than_lines_is_refused_by_its_name(tmp_path):
     (tmp_path / "prompts.csv").write_text("prompt,id\na,1\n")
     with pytest.raises(
-        ValueError, match=r"prompts\.csv is no file of lines by its name: expected text or \.jsonl"
+        ValueError,
+        match=r"prompts\.csv is not a file of lines by its name: expected text or \.jsonl",
     ):
         prompts.from_file(tmp_path / "prompts.csv")
 
@@ -95,8 +96,8 @@ def test_a_file_of_something_else_than_lines_is_refused_by_its_name(tmp_path):
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ('{"input": "a"', "is no JSON"),
-        ('{"input": "a", "b": ' + "[" * 100_000, "is no JSON"),
+        ('{"input": "a"', "is not JSON"),
+        ('{"input": "a", "b": ' + "[" * 100_000, "is not JSON"),
         ('{"text": "a"}', "has no 'input'"),
         ('{"input": 3}', "has 'input': 3"),
         ('{"input": "a", "task": ["b"]}', """has 'task': ["b"]"""),

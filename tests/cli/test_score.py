@@ -116,7 +116,7 @@ def test_a_line_that_cannot_be_scored_costs_no_other_its_score(scored, tmp_path)
     stand.
     """
     broken = {
-        2: ('{"text": "der"', "line 2 is no JSON"),
+        2: ('{"text": "der"', "line 2 is not JSON"),
         3: ('{"prompt": 5, "completion": "der"}', "line 3: text 2 has the prompt 5"),
         5: ('{"id": "x", "text": ""}', "line 5: text 4 has no token"),
         6: ('{"id": "y", "prompt": "der"}', "line 6 has id, prompt: expected"),
@@ -134,7 +134,7 @@ def test_a_line_that_cannot_be_scored_costs_no_other_its_score(scored, tmp_path)
     assert (
         "3 texts" in said
         and "5 of 8 lines failed; the first:" in said
-        and "line 2 is no JSON" in said
+        and "line 2 is not JSON" in said
     )
     rows = dict(enumerate(map(json.loads, output.read_text().splitlines()), 1))
     assert len(rows) == 8 and rows[1]["id"] == "a" and rows[5]["id"] == "x" and rows[6]["id"] == "y"

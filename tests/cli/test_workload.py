@@ -102,7 +102,7 @@ def test_no_gamma_is_planned_for_drafters_that_are_no_models(capsys):
         _, settings = settings_of(work._replace(gamma=gammas))
         assert [setting.gamma for setting in settings] == wanted
         assert (
-            f"no γ can be planned for prompt_lookup, for it is no model: {instead}"
+            f"no γ can be planned for prompt_lookup, for it is not a model: {instead}"
             in capsys.readouterr().err
         )
 

@@ -58,7 +58,7 @@ BAD = {
     ),
     "no language model": (
         dict(target=TARGET._replace(lm=len)),
-        "first argument is no LanguageModel",
+        "first argument is not a LanguageModel",
         ("rollout",),
     ),
     "another library's option": (

@@ -404,7 +404,7 @@ TOLD = [  # what people pass, and what they are told
         dict(drafter=jaxspec.drafters.prompt_lookup),
         WITHOUT_PARENTHESES.format("prompt_lookup", "drafters"),
     ),
-    (dict(eos_ids="<nothing>"), "eos_ids has '<nothing>', which is no token of the target's"),
+    (dict(eos_ids="<nothing>"), "eos_ids has '<nothing>', which is not a token of the target's"),
     (
         dict(max_new_tokens=10**9),
         "max_new_tokens is 1000000000: expected at least 1, and fewer than 536870912",

@@ -32,7 +32,7 @@ def test_a_field_of_some_tasks(lines):
         ("none.txt", None, {}, "no text at .*none.txt: expected a .jsonl file or a text file"),
         ("empty.txt", b"\n\n \n", {}, "empty.txt has no text$"),
         ("bytes.txt", b"\xff\xfe", {}, "bytes.txt is not UTF-8 text but UTF-16: save it as UTF-8"),
-        ("rows.jsonl", b'{"a": "x"}\n{"a"', {"field": "a"}, "rows.jsonl: line 2 is no JSON"),
+        ("rows.jsonl", b'{"a": "x"}\n{"a"', {"field": "a"}, "rows.jsonl: line 2 is not JSON"),
         (
             "rows.jsonl",
             b'{"a": 1}\n',
@@ -45,7 +45,7 @@ def test_a_field_of_some_tasks(lines):
             "rows.csv",
             b"a,b\n",
             {},
-            "rows.csv is no file of lines by its name: expected text or .jsonl",
+            "rows.csv is not a file of lines by its name: expected text or .jsonl",
         ),
         (
             "texts.txt.gz",

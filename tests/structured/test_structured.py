@@ -315,7 +315,7 @@ def test_log_probs_are_those_of_the_raw_and_of_the_masked_distribution():
             dict(regex="a( b){9}"),
             "max_new_tokens is 4, and the shortest text .* has 11 tokens with its end token",
         ),
-        (dict(json_schema="{"), "is no JSON"),
+        (dict(json_schema="{"), "is not JSON"),
         (dict(json_schema=3), "a dict, the JSON text of an object, or a class of pydantic"),
         (dict(choices=["a"], eos_ids=()), "give eos_ids"),
     ],

@@ -530,7 +530,7 @@ def test_files_that_cannot_be_read_are_refused_in_words(tmp_path):
     cut = {
         "no GGUF file": b"x" * 99,
         "version is 9": b"GGUF" + struct.pack("<I", 9) + complete[8:],
-        "is no file of weights, or damaged": complete[:90],
+        "is not a file of weights, or damaged": complete[:90],
         "ends within": complete[:16] + struct.pack("<Q", 1) + struct.pack("<Q", 2**60) + b"x" * 99,
         "ends before": complete[:-99],
         "the architecture is 'xlama'": complete.replace(b"llama", b"xlama", 1).replace(

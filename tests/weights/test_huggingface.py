@@ -208,7 +208,7 @@ def test_nothing_is_overwritten_unasked(saved, tmp_path):
         huggingface.save(model, saved)
     (tmp_path / "notes").mkdir()
     with pytest.raises(
-        CheckpointError, match=r"is no Hugging Face model \(it has no config\.json\)"
+        CheckpointError, match=r"is not a Hugging Face model \(it has no config\.json\)"
     ):
         huggingface.save(model, tmp_path / "notes", overwrite=True)
     huggingface.save(model_of(LLAMA), tmp_path / "it")

@@ -205,7 +205,7 @@ def test_another_models_adapter_is_refused(base, tmp_path):
         jaxspec.load(base, adapter=written(tmp_path / "half", half))
     magnitude = {f"base_model.model.{QUERY}.lora_magnitude_vector": random(rows)}
     with pytest.raises(
-        CheckpointError, match="lora_magnitude_vector, which is no factor of a matrix"
+        CheckpointError, match="lora_magnitude_vector, which is not a factor of a matrix"
     ):
         jaxspec.load(base, adapter=written(tmp_path / "magnitude", magnitude))
     with pytest.raises(

@@ -594,7 +594,7 @@ def test_overwriting_needs_permission_and_a_checkpoint_to_overwrite(copy, tokeni
 
     home = copy.with_name("home")
     (home / "work").mkdir(parents=True)
-    with pytest.raises(CheckpointError, match=r"is no checkpoint .* will not be overwritten"):
+    with pytest.raises(CheckpointError, match=r"is not a checkpoint .* will not be overwritten"):
         save_other(home, tokenizer, overwrite=True)
     assert (home / "work").is_dir()
 

@@ -225,7 +225,7 @@ def test_a_pytorch_that_may_run_a_pickle_is_not_used(t5_folder, monkeypatch, ver
     monkeypatch.setattr(torch, "__version__", type(torch.__version__)(version))
     refused = r"not read with PyTorch [12]\..* \(CVE-2025-32434\): expected 2\.6 or newer\. pip install -U torch"
     message = (
-        refused if version in ("1.13.1", "2.5.1+cu124") else "is no file of weights, or damaged"
+        refused if version in ("1.13.1", "2.5.1+cu124") else "is not a file of weights, or damaged"
     )
     with pytest.raises(CheckpointError, match=message):
         jaxspec.load(folder)
@@ -260,7 +260,7 @@ def test_a_malicious_file_runs_nothing(t5_folder, tmp_path, kind):
             pickle.dumps(evil if kind == "a call" else {"shared.weight": os.mkdir}, protocol=2)
         )
     with pytest.raises(
-        CheckpointError, match=r"pytorch_model\.bin .* is no file of weights, or damaged"
+        CheckpointError, match=r"pytorch_model\.bin .* is not a file of weights, or damaged"
     ) as caught:
         jaxspec.load(folder)
     assert not (tmp_path / "was here").exists()
@@ -274,7 +274,7 @@ def test_a_truncated_file(folder, end):
     path.write_bytes(path.read_bytes()[:end])
     with pytest.raises(
         CheckpointError,
-        match=r"model\.safetensors \(\d+ bytes\) is no file of weights, or damaged: ",
+        match=r"model\.safetensors \(\d+ bytes\) is not a file of weights, or damaged: ",
     ):
         jaxspec.load(folder)
 
@@ -293,7 +293,7 @@ def test_a_truncated_pytorch_bin(t5_folder, end, zipped):
     path.write_bytes(path.read_bytes()[:end])
     with pytest.raises(
         CheckpointError,
-        match=r"pytorch_model\.bin \(\d+ bytes\) is no file of weights, or damaged: ",
+        match=r"pytorch_model\.bin \(\d+ bytes\) is not a file of weights, or damaged: ",
     ):
         jaxspec.load(folder)
 
@@ -306,7 +306,7 @@ def test_a_damaged_msgpack(folder, content):
     replace_weights(folder)
     (folder / "flax_model.msgpack").write_bytes(content)
     with pytest.raises(
-        CheckpointError, match=r"flax_model\.msgpack .* is no file of weights, or damaged"
+        CheckpointError, match=r"flax_model\.msgpack .* is not a file of weights, or damaged"
     ):
         jaxspec.load(folder)
 
@@ -328,7 +328,7 @@ def test_an_unfinished_download(folder):
     ):
         jaxspec.load(folder)
     index.write_text("{")
-    with pytest.raises(CheckpointError, match="is no index of weights"):
+    with pytest.raises(CheckpointError, match="is not an index of weights"):
         jaxspec.load(folder)
     index.unlink()
     with pytest.raises(
