@@ -105,7 +105,9 @@ MEASURE = re.compile(r"\b(interleave|perf_counter|cost\.measure)\b")
 
 def test_notebooks_that_measure_show_a_picture():
     measuring = [name for name in NAMES if MEASURE.search(json.dumps(cells(name)[3:]))]
-    assert {"quickstart", "when_does_it_pay", "real_model", "gemma4", "tpu"} == set(measuring)
+    assert {"quickstart", "when_does_it_pay", "real_model", "gemma4", "tpu", "grpo"} == set(
+        measuring
+    )
     for name in measuring:
         code = "".join("".join(cell["source"]) for cell in cells(name))
         assert re.search(r"plt\.show\(\)|display\((picture|landscape)\(", code), name
