@@ -424,7 +424,7 @@ def _read(
     read = [
         lm.prefill(weights, prompt, room) for (lm, weights), room in zip(models, rooms, strict=True)
     ]
-    none = jnp.zeros((tokens.shape[0], 0, 2))
+    none = jnp.zeros((tokens.shape[0], 0, 2), jnp.float32)
 
     def compared(forwards: Sequence[Forward], fed: Int[Array, "B 1"], pair: Any) -> _Errors:
         of_a, of_b = (forward.logits[:, 0] for forward in forwards)

@@ -281,7 +281,7 @@ def _load(
         else:
             texts = prompting.heldout_for(target, count)
     generation = dict(generation)
-    num_samples = generation.pop("num_samples")
+    num_samples = generation.pop("num_samples", 1)
     texts = [text for text in texts for _ in range(num_samples)]  # a row per sample
     if settings.ban:
         generation["banned"] = tuple(settings.ban)

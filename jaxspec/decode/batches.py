@@ -81,7 +81,7 @@ def _of_rows(option: Option, value: Any, rows: np.ndarray) -> Any:
     if option.name in patterns.NAMES and patterns.is_per_row(option.name, value):
         return [value[row] for row in rows]
     if option.ndim is not None and np.ndim(value) > option.ndim:
-        return np.asarray(value)[rows]
+        return value[rows] if isinstance(value, jax.Array) else np.asarray(value)[rows]
     return value
 
 

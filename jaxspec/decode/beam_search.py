@@ -470,8 +470,8 @@ def _steps(
     all_fed = jnp.arange(search.fed, dtype=jnp.int32)[None, None, :]
     was_active = ~beams.done
     goes_on = was_active
-    nothing = jnp.zeros((len(goes_on), search.fed), bool)
-    walk = Walk(nothing, above=node, was_active=was_active, failed=jnp.zeros_like(goes_on))
+    retained = jnp.zeros((len(goes_on), search.fed), bool)
+    walk = Walk(retained, above=node, was_active=was_active, failed=jnp.zeros_like(goes_on))
     for depth in range(search.gamma + 1):
         # The C best continuations of each beam, after the node where it is [B, K, C], and plain
         # beam search's step.

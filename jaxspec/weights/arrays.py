@@ -85,16 +85,16 @@ def from_arrays(
     )
 
 
-def _table(config: Any) -> dict[str, Any]:
+def _table(described: Any) -> dict[str, Any]:
     """Returns a config as JSON has it."""
-    if hasattr(config, "to_json_string"):  # of transformers: its dtype is not JSON
-        return json.loads(config.to_json_string(use_diff=False))
-    if not isinstance(config, Mapping):
+    if hasattr(described, "to_json_string"):  # of transformers: its dtype is not JSON
+        return json.loads(described.to_json_string(use_diff=False))
+    if not isinstance(described, Mapping):
         raise TypeError(
-            f"config is of type {type(config).__name__}: expected a dict like a config.json, or a "
-            "transformers.PretrainedConfig"
+            f"config is of type {type(described).__name__}: expected a dict like a config.json, or "
+            "a transformers.PretrainedConfig"
         )
-    return dict(config)
+    return dict(described)
 
 
 def _shard(where: Path, arrays: Mapping[str, Any]) -> tensors.Shard:

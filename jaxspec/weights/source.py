@@ -151,8 +151,8 @@ def _changed(config: Any, source: SourceFiles) -> dict[str, dict[str, Any]] | No
         table |= {"model_type": family.model_types[0], "architectures": [family.architecture]}
     table = {"architectures": [family.architecture]} | table
     for field, key in MAY_CHANGE.items():
-        value = getattr(config, field, None)
-        if field not in family.unwritten and getattr(family.read(table), field, None) != value:
+        value = vars(config).get(field)
+        if field not in family.unwritten and vars(family.read(table)).get(field) != value:
             table[key] = value
     generation = source.get(GENERATION)
     tables = {CONFIG: table} | ({} if generation is None else {GENERATION: dict(generation)})
@@ -216,7 +216,7 @@ def _with_beginnings(config: Any, tables: dict[str, dict[str, Any]]) -> dict[str
     changes = {key: now.get(key) for key in was | now if now.get(key) != was.get(key)}
     if before.end_tokens != config.end_tokens:
         changes |= {"eos_token_id": list(config.end_tokens)}
-    if getattr(before, "start_token", None) != getattr(config, "start_token", None):
+    if vars(before).get("start_token") != vars(config).get("start_token"):
         changes |= {START: config.start_token}
     if not changes:
         return tables

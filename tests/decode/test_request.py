@@ -313,13 +313,10 @@ TOLD = [  # what people pass, and what they are told
     (dict(top_p="0.5"), "top_p is '0.5': expected a number, or one per prompt"),
     (
         dict(drafter="debian-t5-small"),
-        r"drafter is 'debian-t5-small', a name: pass jaxspec.load\('debian-t5-small'\)",
+        r"the drafter \(debian-t5-small\) an encoder-decoder: both must be of one kind",
     ),
     (dict(drafter=Path("small")), r"drafter is 'small', a name: pass jaxspec.load\('small'\)"),
-    (
-        dict(drafter="prompt_lookup"),
-        r"drafter is 'prompt_lookup', a name: pass jaxspec.drafters.prompt_lookup\(",
-    ),
+    (dict(drafter="prompt_lookp"), "there is no drafter 'prompt_lookp': did you mean 'prompt_"),
     (dict(rule="block"), r"rule is 'block', a name: pass jaxspec.rules.block\("),
     (dict(policy="adaptive"), r"policy is 'adaptive', a name: pass jaxspec.policies.adaptive\("),
     (dict(prompts={"role": "user", "content": "the"}), f"prompts {CHAT}"),

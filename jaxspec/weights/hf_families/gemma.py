@@ -168,6 +168,7 @@ GEMMA = decoders.family(
     model_types=("gemma",),
     architecture="GemmaForCausalLM",
     read=read_gemma,
+    written={"attention_bias": "qkv_bias"},  # its Orbax folders have no config.json
     sizes=SIZES_1,
 )
 GEMMA2 = decoders.family(
