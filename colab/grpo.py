@@ -282,6 +282,7 @@ right.axhline(1, color="black", linewidth=0.8, linestyle=":", label="plain decod
 right.set(xlabel="step", ylabel="tokens a round")
 right.legend(frameon=False)
 plt.show()
+assert all(row["frozen"] > 1 for row in tokens_a_round)
 
 # %%
 plain = np.array([row["plain"] for row in seconds[1:]])  # the first step compiles
