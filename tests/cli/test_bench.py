@@ -40,7 +40,7 @@ def run(loading):
 def test_drafters_and_policies_have_a_row_for_each_combination(run, tmp_path):
     axes = (
         "--draft",
-        "debian-t5-draft,prompt_lookup+debian-t5-draft",
+        "debian-t5-draft, fallback(prompt_lookup, 'debian-t5-draft')",
         "--gamma",
         "2",
         "--policy",
@@ -50,7 +50,7 @@ def test_drafters_and_policies_have_a_row_for_each_combination(run, tmp_path):
     report = json.loads(run(*options, "--json"))
     rows = [from_json(row) for row in report["rows"]]
     names = [(row.setting.drafter, row.setting.policy, row.setting.gamma) for row in rows]
-    both = ("debian-t5-draft", "prompt_lookup+debian-t5-draft")
+    both = ("debian-t5-draft", "fallback(prompt_lookup, 'debian-t5-draft')")
     without_policy = [(name, "", 2) for name in both]
     assert names == [("", "", 0), *without_policy, *((name, "adaptive", 2) for name in both)]
     assert report["environment"]["jax"] == jax.__version__ and all(
