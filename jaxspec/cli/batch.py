@@ -394,10 +394,9 @@ def _costs(job: _BatchJob, err: Console) -> dict[str, Any]:
     longest = reader.limits.prompt if job.settings.max_prompt_tokens else None
     if longest is not None:
         candidates = [prepared.widths(longest)[0]]
-    else:  # from the median down: wider prompts may not fit in memory, and then fail in the job, too
+    else:  # from the median down: wider prompts may not fit in memory, and fail in the job, too
         median = sorted(widths)[(len(rows) - 1) // 2]
         candidates = sorted({width for width in widths if width <= median}, reverse=True)
-
     *wider, narrowest = candidates
     with err.status("measuring what passes cost"):
         for width in wider:
