@@ -33,7 +33,7 @@ from jaxspec.decode.request import Prepared, prepare
 from jaxspec.files import digests
 from jaxspec.jobs import Completion, Progress, generate_many, openai
 from jaxspec.jobs.fields import JOB_OPTIONS
-from jaxspec.jobs.files import PROMPT, Source, Survey, check_paths
+from jaxspec.jobs.input_files import PROMPT, Source, Survey, check_paths
 from jaxspec.jobs.many import WidePrompt
 from jaxspec.jobs.prompts import Line, PromptReader, limits_of
 from jaxspec.jobs.resume import Chunks, InputShard, Output, manifest_of

@@ -252,7 +252,7 @@ def outcomes(
 
 
 def _check_parameters(target: core.Model) -> None:
-    """Raises ValueError for parameters that cannot be scored with, or a model that is not causal."""
+    """Raises ValueError for parameters that cannot score, or for a model that is not causal."""
     inputs.check_untraced(target.params)
     if are_shapes(target.params):
         raise ValueError(
