@@ -510,7 +510,7 @@ def _with_speeds(result: BenchResult, plain: BenchResult) -> BenchResult:
 
 
 def _with_texts(run: Run, plain: Run) -> BenchResult:
-    """Compares the texts of a run with plain decoding's, and reports the fates of the draft tokens."""
+    """Compares a run's texts with plain decoding's, and reports the fates of the draft tokens."""
     result = run.result
     if not run.setting.temperature and (run.setting.is_plain or run.setting.rule.exact):
         pairs = list(zip(run.texts, plain.texts, strict=True))

@@ -34,7 +34,9 @@ LONGEST_PAUSE = 2e-3  # seconds between checks whether a program has ended
 ON_ERROR = ("raise", "yield")
 FAILURES = {
     Failure.LOGITS: "the target's logits are not finite, or all tokens are ruled out",
-    Failure.RULE: "the acceptance rule accepted more than was drafted, or chose a number that is not a token",
+    Failure.RULE: (
+        "the acceptance rule accepted more than was drafted, or chose a number that is not a token"
+    ),
 }
 
 

@@ -125,7 +125,8 @@ def open_folder(folder: Path) -> Adapter:
             ] = x
         elif "lora_" in name:
             raise CheckpointError(
-                f"{folder} has {name}, which is not a factor of a matrix: merge the adapter with peft"
+                f"{folder} has {name}, which is not a factor of a matrix: merge the adapter with "
+                "peft"
             )
         else:
             replaced[
@@ -246,7 +247,7 @@ def _check_fit(
     changed: Mapping[str, tuple[int, ...]],
     shapes: Mapping[str | None, Any],
 ) -> None:
-    """Raises CheckpointError if an adapter changes tensors that the model lacks, or other shapes."""
+    """Raises CheckpointError if an adapter's tensors are not the model's, or have other shapes."""
     of_experts = [
         name for name in changed if name.endswith((".experts.weight", ".experts.base_layer.weight"))
     ]
