@@ -188,7 +188,7 @@ class _Stage(NamedTuple):
     """Prompts that are decoded in the same slots, and the size of these."""
 
     prompts: list[JobPrompt]
-    widest: JobPrompt  # of the prompts
+    widest: JobPrompt  # prompt with the most tokens
     is_long: bool  # whether the prompts are much longer than others
     least: int  # tokens of the narrowest slots that may be made for such prompts
     width: int  # tokens of the slots

@@ -161,11 +161,11 @@ def _slots(parents: Sequence[tuple[int, ...]], counts: Sequence[int]) -> dict[tu
     >>> _slots([(0,), (1,)], [1, 2])
     {(0, 0): 0, (1, 0): 2, (1, 1): 3}
     """
-    most = max(counts)
+    slots_per_parent = max(counts)
     slots = dict[tuple[int, ...], int]()
     for index, (parent, count) in enumerate(zip(parents, counts, strict=True)):
         for rank in range(count):
-            slots[(*parent, rank)] = index * most + rank
+            slots[(*parent, rank)] = index * slots_per_parent + rank
     return slots
 
 
