@@ -169,23 +169,23 @@ def _retrieval(
 
 
 def _evenly_spaced(
-    low: Int[Array, "B 1"], high: Int[Array, "B 1"], most: int
+    low: Int[Array, "B 1"], high: Int[Array, "B 1"], limit: int
 ) -> tuple[Int[Array, "B C"], Bool[Array, "B C"]]:
-    """Spreads at most `most` indices evenly over those from `low` to `high` - 1.
+    """Spreads at most `limit` indices evenly over those from `low` to `high` - 1.
 
     The i-th of n indices among m is low + i * m // n. That product may exceed 32 bits in a large
     datastore, so m is split: with m = q * n + r, i * m // n is i * q + i * r // n, and r < n.
 
     Returns:
-        The indices, and which of them count: ranges of fewer than `most` have no others.
+        The indices, and which of them count: ranges of fewer than `limit` have no others.
 
     >>> index, counts = _evenly_spaced(jnp.array([[10], [20]]), jnp.array([[17], [22]]), 3)
     >>> index.tolist(), counts.tolist()
     ([[10, 12, 14], [20, 21, 22]], [[True, True, True], [True, True, False]])
     """
-    rank = jnp.arange(most, dtype=jnp.int32)[None, :]
+    rank = jnp.arange(limit, dtype=jnp.int32)[None, :]
     size = high - low
-    count = jnp.minimum(size, most)
+    count = jnp.minimum(size, limit)
     divisor = jnp.maximum(count, 1)  # an empty range has no indices that count
     index = low + rank * (size // divisor) + rank * (size % divisor) // divisor
     return index, rank < count
