@@ -41,7 +41,7 @@ TESTED_BY = {
     "drafters/lookups/ngram_model.py": "drafters/test_ngram.py",
     "drafters/trees/": "drafters/test_tree_drafters.py",
     "files/": "files/test_files.py",
-    "jobs/files.py": "cli/test_batch.py",
+    "jobs/input_files.py": "cli/test_batch.py",
     "jobs/openai.py": "cli/test_batch.py",
     "jobs/results.py": "jobs/test_many.py",
     "jobs/slots.py": "jobs/test_many.py",

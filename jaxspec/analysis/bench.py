@@ -141,11 +141,7 @@ def run_groups(
     """Yields the results of a group at a time, as `run`; the next group is measured when it is
     asked for.
     """
-    unknown = set(config.quantities) - set(QUANTITIES)
-    if unknown:
-        raise ValueError(f"no quantity {min(unknown)!r}: expected some of {', '.join(QUANTITIES)}")
-    if store and any(not (setting.is_plain or setting.is_named) for setting in settings):
-        raise ValueError("the store needs a name for each drafter: give its Setting name=")
+    _check(settings, store, config)
     machine = environment.current()
     programs = 0
     grouped = groups(settings)
@@ -154,20 +150,13 @@ def run_groups(
         name: getattr(machine, name) for name in MACHINE
     }
     for number, group in enumerate(grouped):
-        plain = list(
-            {
-                (id(setting.target), setting.backend_name): setting.plain() for setting in group
-            }.values()
-        )
+        plain = _plain_settings(group)
         group = plain + [setting for setting in group if not setting.is_plain]
         keys = [
             shared | records.describe(setting, target, digests) if store else {}
             for setting in group
         ]
-        results = [_stored(store, key) for key in keys]
-        # Plain decoding's results come from the run that stored the first drafted result.
-        name = next((result.group for result in results[len(plain) :] if result), "")
-        results[: len(plain)] = [_stored(store, key, name) for key in keys[: len(plain)]]
+        results = _stored_results(store, keys, len(plain))
         todo = _missing(results, len(plain))
         if programs + len(todo) > TOGETHER:
             jax.clear_caches()
@@ -182,6 +171,34 @@ def run_groups(
                 if store and result.error is None:
                     store.put(keys[i], records.to_json(result), records.to_json(result.environment))
         yield [result for result in results if result is not None]
+
+
+def _check(settings: Sequence[Setting], store: ResultStore | None, config: Config) -> None:
+    """Raises ValueError for an unknown quantity, or if the store lacks the name of a drafter."""
+    unknown = set(config.quantities) - set(QUANTITIES)
+    if unknown:
+        raise ValueError(f"no quantity {min(unknown)!r}: expected some of {', '.join(QUANTITIES)}")
+    if store and any(not (setting.is_plain or setting.is_named) for setting in settings):
+        raise ValueError("the store needs a name for each drafter: give its Setting name=")
+
+
+def _plain_settings(group: Sequence[Setting]) -> list[Setting]:
+    """Makes the settings of plain decoding for a group, one for each target and backend."""
+    plain = {(id(setting.target), setting.backend_name): setting.plain() for setting in group}
+    return list(plain.values())
+
+
+def _stored_results(
+    store: ResultStore | None, keys: Sequence[dict[str, Any]], plain: int
+) -> list[BenchResult | None]:
+    """Reads the stored result of each key; the first `plain` keys are plain decoding's.
+
+    Plain decoding's results come from the run that stored the first drafted result: speeds are only
+    compared within a run.
+    """
+    drafted = [_stored(store, key) for key in keys[plain:]]
+    run = next((result.group for result in drafted if result), "")
+    return [*(_stored(store, key, run) for key in keys[:plain]), *drafted]
 
 
 def _missing(results: Sequence[BenchResult | None], plain: int) -> list[int]:
@@ -493,7 +510,7 @@ def _with_speeds(result: BenchResult, plain: BenchResult) -> BenchResult:
 
 
 def _with_texts(run: Run, plain: Run) -> BenchResult:
-    """Compares the texts of a run with plain decoding's, and reports the fates of the draft tokens."""
+    """Compares a run's texts with plain decoding's, and reports the fates of the draft tokens."""
     result = run.result
     if not run.setting.temperature and (run.setting.is_plain or run.setting.rule.exact):
         pairs = list(zip(run.texts, plain.texts, strict=True))

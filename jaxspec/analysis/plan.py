@@ -370,8 +370,10 @@ def of_sizes(
         by_gamma /= roofline.pass_time(chip, target_load, batch)
     else:
         by_gamma = roofline.draft_cost(chip, draft_load, target_load, batch, gammas)
-    bytes_of = lambda load: load.bytes_read(batch) + batch * load.row_bytes(1)  # noqa: E731, of a one-token pass
-    c_bytes = float(bytes_of(draft_load) / bytes_of(target_load))
+    # c of one-token passes that only read memory
+    draft_bytes_read = draft_load.bytes_read(batch) + batch * draft_load.row_bytes(1)
+    target_bytes_read = target_load.bytes_read(batch) + batch * target_load.row_bytes(1)
+    c_bytes = float(draft_bytes_read / target_bytes_read)
     # A recurrent drafter's passes cost more where drafts are longer, so each chain is priced by its
     # own c.
     plans = [
@@ -525,7 +527,9 @@ def of_pair(
     for batch in batches:
 
         def timed(rows: Prepared, batch: int = batch) -> list[cost.Cost]:
-            compiled = lambda gamma: advance(f"batch {batch}, passes of gamma {gamma}")  # noqa: E731
+            def compiled(gamma: int) -> object:
+                return advance(f"batch {batch}, passes of gamma {gamma}")
+
             return cost.measure_all(
                 rows, cost.gammas_up_to(most), repeats=repeats, advance=compiled
             )

@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from jaxspec import optional_imports
-from jaxspec.audio import features, files, rules, windows
+from jaxspec.audio import features, rules, sound_files, windows
 from jaxspec.audio.windows import Segment
 from jaxspec.core import (
     LanguageModel,
@@ -382,7 +382,7 @@ def _opened(
     is_path = isinstance(audio, str | os.PathLike)
     name = str(audio) if is_path else f"sound {number}"
     try:
-        waveform = files.read(Path(audio)) if is_path else audio
+        waveform = sound_files.read(Path(audio)) if is_path else audio
         sound = _Sound(number, features.checked(waveform), config, language)
     except (ValueError, TypeError) as error:
         message = str(error)

@@ -33,7 +33,7 @@ from jaxspec.decode.request import Prepared, prepare
 from jaxspec.files import digests
 from jaxspec.jobs import Completion, Progress, generate_many, openai
 from jaxspec.jobs.fields import JOB_OPTIONS
-from jaxspec.jobs.files import PROMPT, Source, Survey, check_paths
+from jaxspec.jobs.input_files import PROMPT, Source, Survey, check_paths
 from jaxspec.jobs.many import WidePrompt
 from jaxspec.jobs.prompts import Line, PromptReader, limits_of
 from jaxspec.jobs.resume import Chunks, InputShard, Output, manifest_of
@@ -378,8 +378,6 @@ def say_interrupted(err: Console) -> None:
 
 def _costs(job: _BatchJob, err: Console) -> dict[str, Any]:
     """Measures the costs of rounds on the job's first prompts, except unusually wide ones."""
-    from jaxspec.analysis.cost import policy_costs
-
     slots = job.settings.slots
     prefix = job.generation["prefix"]
     prepared = job.prepared(slots, without=("policy",))
@@ -395,25 +393,34 @@ def _costs(job: _BatchJob, err: Console) -> dict[str, Any]:
     widths = [prepared.widths(len(row.tokens))[0] for row in rows]
     longest = reader.limits.prompt if job.settings.max_prompt_tokens else None
     if longest is not None:
-        widest = prepared.widths(longest)[0]
-    else:  # the median: wider prompts may not fit in memory, and then fail in the job, too
-        widest = sorted(widths)[(len(rows) - 1) // 2]
-    while True:
-        narrow = [row for row, width in zip(rows, widths, strict=True) if width <= widest]
+        candidates = [prepared.widths(longest)[0]]
+    else:  # from the median down: wider prompts may not fit in memory, and fail in the job, too
+        median = sorted(widths)[(len(rows) - 1) // 2]
+        candidates = sorted({width for width in widths if width <= median}, reverse=True)
+    *wider, narrowest = candidates
+    with err.status("measuring what passes cost"):
+        for width in wider:
+            with contextlib.suppress(inputs.NotEnoughMemory):  # narrower slots may fit
+                return _costs_at(prepared, rows, slots=slots, width=width)
+        return _costs_at(prepared, rows, slots=slots, width=narrowest)
 
-        def begin(prepared: Prepared, rows: list[Row] = narrow, width: int = widest) -> State:
-            request = token_rows.take_rows(prepared.request, jnp.zeros(1, jnp.int32))
-            of_one_row = prepared._replace(request=request)
-            return Slots(of_one_row, width, slots, group=1, rounds=1).fill(rows)
 
-        try:
-            with err.status("measuring what passes cost"):
-                costs = policy_costs(prepared, repeats=COST_REPEATS, begin=begin)
-            return {"c": float(costs.c), "v": [float(v) for v in costs.v]}
-        except inputs.NotEnoughMemory:  # try again with narrower prompts, if any are
-            widest = max((width for width in widths if width < widest), default=0)
-            if longest is not None or not widest:
-                raise
+def _costs_at(prepared: Prepared, rows: list[Row], *, slots: int, width: int) -> dict[str, Any]:
+    """Measures the costs of rounds in slots of one width, filled with the rows that fit them.
+
+    Raises NotEnoughMemory if the slots would not fit in memory.
+    """
+    from jaxspec.analysis.cost import policy_costs
+
+    narrow = [row for row in rows if prepared.widths(len(row.tokens))[0] <= width]
+
+    def begin(prepared: Prepared) -> State:
+        request = token_rows.take_rows(prepared.request, jnp.zeros(1, jnp.int32))
+        of_one_row = prepared._replace(request=request)
+        return Slots(of_one_row, width, slots, group=1, rounds=1).fill(narrow)
+
+    costs = policy_costs(prepared, repeats=COST_REPEATS, begin=begin)
+    return {"c": float(costs.c), "v": [float(v) for v in costs.v]}
 
 
 def _until(is_terminated: threading.Event, prompts: Iterator[Line]) -> Iterator[Line]:

@@ -28,7 +28,7 @@ from jaxspec.cli.options import (
 )
 from jaxspec.core import Model
 from jaxspec.decode.scoring import Score, outcomes
-from jaxspec.jobs.files import check_paths
+from jaxspec.jobs.input_files import check_paths
 
 EXPECTED = 'expected {"text": "..."}, or {"prompt": ..., "completion": "..."}, and perhaps an "id"'
 FIELDS = {"text", "prompt", "messages", "completion", "id"}

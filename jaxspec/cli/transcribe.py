@@ -9,8 +9,8 @@ from typing import Annotated, Any, NamedTuple
 
 import typer
 
-from jaxspec.audio import files
-from jaxspec.audio.files import Listed
+from jaxspec.audio import sound_files
+from jaxspec.audio.sound_files import Listed
 from jaxspec.audio.transcribe import Recording, Transcribing, Transcript, checked, iterate
 from jaxspec.cli import console, names, signals
 from jaxspec.cli import pair as pairs
@@ -94,7 +94,7 @@ def transcribe(
         jaxspec transcribe talks --output texts --target openai/whisper-large-v3 \\
             --draft distil-whisper/distil-large-v3
     """
-    listed = files.find(sounds)
+    listed = sound_files.find(sounds)
     if settings.draft is not None:
         settings = settings._replace(draft=new_spelling(settings.draft))
     pair = settings.pair(mesh)
@@ -115,7 +115,9 @@ def transcribe(
             if i not in done
         ]
         options: dict[str, Any] = {"drafter": drafter, "gamma": settings.gamma}
-        lengths = [files.seconds_of(listed[recording.number].path) for recording in recordings]
+        lengths = [
+            sound_files.seconds_of(listed[recording.number].path) for recording in recordings
+        ]
         file_lengths = [length for length in lengths if length is not None]
         # The length of a pipe is unknown until it is read, and so is the total.
         total = round(sum(file_lengths)) if len(file_lengths) == len(lengths) else None
@@ -165,7 +167,7 @@ def _described(listed: Sequence[Listed]) -> list[dict[str, Any]]:
     return [
         {
             "file": str(sound.path),
-            "bytes": files.bytes_of(sound.path),
+            "bytes": sound_files.bytes_of(sound.path),
             "fields": dict(sound.fields),
             "language": sound.language,
             "id": sound.id,

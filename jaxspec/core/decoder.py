@@ -120,7 +120,8 @@ class Failure(enum.IntEnum):
     """Why a row ended early; a row that did not has 0."""
 
     LOGITS = 1  # the target's logits were not finite, or the sampler allowed no token
-    RULE = 2  # the acceptance rule accepted more than was drafted, or chose a number that is not a token
+    # the acceptance rule accepted more than was drafted, or chose a number that is not a token
+    RULE = 2
 
 
 class Finish(enum.IntEnum):

@@ -171,8 +171,10 @@ def outside_context_mesh(function: Callable[Given, Returned]) -> Callable[Given,
     def run(*args: Given.args, **kwargs: Given.kwargs) -> Returned:
         with without_context_mesh():
             returned = function(*args, **kwargs)
-        # The body of a generator runs later, between which the caller's mesh holds.
-        return _each_outside(returned) if isinstance(returned, Generator) else returned  # pyright: ignore[reportReturnType]
+        # A generator's body runs later, and the caller's mesh holds between its items.
+        if isinstance(returned, Generator):
+            return _each_outside(returned)  # pyright: ignore[reportReturnType]
+        return returned
 
     return run
 

@@ -136,7 +136,8 @@ def run_round(
     # The cache is one token behind: the row's last committed token is fed before the draft.
     last = token_rows.window(row.tokens, row.length - 1, 1)  # [B, 1]
     fed = jnp.concatenate([last, draft.tokens], axis=1)  # [B, nodes + 1]
-    # `parent` now counts fed tokens: 0 is the last committed one. `verdict.path` counts draft tokens.
+    # `parent` now counts fed tokens: 0 is the last committed one. `verdict.path` counts draft
+    # tokens.
     if draft.parent is None:
         parent = None
     else:

@@ -181,10 +181,11 @@ def pad(rows: Sequence[Sequence[int]], width: int | None = None) -> Prompt:
         if len(row) == 0:
             raise ValueError(f"prompt {index} is empty: a prompt needs at least one token")
     longest = max(len(row) for row in rows)
-    tokens = np.zeros((len(rows), width or bucket(longest)), np.int32)
+    tokens: Any = np.zeros((len(rows), width or bucket(longest)), np.int32)
     for index, row in enumerate(rows):
         tokens[index, : len(row)] = row
-    return on_device(Prompt(tokens, np.array([len(row) for row in rows], np.int32)))  # pyright: ignore[reportArgumentType]
+    lengths: Any = np.array([len(row) for row in rows], np.int32)
+    return on_device(Prompt(tokens, lengths))
 
 
 def on_device(arrays: Any) -> Any:

@@ -138,26 +138,28 @@ def prefill_in_chunks(prepared: Prepared, report: Callable[[int], object]) -> co
     check_fits(prepared)
     p = prepared
     longest = int(jnp.max(prepared.prompt.length))
-    common = p.decoder, p.weights
-    # Every chunk is a slice of one width, or the program would be compiled again for the last.
-    last_begins = p.prompt.tokens.shape[1] - chunks.LONGEST
+    # Every chunk is a slice of one width, or the program would be compiled again for the last. So a
+    # chunk with another after it ends where a whole slice still fits the buffer. Slices overlap by
+    # one token: the last one that was read is read again, see `core.Before`.
+    latest_end = p.prompt.tokens.shape[1] - chunks.LONGEST + 1
 
-    def end_of(chunk: int) -> int:
-        # The chunk before the last one ends early enough for the last one to fit the buffer.
-        if chunk >= longest:
-            return chunk
-        return min(chunk, last_begins + 1)
+    def chunk_end(full_end: int) -> int:
+        """Returns the end of a chunk that would end at `full_end` as a whole slice."""
+        is_last = full_end >= longest
+        return full_end if is_last else min(full_end, latest_end)
 
-    # Of what was read before, the last token is read again: see `core.Before`.
-    end = end_of(chunks.LONGEST + (0 if p.before is None else int(jnp.max(p.before.start))))
+    already_read = 0
+    if p.before is not None:
+        already_read = int(jnp.max(p.before.start))
+    end = chunk_end(already_read + chunks.LONGEST)
     prompt = p.prompt._replace(length=jnp.minimum(p.prompt.length, end))
-    state = start(*common, prompt, p.request, p.max_new_tokens, p.before)
+    state = start(p.decoder, p.weights, prompt, p.request, p.max_new_tokens, p.before)
     while end < longest:
         report(int(jax.device_get(jnp.max(state.start))))  # waits for the chunk
         before = state.caches.before(prompt.length, chunks.LONGEST)
-        end = end_of(end + chunks.LONGEST - 1)
+        end = chunk_end(end + chunks.LONGEST - 1)
         prompt = p.prompt._replace(length=jnp.minimum(p.prompt.length, end))
-        state = go_on(*common, prompt, p.request, p.max_new_tokens, before)
+        state = go_on(p.decoder, p.weights, prompt, p.request, p.max_new_tokens, before)
     report(longest)
     return state
 

@@ -188,7 +188,7 @@ def arguments(
     prompt: Prompt | None = None,
     key: Key[Array, ""] | Keys | None = None,
 ) -> Arguments:
-    """Returns what `prepared.decoder.init` takes, for your loop over `decoder.step`; see `rollout`."""
+    """Returns the arguments of `prepared.decoder.init`, for your own loop over `decoder.step`."""
     inputs.check_type(prepared, Prepared, "the generation", "what jaxspec.prepare returned")
     inputs.check_type(
         weights, Weights | None, "weights", "prepared.weights._replace(target=params)"

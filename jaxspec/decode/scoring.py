@@ -215,21 +215,8 @@ def outcomes(
     encoding.check_reads_text(target)
     batch_size = integer(batch_size, "batch_size", "an integer, 1 or more")
     at_least(1, batch_size=batch_size)
-    inputs.check_untraced(target.params)
-    if are_shapes(target.params):
-        raise ValueError(
-            f"{target.name or 'the target'} has shapes in place of parameters: load it to score "
-            "texts"
-        )
-    causality.check(target)
-    if start is not None and target.lm.limits.start_token is not None:
-        raise ValueError(
-            f"start is {start!r}, and {target.name or 'the target'} has a start token: leave start "
-            "out"
-        )
-    first = None
-    if start is not None:
-        first = inputs.end_ids(start, target.tokenizer, "start")[0]
+    _check_parameters(target)
+    first = _first_id(target, start)
     if end and not token_ids.ends(target):
         raise ValueError(
             f"end is True, and {target.name or 'the target'} has no end-of-sequence token"
@@ -248,31 +235,61 @@ def outcomes(
     rows = (read_row(number, text) for number, text in enumerate(texts))
     begun = 0
     while chunk := list(itertools.islice(rows, SORTED_BATCHES * batch_size)):
-        readable = {index: row for index, row in enumerate(chunk) if isinstance(row, _Row)}
         done = dict[int, Score | Exception]()
         done |= {index: row for index, row in enumerate(chunk) if isinstance(row, Exception)}
-        # Rows of one length in a batch need little padding; results are yielded in the order of the
-        # texts.
-        order = sorted(
-            readable, key=lambda index: (len(readable[index].ids), len(readable[index].source))
-        )
-        for begin in range(0, len(order), batch_size):
-            chosen = order[begin : begin + batch_size]
-            results = _of_batch(
-                target, [readable[index] for index in chosen], min(batch_size, len(order))
-            )
-            for index, result in zip(chosen, results, strict=True):
-                done[index] = result
-                # NaN, too; rounding may leave a little above 0
-                if not np.all(result.log_probs <= 1e-3):
-                    error = FloatingPointError(
-                        f"the target's logits are not finite in text {begun + index}"
-                    )
-                    if not keeps_errors:
-                        raise error
-                    done[index] = error
+        for index, result in _scores(target, chunk, batch_size):
+            done[index] = result
+            # NaN, too; rounding may leave a little above 0
+            if not np.all(result.log_probs <= 1e-3):
+                error = FloatingPointError(
+                    f"the target's logits are not finite in text {begun + index}"
+                )
+                if not keeps_errors:
+                    raise error
+                done[index] = error
         yield from (done[index] for index in range(len(chunk)))
         begun += len(chunk)
+
+
+def _check_parameters(target: core.Model) -> None:
+    """Raises ValueError for parameters that cannot score, or for a model that is not causal."""
+    inputs.check_untraced(target.params)
+    if are_shapes(target.params):
+        raise ValueError(
+            f"{target.name or 'the target'} has shapes in place of parameters: load it to score "
+            "texts"
+        )
+    causality.check(target)
+
+
+def _first_id(target: core.Model, start: int | str | None) -> int | None:
+    """Returns the id of the token to begin texts with; None without `start`."""
+    if start is None:
+        return None
+    if target.lm.limits.start_token is not None:
+        raise ValueError(
+            f"start is {start!r}, and {target.name or 'the target'} has a start token: leave start "
+            "out"
+        )
+    return inputs.end_ids(start, target.tokenizer, "start")[0]
+
+
+def _scores(
+    target: core.Model, rows: Sequence[_Row | Exception], batch_size: int
+) -> Iterator[tuple[int, Score]]:
+    """Yields the index and the score of each row, leaving out exceptions, in batches by length.
+
+    Rows of one length in a batch need little padding.
+    """
+    readable = {index: row for index, row in enumerate(rows) if isinstance(row, _Row)}
+    order = sorted(
+        readable, key=lambda index: (len(readable[index].ids), len(readable[index].source))
+    )
+    batch_rows = min(batch_size, len(order))
+    for begin in range(0, len(order), batch_size):
+        chosen = order[begin : begin + batch_size]
+        scores = _of_batch(target, [readable[index] for index in chosen], batch_rows)
+        yield from zip(chosen, scores, strict=True)
 
 
 class _Row(NamedTuple):
@@ -293,20 +310,10 @@ def _row(
     end: bool,
     template: Mapping[str, Any] | None,
 ) -> _Row:
+    """Reads a text. Raises ValueError or TypeError if the model cannot score it."""
     name = f"text {number}"
-    is_pair = isinstance(text, tuple | list) and len(text) == 2 and not encoding.is_ids(text)
-    prompt, scored = text if is_pair else (None, text)
-    if not (isinstance(scored, str) or encoding.is_ids(scored)):
-        raise TypeError(f"{name} is {scored!r:.80}, of type {type(scored).__name__}: {PAIR}")
-    num_bytes = None
-    if isinstance(scored, str):
-        num_bytes = len(scored.encode(errors="surrogatepass"))
+    prompt, scored = _prompt_and_scored(target, text, name)
     is_decoder = target.lm.limits.start_token is None
-    if not is_decoder and prompt is None:
-        raise ValueError(
-            f"{name} has no prompt, and {target.name or 'the target'} is an encoder-decoder: give "
-            "pairs of a source and its target text"
-        )
     before, ids = _encoded(target, prompt, scored, number, template)
     # A tokenizer may have put the beginning there already; it is not doubled.
     lacks_beginning = (prompt is None or not before) and ids[:1] != [first]
@@ -320,6 +327,9 @@ def _row(
             "'<|endoftext|>'"
         )
     _check_ids(target, name, before, ids)
+    num_bytes = None
+    if isinstance(scored, str):
+        num_bytes = len(scored.encode(errors="surrogatepass"))
     if not is_decoder:
         return _Row(before, ids, 0, num_bytes)
     row = [*before, *ids]
@@ -327,6 +337,20 @@ def _row(
     if not before and isinstance(scored, str):
         num_bytes = _bytes_after_first(target, scored, row[0])
     return _Row(row[:1], row[1:], max(len(before) - 1, 0), num_bytes)
+
+
+def _prompt_and_scored(target: core.Model, text: Text, name: str) -> tuple[Any, Any]:
+    """Splits a pair into its prompt and the text to score; a single text has the prompt None."""
+    is_pair = isinstance(text, tuple | list) and len(text) == 2 and not encoding.is_ids(text)
+    prompt, scored = text if is_pair else (None, text)
+    if not (isinstance(scored, str) or encoding.is_ids(scored)):
+        raise TypeError(f"{name} is {scored!r:.80}, of type {type(scored).__name__}: {PAIR}")
+    if prompt is None and target.lm.limits.start_token is not None:
+        raise ValueError(
+            f"{name} has no prompt, and {target.name or 'the target'} is an encoder-decoder: give "
+            "pairs of a source and its target text"
+        )
+    return prompt, scored
 
 
 def _bytes_after_first(target: core.Model, text: str, first: int) -> int | None:
@@ -354,7 +378,8 @@ def _check_ids(target: core.Model, name: str, before: list[int], ids: list[int])
     positions = lm.limits.max_positions
     if positions is not None and row_tokens > positions:
         raise ValueError(
-            f"{name} has {row_tokens} tokens, and the model has {positions} positions: cut it into parts"
+            f"{name} has {row_tokens} tokens, and the model has {positions} positions: cut it into "
+            "parts"
         )
     longest = lm.limits.max_prompt
     if not is_decoder and longest is not None and len(before) > longest:

@@ -65,7 +65,8 @@ def check_lines(path: Path) -> None:
     """
     if path.name.lower().removesuffix(".gz").endswith(OTHER_FILES):
         raise ValueError(
-            f"{path} is not a file of lines by its name: expected text or .jsonl, perhaps with a .gz"
+            f"{path} is not a file of lines by its name: expected text or .jsonl, perhaps with a "
+            ".gz"
         )
 
 

@@ -34,7 +34,9 @@ LONGEST_PAUSE = 2e-3  # seconds between checks whether a program has ended
 ON_ERROR = ("raise", "yield")
 FAILURES = {
     Failure.LOGITS: "the target's logits are not finite, or all tokens are ruled out",
-    Failure.RULE: "the acceptance rule accepted more than was drafted, or chose a number that is not a token",
+    Failure.RULE: (
+        "the acceptance rule accepted more than was drafted, or chose a number that is not a token"
+    ),
 }
 
 
@@ -182,6 +184,17 @@ class _Live(NamedTuple):
     searched: int = 0  # tokens already searched for stop strings
 
 
+class _Stage(NamedTuple):
+    """Prompts that are decoded in the same slots, and the size of these."""
+
+    prompts: list[JobPrompt]
+    widest: JobPrompt  # prompt with the most tokens
+    is_long: bool  # whether the prompts are much longer than others
+    least: int  # tokens of the narrowest slots that may be made for such prompts
+    width: int  # tokens of the slots
+    slots: int  # number of slots
+
+
 class _Job:
     """The host's side of a job.
 
@@ -232,47 +245,60 @@ class _Job:
     def _slots_for(self, upcoming: list[JobPrompt]) -> Slots | None:
         """Makes slots for the next prompts; fails prompts that do not fit in memory."""
         while upcoming:
-            self._usual = self._width
-            if not self._usual:  # the lower median: few long prompts must not make all slots wide
-                widths = sorted(map(self._width_of, upcoming))
-                self._usual = widths[(len(widths) - 1) // 2]
-            ordinary = [
-                request for request in upcoming if not self._is_long(self._width_of(request))
-            ]
-            stage = ordinary or upcoming
-            for request in stage:
+            stage = self._next_stage(upcoming)
+            for request in stage.prompts:
                 missing = self._missing(request)
                 if missing:
                     self._prepared = self._prepared.replace(**missing)
-            widest = max(stage, key=self._width_of)
-            needed = self._width_of(widest)
-            if ordinary:
-                least = self._width  # slots for ordinary prompts never become narrower
-                width = max(least, needed)
-                count = self._slots
-            else:
-                least = 0
-                width = needed
-                count = max(1, self._slots * self._usual // width)
             try:
-                slots = self._make_slots(width, count)
+                return self._allocate(stage)
             except inputs.NotEnoughMemory as error:
                 # If even the narrowest prompt does not fit, this raises.
-                self._make_slots(max(least, self._prepared.widths(1)[0]), count)
-                too_wide = [request for request in stage if self._width_of(request) == needed]
+                self._make_slots(max(stage.least, self._prepared.widths(1)[0]), stage.slots)
+                needed = self._width_of(stage.widest)
+                too_wide = [
+                    request for request in stage.prompts if self._width_of(request) == needed
+                ]
                 self._reader.take(too_wide)
                 self._refuse(
                     [request._replace(error=request.at + str(error)) for request in too_wide]
                 )
                 upcoming = self._ahead()
-            else:
-                if not ordinary or (width > self._usual and slots.needed > NOTED):
-                    warnings.warn(_note(widest, slots, self._usual, not ordinary), stacklevel=2)
-                if ordinary:
-                    self._width = width
-                    self._usual = width
-                return slots
         return None
+
+    def _next_stage(self, upcoming: list[JobPrompt]) -> _Stage:
+        """Plans slots for the ordinary prompts among the next ones, or for long ones if all are."""
+        self._usual = self._width
+        if not self._usual:  # the lower median: few long prompts must not make all slots wide
+            widths = sorted(map(self._width_of, upcoming))
+            self._usual = widths[(len(widths) - 1) // 2]
+        ordinary = [request for request in upcoming if not self._is_long(self._width_of(request))]
+        prompts = ordinary or upcoming
+        widest = max(prompts, key=self._width_of)
+        needed = self._width_of(widest)
+        if ordinary:
+            least = self._width  # slots for ordinary prompts never become narrower
+            width = max(least, needed)
+            slots = self._slots
+        else:
+            least = 0
+            width = needed
+            slots = max(1, self._slots * self._usual // width)
+        return _Stage(prompts, widest, not ordinary, least=least, width=width, slots=slots)
+
+    def _allocate(self, stage: _Stage) -> Slots:
+        """Makes the slots of a stage, and warns if long prompts make them large.
+
+        Raises NotEnoughMemory if they do not fit.
+        """
+        slots = self._make_slots(stage.width, stage.slots)
+        if stage.is_long or (stage.width > self._usual and slots.needed > NOTED):
+            note = _note(stage.widest, slots, self._usual, stage.is_long)
+            warnings.warn(note, stacklevel=2)
+        if not stage.is_long:
+            self._width = stage.width
+            self._usual = stage.width
+        return slots
 
     def _make_slots(self, width: int, count: int) -> Slots:
         group = self._group

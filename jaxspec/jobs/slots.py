@@ -38,9 +38,10 @@ from jaxspec.structured.patterns import Pattern
 from jaxspec.structured.tables import TooLarge, values
 from jaxspec.vocab import languages
 
-# Values of rows without an option, in a program that reads it. NaN: use the row's temperature.
+UNSET = np.float64("nan")  # of an option of the drafter: the row's drafter uses the target's value
+# Values of rows without an option, in a program that reads it.
 NEUTRAL = {
-    entry.field: np.float64("nan" if entry.neutral is None else entry.neutral)
+    entry.field: UNSET if entry.neutral is None else np.float64(entry.neutral)
     for entry in OPTIONS.values()
 }
 Layout = tuple[Sharding, ...] | None  # the sharding of each leaf of a state; None without a mesh
@@ -185,8 +186,8 @@ class Slots:
         width = self._width_of(longest)
         prompt = self._with_begin(token_rows.pad([row.tokens for row in rows], width), rows)
         sources: Any = self._key_sources(rows)
-        limit = np.array([row.max_new_tokens for row in rows], np.int32)
-        new: Any = NewRows(prompt, sources, limit, self._sampling_of(rows))  # type: ignore[arg-type]
+        limit: Any = np.array([row.max_new_tokens for row in rows], np.int32)
+        new: Any = NewRows(prompt, sources, limit, self._sampling_of(rows))
         if self._mesh is not None:
             new = sharding.place(new, self.group, self._mesh)
         shapes = tuple(leaf.shape for leaf in jax.tree.leaves(self._shapes_at(self.width)))
@@ -236,8 +237,10 @@ class Slots:
     def run(self, finished: int, rounds: int | None = None) -> Report:
         """Starts decoding until `finished` slots are done or `rounds` have run."""
         p = self._prepared
-        limit = self._rounds if rounds is None else rounds
-        until: Any = Until(self._ended, np.int32(finished), np.int32(limit))  # type: ignore[arg-type]
+        ended: Any = self._ended
+        enough: Any = np.int32(finished)
+        limit: Any = np.int32(self._rounds if rounds is None else rounds)
+        until = Until(ended, finished=enough, limit=limit)
         self._state, report = run_rounds(
             p.decoder,
             p.weights,
@@ -280,17 +283,16 @@ class Slots:
 
     def _shapes_of(self, width: int, tables: tuple[tuple[int, ...], ...]) -> State:
         """Returns the shapes of a group's state for prompts of this width."""
-        count = jax.ShapeDtypeStruct((self.group,), jnp.int32)
-        prompt: Any = Prompt(jax.ShapeDtypeStruct((self.group, width), jnp.int32), count)  # type: ignore[arg-type]
+        count = _int_shape(self.group)
+        prompt = Prompt(_int_shape(self.group, width), count)
         if self._begin:
-            beginning: Any = jax.ShapeDtypeStruct((self.group, self._begin), jnp.int32)
-            prompt = Prompt(beginning, count, prompt)  # type: ignore[arg-type]
+            prompt = Prompt(_int_shape(self.group, self._begin), count, prompt)
         before = self._before(self._prepared.widths(1)[1])
         start = functools.partial(_start, **self._common, before=before, size=self._size_at(width))
-        key = jax.ShapeDtypeStruct((self.group, *self._key.shape), self._key.dtype)
-        sources = KeySources(key, count, count)  # type: ignore[arg-type]
+        key: Any = jax.ShapeDtypeStruct((self.group, *self._key.shape), self._key.dtype)
+        sources = KeySources(key, count, count)
         sampling = self._sampling_of([Row(0, (0,), 1)] * self.group)
-        return jax.eval_shape(start, new=NewRows(prompt, sources, count, sampling))  # type: ignore[arg-type]
+        return jax.eval_shape(start, new=NewRows(prompt, sources, count, sampling))
 
     def _sampling_of(self, rows: Sequence[Row]) -> tuple[Any, Any]:
         """Returns the sampling values of rows: the target's, and the drafter's or None."""
@@ -298,37 +300,42 @@ class Slots:
         target = request.sampling_params
         draft = request.draft_sampling_params
 
-        def column(field: str, like: Array | np.ndarray) -> np.ndarray:
-            default = like
-            if self._sampling is not None:
-                default = np.broadcast_to(NEUTRAL[field], (1, *like.shape[1:]))
-            values_by_row = [
-                np.asarray(row_values.get(field, default)) for row_values in self._values_of(rows)
-            ]
-            return np.concatenate(values_by_row).astype(like.dtype)
-
         # One array a field, [rows] or [rows, vocab], in the dtype that the program was compiled for
-        arrays = {
-            name: like
-            for name, like in target._asdict().items()
-            if name not in ("processors", "structured")
-        }
-        fields: Any = {
-            name: None if like is None else column(name, like) for name, like in arrays.items()
-        }
+        fields = dict[str, Any]()
+        for name, like in target._asdict().items():
+            if name in ("processors", "structured"):
+                continue
+            fields[name] = None if like is None else self._column(rows, name, like)
         fields["processors"] = token_rows.repeat_rows(target.processors, len(rows))
         fields["structured"] = None
         if self._pool is not None:  # on the host, since the copy in the state is donated
             fields["structured"] = values(self._pool, self._entries_of(rows))
         if draft is None:
             return type(target)(**fields), None
-        names = [field.removeprefix(DRAFT) for field in NEUTRAL if field.startswith(DRAFT)]
-        likes = {name: getattr(draft, name) for name in names if getattr(draft, name) is not None}
-        # NaN stands for the target's own value, and no integer is NaN.
-        of_draft = {
-            name: column(DRAFT + name, np.asarray(like, np.float64)) for name, like in likes.items()
-        }
-        return type(target)(**fields), type(target)(**fields | draft_values(fields, of_draft))
+        draft_columns = dict[str, np.ndarray]()
+        for field in NEUTRAL:
+            name = field.removeprefix(DRAFT)
+            if name == field or getattr(draft, name) is None:
+                continue
+            # Floats, whatever the dtype of the field: UNSET is not an integer.
+            like = np.asarray(getattr(draft, name), np.float64)
+            draft_columns[name] = self._column(rows, field, like)
+        draft_fields = fields | draft_values(fields, draft_columns)
+        return type(target)(**fields), type(target)(**draft_fields)
+
+    def _column(self, rows: Sequence[Row], field: str, like: Array | np.ndarray) -> np.ndarray:
+        """Returns the values of one field of sampling, [rows] or [rows, vocab].
+
+        Rows without a value get the generation's, `like`. If the slots have default values, which
+        `_values_of` knows, a field without one is off: rows get its neutral value.
+        """
+        default = like
+        if self._sampling is not None:
+            default = np.broadcast_to(NEUTRAL[field], (1, *like.shape[1:]))
+        values_by_row = [
+            np.asarray(row_values.get(field, default)) for row_values in self._values_of(rows)
+        ]
+        return np.concatenate(values_by_row).astype(like.dtype)
 
     def _values_of(self, rows: Sequence[Row]) -> list[Mapping[str, np.ndarray]]:
         return [(self._sampling if row.sampling is None else row.sampling) or {} for row in rows]
@@ -362,6 +369,11 @@ def _key(prepared: Prepared) -> Key[Array, ""]:
     """Returns the key of a job; without one, any key, which greedy decoding never reads."""
     key = prepared.options.key
     return jax.random.key(0) if key is None else key
+
+
+def _int_shape(*shape: int) -> Any:
+    """Returns the shape of an array of int32, which stands for the array in `jax.eval_shape`."""
+    return jax.ShapeDtypeStruct(shape, jnp.int32)
 
 
 def _row_keys(sources: KeySources, impl: Any) -> Key[Array, " group"]:

@@ -83,7 +83,8 @@ def precision(dtype: jnp.dtype) -> jax.lax.Precision | None:
     ...     print(precision(jnp.float32))
     None
     """
-    if dtype != jnp.float32 or jax.config.jax_default_matmul_precision is not None:  # pyright: ignore[reportAttributeAccessIssue]
+    chosen = jax.config.jax_default_matmul_precision  # pyright: ignore[reportAttributeAccessIssue]
+    if dtype != jnp.float32 or chosen is not None:
         return None
     return jax.lax.Precision.HIGHEST
 

@@ -214,7 +214,7 @@ def without_cache(
 def with_past(
     layers: Iterable[Layer], x: Float[Array, "B S M"], past: Past
 ) -> tuple[Float[Array, "B S M"], Past]:
-    """Runs layers over whole rows whose keys and values follow an earlier call's; () without one."""
+    """Runs layers over whole rows, whose keys and values follow `past`; it may be ()."""
     # Drafters in training append to their past [B, K, S, D]; there is no cache of a fixed size.
     grown: list[PastLayer] = []
     for index, layer in enumerate(layers):

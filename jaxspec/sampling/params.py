@@ -5,7 +5,7 @@ values.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import Annotated, Any, NamedTuple, TypedDict, cast
 
 import jax
@@ -503,8 +503,6 @@ def sampling_of(
     if any(options.get(name) is not None for name in patterns.NAMES):
         rows = pattern_rows(patterns.patterns_of(options, batch), values.get("bias"), limit)
         structured = token_rows.on_device(tables.values(pool_of(target, ends), rows))
-    # each once
-    processors = dict.fromkeys(OPTIONS[name].processor for name in OPTIONS if name in set_options)
     temperature = values.setdefault("temperature", np.zeros(batch, np.float32))
     of_draft = {
         name.removeprefix(DRAFT): values.pop(name) for name in [*values] if name.startswith(DRAFT)
@@ -527,14 +525,11 @@ def sampling_of(
     else:
         cuts = {name: name in values for name in KEEPS_ALL if name != "top_k"}
         end = at_temperature(bound, **cuts)
-    own_processors = (_with_own_values(bound.functions, index) for index, bound in enumerate(added))
-    # nothing after it may allow what it rules out
-    last = ()
-    if structured is not None:
-        last = (processor.structured,)
-    sampler = chain(
-        *(process for process in processors if process is not None), *own_processors, *last, to=end
-    )
+    processors = _processors_of(set_options)
+    processors += [_with_own_values(bound.functions, index) for index, bound in enumerate(added)]
+    if structured is not None:  # last: nothing after it may allow what it rules out
+        processors.append(processor.structured)
+    sampler = chain(*processors, to=end)
     if sizes.ids < sizes.vocab:
         sampler = mask_padding_ids(sampler, sizes.ids)
     if not of_draft or is_greedy:
@@ -542,6 +537,12 @@ def sampling_of(
     return Sampling(
         sampler, params, params._replace(**token_rows.on_device(draft_values(values, of_draft)))
     )
+
+
+def _processors_of(set_options: Container[str]) -> list[LogitsProcessor | Processor]:
+    """Lists the processors of some options in the order of the table, each once."""
+    processors = dict.fromkeys(OPTIONS[name].processor for name in OPTIONS if name in set_options)
+    return [process for process in processors if process is not None]
 
 
 def draft_values(

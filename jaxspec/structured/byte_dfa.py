@@ -12,7 +12,7 @@ import functools
 import itertools
 import re
 from collections.abc import Iterable, Iterator
-from re import _constants, _parser  # type: ignore[attr-defined] # private, and the same from Python 3.11 to 3.14
+from re import _constants, _parser  # type: ignore[attr-defined] # the same in Python 3.11 to 3.14
 from typing import Any, NamedTuple
 
 import numpy as np

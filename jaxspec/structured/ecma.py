@@ -59,7 +59,12 @@ def as_python(pattern: str) -> str:
     brackets: str | None = None  # the beginning of the class that is being read: "[" or "[^"
     position = 0
     while position < len(pattern):
-        token = (OUTSIDE if brackets is None else INSIDE).match(pattern, position)[0]  # type: ignore[index] # any character
+        if brackets is None:
+            match = OUTSIDE.match(pattern, position)
+        else:
+            match = INSIDE.match(pattern, position)
+        assert match is not None  # both match any character
+        token = match[0]
         position += len(token)
         letter = token.removeprefix("\\")
         if token != letter and letter.lower() in ECMA:

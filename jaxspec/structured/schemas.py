@@ -33,13 +33,16 @@ NOTES = {  # keywords that allow and forbid nothing
 }
 LONGEST = 2**20  # characters of an expression
 SPACE = "[ ]?"
+COMMA = f",{SPACE}"
 CHARACTER = r'(?:[^"\\\x00-\x1f\x7f-\x9f]|\\["\\/bfnrt])'
 STRING = f'"{CHARACTER}*"'
 WHOLE = "(?:0|[1-9][0-9]{0,18})"
 FRACTION = r"(?:\.[0-9]{1,18})?(?:[eE][+-]?[0-9]{1,2})?"
 SCALAR = f"(?:{STRING}|-?{WHOLE}{FRACTION}|true|false|null)"
 DATE = (
-    "[12][0-9]{3}-(?:(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])|(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)"
+    "[12][0-9]{3}-"
+    "(?:(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])"
+    "|(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)"
     "|02-(?:0[1-9]|1[0-9]|2[0-8]))"
 )
 CLOCK = "(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9]"
@@ -243,7 +246,7 @@ class _Part:
             if least > len(parts) or (limit is not None and limit < len(parts)):
                 raise self._refused(f"has {len(parts)} prefixItems", ": expected as many items")
             expressions = [self._inner(schema, "prefixItems", n) for n, schema in enumerate(parts)]
-            return rf"\[{f',{SPACE}'.join(expressions)}\]"
+            return rf"\[{COMMA.join(expressions)}\]"
         return self._listed(
             r"\[", SCALAR if items is True else self._inner(items, "items"), r"\]", least, limit
         )
@@ -439,7 +442,7 @@ def _first(pairs: Sequence[tuple[str, bool]]) -> str:
     if not pairs:
         return ""
     (entry, required), *others = pairs
-    begun = entry + "".join(f",{SPACE}{e}" if r else f"(?:,{SPACE}{e})?" for e, r in others)
+    begun = entry + "".join(f"{COMMA}{e}" if r else f"(?:{COMMA}{e})?" for e, r in others)
     if required:
         return begun
     return _any_of([begun, _first(others)])
@@ -452,9 +455,10 @@ def _literal(value: Any) -> str:
     '\\\\{"a":[ ]?\\\\[1,[ ]?null\\\\]\\\\}'
     """
     if isinstance(value, Mapping):
-        return rf"\{{{f',{SPACE}'.join(f'{_literal(name)}:{SPACE}{_literal(x)}' for name, x in value.items())}\}}"
+        entries = [f"{_literal(name)}:{SPACE}{_literal(x)}" for name, x in value.items()]
+        return rf"\{{{COMMA.join(entries)}\}}"
     if isinstance(value, list):
-        return rf"\[{f',{SPACE}'.join(map(_literal, value))}\]"
+        return rf"\[{COMMA.join(map(_literal, value))}\]"
     try:
         return re.escape(json.dumps(value, ensure_ascii=False, allow_nan=False))
     except ValueError:

@@ -31,7 +31,7 @@ from jaxspec.training.recipes import EarlyExit, Train
 
 
 class Numbered(NamedTuple):
-    """A batch and its step. The step alone decides which layers are dropped and which exits learn."""
+    """A batch and its step, which alone decides which layers are dropped and which exits learn."""
 
     batch: TrainingBatch
     step: Int[np.ndarray, ""]

@@ -224,8 +224,8 @@ def identify(folder: Path, shapes: Mapping[str, ArrayShape]) -> tuple[GemmaVersi
             f"{name}: {_words(_published(config))}" for name, config in version.family.sizes.items()
         )
         raise CheckpointError(
-            f"{folder} holds a {title} of an unknown size: {_words(dimensions)}. Expected a published "
-            f"one ({published}): windows, rotations and caps are not among the arrays. {ADVICE}"
+            f"{folder} holds a {title} of an unknown size: {_words(dimensions)}. Expected a "
+            f"published one ({published}): windows, rotations and caps are not among the arrays. {ADVICE}"
         )
     rows = shapes[EMBEDDING][0]
     config = dataclasses.replace(sizes[dimensions], vocab_size=rows, end_tokens=version.end_tokens)
@@ -376,7 +376,8 @@ def _sentencepiece(path: Path) -> Any:
     from sentencepiece import sentencepiece_model_pb2
 
     try:
-        model = sentencepiece_model_pb2.ModelProto.FromString(path.read_bytes())  # type: ignore[attr-defined]
+        model_type = sentencepiece_model_pb2.ModelProto  # type: ignore[attr-defined]
+        model = model_type.FromString(path.read_bytes())
     except DecodeError as error:
         raise CheckpointError(f"{path} is not a model of sentencepiece: {error}") from error
     trained = model.trainer_spec

@@ -117,13 +117,13 @@ def tell_of_unread(generation: GenerationConfig, keys: Collection[str]) -> None:
         return
     computed_nowhere = unread.keys() & {*absent, cache}
     searched = {"num_beams", *OF_BEAMS}
+    names = unread.keys()
+    options = names - {*searched, FORCED_END, *computed_nowhere}
+    no_end = "no end is forced, texts end by themselves or are cut; see sampling.forced_end"
     advice = {
-        "pass what `generate` has to it as options": unread.keys()
-        - {*searched, FORCED_END, *computed_nowhere},
-        "pass `beam_search` beams, length_penalty and early_stopping": unread.keys()
-        & {"num_beams"},
-        "no end is forced, texts end by themselves or are cut; see sampling.forced_end": unread.keys()
-        & {FORCED_END},
+        "pass what `generate` has to it as options": options,
+        "pass `beam_search` beams, length_penalty and early_stopping": names & {"num_beams"},
+        no_end: names & {FORCED_END},
         f"jaxspec writes the text without {', '.join(sorted(computed_nowhere))}: remove that "
         "from the file, or decode with transformers": computed_nowhere,
     }

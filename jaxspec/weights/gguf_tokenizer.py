@@ -202,19 +202,7 @@ def _tokenizer(model: str, metadata: Mapping[str, Any]) -> Any:
     tokens = need(metadata, f"{KEY}tokens")
     ids = _ids(metadata)
     backend, adds = KINDS[model](metadata, ids)
-    types = dict(enumerate(metadata.get(f"{KEY}token_type", ())))
-    named = set(_named(metadata).values())
-    ending = _end_texts(ids)
-    special = {
-        token: i
-        for i, token in enumerate(tokens)
-        if types.get(i) in (UNKNOWN, CONTROL) or token in ending or i in named
-    }
-    defined = [
-        token
-        for i, token in enumerate(tokens)
-        if types.get(i) == USER_DEFINED and token not in special
-    ]
+    special, defined = _added_tokens(metadata, ids)
     # Both are matched whole, before anything else is done to a text.
     backend.add_special_tokens(
         [AddedToken(token, normalized=False, special=True) for token in special]
@@ -249,6 +237,27 @@ def _tokenizer(model: str, metadata: Mapping[str, Any]) -> Any:
         chat_template=metadata.get("tokenizer.chat_template"),
         **names,
     )
+
+
+def _added_tokens(
+    metadata: Mapping[str, Any], ids: Mapping[str, int]
+) -> tuple[list[str], list[str]]:
+    """Returns the special tokens, and other tokens that are matched whole."""
+    tokens = metadata[f"{KEY}tokens"]
+    types = dict(enumerate(metadata.get(f"{KEY}token_type", ())))
+    named = set(_named(metadata).values())
+    ending = _end_texts(ids)
+    special = dict.fromkeys(
+        token
+        for i, token in enumerate(tokens)
+        if types.get(i) in (UNKNOWN, CONTROL) or token in ending or i in named
+    )
+    defined = [
+        token
+        for i, token in enumerate(tokens)
+        if types.get(i) == USER_DEFINED and token not in special
+    ]
+    return list(special), defined
 
 
 def _sentencepiece(

@@ -437,39 +437,63 @@ def _without_copies(
     (transformers 5 calls every T5's so). What may be copies is read once more, for that; few files
     hold any.
     """
-    by_name: dict[str, str] = {}
-    for name in (name for shard in files for name in shard.shapes):
-        canonical = family.canonical(name)
-        if canonical is not None and (earlier := by_name.setdefault(canonical, name)) != name:
-            raise CheckpointError(
-                f"{folder} holds {canonical} twice, as {earlier} and as {name}: expected it once"
-            )
+    stored_names = _stored_names(folder, family, files)
     # Files of a model without its head lack what the head adds.
-    config = dataclasses.replace(
-        config, **{field: False for name, field in family.optional.items() if name not in by_name}
-    )
+    absent = {field: False for name, field in family.optional.items() if name not in stored_names}
+    config = dataclasses.replace(config, **absent)
     copies = {
         copy: original
         for copy, original in copies.items()
-        if copy in by_name and original in by_name
+        if copy in stored_names and original in stored_names
     }
-    # Digests, not arrays, are compared: two embeddings of a large model would not fit.
-    names = {by_name[name] for pair in copies.items() for name in pair}
-    contents = {
-        name: (x.dtype.name, x.shape, digests.of_arrays(x[rows] for rows in tensors.chunks(x)))
-        for shard in (files if names else ())
-        for name, x in shard.read(names)
-    }
+    contents = _contents(files, {stored_names[name] for pair in copies.items() for name in pair})
     for copy, original in copies.items():
-        if contents[by_name[copy]] == contents[by_name[original]]:
+        copy_name = stored_names[copy]
+        original_name = stored_names[original]
+        if contents[copy_name] == contents[original_name]:
             continue
         if copy != family.head:
-            differs = f"{by_name[copy]} differs from {by_name[original]}, which it should repeat"
+            differs = f"{copy_name} differs from {original_name}, which it should repeat"
             raise CheckpointError(
                 f"{folder}: {differs} (in umT5 biases do). Convert or download the model again"
             )
         config = dataclasses.replace(config, tied_head=False)
-    return config, frozenset(copies) - ({family.head} if not config.tied_head else set())
+    left_out = set(copies)
+    if not config.tied_head:
+        left_out.discard(family.head)
+    return config, frozenset(left_out)
+
+
+def _stored_names(folder: Path, family: Family, files: list[tensors.Shard]) -> dict[str, str]:
+    """Maps canonical names to the names in the files. Raises CheckpointError for a second name."""
+    stored_names: dict[str, str] = {}
+    for shard in files:
+        for name in shard.shapes:
+            canonical = family.canonical(name)
+            if canonical is None:
+                continue
+            earlier = stored_names.setdefault(canonical, name)
+            if earlier != name:
+                raise CheckpointError(
+                    f"{folder} holds {canonical} twice, as {earlier} and as {name}: expected it "
+                    "once"
+                )
+    return stored_names
+
+
+def _contents(files: list[tensors.Shard], names: set[str]) -> dict[str, tuple[Any, ...]]:
+    """Reads tensors and returns the dtype, shape and digest of each.
+
+    Digests, not arrays, are compared: two embeddings of a large model would not fit in memory.
+    """
+    if not names:
+        return {}
+    contents = dict[str, tuple[Any, ...]]()
+    for shard in files:
+        for name, x in shard.read(names):
+            digest = digests.of_arrays(x[rows] for rows in tensors.chunks(x))
+            contents[name] = (x.dtype.name, x.shape, digest)
+    return contents
 
 
 def _check(

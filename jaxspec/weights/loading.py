@@ -445,8 +445,8 @@ def is_hub_id(source: str | Path) -> bool:
 def _choices() -> str:
     names = ", ".join(sorted(shipped())) or "none in this installation"
     paths = (
-        f"a folder with a {MANIFEST}, a {huggingface.CONFIG} or a checkpoint of T5X's or Gemma's, a "
-        "GGUF file"
+        f"a folder with a {MANIFEST}, a {huggingface.CONFIG} or a checkpoint of T5X's or Gemma's, "
+        "a GGUF file"
     )
     hub_id = "the id of a model of the Hugging Face hub (owner/name)"
     return f"Expected {paths}, the name of a shipped checkpoint ({names}), or {hub_id}"

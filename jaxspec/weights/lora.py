@@ -125,7 +125,8 @@ def open_folder(folder: Path) -> Adapter:
             ] = x
         elif "lora_" in name:
             raise CheckpointError(
-                f"{folder} has {name}, which is not a factor of a matrix: merge the adapter with peft"
+                f"{folder} has {name}, which is not a factor of a matrix: merge the adapter with "
+                "peft"
             )
         else:
             replaced[
@@ -198,25 +199,38 @@ def merge(
     replaced = {names[name]: x for name, x in adapter.replaced.items() if names[name] is not None}
     shapes = {canonical(name): shape for shard in shards for name, shape in shard.shapes.items()}
     both = {**changes, **replaced}
-    if tied is not None and tied[0] in both and tied[1] not in both:
-        text = f"{adapter.folder} changes {tied[0]}, with which the head is tied, and not the head"
-        raise CheckpointError(f"{text}: merge it with peft, which decides for one of two readings")
-    # A head that the adapter changes is no longer tied: it becomes a tensor beside the embedding.
-    if tied is not None and tied[1] in both and tied[1] not in shapes:
-        shards = [*shards, _copy(shards, canonical, *tied)]
-        shapes[tied[1]] = shapes[tied[0]]
+    if tied is not None:
+        embedding, head = tied
+        if embedding in both and head not in both:
+            raise CheckpointError(
+                f"{adapter.folder} changes {embedding}, with which the head is tied, and not the "
+                "head: merge it with peft, which decides for one of two readings"
+            )
+        # A head that the adapter changes is no longer tied: it becomes a tensor of its own.
+        if head in both and head not in shapes:
+            shards = [*shards, _copy(shards, canonical, embedding, head)]
+            shapes[head] = shapes[embedding]
     _check_fit(adapter, {name: tuple(x.shape) for name, x in both.items()}, shapes)
+    return [_merged(shard, canonical, changes, replaced) for shard in shards]
 
-    def merged(shard: Shard) -> Shard:
-        def load(names: Collection[str]) -> Iterator[tuple[str, np.ndarray | Stored]]:
-            for name, x in shard.load(names):
-                key = canonical(name) or name
-                x = replaced.get(key, x)
-                yield name, changes[key].merged(x) if key in changes else x
 
-        return shard._replace(load=load)
+def _merged(
+    shard: Shard,
+    canonical: Callable[[str], str | None],
+    changes: Mapping[str, Change],
+    replaced: Mapping[str | None, Any],
+) -> Shard:
+    """Returns a file whose tensors are replaced or changed as they are loaded."""
 
-    return [merged(shard) for shard in shards]
+    def load(names: Collection[str]) -> Iterator[tuple[str, np.ndarray | Stored]]:
+        for name, x in shard.load(names):
+            key = canonical(name) or name
+            x = replaced.get(key, x)
+            if key in changes:
+                x = changes[key].merged(x)
+            yield name, x
+
+    return shard._replace(load=load)
 
 
 def _warn_of_unread(adapter: Adapter, names: list[str]) -> None:
@@ -233,7 +247,7 @@ def _check_fit(
     changed: Mapping[str, tuple[int, ...]],
     shapes: Mapping[str | None, Any],
 ) -> None:
-    """Raises CheckpointError if an adapter changes tensors that the model lacks, or other shapes."""
+    """Raises CheckpointError if an adapter's tensors are not the model's, or have other shapes."""
     of_experts = [
         name for name in changed if name.endswith((".experts.weight", ".experts.base_layer.weight"))
     ]

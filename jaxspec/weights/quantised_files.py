@@ -115,7 +115,7 @@ class Quantised(Stored):
 
 
 class Scheme(NamedTuple):
-    """The stored form of a file's layers; a layer's parts are tensors by the ends of their names."""
+    """The stored form of a file's layers: the parts of a layer, by the ends of tensors' names."""
 
     dtype: str  # in which `load` takes them as they are
     main: str  # the end of the name of the tensor that holds the entries
@@ -297,7 +297,7 @@ class PackedLayout(NamedTuple):
         return fields.T
 
     def sizes(self, parts: Mapping[str, Array], in_word: int) -> tuple[int, int, int]:
-        """Returns the numbers of outputs, columns and groups, once the parts have matching shapes."""
+        """Returns the numbers of outputs, columns and groups of parts with matching shapes."""
         if self.is_turned:
             groups, rows = parts[self.scales].shape
             columns = parts[self.words].shape[0]

@@ -125,7 +125,8 @@ def _joined(
     # again.
     first = layers[0]
     count = len(members)
-    entries = Stored(shape, np.dtype(np.int8), stack(lambda x: np.asarray(x.entries)))  # pyright: ignore
+    int8 = np.dtype(np.int8)
+    entries = Stored(shape, int8, stack(lambda x: np.asarray(x.entries)))  # pyright: ignore
     zeros = np.zeros(first.scale.shape, np.int8)
     zero = stack(lambda x: zeros if x.zero is None else x.zero)(0, count)  # pyright: ignore
     scale = stack(lambda x: x.scale)(0, count)  # pyright: ignore
@@ -164,34 +165,50 @@ def _in_two(shape: tuple[int, ...], axis: int) -> tuple[int, ...]:
 
 
 def _pairs(x: np.ndarray | Stored, axis: int, alternate: bool) -> Stored:
-    def halves(x: np.ndarray, axis: int) -> np.ndarray:
-        """[n, .., 2 out, ..] -> [2 n, .., out, ..]."""
-        x = np.moveaxis(x, axis, 1)
-        if alternate:
-            parts = (x[:, 0::2], x[:, 1::2])
-        else:
-            parts = np.split(x, 2, axis=1)
-        return np.moveaxis(
-            np.stack(parts, axis=1).reshape(2 * len(x), *parts[0].shape[1:]), 1, axis
-        )
-
-    def stored(x: np.ndarray | Stored, axis: int) -> Stored:
-        def rows(start: int, stop: int) -> np.ndarray:
-            first = start // 2  # both entries of an expert are read for either
-            return halves(np.asarray(x[first : -(-stop // 2)]), axis)[start - 2 * first :][
-                : stop - start
-            ]
-
-        return Stored(_in_two(x.shape, axis), x.dtype, rows)
-
-    pairs = stored(x, axis)
+    """Presents [n, .., 2 out, ..], with 2 out along `axis`, as [2 n, .., out, ..]."""
+    pairs = _stored_pairs(x, axis, alternate)
     if not isinstance(x, Quantised):
         return pairs
     # Entries and scales are [n, out, ..] in a file whose matrices are [n, in, out], too.
-    parts = {"scale": halves(x.scale, 1), "zero": None if x.zero is None else halves(x.zero, 1)}
     return dataclasses.replace(
-        x, shape=pairs.shape, rows=pairs.rows, entries=stored(x.entries, 1), **parts
+        x,
+        shape=pairs.shape,
+        rows=pairs.rows,
+        entries=_stored_pairs(x.entries, 1, alternate),
+        scale=_halves(x.scale, 1, alternate),
+        zero=None if x.zero is None else _halves(x.zero, 1, alternate),
     )
+
+
+def _stored_pairs(x: np.ndarray | Stored, axis: int, alternate: bool) -> Stored:
+    """`_halves` of an array whose experts are read when they are needed."""
+
+    def rows(start: int, stop: int) -> np.ndarray:
+        # Entries 2 e and 2 e + 1 are the halves of expert e, which is read whole.
+        first_expert = start // 2
+        end_expert = (stop + 1) // 2
+        entries = _halves(np.asarray(x[first_expert:end_expert]), axis, alternate)
+        return entries[start - 2 * first_expert : stop - 2 * first_expert]
+
+    return Stored(_in_two(x.shape, axis), x.dtype, rows)
+
+
+def _halves(x: np.ndarray, axis: int, alternate: bool) -> np.ndarray:
+    """Splits the matrix of each expert in two: [n, .., 2 out, ..] -> [2 n, .., out, ..].
+
+    >>> _halves(np.array([[0, 1, 2, 3]]), 1, alternate=False).tolist()
+    [[0, 1], [2, 3]]
+    >>> _halves(np.array([[0, 1, 2, 3]]), 1, alternate=True).tolist()
+    [[0, 2], [1, 3]]
+    """
+    x = np.moveaxis(x, axis, 1)  # [n, 2 out, ..]
+    if alternate:
+        parts = (x[:, 0::2], x[:, 1::2])
+    else:
+        parts = np.split(x, 2, axis=1)
+    pairs = np.stack(parts, axis=1)  # [n, 2, out, ..]
+    entries = pairs.reshape(2 * len(x), *pairs.shape[2:])  # [2 n, out, ..]
+    return np.moveaxis(entries, 1, axis)
 
 
 def unstacked(

@@ -302,7 +302,8 @@ def _msgpack(path: Path) -> Shard:
             path.open("rb") as file,
             mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content,
         ):
-            tree = serialization.msgpack_restore(content)  # type: ignore[arg-type]  # any buffer will do
+            # Annotated as bytes, but any buffer will do.
+            tree = serialization.msgpack_restore(content)  # type: ignore[arg-type]
         flat = traverse_util.flatten_dict(tree, sep=".")
         renamed = ((*torch_name(name), np.asarray(x)) for name, x in flat.items())
         return {name: x.T if is_transposed else x for name, is_transposed, x in renamed}

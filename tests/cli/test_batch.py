@@ -30,7 +30,7 @@ from jaxspec.decode.options import OPTIONS
 from jaxspec.files import folders
 from jaxspec.jobs import openai
 from jaxspec.jobs import resume as job_resume
-from jaxspec.jobs.files import Source
+from jaxspec.jobs.input_files import Source
 from jaxspec.jobs.many import WidePrompt
 from jaxspec.jobs.resume import InputShard, Output, manifest_of
 from jaxspec.weights import loading as model_loading

@@ -22,7 +22,7 @@ from jaxspec.core import LanguageModel, Model, Prompt
 from jaxspec.decode import inputs
 from jaxspec.decode.request import prepare
 from jaxspec.jobs import slots
-from jaxspec.jobs.files import Source
+from jaxspec.jobs.input_files import Source
 from jaxspec.jobs.prompts import limits_of
 from jaxspec.jobs.resume import InputShard
 from jaxspec.nets import adapters, decoder, t5

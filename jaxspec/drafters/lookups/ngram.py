@@ -151,8 +151,8 @@ def count(
     at_least(1, order=order, followers=followers, least=least)
     if not rows:
         raise ValueError("got no rows: expected at least one")
-    first = np.array(begin, np.int64)
-    parts = [np.concatenate([first, np.asarray(row, np.int64)]) for row in rows]
+    begin_ids = np.array(begin, np.int64)
+    parts = [np.concatenate([begin_ids, np.asarray(row, np.int64)]) for row in rows]
     # 64 bits, because keys are a context's number, below 2^31, times vocab_size
     tokens = np.concatenate(parts)
     if len(tokens) == len(begin) * len(parts):
@@ -183,7 +183,7 @@ def count(
         if length < len(tokens):
             before = np.concatenate([np.full(length, -1), tokens[:-length]])
         else:
-            before = tokens * 0 - 1
+            before = np.full(len(tokens), -1)
         inside = np.flatnonzero((column >= length) & (context >= 0))
         keys, node, frequency = np.unique(
             context[inside] * vocab_size + before[inside], return_inverse=True, return_counts=True
@@ -198,10 +198,11 @@ def count(
         keys = keys[frequent]
         if not len(keys):
             break
-        first = np.searchsorted(keys // vocab_size, np.arange(parents + 1)).astype(np.int32)
+        # Children are sorted by their parents: each parent's stand next to each other.
+        first_child = np.searchsorted(keys // vocab_size, np.arange(parents + 1)).astype(np.int32)
         parents = len(keys)
-        after = _followers(context, tokens, parents, vocab_size, followers, token_weights)
-        levels.append(((keys % vocab_size).astype(np.int32), first, *after))
+        most_frequent = _followers(context, tokens, parents, vocab_size, followers, token_weights)
+        levels.append(((keys % vocab_size).astype(np.int32), first_child, *most_frequent))
         advance()
     config = NGramConfig(
         vocab_size,

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Int
+from jaxtyping import Array, Bool, Int
 
 from jaxspec import core
 from jaxspec.core import token_rows
@@ -150,21 +150,15 @@ def _retrieval(
         # the first, which is the longest, that occurs
         best = jnp.argmax(high > low, axis=1)[:, None]
         low, high = (jnp.take_along_axis(bound, best, axis=1) for bound in (low, high))  # B 1
-        voter = jnp.arange(occurrences, dtype=jnp.int32)[None, :]
-        count = jnp.minimum(high - low, occurrences)
-        # The i-th of n among m is i * m // n, in an order in which nothing exceeds 32 bits.
-        step = (high - low) // jnp.maximum(count, 1)
-        remainder = (high - low) % jnp.maximum(count, 1)
-        chosen = low + voter * step + voter * remainder // jnp.maximum(count, 1)  # B C
-        after = store.suffixes[jnp.minimum(chosen, store.suffixes.shape[0] - 1)] + sizes[best]
-        stored = _read(
-            store, after[..., None] + jnp.arange(context.gamma, dtype=jnp.int32)[None, None, :]
-        )
-        votes = voter < count
-        real = (stored > 0) & votes[..., None]  # B C G; a document ends with 0
+        chosen, votes = _evenly_spaced(low, high, occurrences)  # B C
+        chosen = jnp.minimum(chosen, store.suffixes.shape[0] - 1)
+        position = store.suffixes[chosen] + sizes[best]  # B C; where each continuation begins
+        step = jnp.arange(context.gamma, dtype=jnp.int32)[None, None, :]
+        stored = _read(store, position[..., None] + step)  # B C G
+        real = (stored > 0) & votes[..., None]  # a document ends with 0
         tokens = jnp.maximum(stored - 1, 0)
         if tree is not None:
-            return vote.as_tree(tokens, real, jnp.ones(voter.shape, jnp.float32), tree.nodes)
+            return vote.as_tree(tokens, real, jnp.ones(votes.shape, jnp.float32), tree.nodes)
         # Suffixes are in order: of equal votes the lowest id wins.
         path, probability = vote.likeliest(tokens, real, votes[:, None])
         drafted = probability[:, 0] > 0
@@ -172,6 +166,29 @@ def _retrieval(
         return core.Draft(jnp.where(drafted, path[:, 0], 0), length)
 
     return lookup_drafter(search, no_state, tree)
+
+
+def _evenly_spaced(
+    low: Int[Array, "B 1"], high: Int[Array, "B 1"], limit: int
+) -> tuple[Int[Array, "B C"], Bool[Array, "B C"]]:
+    """Spreads at most `limit` indices evenly over those from `low` to `high` - 1.
+
+    The i-th of n indices among m is low + i * m // n. That product may exceed 32 bits in a large
+    datastore, so m is split: with m = q * n + r, i * m // n is i * q + i * r // n, and r < n.
+
+    Returns:
+        The indices, and which of them count: ranges of fewer than `limit` have no others.
+
+    >>> index, counts = _evenly_spaced(jnp.array([[10], [20]]), jnp.array([[17], [22]]), 3)
+    >>> index.tolist(), counts.tolist()
+    ([[10, 12, 14], [20, 21, 22]], [[True, True, True], [True, True, False]])
+    """
+    rank = jnp.arange(limit, dtype=jnp.int32)[None, :]
+    size = high - low
+    count = jnp.minimum(size, limit)
+    divisor = jnp.maximum(count, 1)  # an empty range has no indices that count
+    index = low + rank * (size // divisor) + rank * (size % divisor) // divisor
+    return index, rank < count
 
 
 def _wanted(row: core.Prompt, sizes: Int[Array, " K"], longest: int) -> Int[Array, "B K W"]:

@@ -112,16 +112,9 @@ def shape_of(choices: Sequence[Sequence[int]]) -> Shape:
 def _shape_of(choices: Choices) -> Shape:
     if not choices:
         raise ValueError("the tree has no nodes: expected at least one, such as (0,)")
-    trees.of_choices(choices)  # refuses what is no tree
+    trees.of_choices(choices)  # raises ValueError if they do not form a tree
     nodes = sorted(choices, key=lambda node: (len(node), node))
-    existing = set(choices)
-    for node in nodes:
-        elder = (*node[:-1], node[-1] - 1)
-        if node[-1] and elder not in existing:
-            raise ValueError(
-                f"the tree has the node {node} and not its elder sibling {elder}: add it, ranks "
-                "have no gaps"
-            )
+    _check_siblings(nodes)
     # A node's younger siblings come after it, so the elder siblings of a fed one are fed, too.
     inner = {(*node[:-2], rank) for node in nodes if len(node) > 1 for rank in range(node[-2] + 1)}
     nodes.sort(key=lambda node: node not in inner)
@@ -132,12 +125,7 @@ def _shape_of(choices: Choices) -> Shape:
     for depth in range(max(map(len, nodes))):
         parents = [node for node in [(), *nodes[: len(inner)]] if len(node) == depth]
         counts = [sum(node[:-1] == parent for node in nodes) for parent in parents]
-        # Children are drawn side by side, for each parent as many as the most that one of them has.
-        slots = {
-            (*parent, rank): index * max(counts) + rank
-            for index, (parent, count) in enumerate(zip(parents, counts, strict=True))
-            for rank in range(count)
-        }
+        slots = _slots(parents, counts)
         deeper = (slot for child, slot in slots.items() if child in inner)
         levels.append(
             Level(tuple(number[parent] for parent in parents), tuple(counts), tuple(deeper))
@@ -151,6 +139,34 @@ def _shape_of(choices: Choices) -> Shape:
         tuple(levels),
         tuple(order[node] for node in nodes),
     )
+
+
+def _check_siblings(nodes: Sequence[tuple[int, ...]]) -> None:
+    """Raises ValueError if a node lacks an elder sibling."""
+    existing = set(nodes)
+    for node in nodes:
+        elder = (*node[:-1], node[-1] - 1)
+        if node[-1] and elder not in existing:
+            raise ValueError(
+                f"the tree has the node {node} and not its elder sibling {elder}: add it, ranks "
+                "have no gaps"
+            )
+
+
+def _slots(parents: Sequence[tuple[int, ...]], counts: Sequence[int]) -> dict[tuple[int, ...], int]:
+    """Numbers the children of a level, which are drawn side by side.
+
+    Each parent has as many slots as the parent with the most children; some stay empty.
+
+    >>> _slots([(0,), (1,)], [1, 2])
+    {(0, 0): 0, (1, 0): 2, (1, 1): 3}
+    """
+    slots_per_parent = max(counts)
+    slots = dict[tuple[int, ...], int]()
+    for index, (parent, count) in enumerate(zip(parents, counts, strict=True)):
+        for rank in range(count):
+            slots[(*parent, rank)] = index * slots_per_parent + rank
+    return slots
 
 
 def turns(shape: Shape, drafters: int) -> list[np.ndarray]:

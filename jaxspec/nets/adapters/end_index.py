@@ -141,8 +141,8 @@ def _check_cache(
         if not is_index(path) and x.ndim > 1 and x.shape[:2] != (1, capacity):
             raise ValueError(
                 f"the cache{jax.tree_util.keystr(path)} has the shape {list(x.shape)} for 1 row of "
-                f"{capacity} entries: expected [1, {capacity}, ...]. A ring of fewer entries cannot "
-                "be rewound: load the model with jaxspec.load or jaxspec.from_arrays"
+                f"{capacity} entries: expected [1, {capacity}, ...]. A ring of fewer entries "
+                "cannot be rewound: load the model with jaxspec.load or jaxspec.from_arrays"
             )
 
 

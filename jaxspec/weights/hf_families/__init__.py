@@ -112,8 +112,8 @@ def describe(config: Any) -> tuple[Family, dict[str, Any]]:
             # another network's, or with options that the family lacks
             continue
     raise FamilyError(
-        "no family writes a config.json of this configuration: save a model that `jaxspec.load` has "
-        f"read from one, or set Model.source. It is {config}"
+        "no family writes a config.json of this configuration: save a model that `jaxspec.load` "
+        f"has read from one, or set Model.source. It is {config}"
     )
 
 

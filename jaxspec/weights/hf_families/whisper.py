@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from jaxspec.nets.whisper import SIZES, Speech, WhisperConfig
@@ -68,41 +69,59 @@ def write(config: WhisperConfig) -> dict[str, Any]:
 
 def read_generation(config: WhisperConfig, table: dict) -> WhisperConfig:
     """Reads the tokens of languages, tasks and timestamps, and those that are never generated."""
-
-    def ids(key: str, values: Any) -> tuple[int, ...]:
-        if not all(type(x) is int for x in values):
-            raise FamilyError(f"{key} is {values!r}: expected ids of tokens")
-        # Smaller models keep the lists of larger ones: what they lack cannot be generated anyway.
-        return tuple(x for x in values if 0 <= x < config.vocab_size)
-
-    fields: dict[str, Any] = {field: ids(key, table.get(key) or ()) for field, key in LISTS.items()}
+    fields = dict[str, Any]()
+    for field, key in LISTS.items():
+        fields[field] = _ids(config, key, table.get(key) or ())
     for field, key in NUMBERS.items():
         if table.get(key) is not None:
-            (fields[field],) = ids(key, [table[key]]) or (None,)
+            (fields[field],) = _ids(config, key, [table[key]]) or (None,)
     for field, key in TABLES.items():
         # An English-only model has neither table.
-        entries = table.get(key) or {}
-        if not isinstance(entries, dict):
-            raise FamilyError(f"{key} is of type {type(entries).__name__}: expected an object")
-        fields[f"{field}s"] = tuple(name.removeprefix("<|").removesuffix("|>") for name in entries)
-        fields[f"{field}_tokens"] = ids(key, entries.values())
-        if len(fields[f"{field}_tokens"]) < len(entries):
-            raise FamilyError(
-                f"{key} has ids that the model lacks: expected ids from 0 to "
-                f"{config.vocab_size - 1}"
-            )
+        names, tokens = _names_and_tokens(config, key, table.get(key) or {})
+        fields[f"{field}s"] = names
+        fields[f"{field}_tokens"] = tokens
     speech = Speech(**fields, language=table.get("language"), task=table.get("task"))
     # Older files have defaults as [[place, token], ...] of a row's beginning.
     forced = [token for _, token in table.get("forced_decoder_ids") or ()]
-    languages = dict(zip(speech.language_tokens, speech.languages, strict=True))
-    tasks = dict(zip(speech.task_tokens, speech.tasks, strict=True))
-    language = speech.language or next(
-        (languages[token] for token in forced if token in languages), None
+    speech = dataclasses.replace(
+        speech,
+        language=speech.language or _first_name(forced, speech.languages, speech.language_tokens),
+        task=speech.task or _first_name(forced, speech.tasks, speech.task_tokens),
     )
-    task = speech.task or next((tasks[token] for token in forced if token in tasks), None)
-    return dataclasses.replace(
-        config, speech=dataclasses.replace(speech, language=language, task=task)
-    )
+    return dataclasses.replace(config, speech=speech)
+
+
+def _ids(config: WhisperConfig, key: str, values: Collection[Any]) -> tuple[int, ...]:
+    """Returns the ids of a list that the model has. Raises FamilyError if they are not ids."""
+    if not all(type(x) is int for x in values):
+        raise FamilyError(f"{key} is {values!r}: expected ids of tokens")
+    # Smaller models keep the lists of larger ones: what they lack cannot be generated anyway.
+    return tuple(x for x in values if 0 <= x < config.vocab_size)
+
+
+def _names_and_tokens(
+    config: WhisperConfig, key: str, entries: Any
+) -> tuple[tuple[str, ...], tuple[int, ...]]:
+    """Reads a table of tokens by name, such as {"<|en|>": 50259}."""
+    if not isinstance(entries, dict):
+        raise FamilyError(f"{key} is of type {type(entries).__name__}: expected an object")
+    tokens = _ids(config, key, entries.values())
+    if len(tokens) < len(entries):
+        raise FamilyError(
+            f"{key} has ids that the model lacks: expected ids from 0 to {config.vocab_size - 1}"
+        )
+    names = tuple(name.removeprefix("<|").removesuffix("|>") for name in entries)
+    return names, tokens
+
+
+def _first_name(forced: Sequence[int], names: Sequence[str], tokens: Sequence[int]) -> str | None:
+    """Returns the name of the first forced token that has one; None if none has.
+
+    >>> _first_name([7, 5, 6], ["en", "de"], [6, 5])
+    'de'
+    """
+    name_of = dict(zip(tokens, names, strict=True))
+    return next((name_of[token] for token in forced if token in name_of), None)
 
 
 def write_generation(config: WhisperConfig) -> dict[str, Any]:

@@ -23,8 +23,8 @@ from jaxspec.decode.options import OPTIONS
 
 ENDING = ".wav"
 PATHS = ("audio", "audio_filepath")  # fields of a line that name its sound
-# Options that hold for all sounds and cannot be in a line: ours, and other libraries' names. A "key"
-# is a sound's name in many lists.
+# Options that hold for all sounds and cannot be in a line: ours, and other libraries' names. A
+# "key" is a sound's name in many lists.
 OF_ALL = {"task", "timestamps", *OPTIONS, *OTHER_NAMES} - {"key"}
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy.io import wavfile
 
-from jaxspec.audio import features, files
+from jaxspec.audio import features, sound_files
 
 TONE = 0.5 * np.sin(2 * np.pi * 200.0 * np.arange(features.RATE) / features.RATE)
 
@@ -28,7 +28,7 @@ TONE = 0.5 * np.sin(2 * np.pi * 200.0 * np.arange(features.RATE) / features.RATE
 )
 def test_every_kind_of_samples_is_read_as_one_waveform(samples, tolerance, tmp_path):
     wavfile.write(tmp_path / "a.wav", features.RATE, samples)
-    waveform = files.read(tmp_path / "a.wav")
+    waveform = sound_files.read(tmp_path / "a.wav")
     assert waveform.dtype == np.float32
     np.testing.assert_allclose(waveform, TONE, rtol=0, atol=tolerance)
 
@@ -37,7 +37,7 @@ def test_every_kind_of_samples_is_read_as_one_waveform(samples, tolerance, tmp_p
 def test_another_rate_is_resampled(rate, tmp_path):
     tone = 0.5 * np.sin(2 * np.pi * 200.0 * np.arange(rate) / rate)
     wavfile.write(tmp_path / "a.wav", rate, tone.astype(np.float32))
-    waveform = files.read(tmp_path / "a.wav")
+    waveform = sound_files.read(tmp_path / "a.wav")
     assert len(waveform) == features.RATE
     np.testing.assert_allclose(waveform[400:-400], TONE[400:-400], rtol=0, atol=5e-3)
 
@@ -78,17 +78,17 @@ STREAMED = {
 @pytest.mark.parametrize("name", STREAMED)
 def test_the_length_of_a_sound_is_that_of_its_samples(name, tmp_path):
     (tmp_path / "a.wav").write_bytes(STREAMED[name])
-    np.testing.assert_allclose(files.read(tmp_path / "a.wav"), TONE, rtol=0, atol=2e-5)
-    assert files.seconds_of(tmp_path / "a.wav") == 1.0
+    np.testing.assert_allclose(sound_files.read(tmp_path / "a.wav"), TONE, rtol=0, atol=2e-5)
+    assert sound_files.seconds_of(tmp_path / "a.wav") == 1.0
 
 
 def test_a_pipe_is_read_once(tmp_path):
     os.mkfifo(tmp_path / "a.wav")
-    assert files.seconds_of(tmp_path / "a.wav") is None
+    assert sound_files.seconds_of(tmp_path / "a.wav") is None
     content = STREAMED["ffmpeg to a pipe"]
     writer = threading.Thread(target=(tmp_path / "a.wav").write_bytes, args=(content,), daemon=True)
     writer.start()
-    np.testing.assert_allclose(files.read(tmp_path / "a.wav"), TONE, rtol=0, atol=2e-5)
+    np.testing.assert_allclose(sound_files.read(tmp_path / "a.wav"), TONE, rtol=0, atol=2e-5)
     writer.join(timeout=10)
 
 
@@ -105,36 +105,36 @@ def test_what_has_no_samples_says_so(tmp_path):
     ):
         (tmp_path / "a.wav").write_bytes(content)
         with pytest.raises(ValueError, match=message):
-            files.read(tmp_path / "a.wav")
-        assert files.seconds_of(tmp_path / "a.wav") == 0.0
+            sound_files.read(tmp_path / "a.wav")
+        assert sound_files.seconds_of(tmp_path / "a.wav") == 0.0
 
 
 def test_what_cannot_be_read_is_refused(tmp_path):
     (tmp_path / "a.mp3").write_bytes(b"ID3")
     with pytest.raises(ValueError, match=r"a\.mp3 is no \.wav file: convert it, with ffmpeg"):
-        files.read(tmp_path / "a.mp3")
+        sound_files.read(tmp_path / "a.mp3")
     (tmp_path / "a.wav").write_bytes(b"not sound at all")
     with pytest.raises(ValueError, match=r"a\.wav cannot be read"):
-        files.read(tmp_path / "a.wav")
+        sound_files.read(tmp_path / "a.wav")
     wavfile.write(tmp_path / "b.wav", features.RATE, np.zeros(0, np.int16))
     with pytest.raises(ValueError, match="holds no samples"):
-        files.read(tmp_path / "b.wav")
+        sound_files.read(tmp_path / "b.wav")
     with pytest.raises(FileNotFoundError):
-        files.read(tmp_path / "c.wav")
+        sound_files.read(tmp_path / "c.wav")
     with pytest.raises(ValueError, match=r"~nobody-here/a\.wav is not found"):
-        files.read("~nobody-here/a.wav")
+        sound_files.read("~nobody-here/a.wav")
 
 
 def test_folders_mean_their_sound_files_in_order(tmp_path):
     for name in ("b.wav", "a.WAV", "notes.txt"):
         (tmp_path / name).touch()
     (tmp_path / "empty").mkdir()
-    named = files.find([tmp_path / "notes.txt", tmp_path])
+    named = sound_files.find([tmp_path / "notes.txt", tmp_path])
     assert [listed.path.name for listed in named] == ["notes.txt", "a.WAV", "b.wav"]
     with pytest.raises(ValueError, match="empty has no sounds"):
-        files.find([tmp_path / "empty"])
+        sound_files.find([tmp_path / "empty"])
     with pytest.raises(ValueError, match="does not exist"):
-        files.find([tmp_path / "none.wav"])
+        sound_files.find([tmp_path / "none.wav"])
 
 
 @pytest.mark.parametrize(
@@ -159,21 +159,21 @@ def test_lines_name_sounds_or_are_refused(line, wrong, tmp_path):
     listed = tmp_path / "sounds.jsonl"
     listed.write_text('{"audio": "b.wav", "offset": 0}\n\n' + line + "\n")
     with pytest.raises(ValueError, match=r"sounds\.jsonl: line 3.*" + wrong):
-        files.find([listed])
+        sound_files.find([listed])
     listed.write_text('{"audio": "b.wav", "speaker": "x"}\n{"audio": "/c.wav", "id": 3}\n')
-    first, second = files.find([listed])
-    assert first == files.Listed(tmp_path / "b.wav", fields={"speaker": "x"})
-    assert second == files.Listed(Path("/c.wav"), id=3)
+    first, second = sound_files.find([listed])
+    assert first == sound_files.Listed(tmp_path / "b.wav", fields={"speaker": "x"})
+    assert second == sound_files.Listed(Path("/c.wav"), id=3)
     listed.write_text(
         '{"audio": "b.wav", "id": null, "language": null, "task": null, "speaker": null, '
         '"num_beams": 1}\n'
     )
-    assert files.find([listed]) == [
-        files.Listed(tmp_path / "b.wav", fields={"speaker": None, "num_beams": 1})
+    assert sound_files.find([listed]) == [
+        sound_files.Listed(tmp_path / "b.wav", fields={"speaker": None, "num_beams": 1})
     ]
     listed.write_text("\n")
     with pytest.raises(ValueError, match="has no sounds"):
-        files.find([listed])
+        sound_files.find([listed])
 
 
 def test_sizes_are_those_of_files_that_are_there(tmp_path):
@@ -185,4 +185,4 @@ def test_sizes_are_those_of_files_that_are_there(tmp_path):
         Path("~nobody-here/a.wav"),
         Path("a\0"),
     ]
-    assert [files.bytes_of(path) for path in paths] == [4, None, None, None, None]
+    assert [sound_files.bytes_of(path) for path in paths] == [4, None, None, None, None]

@@ -223,8 +223,8 @@ def check_paths(paths: Sequence[Path]) -> None:
     for path in paths:
         if str(path) == "-" or (path.exists() and not path.is_file() and not path.is_dir()):
             raise ValueError(
-                f"{path} is not a regular file, and a job reads its input twice: write it to a file "
-                "first"
+                f"{path} is not a regular file, and a job reads its input twice: write it to a "
+                "file first"
             )
         files.check_lines(path)
         with path.open("rb"):
