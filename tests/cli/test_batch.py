@@ -251,7 +251,7 @@ def test_wrong_lines_have_errors_and_the_others_texts(batch, tmp_path):
     assert (result := batch("--input", str(path))).exit_code == 3, result.output
     wrong = rows_in(tmp_path / "out")[7:]
     assert [row["error"] is None for row in wrong] == [True, False, False, False, True, False]
-    said = ["no JSON", "not UTF-8", "--field", "expected a JSON object"]
+    said = ["not JSON", "not UTF-8", "--field", "expected a JSON object"]
     assert all(
         word in row["error"] for word, row in zip(said, [*wrong[1:4], wrong[5]], strict=True)
     )
