@@ -187,7 +187,7 @@ def of_function(apply, **options):
         (
             lambda: jaxspec.Model(NNXModel(nnx.Rngs(0)), {}),
             TypeError,
-            r"no LanguageModel.* Model\(\*adapters.from_nnx\(module",
+            r"not a LanguageModel.* Model\(\*adapters.from_nnx\(module",
         ),
         (
             lambda: jaxspec.Model(full_attention, {}),
