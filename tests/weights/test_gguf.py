@@ -528,7 +528,7 @@ def test_files_that_cannot_be_read_are_refused_in_words(tmp_path):
     # after the number of axes and the only one
     kind = name + len(b"blk.0.attn_norm.weight") + 4 + 8
     cut = {
-        "no GGUF file": b"x" * 99,
+        "not a GGUF file": b"x" * 99,
         "version is 9": b"GGUF" + struct.pack("<I", 9) + complete[8:],
         "is not a file of weights, or damaged": complete[:90],
         "ends within": complete[:16] + struct.pack("<Q", 1) + struct.pack("<Q", 2**60) + b"x" * 99,
