@@ -224,8 +224,8 @@ def test_answers_and_log_probabilities_are_those_of_tunix(engine: type):
                 theirs.generate(PROMPTS, config).tokens,
                 strict=True,
             ):
-                length = min(len(a), len(b))  # theirs leaves the end token out
-                assert a[:length] == np.asarray(b)[:length].tolist() and length >= NEW - 1
+                text = np.asarray(b).tolist()  # without the end token
+                assert a in (text, [*text, 1])
 
         check_greedy()
         sampling = dataclasses.replace(config, temperature=1.0, seed=jax.random.key(0))
