@@ -330,7 +330,9 @@ def test_a_file_is_no_checkpoint(copy):
 
 def test_a_folder_without_a_manifest_is_named(copy):
     (copy / "manifest.toml").unlink()
-    with pytest.raises(CheckpointError, match=r"not a jaxspec checkpoint: it has no manifest\.toml"):
+    with pytest.raises(
+        CheckpointError, match=r"not a jaxspec checkpoint: it has no manifest\.toml"
+    ):
         restore(copy)
 
 
