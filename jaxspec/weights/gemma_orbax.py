@@ -81,8 +81,11 @@ _LLAMA_NORMS = {
     "pre_ffw_norm": "post_attention_layernorm",
 }
 GEMMA1 = GemmaVersion(gemma.GEMMA, (1, 107), _LLAMA_NORMS)
+"""The parameters and end tokens of Gemma 1."""
 GEMMA2 = GemmaVersion(gemma.GEMMA2, (1, 107), _NORMS)
+"""The parameters and end tokens of Gemma 2."""
 GEMMA3 = GemmaVersion(gemma.GEMMA3, (1, 106), _NORMS | _HEAD_NORMS)
+"""The parameters and end tokens of Gemma 3."""
 
 
 class Dimensions(NamedTuple):

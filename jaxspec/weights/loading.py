@@ -302,6 +302,13 @@ def of_network(
     name: str,
     source: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Model:
+    """Makes a model of its network's configuration.
+
+    Args:
+        config: the configuration.
+        taps: the layers whose outputs passes also give (`with_taps`); empty: none.
+        params, tokenizer, name, source: the fields of the `Model`.
+    """
     # n-gram tables have no layers
     lm = net_of(config).language_model(config, *([taps] if taps else []))
     return Model(lm, params, tokenizer, config, name, source)
