@@ -8,11 +8,13 @@ differ.
 from __future__ import annotations
 
 import functools
+import importlib.util
 import io
 import json
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import jax
@@ -24,6 +26,15 @@ from jaxspec.nets.decoder import decoder_config, gpt_config
 from jaxspec.nets.shapes import DecoderConfig
 from jaxspec.nets.t5 import T5Config
 from jaxspec.testing import table_model_from
+
+
+def module_at(path: Path) -> ModuleType:
+    """Imports a file that is not part of a package, such as docs/nano.py."""
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def tiny_gpt(vocab: int = 32, layers: int = 1, **options: Any) -> DecoderConfig:

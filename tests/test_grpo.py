@@ -1,6 +1,5 @@
 """GRPO in one file (docs/grpo.py): its gradient is the policy gradient, and the reward rises."""
 
-import importlib.util
 from pathlib import Path
 
 import jax
@@ -13,6 +12,7 @@ import jaxspec
 from jaxspec import drafters
 from jaxspec.testing import table_model
 from jaxspec.weights.loading import shipped
+from tests.small import module_at
 
 SOURCE = Path(__file__).resolve().parents[1] / "docs" / "grpo.py"
 
@@ -21,11 +21,7 @@ pytestmark = pytest.mark.skipif(not SOURCE.is_file(), reason="not in a checkout"
 
 @pytest.fixture(scope="module")
 def grpo():
-    spec = importlib.util.spec_from_file_location("grpo", SOURCE)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return module_at(SOURCE)
 
 
 @pytest.fixture(autouse=True)

