@@ -311,16 +311,21 @@ def _check_same_vocabulary(a: Model, b: Model) -> None:
     >>> from jaxspec.testing import table_model_from
     >>> _check_same_vocabulary(table_model_from(jnp.zeros(3)), table_model_from(jnp.zeros(4)))
     Traceback (most recent call last):
-    ValueError: a has 3 token ids and b has 4: expected two models of one vocabulary
+    ValueError: the number of token ids is 3 for a and 4 for b: expected two models of one vocabulary
     """
+    kinds = [
+        "decoder-only" if model.lm.encoder is None else "an encoder-decoder" for model in (a, b)
+    ]
+    if kinds[0] != kinds[1]:
+        raise ValueError(f"a is {kinds[0]} and b {kinds[1]}: expected two models of one kind")
     for noun, of_a, of_b in (
-        ("token ids", a.lm.vocab_size, b.lm.vocab_size),
-        ("token ids of prompts", a.lm.prompt_vocab, b.lm.prompt_vocab),
-        ("the first tokens", a.lm.limits.first_tokens, b.lm.limits.first_tokens),
+        ("the number of token ids", a.lm.vocab_size, b.lm.vocab_size),
+        ("the number of ids in prompts", a.lm.prompt_vocab, b.lm.prompt_vocab),
+        ("the beginning of a row", a.lm.limits.first_tokens, b.lm.limits.first_tokens),
     ):
         if of_a != of_b:
             raise ValueError(
-                f"a has {of_a} {noun} and b has {of_b}: expected two models of one vocabulary"
+                f"{noun} is {of_a} for a and {of_b} for b: expected two models of one vocabulary"
             )
     if a.tokenizer is None or b.tokenizer is None:
         return
