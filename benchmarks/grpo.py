@@ -5,7 +5,8 @@ moves.
 
 At every step the same policy answers the same prompts once by each way of drafting, one after the
 other, so that all of them see the same machine and the same policy. The policy then learns from the
-plain answers. The samples of all have the same distribution. Ways of drafting:
+answers of the first way in `--ways`, with which the others are compared. The samples of all have
+the same distribution. Ways of drafting:
 
 - none: plain decoding;
 - frozen: the draft model as it was before training;
@@ -167,7 +168,11 @@ def table(steps: list[dict[str, Any]], ways: list[str], parts: int) -> str:
         lines.append("| " + " | ".join(cells) + " |")
     compiled = steps[1:]
     plain = [row[ways[0]] + row["learn"] for row in compiled]
-    lines += ["", "| drafter | steps an hour | over none | rollouts alone |", "|---|---|---|---|"]
+    lines += [
+        "",
+        f"| drafter | steps an hour | over {ways[0]} | rollouts alone |",
+        "|---|---|---|---|",
+    ]
     for way in ways:
         whole = [row[way] + row["learn"] for row in compiled]
         ratios = [a / b for a, b in zip(plain, whole, strict=True)]

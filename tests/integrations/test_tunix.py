@@ -19,7 +19,7 @@ from flax import nnx
 from jaxspec.decode import loop
 from jaxspec.nets import adapters
 from jaxspec.training import online
-from tests.nets.test_end_index import StandIn, greedy, nnx_logits, redrawn
+from tests.nets.test_end_index import StandIn, greedy, nnx_logits, tunix_module
 
 PROMPTS = ["7 11 8 5 9 11", "30", "7 11 7 11"]
 ROWS = [[2, *map(int, prompt.split())] for prompt in PROMPTS]
@@ -188,23 +188,9 @@ def test_answers_and_log_probabilities_are_those_of_tunix(engine: type):
     vanilla = pytest.importorskip(
         "tunix.rl.rollout.vanilla_rollout", reason="pip install google-tunix==0.1.7"
     )
-    from tunix.models.qwen3 import model as qwen3
     from tunix.rl.rollout import base_rollout
 
-    def qwen(seed: int, layers: int) -> Any:
-        config = qwen3.ModelConfig(
-            num_layers=layers,
-            vocab_size=64,
-            embed_dim=32,
-            hidden_dim=48,
-            num_heads=4,
-            head_dim=16,
-            num_kv_heads=2,
-            rope_theta=1_000_000,
-            norm_eps=1e-6,
-        )
-        return redrawn(qwen3.Qwen3(config, rngs=nnx.Rngs(seed)), seed)
-
+    qwen = tunix_module("qwen3", "Qwen3")
     with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
         policy, draft, moved = qwen(0, 2), qwen(1, 1), qwen(7, 2)
         size = base_rollout.CacheConfig(cache_size=64, num_layers=2, num_kv_heads=2, head_dim=16)

@@ -90,8 +90,10 @@ def drawn(params: Any, seed: int) -> Any:
     return tree.unflatten([draw(x) for x in leaves])
 
 
-def tunix(family: str, name: str) -> Callable[[int, int], tuple[jaxspec.Model, Callable]]:
-    def make(seed: int, layers: int) -> tuple[jaxspec.Model, Callable]:
+def tunix_module(family: str, name: str) -> Callable[[int, int], nnx.Module]:
+    """Makes a small network of Tunix's with random weights, by its seed and layers."""
+
+    def make(seed: int, layers: int) -> nnx.Module:
         lib = pytest.importorskip(
             f"tunix.models.{family}.model", reason="pip install google-tunix==0.1.7"
         )
@@ -107,7 +109,14 @@ def tunix(family: str, name: str) -> Callable[[int, int], tuple[jaxspec.Model, C
             )
         else:
             config = lib.ModelConfig(vocab_size=VOCAB, rope_theta=1_000_000, norm_eps=1e-6, **sizes)
-        module = redrawn(getattr(lib, name)(config, rngs=nnx.Rngs(seed)), seed)
+        return redrawn(getattr(lib, name)(config, rngs=nnx.Rngs(seed)), seed)
+
+    return make
+
+
+def tunix(family: str, name: str) -> Callable[[int, int], tuple[jaxspec.Model, Callable]]:
+    def make(seed: int, layers: int) -> tuple[jaxspec.Model, Callable]:
+        module = tunix_module(family, name)(seed, layers)
         return adapters.from_tunix(module), lambda row: nnx_logits(module, row)
 
     return make

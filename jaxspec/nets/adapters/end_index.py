@@ -74,11 +74,10 @@ def from_end_index(
         return next(x.shape[1] for path, x in leaves if not is_index(path) and x.ndim > 1)
 
     def step(
-        params: Params, cache: Any, tokens: Int[Array, "1 T"], length: Int[Array, ""]
+        params: Params, cache: Any, token: Int[Array, "1 1"], length: Int[Array, ""]
     ) -> tuple[Array, Any]:
-        positions = length + jnp.arange(tokens.shape[1], dtype=jnp.int32)
-        seen = jnp.arange(capacity_of(cache)) <= positions[:, None]
-        return call(params, tokens, positions[None], at(cache, length), seen[None])
+        seen = jnp.arange(capacity_of(cache)) <= length
+        return call(params, token, length[None, None], at(cache, length), seen[None, None])
 
     def apply(
         params: Params,
@@ -208,7 +207,7 @@ def from_gemma(module: Any, params: Params, *, dtype: DTypeLike = jnp.float32) -
         dtype: the dtype of keys and values.
 
     Raises:
-        ValueError: at trace time: see `from_end_index`. Gemma 4 has rings.
+        ValueError: at trace time: see `from_end_index`.
 
     Example:
         >>> params = gm.ckpts.load_params(path)  # doctest: +SKIP
