@@ -168,7 +168,8 @@ def test_plan(run):
 def test_verify(run, monkeypatch):
     from jaxspec.rules import catalogue
 
-    monkeypatch.setattr(catalogue, "RULES", {"rejection": catalogue.RULES["rejection"]})
+    # a rule of chains: fewer kinds of drafters are enumerated
+    monkeypatch.setattr(catalogue, "RULES", {"block": catalogue.RULES["block"]})
     (row,) = json.loads(run("verify", "--gamma", "1", "--steps", "2", "--json"))["rules"]
     assert row["exact"] and max(row["total_variation"].values()) < 1e-5
 

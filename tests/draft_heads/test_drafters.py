@@ -407,6 +407,7 @@ def test_the_next_draft_is_the_one_of_a_fresh_start(name, target):
 TREES_SLOW, TREES_SELDOM = ["assistant"], ["mtp", "medusa", "kangaroo"]
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize(
     "name",
     marked(["eagle 3", *TREES_SLOW, *TREES_SELDOM], slow=TREES_SLOW, exhaustive=TREES_SELDOM),

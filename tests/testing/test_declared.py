@@ -50,6 +50,7 @@ def siblings(*drawn_from, sources=False):
     return Drafter(no_state, propose, no_commit, tree=SIZE._replace(sources=1 + sources))
 
 
+@pytest.mark.quick
 def test_children_of_several_drafters_are_found_out():
     """0.254 where the target's probability is 0.4: no round can tell, and the certificate names the
     cause.
