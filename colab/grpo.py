@@ -177,7 +177,9 @@ def rollouts(policy, prompts, drafter, key, samples=8, new_tokens=32):
 # %%
 # @title docs/grpo.py, part 3: the loss
 def advantages(rewards, samples):
-    """How far each answer is above the mean of its prompt's answers, in standard deviations."""
+    """How far each answer [answer] is above the mean of its prompt's answers, in standard
+    deviations; the rewards are in the order of `rollouts`.
+    """
     groups = np.reshape(rewards, (-1, samples))
     centred = groups - groups.mean(axis=1, keepdims=True)
     return (centred / (groups.std(axis=1, keepdims=True) + 1e-4)).reshape(-1)
