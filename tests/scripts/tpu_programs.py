@@ -139,9 +139,11 @@ def main() -> None:
 
 def report(kept: aot.Compiled) -> dict[str, Any]:
     """Returns the sizes of a program, and the counts that are read from its text."""
-    contents = program_text.read(kept.executable.as_text())
+    text = kept.executable.as_text()
+    contents = program_text.read(text)
     parts = {name: part._asdict() for name, part in contents.parts.items()}
-    return kept.program._asdict() | contents._asdict() | {"parts": parts}
+    read_from_text = contents._asdict() | {"parts": parts, "collectives": absent.collectives(text)}
+    return kept.program._asdict() | read_from_text
 
 
 if __name__ == "__main__":
