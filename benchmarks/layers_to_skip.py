@@ -15,7 +15,7 @@ from jaxspec.analysis import cost
 from jaxspec.core import Model
 from jaxspec.core.checks import integers
 from jaxspec.decode import loop
-from jaxspec.decode.encoding import Prompts
+from jaxspec.decode.prompts import Prompts
 from jaxspec.decode.request import Prepared, prepare
 from jaxspec.drafters.self_speculative import layers_of, skip_layers
 

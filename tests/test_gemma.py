@@ -12,7 +12,7 @@ import pytest
 
 import jaxspec
 from jaxspec import drafters, policies
-from jaxspec.decode import encoding
+from jaxspec.decode.chat_templates import chat_ids
 from jaxspec.weights import huggingface, tokenizers
 from tests.marks import marked
 
@@ -58,7 +58,7 @@ def test_the_template_on_the_page_lets_a_model_that_only_continues_answer(model)
         {"role": role, "content": x}
         for role, x in zip(("user", "assistant", "user"), contents, strict=True)
     ]
-    ids = encoding.chat_ids(talker, turns)
+    ids = chat_ids(talker, turns)
     assert ids[0] == model.tokenizer.bos_token_id and ids.count(ids[0]) == 1
     written = (
         "Question: What is the capital of France?\nAnswer: Paris\nQuestion: And of Italy?\nAnswer:"

@@ -24,7 +24,7 @@ from jaxspec import sharding
 from jaxspec.analysis import aot, memory, random_model, roofline
 from jaxspec.analysis.aot import Compiled, DoesNotFit
 from jaxspec.core import Model, Prompt, token_rows
-from jaxspec.decode import inputs
+from jaxspec.decode import device_memory
 from jaxspec.decode.request import Prepared
 from jaxspec.nets import axes_of, decoder_layers, net_of
 from jaxspec.weights import loading, quantisation
@@ -209,13 +209,13 @@ def longest_prompt(prepared: Prepared, room: float) -> tuple[int, int, int]:
     def held(width: int) -> int:
         rows = prepared.prompt.length.shape
         arrays: Any = [jax.ShapeDtypeStruct(shape, jnp.int32) for shape in ((*rows, width), rows)]
-        return inputs.size_of(memory.state_shapes(prepared, Prompt(*arrays)))
+        return device_memory.size_of(memory.state_shapes(prepared, Prompt(*arrays)))
 
     # where layers with windows have all that they will ever have
     few = 2**15
     many = 2**16
     at_few = held(few)
-    weights = inputs.size_of(prepared.weights)
+    weights = device_memory.size_of(prepared.weights)
     per_token = (held(many) - at_few) // (many - few)
     longest = few + (room - weights - at_few) // max(per_token, 1)
     width = 0

@@ -27,9 +27,10 @@ from rich.table import Table
 
 from jaxspec import nets, sharding
 from jaxspec.core import Forward, LanguageModel, Model, Params, Prompt, chunks, programs, token_rows
-from jaxspec.decode import batches, inputs, request
-from jaxspec.decode.encoding import Prompts, encode
+from jaxspec.core.checks import check_model
+from jaxspec.decode import batches, request
 from jaxspec.decode.generate import complete, generate
+from jaxspec.decode.prompts import Prompts, encode
 from jaxspec.decode.request import Prepared
 
 TABLE_WIDTH = 100  # characters of a comparison's tables
@@ -265,8 +266,8 @@ def compare(
         >>> prompt.logits_error
         0.75
     """
-    inputs.check_model(a, "a")
-    inputs.check_model(b, "b")
+    check_model(a, "a")
+    check_model(b, "b")
     _check_same_vocabulary(a, b)
     prompt = encode(a, prompts, chat_template_kwargs=chat_template_kwargs)
     ends = request.end_ids(a, None)

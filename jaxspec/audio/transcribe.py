@@ -26,8 +26,8 @@ from jaxspec.core import (
     programs,
     token_ids,
 )
-from jaxspec.core.checks import integers, one_of
-from jaxspec.decode import inputs, option_names
+from jaxspec.core.checks import check_model, check_type, integers, key_of, one_of
+from jaxspec.decode import option_names
 from jaxspec.decode.generate import generate
 from jaxspec.decode.options import check_shared, shown
 from jaxspec.decode.request import named
@@ -126,9 +126,7 @@ def transcribe(
         )
     option_names.check_names(options, [*(transcribe.__kwdefaults__ or ()), *TAKEN])
     check_shared(options, "expected one for all sounds")
-    inputs.check_type(
-        language, str | None, "language", "a code such as 'de', the same for all sounds"
-    )
+    check_type(language, str | None, "language", "a code such as 'de', the same for all sounds")
     all_sounds: Any = audio if is_list else [audio]
     sounds = [Recording(number, sound) for number, sound in enumerate(all_sounds)]
     if not sounds:
@@ -358,7 +356,7 @@ def checked(
     Returns the target's configuration and speech tokens, and the language and the task of all
     sounds. Without a language, each sound's is detected; English-only models have no task.
     """
-    inputs.check_model(target, "target")
+    check_model(target, "target")
     speech = speech_of(target.config)
     if speech is None:
         raise ValueError(f"{target.name or 'the target'} reads text: expected a Whisper model")
@@ -470,7 +468,7 @@ def _likely(
 
 def _keys(key: Any, rows: list[_Sound]) -> Array:
     """Folds a key for each row from the numbers of its sound and window."""
-    key = inputs.key_of(key)
+    key = key_of(key)
 
     def folded(numbers: Int[Array, " 2"]) -> Array:
         return jax.random.fold_in(jax.random.fold_in(key, numbers[0]), numbers[1])

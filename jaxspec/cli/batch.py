@@ -27,7 +27,8 @@ from jaxspec.cli.options import described, flag, generation_options, group_of, n
 from jaxspec.cli.pair import COST_REPEATS, Pair
 from jaxspec.core import Model, State, token_rows
 from jaxspec.core.checks import in_range
-from jaxspec.decode import encoding, inputs
+from jaxspec.decode import device_memory
+from jaxspec.decode.chat_templates import check_template
 from jaxspec.decode.options import OPTIONS, gathered
 from jaxspec.decode.request import Prepared, prepare
 from jaxspec.files import digests
@@ -228,7 +229,7 @@ def _begun(
     with err.status("loading the models"):
         target, drafter = pairs.load(pair)
         if settings.chat:
-            encoding.check_template(target)
+            check_template(target)
         prefix = None
         if shared is not None:
             prefix = pairs.read_prefix(target, drafter, shared, settings.chat)
@@ -400,7 +401,7 @@ def _costs(job: _BatchJob, err: Console) -> dict[str, Any]:
     *wider, narrowest = candidates
     with err.status("measuring what passes cost"):
         for width in wider:
-            with contextlib.suppress(inputs.NotEnoughMemory):  # narrower slots may fit
+            with contextlib.suppress(device_memory.NotEnoughMemory):  # narrower slots may fit
                 return _costs_at(prepared, rows, slots=slots, width=width)
         return _costs_at(prepared, rows, slots=slots, width=narrowest)
 

@@ -26,7 +26,7 @@ Import the types from `jaxspec.core`. What follows uses nothing but the types; i
     chunks          long prompts, read chunk by chunk through a model's `extend`
     token_rows      right-padded rows of tokens: buckets, windows, repeated rows
     token_ids       a tokenizer's ids: how many, around a text, at its end
-    checks          numbers, names and ids that users give
+    checks          what users give: numbers, names, ids, types, models, keys
     programs        compiled programs: which are kept, and where they are stored
     round           one round: a draft, the target's pass over it, the verdict
 

@@ -1,14 +1,23 @@
-"""Checks of numbers and names that users give, and of parameters that are shapes alone."""
+"""Checks of what users give: numbers, names, types, models and keys."""
 
 from __future__ import annotations
 
 import difflib
+import importlib
 import math
 import numbers
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+
+from jaxspec.core.language_model import LanguageModel, Model
+
+LOADED = ("target", "drafter")  # arguments that are models
 
 
 def integer(value: Any, name: str, expected: str) -> int:
@@ -165,3 +174,110 @@ def are_shapes(arrays: Any) -> bool:
     (True, False)
     """
     return any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(arrays))
+
+
+def check_untraced(*trees: Any) -> None:
+    """Raises TypeError where a generation is prepared and arrays have no values yet."""
+    leaves = [jnp.zeros((), jnp.float32), *jax.tree.leaves(trees)]
+    if any(isinstance(x, Tracer) for x in leaves):
+        raise TypeError(
+            "decoding was prepared inside jit, vmap or another transformation of JAX's: it checks "
+            "prompts and makes "
+            "text, on the host. Prepare outside, prepared = jaxspec.prepare(target, prompts, ...), "
+            "and inside call "
+            'jaxspec.rollout(prepared, prompt=..., key=...): the page "Inside your own jit" shows '
+            "both"
+        )
+
+
+def check_model(
+    value: Any, name: str, expected: str = "a jaxspec.Model, as jaxspec.load gives"
+) -> None:
+    """Raises TypeError for anything but a `Model` with a `LanguageModel`, and says how to make
+    one.
+    """
+    check_type(value, Model, name, expected, "jaxspec")
+    lm: Any = value.lm
+    if isinstance(lm, LanguageModel):
+        return
+    # The module that a class comes from tells its library, which need not be installed to be
+    # recognised.
+    homes = {base.__module__ for base in type(lm).__mro__}
+    if "flax.linen.module" in homes:
+        way = 'Model(adapters.from_linen(module, vocab_size), module.init(key, tokens)["params"])'
+    elif any(module.startswith("flax.nnx") for module in homes):
+        way = "Model(*adapters.from_nnx(module, vocab_size))"
+    elif callable(lm):
+        way = "Model(adapters.from_function(function, vocab_size), params)"
+    else:
+        way = "Model(adapters.from_function(apply, vocab_size), params)"
+    raise TypeError(
+        f"{name} is Model({type(lm).__name__}, ...), whose first argument is not a LanguageModel. "
+        f"jaxspec.nets.adapters makes one: {way}"
+    )
+
+
+def check_type(value: Any, types: Any, name: str, expected: str, home: str = "") -> None:
+    """Raises TypeError for a value of another type. With a `home`, a module, the message suggests
+    one of its names.
+    """
+    if not isinstance(value, types):
+        if home:
+            shown = uncalled(value, name, home)
+        else:
+            shown = f"{name} is of type {type(value).__name__}"
+        raise TypeError(f"{shown}: expected {expected}")
+
+
+def is_here(array: Any) -> bool:
+    """Says whether an array's values can be read: it is not traced, and no part of it is another
+    process's.
+    """
+    return not isinstance(array, Tracer) and getattr(array, "is_fully_addressable", True)
+
+
+def uncalled(value: Any, name: str, home: str) -> str:
+    """Explains why a value is not one of `home`'s objects: perhaps a name, or a factory that was
+    not called.
+    """
+    if isinstance(value, str | os.PathLike):
+        is_name = value in getattr(importlib.import_module(home), "__all__", ())
+        if is_name:
+            advice = f"{home}.{value}(...)"
+        elif name in LOADED:
+            advice = f"jaxspec.load({str(value)!r})"
+        else:
+            advice = ""
+        return f"{name} is {str(value)!r}, a name" + (f": pass {advice}" if advice else "")
+    if hasattr(value, "state_dict"):
+        return (
+            f"{name} is a {type(value).__name__} of PyTorch: pass jaxspec.load(...) of the folder "
+            "or hub id that it came from"
+        )
+    if callable(value) and getattr(value, "__module__", "").startswith("jaxspec"):
+        factory = f"{home}.{value.__name__}"
+        return (
+            f"{name} is the function {value.__name__}: call it, and pass what it returns, "
+            f"{factory}(...)"
+        )
+    return f"{name} is of type {type(value).__name__}"
+
+
+def key_of(key: Any) -> jax.Array:
+    """A key, or one per row; arrays of `jax.random.PRNGKey` work as well.
+
+    >>> key_of(jax.random.PRNGKey(0)) == jax.random.key(0)
+    Array(True, dtype=bool)
+    """
+    if isinstance(key, numbers.Integral):
+        raise TypeError(f"key is {key}: expected a key, such as jax.random.key({key})")
+    if isinstance(key, np.ndarray | jax.Array):
+        if jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
+            return jnp.asarray(key)
+        # What PRNGKey returns: two numbers, or two for each row.
+        if key.dtype == np.uint32 and key.ndim in (1, 2) and key.shape[-1] == 2:
+            return jax.random.wrap_key_data(jnp.asarray(key), impl="threefry2x32")
+    raise TypeError(
+        f"key is of type {type(key).__name__}: expected jax.random.key(0), or such a key for each "
+        "prompt"
+    )

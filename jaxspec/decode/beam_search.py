@@ -32,15 +32,15 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxspec import core, sampling, sharding
 from jaxspec.core import branches, programs, token_rows
-from jaxspec.core.checks import in_range, integers, number
+from jaxspec.core.checks import check_type, in_range, integers, number
 from jaxspec.core.round import check_takes_trees
 from jaxspec.core.token_rows import decoder_prompt
 from jaxspec.decode import beams as bookkeeping
-from jaxspec.decode import inputs, option_names, stopping
+from jaxspec.decode import device_memory, option_names, stopping
 from jaxspec.decode.beams import MODES, Beams, EarlyStopping, Goal
-from jaxspec.decode.encoding import Prompts
 from jaxspec.decode.options import OPTIONS
 from jaxspec.decode.output import BeamSearch
+from jaxspec.decode.prompts import Prompts
 from jaxspec.decode.request import Prepared, named, prepare
 from jaxspec.drafters.model import known
 from jaxspec.structured import patterns
@@ -133,9 +133,7 @@ def beam_search(
         target, prompts, drafter=drafter, gamma=gamma, top_log_probs=top_log_probs, **shared
     )
     if drafter is not None:
-        inputs.check_type(
-            drafter, core.Model, "drafter", "a jaxspec.Model, whose own beams are the draft"
-        )
+        check_type(drafter, core.Model, "drafter", "a jaxspec.Model, whose own beams are the draft")
     (beams,) = integers(1, beams=beams)
     in_range(1, target.lm.vocab_size, beams=beams)
     (draft_beams,) = integers(beams, draft_beams=2 * beams if draft_beams is None else draft_beams)
@@ -255,26 +253,26 @@ class DraftTree(NamedTuple):
 def _check_fits(search: SearchPlan, prepared: Prepared) -> None:
     """Raises NotEnoughMemory for a search whose caches do not fit the memory."""
     weights, (rows, width) = prepared.weights, prepared.prompt.tokens.shape
-    if not search.best and not inputs.is_large(rows, width, search.retained + search.fed):
+    if not search.best and not device_memory.is_large(rows, width, search.retained + search.fed):
         return
 
     def caches(weights: core.Weights, prompt: core.Prompt) -> list[core.Cache]:
         pairs = (search.target, weights.target), (search.draft, weights.draft)
         return [search.prefill(lm, params, prompt)[1] for lm, params in pairs if lm is not None]
 
-    cache_bytes, largest = inputs.sizes_of(caches, weights, prepared.prompt)
+    cache_bytes, largest = device_memory.sizes_of(caches, weights, prepared.prompt)
     parts = {
-        "weights": inputs.size_of(weights),
+        "weights": device_memory.size_of(weights),
         "caches": cache_bytes,
         "what prefill makes": largest,
     }
     beams = jax.eval_shape(lambda: bookkeeping.start(rows, search.beams, search.new, search.top))
-    parts["beams and what is reported"] = inputs.size_of(beams)
+    parts["beams and what is reported"] = device_memory.size_of(beams)
     purpose = (
         f"beams={search.beams} with max_new_tokens={search.new} for {rows} prompts of up to "
         f"{width} tokens"
     )
-    inputs.check_memory(parts, purpose, "one of these", inputs.devices(weights))
+    device_memory.check_memory(parts, purpose, "one of these", device_memory.devices(weights))
 
 
 @programs.jit(static_argnames=("search",))

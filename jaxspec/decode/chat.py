@@ -21,7 +21,9 @@ from jaxspec.core import (
     programs,
     token_rows,
 )
-from jaxspec.decode import encoding, inputs, loop, stopping
+from jaxspec.core.checks import key_of
+from jaxspec.decode import loop, stopping
+from jaxspec.decode.chat_templates import chat_ids, check_template
 from jaxspec.decode.generate import pieces, prefix
 from jaxspec.decode.output import Piece
 from jaxspec.decode.request import Prepared, named, positions_left, prepare
@@ -66,7 +68,7 @@ class Chat:
         self._attempt = 0  # answers to the last message before this one
         self._shapes = set[Any]()  # of the turns so far
         # Wrong options are refused at once.
-        encoding.check_template(self.target)
+        check_template(self.target)
         if self._options.get("prefix") is not None:
             raise ValueError(
                 "got a prefix: a chat reads its own; what it begins with is given as system"
@@ -127,7 +129,7 @@ class Chat:
         """Begins an answer to a conversation, which takes the place of `messages` if it can be
         answered.
         """
-        ids = encoding.chat_ids(self.target, messages, template=self._template)
+        ids = chat_ids(self.target, messages, template=self._template)
         with programs.without_context_mesh():
             prepared, begin = self._prepared(
                 ids, sum(message.get("role") == "user" for message in messages) - 1, attempt
@@ -171,7 +173,7 @@ class Chat:
         if key is not None:
             # Turns and attempts have keys of their own, which depend on their numbers alone: a
             # retry differs, a replay does not.
-            key = jax.random.fold_in(inputs.key_of(key), turn)
+            key = jax.random.fold_in(key_of(key), turn)
             if attempt:
                 options["key"] = jax.random.fold_in(key, attempt)
             else:

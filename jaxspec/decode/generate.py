@@ -10,11 +10,12 @@ import numpy as np
 
 from jaxspec import core, sharding
 from jaxspec.core import programs, token_rows, tree
-from jaxspec.decode import encoding, inputs, loop, output, shared_prefix, stopping
+from jaxspec.decode import device_memory, loop, output, shared_prefix, stopping
 from jaxspec.decode import state as states
-from jaxspec.decode.encoding import Prompts
+from jaxspec.decode.chat_templates import chats_of, opening
 from jaxspec.decode.options import OPTIONS, shown
 from jaxspec.decode.output import WIDE, Generation, Piece
+from jaxspec.decode.prompts import Prompts
 from jaxspec.decode.request import Prepared, prepare
 from jaxspec.decode.shared_prefix import SharedPrefix
 from jaxspec.sampling import SamplingOptions
@@ -207,9 +208,9 @@ def prefix(
         >>> bool((out.tokens == whole.tokens).all())
         True
     """
-    chats = encoding.chats_of(text)
+    chats = chats_of(text)
     if chats is not None:
-        text = [encoding.opening(target, chat, chat_template_kwargs) for chat in chats]
+        text = [opening(target, chat, chat_template_kwargs) for chat in chats]
     prepared = prepare(target, text, drafter=drafter, max_new_tokens=1)
     if target.lm.limits.start_token is not None:
         raise ValueError(
@@ -228,16 +229,20 @@ def prefix(
     # A prefix is read at once by both parties: a drafter without it would have to read it in every
     # prompt.
     functions = None if bound is None else bound.functions
-    if inputs.is_large(1, prompt.tokens.shape[1], 0):
-        state, largest = inputs.sizes_of(
+    if device_memory.is_large(1, prompt.tokens.shape[1], 0):
+        state, largest = device_memory.sizes_of(
             lambda *read: shared_prefix.read(reader, functions, *read), weights, prompt
         )
-        parts = {"weights": inputs.size_of(weights), "caches": state, "what reading makes": largest}
-        inputs.check_memory(
+        parts = {
+            "weights": device_memory.size_of(weights),
+            "caches": state,
+            "what reading makes": largest,
+        }
+        device_memory.check_memory(
             parts,
             f"a prefix of {int(prompt.length[0])} tokens",
             "its length",
-            inputs.devices(weights),
+            device_memory.devices(weights),
         )
     caches = shared_prefix.read(reader, functions, weights, prompt)
     (tokens,) = token_rows.to_lists(prompt.tokens, prompt.length)

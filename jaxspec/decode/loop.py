@@ -14,7 +14,7 @@ from jaxtyping import Array, Bool, Int
 from jaxspec import core
 from jaxspec.core import chunks, programs, token_rows
 from jaxspec.core.checks import are_shapes
-from jaxspec.decode import inputs
+from jaxspec.decode import device_memory
 from jaxspec.decode import state as states
 from jaxspec.decode.request import Prepared
 
@@ -74,7 +74,7 @@ def check_fits(prepared: Prepared) -> None:
     size = p.max_new_tokens
     nodes = p.decoder.nodes
     options = p.options
-    if are_shapes(p.weights) or not inputs.is_large(batch, width, size + nodes):
+    if are_shapes(p.weights) or not device_memory.is_large(batch, width, size + nodes):
         return
     arrays = jax.eval_shape(lambda arrays: arrays, (p.weights, p.prompt, p.request, p.before))
     shapes, structure = jax.tree.flatten(arrays)
@@ -88,29 +88,29 @@ def check_fits(prepared: Prepared) -> None:
     limit = int(np.max(options.max_new_tokens))
     purpose = f"max_new_tokens={limit} for {batch} prompts"
     lower = "max_new_tokens"
-    if nodes >= inputs.LONG:
+    if nodes >= device_memory.LONG:
         purpose = f"gamma={options.gamma} for {batch} prompts"
         lower = "gamma"
-    elif options.num_samples > 1 and size <= inputs.LONG:
+    elif options.num_samples > 1 and size <= device_memory.LONG:
         purpose = f"num_samples={options.num_samples}"
         lower = "num_samples"
     elif width > size:
         purpose = f"{batch} prompts of up to {width} tokens, padding included,"
         lower = "their number or their length"
-    parts = {"weights": inputs.size_of(p.weights), "caches and rows": state}
+    parts = {"weights": device_memory.size_of(p.weights), "caches and rows": state}
     parts |= {"what prefill makes": prefill, "what a round makes": history + logits}
-    inputs.check_memory(parts, purpose, lower, inputs.devices(p.weights))
+    device_memory.check_memory(parts, purpose, lower, device_memory.devices(p.weights))
 
 
 @functools.lru_cache
 def _sizes_after_prefill(
     decoder: core.Decoder, headroom: int, structure: Any, shapes: tuple[jax.ShapeDtypeStruct, ...]
 ) -> tuple[int, int]:
-    """Returns `inputs.sizes_of` prefill, which is traced: that takes as long as a short call of
+    """Returns `device_memory.sizes_of` prefill, which is traced: that takes as long as a short call of
     `generate`.
     """
     weights, prompt, request, before = jax.tree.unflatten(structure, shapes)
-    return inputs.sizes_of(
+    return device_memory.sizes_of(
         functools.partial(decoder.init, headroom=headroom), weights, prompt, request, before=before
     )
 

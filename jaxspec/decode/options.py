@@ -13,9 +13,17 @@ from typing import Annotated, Any, NamedTuple, TypeVar
 import numpy as np
 
 from jaxspec import core, rules
-from jaxspec.core.checks import at_least, in_range, integer, integers
+from jaxspec.core.checks import (
+    at_least,
+    check_model,
+    check_type,
+    in_range,
+    integer,
+    integers,
+    key_of,
+)
 from jaxspec.core.options import Flag, Option, Sizes, declared
-from jaxspec.decode import inputs, option_names
+from jaxspec.decode import option_names
 from jaxspec.decode.shared_prefix import SharedPrefix
 from jaxspec.sampling import SamplingOptions
 from jaxspec.sampling import params as sampling_params
@@ -23,18 +31,19 @@ from jaxspec.sampling.params import per_row
 
 F = TypeVar("F", bound=Callable[..., Any])
 NEW_TOKENS = 128  # most new tokens of a row, by default
+MOST = 2**29  # new tokens: what a row holds is counted in int32
 
 
 def _drafter(value: Any, name: str, sizes: Sizes) -> core.Model | core.BoundDrafter | None:
     if value is None:
         return None
     if isinstance(value, core.Model):
-        inputs.check_model(value, name)
+        check_model(value, name)
         return value
     if isinstance(value, core.Drafter):
         return core.BoundDrafter(value)
     expected = "a jaxspec.Model, one of jaxspec.drafters, or None"
-    inputs.check_type(value, core.BoundDrafter, name, expected, "jaxspec.drafters")
+    check_type(value, core.BoundDrafter, name, expected, "jaxspec.drafters")
     return value
 
 
@@ -49,7 +58,7 @@ def _rule(value: Any, name: str, sizes: Sizes) -> core.Rule:
     if value is None:
         return rules.rejection()
     expected = "a rule, such as jaxspec.rules.rejection()"
-    inputs.check_type(value, core.Rule, name, expected, "jaxspec.rules")
+    check_type(value, core.Rule, name, expected, "jaxspec.rules")
     return value
 
 
@@ -57,7 +66,7 @@ def _policy(value: Any, name: str, sizes: Sizes) -> core.BoundPolicy | None:
     if isinstance(value, core.Policy):
         return core.BoundPolicy(value)
     expected = "one of jaxspec.policies, or None"
-    inputs.check_type(value, core.BoundPolicy | None, name, expected, "jaxspec.policies")
+    check_type(value, core.BoundPolicy | None, name, expected, "jaxspec.policies")
     return value
 
 
@@ -66,13 +75,13 @@ def _max_new_tokens(value: Any, name: str, sizes: Sizes) -> np.ndarray | None:
     if value is None:
         return None
     limit = per_row(value, sizes.batch, name, np.int32)
-    if limit.min() < 1 or limit.max() >= inputs.MOST:
-        raise ValueError(f"{name} is {value!r}: expected at least 1, and fewer than {inputs.MOST}")
+    if limit.min() < 1 or limit.max() >= MOST:
+        raise ValueError(f"{name} is {value!r}: expected at least 1, and fewer than {MOST}")
     return limit
 
 
 def _key(value: Any, name: str, sizes: Sizes) -> Any:
-    return None if value is None else inputs.key_of(value)
+    return None if value is None else key_of(value)
 
 
 def _num_samples(value: Any, name: str, sizes: Sizes) -> int:
@@ -96,7 +105,7 @@ def _top_log_probs(value: Any, name: str, sizes: Sizes) -> int | None:
 
 
 def _trace_numbers(value: Any, name: str, sizes: Sizes) -> bool:
-    inputs.check_type(value, bool, name, "True or False")
+    check_type(value, bool, name, "True or False")
     return value
 
 
@@ -310,6 +319,6 @@ def check_shared(options: Mapping[str, Any], advice: str) -> None:
         if value is None or dimensions is None:
             continue
         if name == "key":  # jax.random.PRNGKey makes an array
-            value = inputs.key_of(value)
+            value = key_of(value)
         if np.ndim(value) > dimensions:
             raise ValueError(f"{name} has a value for each of several rows: {advice}")

@@ -5,9 +5,9 @@ called.
 options after it. `rollout` repeats what concerns the arrays that it is given anew.
 
 1. Names of options: `options.check_names`.
-2. The target is a model: `inputs.check_model`.
-3. Arrays have values: `inputs.check_untraced`.
-4. Prompts are text, chats or ids: `encoding.encode`.
+2. The target is a model: `check_model`.
+3. Arrays have values: `check_untraced`.
+4. Prompts are text, chats or ids: `prompts.encode`.
 5. Options have their types and ranges: `options.Options.read`.
 6. Each row has its values: `sampling_of`.
 7. The drafter fits the target: `bind`.
@@ -28,11 +28,11 @@ import numpy as np
 
 from jaxspec import core, drafters, sharding
 from jaxspec.core import noise, programs, round, token_ids, token_rows
-from jaxspec.core.checks import are_shapes, check_ids
-from jaxspec.decode import causality, inputs, shared_prefix
+from jaxspec.core.checks import are_shapes, check_ids, check_model, check_untraced
+from jaxspec.decode import causality, device_memory, shared_prefix
 from jaxspec.decode.autoregressive import autoregressive
-from jaxspec.decode.encoding import Prompts, encode
 from jaxspec.decode.options import NEW_TOKENS, OPTIONS, Options, check_names, gathered, shown
+from jaxspec.decode.prompts import Prompts, encode, ids_by_name
 from jaxspec.decode.speculative import speculative
 from jaxspec.drafters.common import with_taps_of
 from jaxspec.drafters.share_encoder import difference, with_shared_encoder
@@ -119,11 +119,11 @@ def prepare(target: core.Model, prompts: Prompts, **options: Any) -> Prepared:
     memory is checked later, when the generation is run.
     """
     _check_names(options)
-    inputs.check_model(target, "target")
+    check_model(target, "target")
     template = options.pop("chat_template_kwargs", None)
     values = gathered(options)
     arrays = options | {"drafter": getattr(values.drafter, "params", None)}
-    inputs.check_untraced(target.params, prompts, arrays)
+    check_untraced(target.params, prompts, arrays)
     return _prepared(target, encode(target, prompts, values.prefix, template), values)
 
 
@@ -219,8 +219,11 @@ def _check_rows(target: core.Model, samples: int, batch: int) -> None:
     """
     if samples > 1 and not are_shapes(target.params):
         least = 4 * batch * (target.lm.vocab_size + 64)
-        inputs.check_memory(
-            {"rows": least}, f"num_samples={samples}", "num_samples", inputs.devices(target.params)
+        device_memory.check_memory(
+            {"rows": least},
+            f"num_samples={samples}",
+            "num_samples",
+            device_memory.devices(target.params),
         )
 
 
@@ -440,7 +443,5 @@ def check_positions(
 
 def end_ids(target: core.Model, eos_ids: Any) -> list[int]:
     """Returns the tokens that end a row: the caller's, or by default the model's own."""
-    eos_ids = inputs.end_ids(
-        token_ids.ends(target) if eos_ids is None else eos_ids, target.tokenizer
-    )
+    eos_ids = ids_by_name(token_ids.ends(target) if eos_ids is None else eos_ids, target.tokenizer)
     return check_ids(eos_ids, "eos_ids", target.lm.vocab_size)

@@ -23,7 +23,9 @@ from jaxspec.core import (
     programs,
     token_rows,
 )
-from jaxspec.decode import encoding, inputs, loop, teacher_forcing
+from jaxspec.core.checks import check_type, key_of
+from jaxspec.decode import loop, teacher_forcing
+from jaxspec.decode.prompts import arrays_of, check_prompt
 from jaxspec.decode.request import Prepared, check_positions
 
 
@@ -189,11 +191,9 @@ def arguments(
     key: Key[Array, ""] | Keys | None = None,
 ) -> Arguments:
     """Returns the arguments of `prepared.decoder.init`, for your own loop over `decoder.step`."""
-    inputs.check_type(prepared, Prepared, "the generation", "what jaxspec.prepare returned")
-    inputs.check_type(
-        weights, Weights | None, "weights", "prepared.weights._replace(target=params)"
-    )
-    inputs.check_type(prompt, Prompt | None, "prompt", "a jaxspec.Prompt of token ids")
+    check_type(prepared, Prepared, "the generation", "what jaxspec.prepare returned")
+    check_type(weights, Weights | None, "weights", "prepared.weights._replace(target=params)")
+    check_type(prompt, Prompt | None, "prompt", "a jaxspec.Prompt of token ids")
     if prepared.before is not None and not (weights is None and prompt is None):
         raise ValueError(
             "the generation was prepared with a prefix, which belongs to its weights and prompts: "
@@ -204,11 +204,11 @@ def arguments(
     if prompt is None:
         prompt = prepared.prompt
     else:
-        prompt = encoding.arrays_of(prompt)
+        prompt = arrays_of(prompt)
     request = prepared.request
     rows = len(prepared.prompt.length)
     if prompt is not prepared.prompt:
-        encoding.check_prompt(prompt, prepared.target.lm)
+        check_prompt(prompt, prepared.target.lm)
         if len(prompt.length) != rows:
             shape = prompt.tokens.shape
             raise ValueError(
@@ -223,8 +223,6 @@ def arguments(
             "prepared.weights"
         )
     if key is not None:
-        request = request._replace(
-            keys=noise.row_keys(inputs.key_of(key), len(request.max_new_tokens))
-        )
+        request = request._replace(keys=noise.row_keys(key_of(key), len(request.max_new_tokens)))
     headroom = token_rows.headroom(prepared.max_new_tokens, prepared.decoder.nodes)
     return Arguments(weights, prompt, request, headroom, prepared.before)

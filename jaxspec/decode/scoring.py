@@ -24,8 +24,17 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxspec import core, sharding
 from jaxspec.core import chunks, noise, programs, token_ids, token_rows
-from jaxspec.core.checks import are_shapes, at_least, integer
-from jaxspec.decode import causality, encoding, inputs
+from jaxspec.core.checks import are_shapes, at_least, check_model, check_untraced, integer
+from jaxspec.decode import causality, device_memory
+from jaxspec.decode.chat_templates import chat_ids, is_chat
+from jaxspec.decode.prompts import (
+    check_has_tokenizer,
+    check_reads_text,
+    check_text,
+    check_vocabulary,
+    ids_by_name,
+    is_ids,
+)
 from jaxspec.decode.shared_prefix import common
 
 # rows of so many batches are sorted by their length before they are put into batches
@@ -167,12 +176,12 @@ def score(
     if (
         isinstance(texts, tuple)
         and len(texts) == 2
-        and all(isinstance(text, str) or encoding.is_ids(text) for text in texts)
+        and all(isinstance(text, str) or is_ids(text) for text in texts)
     ):
         raise TypeError(
             "texts is a tuple of two texts: give [(prompt, continuation)], or a list of two texts"
         )
-    single = isinstance(texts, str) or (not isinstance(texts, Iterator) and encoding.is_ids(texts))
+    single = isinstance(texts, str) or (not isinstance(texts, Iterator) and is_ids(texts))
     all_texts: Any = [texts] if single else texts
     return list(iterate(target, all_texts, batch_size, start, end, chat_template_kwargs))
 
@@ -211,8 +220,8 @@ def outcomes(
     `keeps_errors` the first one is raised. What holds for all texts, such as a lack of memory, is
     raised in any case.
     """
-    inputs.check_model(target, "target")
-    encoding.check_reads_text(target)
+    check_model(target, "target")
+    check_reads_text(target)
     batch_size = integer(batch_size, "batch_size", "an integer, 1 or more")
     at_least(1, batch_size=batch_size)
     _check_parameters(target)
@@ -253,7 +262,7 @@ def outcomes(
 
 def _check_parameters(target: core.Model) -> None:
     """Raises ValueError for parameters that cannot score, or for a model that is not causal."""
-    inputs.check_untraced(target.params)
+    check_untraced(target.params)
     if are_shapes(target.params):
         raise ValueError(
             f"{target.name or 'the target'} has shapes in place of parameters: load it to score "
@@ -271,7 +280,7 @@ def _first_id(target: core.Model, start: int | str | None) -> int | None:
             f"start is {start!r}, and {target.name or 'the target'} has a start token: leave start "
             "out"
         )
-    return inputs.end_ids(start, target.tokenizer, "start")[0]
+    return ids_by_name(start, target.tokenizer, "start")[0]
 
 
 def _scores(
@@ -341,9 +350,9 @@ def _row(
 
 def _prompt_and_scored(target: core.Model, text: Text, name: str) -> tuple[Any, Any]:
     """Splits a pair into its prompt and the text to score; a single text has the prompt None."""
-    is_pair = isinstance(text, tuple | list) and len(text) == 2 and not encoding.is_ids(text)
+    is_pair = isinstance(text, tuple | list) and len(text) == 2 and not is_ids(text)
     prompt, scored = text if is_pair else (None, text)
-    if not (isinstance(scored, str) or encoding.is_ids(scored)):
+    if not (isinstance(scored, str) or is_ids(scored)):
         raise TypeError(f"{name} is {scored!r:.80}, of type {type(scored).__name__}: {PAIR}")
     if prompt is None and target.lm.limits.start_token is not None:
         raise ValueError(
@@ -371,7 +380,7 @@ def _check_ids(target: core.Model, name: str, before: list[int], ids: list[int])
             f"{name} has one token, and nothing before it: give start, a token to begin with"
         )
     for tokens, vocab in ((before, lm.prompt_vocab), (ids, lm.vocab_size)):
-        encoding.check_vocabulary(tokens, vocab, name)
+        check_vocabulary(tokens, vocab, name)
     row_tokens = len(ids) + len(lm.limits.first_tokens)
     if is_decoder:
         row_tokens += len(before)
@@ -394,8 +403,8 @@ def _encoded(
     """Returns the ids of a prompt, which may be empty, and the ids of the scored text."""
     for text in (prompt, scored):
         if isinstance(text, str):
-            encoding.check_text(text, number)
-            encoding.check_has_tokenizer(target)
+            check_text(text, number)
+            check_has_tokenizer(target)
     is_decoder = target.lm.limits.start_token is None
     if isinstance(prompt, str) and isinstance(scored, str) and is_decoder:
         # A tokenizer may join the prompt's end and the text's beginning into one token, which is
@@ -410,13 +419,13 @@ def _encoded(
         ids = _ids_of(target, scored, begins=prompt is None)
     if prompt is None:
         return [], ids
-    if not isinstance(prompt, str) and encoding.is_chat(prompt):
-        return encoding.chat_ids(target, prompt, template=template), ids
+    if not isinstance(prompt, str) and is_chat(prompt):
+        return chat_ids(target, prompt, template=template), ids
     if isinstance(prompt, str):
         return (
             _ids_of(target, prompt) if is_decoder else list(target.tokenizer(prompt)["input_ids"])
         ), ids
-    if not (encoding.is_ids(prompt) or (hasattr(prompt, "__len__") and len(prompt) == 0)):
+    if not (is_ids(prompt) or (hasattr(prompt, "__len__") and len(prompt) == 0)):
         raise TypeError(
             f"text {number} has the prompt {prompt!r:.80}, of type {type(prompt).__name__}: {PAIR}"
         )
@@ -449,17 +458,17 @@ def _of_batch(target: core.Model, rows: Sequence[_Row], batch: int) -> list[Scor
     prompt = token_rows.pad([row.source for row in filled], width=1 if is_decoder else None)
     fed = token_rows.pad([row.ids for row in filled])
     weights = core.Weights(target.params)
-    if inputs.is_large(batch, fed.tokens.shape[1], 0):
+    if device_memory.is_large(batch, fed.tokens.shape[1], 0):
         # Shapes alone: memory is refused before anything is allocated.
         begin = functools.partial(
             target.lm.prefill, room=_room(target.lm, prompt, fed.tokens.shape[1])
         )
-        parts = {"weights": inputs.size_of(weights)}
-        parts["caches"] = inputs.size_of(
+        parts = {"weights": device_memory.size_of(weights)}
+        parts["caches"] = device_memory.size_of(
             jax.eval_shape(begin, programs.automatic(target.params), prompt)[1]
         )
         purpose = f"{batch} texts of up to {fed.tokens.shape[1]} tokens, padding included,"
-        inputs.check_memory(parts, purpose, "batch_size", inputs.devices(weights))
+        device_memory.check_memory(parts, purpose, "batch_size", device_memory.devices(weights))
     mesh = sharding.mesh_of(weights)
     if mesh is not None:
         prompt, fed = sharding.place((prompt, fed), batch, mesh)

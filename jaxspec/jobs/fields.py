@@ -15,7 +15,8 @@ import numpy as np
 
 from jaxspec.core.checks import integer
 from jaxspec.core.options import Flag, Option, declared
-from jaxspec.decode import encoding, option_names
+from jaxspec.decode import option_names
+from jaxspec.decode.chat_templates import is_chat
 from jaxspec.decode.option_names import OTHER_NAMES
 from jaxspec.decode.options import OPTIONS
 from jaxspec.decode.request import Prepared
@@ -189,9 +190,9 @@ def _asks_for_nothing(option: str, value: Any, fields: Mapping[str, Any]) -> boo
     if option == "tool_choice" and value == "none":
         return option_names.is_empty(fields.get("tools"))
     if option == "add_special_tokens":  # a chat template writes special tokens itself
-        is_chat = fields.get("messages") is not None or encoding.is_chat(fields.get("prompt"))
+        has_messages = fields.get("messages") is not None or is_chat(fields.get("prompt"))
         if isinstance(value, bool):
-            return value is not is_chat
+            return value is not has_messages
         return False
     return option_names.asks_for_nothing(option, value)
 
@@ -215,7 +216,7 @@ def _template(values: Mapping[str, Any]) -> dict[str, Any]:
             raise ValueError(f"{name} is {objects!r:.80}: expected a list of objects")
         if objects:
             template[name] = list(objects)
-    if template and "messages" not in values and not encoding.is_chat(values.get("prompt")):
+    if template and "messages" not in values and not is_chat(values.get("prompt")):
         name = next(name for name in TEMPLATE if name in values)
         raise ValueError(
             f"the field {name!r} is for the template of a chat: give messages with it. {DATA}"

@@ -13,8 +13,9 @@ from rich import filesize
 from jaxspec import sharding
 from jaxspec.core import Failure, Finish, LogProbs, Model, Prompt, programs
 from jaxspec.core.checks import integer, integers, one_of
-from jaxspec.decode import encoding, inputs, stopping
+from jaxspec.decode import device_memory, stopping
 from jaxspec.decode.options import NEW_TOKENS, check_shared
+from jaxspec.decode.prompts import check_reads_text
 from jaxspec.decode.request import Prepared, prepare
 from jaxspec.jobs import fields as job_fields
 from jaxspec.jobs.prompts import JobPrompt, PromptReader, limits_of
@@ -140,7 +141,7 @@ def generate_many(
             "such as a list of dicts"
         )
     check_shared(options, "give it in the dicts of the prompts")
-    encoding.check_reads_text(target)
+    check_reads_text(target)
     options["max_new_tokens"] = integer(
         max_new_tokens, "max_new_tokens", "an integer, 1 or more: dicts have their own"
     )
@@ -252,7 +253,7 @@ class _Job:
                     self._prepared = self._prepared.replace(**missing)
             try:
                 return self._allocate(stage)
-            except inputs.NotEnoughMemory as error:
+            except device_memory.NotEnoughMemory as error:
                 # If even the narrowest prompt does not fit, this raises.
                 self._make_slots(max(stage.least, self._prepared.widths(1)[0]), stage.slots)
                 needed = self._width_of(stage.widest)

@@ -15,7 +15,9 @@ import numpy as np
 
 from jaxspec.core import Model, token_ids
 from jaxspec.core.checks import integers, one_of
-from jaxspec.decode import encoding, stopping
+from jaxspec.decode import stopping
+from jaxspec.decode.chat_templates import chat_ids, is_chat
+from jaxspec.decode.prompts import check_has_tokenizer, check_text, check_vocabulary, ids_of, is_id
 from jaxspec.decode.request import Prepared, check_judges, end_ids, readers
 from jaxspec.decode.shared_prefix import SharedPrefix
 from jaxspec.jobs import fields as job_fields
@@ -236,7 +238,7 @@ class PromptReader:
         line = value if isinstance(value, Line) else _line_of(order, value)
         # An error is reported under the prompt's number, wherever it was read.
         number = line.number
-        is_number = encoding.is_id(number) and 0 <= number < 2**31
+        is_number = is_id(number) and 0 <= number < 2**31
         row = Row(int(number) if is_number else order, (), self.limits.new)
         request = JobPrompt(number if line.id is None else line.id, row, where=line.where)
         try:
@@ -361,7 +363,7 @@ class PromptReader:
         self, request: JobPrompt, prompt: Any, messages: Any, template: Mapping[str, Any]
     ) -> Any:
         """Returns text to tokenise, the ids of a chat, or ids as they are."""
-        if messages is None and encoding.is_chat(prompt):
+        if messages is None and is_chat(prompt):
             messages = prompt
         if messages is not None:
             ids = self._chat_ids(request, messages, template)
@@ -371,8 +373,8 @@ class PromptReader:
             row = self._prefix.followed_by(ids, "chat", request.row.number)
             return row[len(self._prefix) :]
         if isinstance(prompt, str):
-            encoding.check_text(prompt, None)
-            encoding.check_has_tokenizer(self._target)
+            check_text(prompt, None)
+            check_has_tokenizer(self._target)
         elif request.language is not None:
             raise ValueError(
                 f"source_language is {request.language!r}, and the prompt is ids: give it as text"
@@ -383,13 +385,12 @@ class PromptReader:
         self, request: JobPrompt, messages: Any, template: Mapping[str, Any]
     ) -> list[int]:
         """Writes a chat by its template. Raises ValueError if that fails."""
-        is_chat = encoding.is_chat(messages)
-        if not is_chat or not all(isinstance(message, Mapping) for message in messages):
+        if not is_chat(messages) or not all(isinstance(message, Mapping) for message in messages):
             raise ValueError(
                 f"the chat is {messages!r:.80}: expected a list of messages, each with a role"
             )
         try:
-            return encoding.chat_ids(self._reader(request.language), messages, template=template)
+            return chat_ids(self._reader(request.language), messages, template=template)
         except ValueError:
             raise
         except Exception as error:  # a template is a program, and may raise anything
@@ -400,14 +401,14 @@ class PromptReader:
     def _with_tokens(self, request: JobPrompt, content: Any, content_form: str) -> JobPrompt | None:
         """Returns the prompt with its tokens or its error; None if it is skipped."""
         try:
-            row = encoding.ids_of(content, None)
+            row = ids_of(content, None)
             shared = 0
             if not row:
                 raise ValueError("the prompt is empty: it needs at least one token")
             if self._prefix is not None:
                 shared = len(self._prefix)
                 row = self._prefix.followed_by(row, content_form)
-            encoding.check_vocabulary(row, self._target.lm.prompt_vocab, "the prompt")
+            check_vocabulary(row, self._target.lm.prompt_vocab, "the prompt")
         except (ValueError, TypeError) as error:
             return request._replace(error=str(error))
         limit = self._limit_of(request)

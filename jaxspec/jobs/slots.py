@@ -30,7 +30,7 @@ from jaxspec.core import (
     programs,
     token_rows,
 )
-from jaxspec.decode import inputs, log_probs
+from jaxspec.decode import device_memory, log_probs
 from jaxspec.decode import state as states
 from jaxspec.decode.request import Prepared
 from jaxspec.sampling.params import DRAFT, OPTIONS, draft_values, pattern_rows, pool_of
@@ -157,10 +157,12 @@ class Slots:
             self._pool = pool_of(prepared.target, ends)
         self._key = np.asarray(jax.random.key_data(_key(prepared)))
         self._sampling = sampling
-        self.needed = inputs.size_of(self._shapes_at(width)) // group * slots
+        self.needed = device_memory.size_of(self._shapes_at(width)) // group * slots
         devices = 1 if self._mesh is None else self._mesh.size
-        parts = {"weights": inputs.size_of(prepared.weights), "caches and rows": self.needed}
-        inputs.check_memory(parts, f"slots={slots} of {self._capacity} tokens", "slots", devices)
+        parts = {"weights": device_memory.size_of(prepared.weights), "caches and rows": self.needed}
+        device_memory.check_memory(
+            parts, f"slots={slots} of {self._capacity} tokens", "slots", devices
+        )
         self._ended = np.zeros(slots, bool)
         self._state: State | None = None
         self._layout: Layout = None

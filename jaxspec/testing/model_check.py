@@ -20,8 +20,8 @@ from jaxtyping import Array, Float, Int
 
 from jaxspec.core import Cache, LanguageModel, Model, Params, Prompt, Room, programs
 from jaxspec.core.checks import at_least
+from jaxspec.core.checks import check_model as check_is_model
 from jaxspec.decode import causality
-from jaxspec.decode.inputs import check_model as check_is_model
 
 SPLIT = 3  # tokens of the sequence that prompts have, before others are fed
 ROOM = 3  # tokens that are fed and taken back

@@ -26,7 +26,7 @@ from jaxspec import sharding
 from jaxspec.core import BoundDrafter, LanguageModel, Model, Params, Prompt, programs, token_rows
 from jaxspec.core.checks import at_least, one_of
 from jaxspec.decode import Generation
-from jaxspec.decode.encoding import Prompts, encode
+from jaxspec.decode.prompts import Prompts, encode
 from jaxspec.training.divergences import DIVERGENCES, Divergence
 from jaxspec.training.top_tokens import log_probs_of, most_probable, with_the_rest
 

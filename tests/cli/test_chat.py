@@ -3,6 +3,7 @@
 import io
 import json
 import re
+import sys
 from pathlib import Path
 
 import jax
@@ -16,7 +17,6 @@ from jaxspec.cli import entries
 from jaxspec.cli.chat import TASKS, Writer
 from jaxspec.cli.main import app
 from jaxspec.cli.options import TARGET
-from jaxspec.decode import encoding
 from jaxspec.testing import word_tokenizer
 
 TEMPLATE = "{% for m in messages %}das {{ m.content }} {% endfor %}und"
@@ -67,7 +67,9 @@ def test_the_shipped_models_do_their_task_with_each_message(loading, zoo, monkey
     for name in ("debian-t5-large", "debian-gpt-base"):
         monkeypatch.setattr(zoo[name].tokenizer, "chat_template", None, raising=False)
     monkeypatch.setattr(
-        encoding, "chat_ids", lambda target, messages, **_: seen.append(target) or [3]
+        sys.modules["jaxspec.decode.chat"],  # the package has a function of this name
+        "chat_ids",
+        lambda target, messages, **_: seen.append(target) or [3],
     )
     for name, task in TASKS.items():
         if name not in zoo or name == "debian-gpt-small":

@@ -15,7 +15,7 @@ import pytest
 
 import jaxspec
 from jaxspec import drafters
-from jaxspec.decode import inputs
+from jaxspec.decode import device_memory
 from jaxspec.testing import table_model
 from jaxspec.weights.loading import shipped
 from tests.marks import marked
@@ -309,7 +309,7 @@ def test_the_best_tokens_of_an_encoder_decoder(drafter):
 
 def test_what_is_reported_is_counted_with_the_memory(monkeypatch):
     seen = list[dict[str, int]]()
-    monkeypatch.setattr(inputs, "check_memory", lambda parts, *_: seen.append(parts))
+    monkeypatch.setattr(device_memory, "check_memory", lambda parts, *_: seen.append(parts))
     jaxspec.beam_search(TARGET, PROMPTS, beams=2, max_new_tokens=NEW, eos_ids=[2], top_log_probs=2)
     assert seen[-1]["beams and what is reported"] > 3 * 2 * NEW * 2 * (1 + 2 * 2) * 4
 

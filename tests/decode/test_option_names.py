@@ -6,7 +6,8 @@ import pytest
 from transformers import GenerationConfig, GenerationMixin, PreTrainedTokenizerBase
 
 import jaxspec
-from jaxspec.decode import encoding, option_names
+from jaxspec.decode import option_names
+from jaxspec.decode.chat_templates import TEMPLATE_ARGUMENTS, TEMPLATE_VALUES, check_template_values
 from jaxspec.decode.option_names import IN_CALLS, OTHER_NAMES
 from jaxspec.jobs import fields, openai
 
@@ -272,14 +273,14 @@ def test_only_values_that_a_template_may_read_reach_it():
         "messages",
         "brand_new",
     ):
-        if name in encoding.TEMPLATE_VALUES or name == "kwargs":
-            encoding.check_template_values({name: 1}, write)
+        if name in TEMPLATE_VALUES or name == "kwargs":
+            check_template_values({name: 1}, write)
         else:
             with pytest.raises(
                 ValueError, match=f"chat_template_kwargs has '{name}', which templates do not read"
             ):
-                encoding.check_template_values({name: 1}, write)
-    assert set(encoding.TEMPLATE_ARGUMENTS) >= {
+                check_template_values({name: 1}, write)
+    assert set(TEMPLATE_ARGUMENTS) >= {
         "truncation",
         "max_length",
         "return_tensors",

@@ -16,8 +16,9 @@ from benchmarks.estimates import absent
 from jaxspec.analysis import acceptance
 from jaxspec.analysis.random_model import random_params
 from jaxspec.core import Model, Prompt, Rule, Verdict, token_rows
-from jaxspec.decode import batches, encoding, inputs, loop, request
+from jaxspec.decode import batches, device_memory, loop, request
 from jaxspec.decode.options import NEW_TOKENS, OPTIONS
+from jaxspec.decode.prompts import _in_bucket, arrays_of, encode
 from jaxspec.decode.request import prepare
 from jaxspec.nets import decoder
 from jaxspec.testing import certify_prepared, table_model, table_model_from, word_tokenizer
@@ -122,7 +123,7 @@ def test_the_tokens_of_a_prompt_say_whether_it_is_empty(text):
         single="<begin> $A", special_tokens=[("<begin>", 4)]
     )
     tokens = PreTrainedTokenizerFast(tokenizer_object=raw, eos_token="<end>", bos_token="<begin>")
-    prompt = encoding.encode(model()._replace(tokenizer=tokens), [text])
+    prompt = encode(model()._replace(tokenizer=tokens), [text])
     row = prompt.tokens[0, : prompt.length[0]].tolist()
     assert row == [4, words.index(text)] if text else row == [4]
 
@@ -741,7 +742,7 @@ def test_tokenizers_are_compared_once_per_pair(monkeypatch):
 
 
 def test_prompts_are_read_once_by_a_generation_and_by_a_measurement(monkeypatch):
-    read, encode = [], encoding.encode
+    read = []
     monkeypatch.setattr(
         request, "encode", lambda *arguments: read.append(arguments) or encode(*arguments)
     )
@@ -770,7 +771,9 @@ def test_what_does_not_fit_is_refused_only_where_it_would_run(monkeypatch):
     """Long prompts and many of them; not programs of shapes, which are compiled for other devices,
     and not what is prepared as a whole and run in parts.
     """
-    monkeypatch.setattr(inputs.psutil, "virtual_memory", lambda: SimpleNamespace(total=10**6))
+    monkeypatch.setattr(
+        device_memory.psutil, "virtual_memory", lambda: SimpleNamespace(total=10**6)
+    )
     shape = absent.shape_model(TINY, "float32")
     here = shape._replace(params=random_params(TINY, "float32", jax.random.key(0)))
     long, many = (
@@ -841,7 +844,7 @@ def test_a_prepared_generation_keeps_no_memory_of_the_callers(encoded):
 
     tokens, length = aligned([3] * 16).reshape(1, 16), aligned([16])
     own = Prompt(tokens, length, Prompt(tokens, length) if encoded else None)
-    prompts = [encoding.arrays_of(own), encoding._in_bucket(own)]
+    prompts = [arrays_of(own), _in_bucket(own)]
     tokens[:], length[:] = 0, 1
     for array in jax.tree.leaves(prompts):
         assert int(array.max()) in (3, 16) and int(array.min()) in (3, 16)

@@ -19,7 +19,7 @@ import pytest
 import jaxspec
 from jaxspec import drafters, policies, rules
 from jaxspec.core import LanguageModel, Model, Prompt
-from jaxspec.decode import inputs
+from jaxspec.decode import device_memory
 from jaxspec.decode.request import prepare
 from jaxspec.jobs import slots
 from jaxspec.jobs.input_files import Source
@@ -365,12 +365,14 @@ def test_a_prompt_that_memory_has_no_room_for_ends_nothing(monkeypatch):
     )
     drafter = LARGE["a tree"]
     monkeypatch.setattr(
-        inputs.psutil, "virtual_memory", lambda: types.SimpleNamespace(total=400_000)
+        device_memory.psutil, "virtual_memory", lambda: types.SimpleNamespace(total=400_000)
     )
     rows = list(jaxspec.generate_many(LARGE_TARGET, prompts, drafter=drafter, slots=8, **options))
     assert [row.finish for row in rows] == ["length", "failure", "length"]
     assert "slots=1 of" in rows[1].error and "of memory" in rows[1].error
-    monkeypatch.setattr(inputs.psutil, "virtual_memory", lambda: types.SimpleNamespace(total=4_000))
+    monkeypatch.setattr(
+        device_memory.psutil, "virtual_memory", lambda: types.SimpleNamespace(total=4_000)
+    )
     with pytest.raises(ValueError, match=r"slots=8 of .* of memory"):
         list(jaxspec.generate_many(LARGE_TARGET, prompts, drafter=drafter, slots=8, **options))
 

@@ -12,7 +12,7 @@ import transformers
 
 import jaxspec
 from jaxspec.core import token_ids
-from jaxspec.decode import encoding
+from jaxspec.decode.chat_templates import chat_ids
 from jaxspec.weights import generation_config, hf_families, huggingface, tokenizers
 from jaxspec.weights.hf_families import common, gemma, gemma4
 from jaxspec.weights.orbax import CheckpointError
@@ -131,8 +131,8 @@ def test_a_template_of_ones_own_replaces_the_one_that_a_model_brings(folder, tmp
     expected = theirs.apply_chat_template(chat, chat_template=OTHER, add_generation_prompt=True)[
         "input_ids"
     ]
-    assert encoding.chat_ids(model, chat) == expected == [2, 3, 5, 2]
-    assert encoding.chat_ids(jaxspec.load(folder), chat) != expected
+    assert chat_ids(model, chat) == expected == [2, 3, 5, 2]
+    assert chat_ids(jaxspec.load(folder), chat) != expected
 
 
 def test_a_template_that_refuses_a_conversation_is_no_wrong_template(folder):
@@ -142,9 +142,9 @@ def test_a_template_that_refuses_a_conversation_is_no_wrong_template(folder):
         "%}the dog"
     )
     model = jaxspec.load(folder, chat_template=only_system)
-    assert encoding.chat_ids(model, [{"role": "system", "content": "old"}]) == [3, 5]
+    assert chat_ids(model, [{"role": "system", "content": "old"}]) == [3, 5]
     with pytest.raises(ValueError, match=r"refuses the conversation .*system first"):
-        encoding.chat_ids(model, [{"role": "user", "content": "old"}])
+        chat_ids(model, [{"role": "user", "content": "old"}])
 
 
 @pytest.mark.parametrize(
