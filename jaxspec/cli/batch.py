@@ -21,9 +21,8 @@ from rich.text import Text
 from jaxspec import progress as bars
 from jaxspec.cli import console, names, options, signals
 from jaxspec.cli import pair as pairs
-from jaxspec.cli.console import Console
 from jaxspec.cli.old_names import new_manifest
-from jaxspec.cli.options import described, flag, generation_options, group_of, number, text
+from jaxspec.cli.options import Resume, described, flag, generation_options, group_of, number, text
 from jaxspec.cli.pair import COST_REPEATS, Pair
 from jaxspec.core import Model, State, token_rows
 from jaxspec.core.checks import in_range
@@ -81,9 +80,7 @@ class BatchSettings(NamedTuple):
 @generation_options
 def batch(
     settings: BatchSettings,
-    resume: Annotated[
-        bool, flag("Go on with the folder's job; what failed is not retried.", "--resume")
-    ] = False,
+    resume: Resume = False,
     max_errors: Annotated[
         int | None, number("End the job when more than N texts are errors.", least=0)
     ] = None,
@@ -105,11 +102,10 @@ def batch(
     check_paths(settings.input)
     if not resume:  # when resuming, the manifest is compared instead
         options.check_json_lines(settings.input, field=(settings.field, PROMPT))
-    err = Console(stderr=True, highlight=False)
-    with signals.leaving_soon(lambda: say_interrupted(err)), contextlib.ExitStack() as stack:
-        job, chunks = _begun(settings, generation, resume, err, stack)
+    with signals.leaving_soon(say_interrupted), contextlib.ExitStack() as stack:
+        job, chunks = _begun(settings, generation, resume, stack)
         # A resumed job counts the rows on disk, and goes on with the others.
-        with err.status("reading the rows that are there"):
+        with console.err().status("reading the rows that are there"):
             rows = itertools.chain.from_iterable(map(openai.rows_of, chunks.rows()))
             done_before = chunks.num_done
             totals = functools.reduce(Progress.plus, rows, Progress())
@@ -128,14 +124,14 @@ def batch(
         )
     is_over = max_errors is not None and totals.failed > max_errors and not chunks.is_complete
     for sentence in _sentences(job, totals, done_before, chunks.is_complete):
-        err.print(Text(sentence), soft_wrap=True)
+        console.note(sentence)
     if is_over:
-        err.print(
+        console.note(
             f"ended, since more than {max_errors} texts are errors: raise --max-errors, and {GO_ON}"
         )
-    err.print(Text(bar.sentence(settings.output, totals)), soft_wrap=True)
+    console.note(bar.sentence(settings.output, totals))
     if is_terminated.is_set() and not chunks.is_complete:
-        err.print(f"terminated: {GO_ON}")
+        console.note(f"terminated: {GO_ON}")
         raise typer.Exit(signals.TERMINATED)
     if not chunks.is_complete and not is_over:  # the input has become shorter since the survey
         raise ValueError(
@@ -170,15 +166,18 @@ class _BatchJob(NamedTuple):
     def results(self, prompts: Iterable[Any], **calls: Callable[..., Any]) -> Iterator[Completion]:
         """Decodes prompts; `calls` are callbacks: `progress`, and `skipped` for skipped lines."""
         s = self.settings
-        fixed: dict[str, Any] = {
-            "max_prompt_tokens": s.max_prompt_tokens,
-            "too_long": s.too_long,
-            "on_error": "yield",
-            "slots": s.slots,
-            "stop": s.pair.stop or (),
-            "varying": self.survey.varying,
-        }
-        return generate_many(self.target, prompts, **fixed, **calls, **self.generation)
+        return generate_many(
+            self.target,
+            prompts,
+            max_prompt_tokens=s.max_prompt_tokens,
+            too_long=s.too_long,
+            on_error="yield",
+            slots=s.slots,
+            stop=s.pair.stop or (),
+            varying=self.survey.varying,
+            **calls,
+            **self.generation,
+        )
 
     def prepared(self, rows: int, without: tuple[str, ...] = ()) -> Prepared:
         """Prepares a generation of `rows` rows, without the options named in `without`."""
@@ -200,7 +199,6 @@ def _begun(
     settings: BatchSettings,
     chosen: dict[str, Any],
     resume: bool,
-    err: Console,
     stack: contextlib.ExitStack,
 ) -> tuple[_BatchJob, Chunks]:
     """Checks a whole job before its first row, and begins it or goes on with it.
@@ -220,13 +218,13 @@ def _begun(
     )
     output = Output(settings.output, shard, settings.chunk)
     output.check(resume=resume)
-    with err.status("looking through the lines"):
+    with console.err().status("looking through the lines"):
         survey = source.survey()
     if survey.twice and settings.openai:
         raise ValueError(f"{survey.twice}: expected each custom_id once")
     if survey.twice:
-        err.print(Text(survey.twice, "yellow"), soft_wrap=True)
-    with err.status("loading the models"):
+        console.note(survey.twice, "yellow")
+    with console.err().status("loading the models"):
         target, drafter = pairs.load(pair)
         if settings.chat:
             check_template(target)
@@ -245,16 +243,16 @@ def _begun(
         inexact = (
             f"The rule {pair.rule} is inexact: the texts need not have the target's distribution."
         )
-        err.print(Text(inexact, "yellow"), soft_wrap=True)
+        console.note(inexact, "yellow")
     job.results([])  # raises on wrong options before the manifest is written
     # A new job makes its folder only once all options and a line are checked.
     if not output.manifest.exists():
-        with err.status("looking for a line that can be decoded"):
+        with console.err().status("looking for a line that can be decoded"):
             _check_some_line(job)
-    with err.status("reading the models' files"):
+    with console.err().status("reading the models' files"):
         description = _description(settings, pair, shared, chosen)
         manifest = manifest_of(output, *description, **source.description())
-    with err.status("looking for rows that are there"):
+    with console.err().status("looking for rows that are there"):
         chunks = stack.enter_context(
             output.begun(manifest, job.total, resume=resume, renewed=new_manifest)
         )
@@ -262,7 +260,7 @@ def _begun(
     if pair.policy.partition("=")[0] == "adaptive":
         from jaxspec.analysis.cost import agreement
 
-        costs = output.costs(lambda: _costs(job, err))
+        costs = output.costs(lambda: _costs(job))
         together = agreement(
             "slots", settings.slots, bool(chosen.get("temperature")), generation["rule"]
         )
@@ -277,13 +275,6 @@ def _description(
     settings: BatchSettings, pair: Pair, shared: str | None, chosen: dict[str, Any]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Returns a job's models, each with the digests of its files, and its options."""
-    from jaxspec.weights import loading
-
-    models: dict[str, Any] = {"target": [pair.target, names.file_digests(pair.target)]}
-    if pair.adapter is not None:
-        models["adapter"] = [pair.adapter, digests.of_files(loading.find_adapter(pair.adapter))]
-    if pair.draft is not None:
-        models["draft"] = [pair.draft, names.file_digests(pair.draft)]
     excluded = (*INDEPENDENT, *DESCRIBED_APART)
     options_of_job = {
         name: value
@@ -293,7 +284,10 @@ def _description(
     template = None
     if pair.chat_template is not None:
         template = digests.of_file(Path(pair.chat_template))
-    return models, options_of_job | {"prefix": shared, "chat_template": template}
+    return pairs.described_models(pair), options_of_job | {
+        "prefix": shared,
+        "chat_template": template,
+    }
 
 
 def _decode(
@@ -371,13 +365,13 @@ def _check_some_line(job: _BatchJob) -> None:
     )
 
 
-def say_interrupted(err: Console) -> None:
+def say_interrupted() -> None:
     """Tells the user how to resume, and shows the cursor that the bar had hidden."""
-    err.show_cursor()
-    err.print(f"interrupted: {GO_ON}")
+    console.err().show_cursor()
+    console.note(f"interrupted: {GO_ON}")
 
 
-def _costs(job: _BatchJob, err: Console) -> dict[str, Any]:
+def _costs(job: _BatchJob) -> dict[str, Any]:
     """Measures the costs of rounds on the job's first prompts, except unusually wide ones."""
     slots = job.settings.slots
     prefix = job.generation["prefix"]
@@ -399,7 +393,7 @@ def _costs(job: _BatchJob, err: Console) -> dict[str, Any]:
         median = sorted(widths)[(len(rows) - 1) // 2]
         candidates = sorted({width for width in widths if width <= median}, reverse=True)
     *wider, narrowest = candidates
-    with err.status("measuring what passes cost"):
+    with console.err().status("measuring what passes cost"):
         for width in wider:
             with contextlib.suppress(device_memory.NotEnoughMemory):  # narrower slots may fit
                 return _costs_at(prepared, rows, slots=slots, width=width)

@@ -51,16 +51,15 @@ class MessageTask(NamedTuple):
 
 
 TRANSLATION = MessageTask(TRANSLATING, "it translates each message from English to German")
+CONTINUATION = MessageTask(
+    CONTINUING, "it continues what you write, in the style of a package's description"
+)
 TASKS = {  # by the names of shipped models without a chat template
     "debian-t5-large": TRANSLATION,
     "debian-t5-base": TRANSLATION,
     "debian-t5-small": TRANSLATION,
-    "debian-gpt-base": MessageTask(
-        CONTINUING, "it continues what you write, in the style of a package's description"
-    ),
-    "debian-gpt-small": MessageTask(
-        CONTINUING, "it continues what you write, in the style of a package's description"
-    ),
+    "debian-gpt-base": CONTINUATION,
+    "debian-gpt-small": CONTINUATION,
 }
 
 
@@ -93,24 +92,18 @@ def chat(
     if not typed(context, ("max_new_tokens",)):
         options["max_new_tokens"] = None  # jaxspec.chat then fits it to the models
     out = Console(highlight=False, soft_wrap=True)
-    err = Console(stderr=True, highlight=False)
-    with err.status("loading the models"):
+    with console.err().status("loading the models"):
         target, drafter = pairs.load(pair)
         target, task = _with_task(target)
         talk = begin(target, drafter=drafter, system=system, stop=pair.stop or (), **options)
     if task is not None:
-        err.print(
-            Text(f"{target.name} is not tuned to chat: {task.description}.", "dim"), soft_wrap=True
-        )
+        console.note(f"{target.name} is not tuned to chat: {task.description}.", "dim")
     is_typed = sys.stdin.isatty()
     if is_typed:
         drafts = f" with {pair.draft}" if pair.draft else ""
-        err.print(
-            Text(
-                f"{pair.target}{drafts}. /help lists commands; Ctrl-C ends an answer, Ctrl-D the "
-                "chat.",
-                "dim",
-            )
+        console.note(
+            f"{pair.target}{drafts}. /help lists commands; Ctrl-C ends an answer, Ctrl-D the chat.",
+            "dim",
         )
     is_greedy = not generation.get("temperature")
     try:
@@ -122,21 +115,20 @@ def chat(
                 if entry.command in ("", "retry"):
                     is_retry = entry.command == "retry"
                     pieces = talk.retry() if is_retry else talk.send(entry.text)
-                    console.say(out, _answer(talk, pieces, is_typed, out, err), "dim")
+                    console.say(out, _answer(talk, pieces, is_typed, out), "dim")
                     out.print()
                     if is_retry and is_greedy:
-                        console.say(
-                            err,
+                        console.note(
                             "The answer is greedy, and so the same again: --temperature 1 samples.",
                         )
                 else:
-                    console.say(err, command(talk, entry))
+                    console.note(command(talk, entry))
             # The chat goes on after an error, such as a conversation that is too long.
             except (ValueError, OSError, FloatingPointError) as error:
-                console.say(err, f"error: {console.message(error)}", "red")
-                err.print()
+                console.note(f"error: {console.message(error)}", "red")
+                console.note("")
     except ValueError as error:  # a pipe that ended inside a message
-        console.say(err, f"error: {console.message(error)}", "red")
+        console.note(f"error: {console.message(error)}", "red")
 
 
 def _with_task(target: Model) -> tuple[Model, MessageTask | None]:
@@ -200,7 +192,7 @@ def load(path: Path) -> list[dict[str, Any]]:
     return messages
 
 
-def _answer(talk: Chat, pieces: Iterator[Piece], is_typed: bool, out: Console, err: Console) -> str:
+def _answer(talk: Chat, pieces: Iterator[Piece], is_typed: bool, out: Console) -> str:
     """Prints an answer as it comes; returns its statistics in words.
 
     Compile time is listed separately: the program of the first round is compiled along with the
@@ -210,9 +202,9 @@ def _answer(talk: Chat, pieces: Iterator[Piece], is_typed: bool, out: Console, e
     unread = talk.prompt_tokens - talk.reused_tokens
     status = contextlib.nullcontext()
     if talk.is_new_shape:
-        status = err.status("compiling (stored for the next call)")
+        status = console.err().status("compiling (stored for the next call)")
     elif unread > LONG:
-        status = err.status(f"reading {unread:,} tokens")
+        status = console.err().status(f"reading {unread:,} tokens")
     writer = Writer(out)
     later_tokens = 0  # tokens after the first pieces
     with _interruption(is_typed) as interruption:

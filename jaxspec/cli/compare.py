@@ -8,10 +8,7 @@ import typer
 
 from jaxspec.cli import console, names
 from jaxspec.cli import prompts as prompt_files
-from jaxspec.cli.console import Console
-from jaxspec.cli.options import Json, NewTokens, Prompts, number, text
-
-DTYPE = "float32, bfloat16, int8, int4, int8/bfloat16."
+from jaxspec.cli.options import DTYPES, Json, NewTokens, Prompts, number, text
 
 
 def compare(
@@ -19,7 +16,7 @@ def compare(
     b: Annotated[
         str | None, typer.Argument(metavar="B", help="The other one; by default A.")
     ] = None,
-    dtype: Annotated[str, text("DTYPE", f"A's: {DTYPE}")] = "float32",
+    dtype: Annotated[str, text("DTYPE", f"A's: {DTYPES}")] = "float32",
     dtype_b: Annotated[str, text("DTYPE", "B's; by default A's.", "--dtype-b")] = "",
     prompts: Prompts = None,
     count: Annotated[int, number("How many prompts.")] = 8,
@@ -59,7 +56,7 @@ def compare(
     if as_json:
         console.print_json(comparison)
         return
-    out = Console(highlight=False)
+    out = console.out()
     for table in comparison.tables():
         console.show(out, table)
     console.say(out, comparison.summary)

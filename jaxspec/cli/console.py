@@ -17,6 +17,21 @@ from jaxspec.progress import Console
 from jaxspec.progress import bar as progress
 
 
+def out() -> Console:
+    """Makes the console of standard output."""
+    return Console(highlight=False)
+
+
+def err() -> Console:
+    """Makes the console of standard error."""
+    return Console(stderr=True, highlight=False)
+
+
+def note(sentence: str, style: str = "") -> None:
+    """Prints a sentence on standard error, as `say` does."""
+    say(err(), sentence, style)
+
+
 def say(out: Console, sentence: str, style: str = "") -> None:
     """Prints a sentence, wrapped between words on a terminal, on one line in a pipe or a file."""
     out.print(Text(sentence, style), soft_wrap=not out.is_terminal)

@@ -10,7 +10,7 @@ import typer
 from rich import filesize
 
 from jaxspec.cli import console, options
-from jaxspec.cli.console import Console
+from jaxspec.cli.models import bytes_of
 from jaxspec.cli.options import Json
 
 if TYPE_CHECKING:
@@ -83,17 +83,17 @@ def convert(
     if complaint:
         raise ValueError(complaint)
     files.check_writable(to)
-    with Console(stderr=True).status(f"reading {source}"):
+    with console.err().status(f"reading {source}"):
         loaded = front.load(source, dtype=stored_as, adapter=adapter)
         model = trim.untrimmed(loaded)
         drafted = trim.draft_tokens(loaded)
-    with Console(stderr=True).status(f"writing {to}"):
+    with console.err().status(f"writing {to}"):
         if form == HUGGING_FACE:
             huggingface.save(model, to, overwrite=overwrite)
         else:
             write(model, to, stored_as, description, overwrite, drafted)
     count = quantisation.count(model.params)
-    size = sum(file.stat().st_size for file in to.rglob("*") if file.is_file())
+    size = bytes_of(to)
     if as_json:
         report = {
             "folder": to,
@@ -104,7 +104,7 @@ def convert(
         }
         return console.print_json(report)
     numbers = f"{console.count(count)} parameters, {stored_as}, {filesize.decimal(size)}"
-    console.say(Console(highlight=False), f"{to}: {numbers}, {form}")
+    console.say(console.out(), f"{to}: {numbers}, {form}")
 
 
 def stored(folder: Path) -> tuple[str, str, dict[str, Any]]:

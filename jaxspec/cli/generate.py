@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import jax.numpy as jnp
 import typer
@@ -27,10 +27,7 @@ from jaxspec.decode.generate import complete, pieces
 from jaxspec.decode.options import OPTIONS, Options, gathered
 from jaxspec.decode.output import BeamSearch
 from jaxspec.decode.request import Prepared, prepare
-from jaxspec.trace import TokensView, TracedRound
-
-if TYPE_CHECKING:
-    from jaxspec.analysis.result import BenchResult
+from jaxspec.trace import TokensView, TracedRound, terminal
 
 NEXT = """\
 Your own model: jaxspec generate --target FOLDER_OR_HUB_ID "a prompt"
@@ -127,14 +124,14 @@ def generate(
     generation = pairs.checked_options(pair, generation)
     if not options.typed(context, ("max_new_tokens",)):
         generation["max_new_tokens"] = None  # jaxspec.generate then fits it to the models
-    out = Console(highlight=False)
-    err = Console(stderr=True, highlight=False)
+    out = console.out()
+    err = console.err()
     with err.status("loading the models"):
         texts, prepared = _load(
             settings, generation | {"trace_numbers": shown.numbers}, texts, count
         )
     if check:
-        _check_head(prepared, pair, err)
+        _check_head(prepared, pair)
     if search.beams:
         return _search(texts, prepared, settings, search, shown.as_json, as_lines, out)
     with err.status("measuring what passes cost"):
@@ -143,19 +140,24 @@ def generate(
     is_timed = shown.compare or (is_example and prepared.drafter is not None)
     streamed = settings.batch == 1 and not shown.as_json and not is_timed
     decoded = _decoded(prepared, settings, shown.stats, streamed, err)
+    rows = zip(texts, decoded, strict=True)
     if shown.as_json:
-        reports, records = _reported(texts, decoded, shown.trace, as_lines)
-        results = _compared(prepared, settings, err) if shown.compare else None
+        reports, records = _reported(rows, shown.trace, as_lines)
+    else:
+        reports, records = [], _printed(rows, prepared, pair, shown, out)
+    results = None
+    if shown.compare:
+        with err.status("comparing with plain decoding"):
+            results = show.compare(prepared, pair, settings.batch)
+    if shown.as_json:
         totals = show.totals_report(prepared, report, records, results)
         console.print_json(totals if as_lines else show.whole_report(reports, totals))
-        return None
-    _printed(texts, decoded, prepared, pair, shown, out)
-    if is_timed and is_example:
+    elif results is not None:
+        show.show_comparison(*results, prepared, out)
+    elif is_timed:
         with err.status("timing plain decoding beside it"):
             sentence = show.in_a_sentence(prepared, pair, settings.batch)
         out.print("", Text(sentence, "bold"), "", Text(NEXT, "dim"), sep="\n")
-    if shown.compare:
-        show.show_comparison(*_compared(prepared, settings, err), prepared, out)
     return None
 
 
@@ -227,21 +229,13 @@ def _decoded(
             yield from ((record,) for record in _complete(group, stop, begin))
 
 
-def _compared(
-    prepared: Prepared, settings: GenerateSettings, err: Console
-) -> tuple[BenchResult, BenchResult]:
-    """Times plain and speculative decoding, for --compare."""
-    with err.status("comparing with plain decoding"):
-        return show.compare(prepared, settings.pair, settings.batch)
-
-
 def _reported(
-    texts: Sequence[str], decoded: Iterable[Iterable[dict[str, Any]]], trace: bool, as_lines: bool
+    rows: Iterable[tuple[str, show.Records]], trace: bool, as_lines: bool
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Returns the reports and records of all prompts; with `as_lines`, prints each report."""
     reports = list[dict[str, Any]]()
     records = list[dict[str, Any]]()
-    for prompt, (record,) in zip(texts, decoded, strict=True):
+    for prompt, (record,) in rows:
         records.append(record)
         reports.append(show.row_report(prompt, record, trace))
         if as_lines:
@@ -250,24 +244,26 @@ def _reported(
 
 
 def _printed(
-    texts: Sequence[str],
-    decoded: Iterable[Iterable[dict[str, Any]]],
+    rows: Iterable[tuple[str, show.Records]],
     prepared: Prepared,
     pair: Pair,
     shown: Shown,
     out: Console,
-) -> None:
-    """Prints prompts with their texts or rounds, then the totals."""
+) -> list[dict[str, Any]]:
+    """Prints prompts with their texts or rounds, then the totals; returns the records."""
     out.print(show.headline(prepared, pair))
+    print_row = show.show_text
     if shown.trace:
-        records = show.show_trace(texts, decoded, prepared.target, out, with_numbers=shown.numbers)
-    else:
-        records = show.show_text(texts, decoded, prepared.target, out)
+        print_row = show.show_trace
+        colour = out.is_terminal and not out.no_color
+        out.print(terminal.legend(colour, with_numbers=shown.numbers), "\n")
+    records = [print_row(*row, prepared.target, out) for row in rows]
     totals = show.total(records)
     drafter = None if prepared.drafter is None else pair.draft
     out.print(Text(show.totals_sentence(totals, prepared.target.name, drafter)))
     if shown.stats:
         out.print(Text(show.halves_sentence(totals)))
+    return records
 
 
 def _load(
@@ -296,7 +292,7 @@ def _load(
     return texts, prepare(target, prompts, drafter=drafter, **generation)
 
 
-def _check_head(prepared: Prepared, pair: Pair, err: Console) -> None:
+def _check_head(prepared: Prepared, pair: Pair) -> None:
     """Measures a head's acceptance rate, and prints it."""
     from jaxspec.draft_heads import by_name, load
     from jaxspec.draft_heads.check import check_acceptance
@@ -306,12 +302,12 @@ def _check_head(prepared: Prepared, pair: Pair, err: Console) -> None:
     if drafter is None or isinstance(drafter, Model) or drafter.target is None:
         raise ValueError(f"--check is of heads, which read hidden states: --draft is {name}")
     target = drafter.target
-    with err.status("checking the head"):
+    with console.err().status("checking the head"):
         network = None
         if not by_name.is_call(name):  # a head alone, whose folder describes its network
             network = functools.partial(load.read_head, name, target=target)
         rate = check_acceptance(drafter, name=name, network=network)
-    err.print(Text(f"{name}: {rate:.0%} of first draft tokens accepted at temperature 0", "dim"))
+    console.note(f"{name}: {rate:.0%} of first draft tokens accepted at temperature 0", "dim")
 
 
 def _with_costs(prepared: Prepared, settings: GenerateSettings) -> Prepared:
@@ -422,16 +418,12 @@ def _search(
     _beams_of(groups[0].prepared, shared)  # compiles
     if not as_json:
         out.print(show.headline(prepared, settings.pair), "", sep="\n")
-    hypotheses: list[list[dict[str, Any]]] = []
-    steps = 0
-    passes = 0
+    hypotheses: list[list[dict[str, Any]]] = []  # of each prompt, the best first
     seconds = 0.0
     for group in groups:
         start = time.perf_counter()
         result = _beams_of(group.prepared, shared)
         seconds += time.perf_counter() - start
-        steps += int((result.steps[: group.real] - 1).sum())
-        passes += int(result.passes[: group.real].sum())
         for row in range(group.real):
             number = len(hypotheses)  # of the prompt among all; records count rows of the batch
             hypotheses.append(
@@ -450,6 +442,9 @@ def _search(
             | totals
         )
     else:
+        # prefill makes the first step
+        steps = sum(best["steps"] - 1 for best, *_ in hypotheses)
+        passes = sum(best["passes"] for best, *_ in hypotheses)
         per_pass = steps / max(passes, 1)
         out.print(
             f"{steps} steps after prefill's in {passes} passes ({per_pass:.2f} each), "

@@ -16,7 +16,6 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from jaxspec.cli import console, options, signals
-from jaxspec.cli.console import Console
 from jaxspec.cli.signals import INTERRUPTED, READER_GONE, TERMINATED
 
 # Each is in a module of its name, imported when called, so `jaxspec --help` works without jax.
@@ -63,11 +62,7 @@ class Command(TyperCommand):
             is_bug = isinstance(error, ImportError) and "pip install" not in str(error)
             if is_bug or _is_debugging(ctx):
                 raise
-            console.say(
-                Console(stderr=True, highlight=False),
-                f"error: {_message(error, ctx.command)}",
-                "red",
-            )
+            console.note(f"error: {_message(error, ctx.command)}", "red")
             raise typer.Exit(REFUSED) from None
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -249,7 +244,7 @@ def prepare(environment: Mapping[str, str]) -> None:
     warnings.formatwarning = _warning
     why = programs.keep(environment)
     if why:
-        console.say(Console(stderr=True, highlight=False), why, "yellow")
+        console.note(why, "yellow")
 
 
 def _warning(message: Any, *_: Any, **__: Any) -> str:

@@ -15,12 +15,8 @@ from jaxspec.analysis import sizes
 from jaxspec.cli import console
 from jaxspec.cli.console import Console
 from jaxspec.cli.options import Json, flag
+from jaxspec.weights.shipped import shipped
 
-# The checkpoints of a wheel, and of a checkout: `loading.SHIPPED`, but without jax.
-SHIPPED = (
-    Path(__file__).resolve().parents[1] / "data" / "checkpoints",
-    Path(__file__).resolve().parents[2] / "checkpoints",
-)
 MANIFEST = "manifest.toml"
 CONFIG = "config.json"
 WEIGHTS = (".safetensors", ".bin")
@@ -66,7 +62,7 @@ def models(
     chosen = sizes.read()
     if name:
         chosen = matching(chosen, name)
-    out = Console(highlight=False)
+    out = console.out()
     if name or all_sizes:
         show_sizes(out, chosen)
     else:
@@ -198,15 +194,6 @@ def short(size: int) -> str:
     if float(number) < 999.5:
         return f"{float(number):.3g} {unit}"
     return f"{float(number):.0f} {unit}"
-
-
-def shipped(marker: str) -> dict[str, Path]:
-    """Lists shipped folders that have a file `marker`; `loading.shipped`, but without jax."""
-    by_name: dict[str, Path] = {}
-    for folder in SHIPPED:
-        for file in sorted(folder.glob(f"*/{marker}")):
-            by_name.setdefault(file.parent.name, file.parent)
-    return by_name
 
 
 def described() -> list[dict[str, Any]]:

@@ -63,6 +63,13 @@ Prompts = Annotated[
     Path | None, text("FILE", "Prompts, one a line, or .jsonl with prompts; else held-out ones.")
 ]
 Seed = Annotated[int, seed_number("Of the random numbers.")]
+DTYPES = "float32, bfloat16, int8, int4, or int8/bfloat16."
+Dtype = Annotated[str, text("DTYPE", DTYPES)]
+DraftDtype = Annotated[str, text("DTYPE", "The drafter's dtype, if it is another.")]
+Mesh = Annotated[str | None, text("MESH", "Devices to split the models over: data=2,model=4.")]
+Resume = Annotated[
+    bool, flag("Go on with the folder's job; what failed is not retried.", "--resume")
+]
 Overwrite = Annotated[bool, flag("Replace what is there.", "--overwrite")]
 ChatTemplate = Annotated[str | None, text("FILE", "A Jinja template in place of the model's own.")]
 Adapter = Annotated[str | None, text("FOLDER", "A LoRA folder or hub id, merged into the target.")]

@@ -14,7 +14,10 @@ from jaxspec.cli.options import (
     TARGET,
     Adapter,
     ChatTemplate,
+    DraftDtype,
+    Dtype,
     Languages,
+    Mesh,
     described,
     refuse,
     seed_number,
@@ -24,6 +27,8 @@ from jaxspec.core import BoundDrafter, Model
 from jaxspec.decode import prefix
 from jaxspec.decode.options import NEW_TOKENS, OPTIONS
 from jaxspec.decode.shared_prefix import SharedPrefix
+from jaxspec.files import digests
+from jaxspec.weights import loading
 
 COST_REPEATS = 9  # timings of each pass for a policy; few, since the user waits for them
 NONE = "none"  # the name of a drafter that means plain decoding
@@ -48,13 +53,9 @@ class Pair(NamedTuple):
     max_new_tokens: Annotated[int, described(OPTIONS["max_new_tokens"])] = NEW_TOKENS
     stop: Annotated[list[str] | None, described(OPTIONS["stop"], "May be repeated.")] = None
     seed: Annotated[int, seed_number("Seed of sampling; the same seed gives the same text.")] = 0
-    dtype: Annotated[str, text("DTYPE", "float32, bfloat16, int8, int4, or int8/bfloat16.")] = (
-        "float32"
-    )
-    draft_dtype: Annotated[str, text("DTYPE", "The drafter's dtype, if it is another.")] = ""
-    mesh: Annotated[
-        str | None, text("MESH", "Devices to split the models over: data=2,model=4.")
-    ] = None
+    dtype: Dtype = "float32"
+    draft_dtype: DraftDtype = ""
+    mesh: Mesh = None
     chat_template: ChatTemplate = None
     adapter: Adapter = None
     languages: Languages = Languages()
@@ -92,6 +93,16 @@ def checked_options(pair: Pair, others: dict[str, Any]) -> dict[str, Any]:
     }
     names.check_options(pair.draft is not None, **generation)
     return generation
+
+
+def described_models(pair: Pair) -> dict[str, list[Any]]:
+    """Describes the models of a job for its manifest: each one's name, and its files' digests."""
+    models = {"target": [pair.target, names.file_digests(pair.target)]}
+    if pair.adapter is not None:
+        models["adapter"] = [pair.adapter, digests.of_files(loading.find_adapter(pair.adapter))]
+    if pair.draft is not None:
+        models["draft"] = [pair.draft, names.file_digests(pair.draft)]
+    return models
 
 
 def load(pair: Pair) -> tuple[Model, Model | BoundDrafter | None]:

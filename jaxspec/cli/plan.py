@@ -10,7 +10,6 @@ from rich.table import Table
 from rich.text import Text
 
 from jaxspec.cli import console, names, options
-from jaxspec.cli.console import Console
 from jaxspec.cli.options import TARGET, Batches, Json, NewTokens, Prompts, Seed, flag, number, text
 from jaxspec.cli.prompts import prepared_pair
 
@@ -295,7 +294,7 @@ def _show(report: PlanReport) -> None:
 
     plans = report.plans
     largest = report.largest
-    out = Console(highlight=False)
+    out = console.out()
     out.print(Text(report.heading, "bold"))
     console.show(out, _table(plans))
     for plan in plans:

@@ -15,11 +15,12 @@ import typer
 from jaxspec import files, sharding
 from jaxspec.cli import console, names
 from jaxspec.cli.batch import ROWS_FAILED
-from jaxspec.cli.console import Console
 from jaxspec.cli.options import (
     TARGET,
     ChatTemplate,
+    Dtype,
     Languages,
+    Mesh,
     Overwrite,
     flag,
     group_of,
@@ -50,10 +51,8 @@ class ScoreSettings(NamedTuple):
         False
     )
     tokens: Annotated[bool, flag("Write each token's id and log probability.", "--tokens")] = False
-    dtype: Annotated[str, text("DTYPE", "float32, bfloat16, int8, int4, int8/bfloat16.")] = (
-        "float32"
-    )
-    mesh: Annotated[str | None, text("MESH", "Devices to split over: data=2,model=4.")] = None
+    dtype: Dtype = "float32"
+    mesh: Mesh = None
     chat_template: ChatTemplate = None
     languages: Languages = Languages()
     overwrite: Overwrite = False
@@ -109,10 +108,9 @@ def score(settings: ScoreSettings) -> None:
     if s.as_json:
         console.print_json(totals.to_dict())
     else:
-        console.say(Console(stderr=output is None, highlight=False), str(totals))
+        console.say(console.err() if output is None else console.out(), str(totals))
     if totals.first_error is not None:
-        console.say(
-            Console(stderr=True, highlight=False),
+        console.note(
             f"{totals.failed:,} of {total:,} lines failed; the first: {totals.first_error}",
         )
         raise typer.Exit(ROWS_FAILED)

@@ -37,7 +37,7 @@ REPORTED = (
     "top_tokens",
     "top_log_probs",
 )
-Records = Iterable[Iterable[dict[str, Any]]]  # the records of each prompt: see `generate._decoded`
+Records = Iterable[dict[str, Any]]  # the records of a prompt: see `generate._decoded`
 
 
 def headline(prepared: Prepared, pair: Pair) -> Text:
@@ -95,54 +95,36 @@ def _drafting(drafter: Model | BoundDrafter, pair: Pair) -> str:
     return described
 
 
-def show_text(
-    prompts: Sequence[str], decoded: Records, target: Model, out: Console
-) -> list[dict[str, Any]]:
-    """Prints each prompt with its text, live if records are streamed; returns the last records."""
+def show_text(prompt: str, records: Records, target: Model, out: Console) -> dict[str, Any]:
+    """Prints a prompt with its text, live if records are streamed; returns the last record."""
     continues = target.lm.limits.start_token is None
-    lasts = []
-    for prompt, records in zip(prompts, decoded, strict=True):
-        shown = ""
-        record = {}
-        # The live view is transient; the whole text is printed in the end.
-        with Live(
-            console=out, auto_refresh=False, transient=True, vertical_overflow="visible"
-        ) as live:
-            for record in records:
-                if out.is_terminal:
-                    fresh = record["text"][len(shown) :]
-                    live.update(exchange(prompt, shown, fresh, continues), refresh=True)
-                shown = record["text"]
-        out.print(exchange(prompt, shown, "", continues, note(record)), "")
-        lasts.append(record)
-    return lasts
-
-
-def show_trace(
-    prompts: Sequence[str],
-    decoded: Records,
-    target: Model,
-    out: Console,
-    *,
-    with_numbers: bool = False,
-) -> list[dict[str, Any]]:
-    """Prints a line for each round, live if records are streamed; returns the last records."""
-    colour = out.is_terminal and not out.no_color
-    lasts = []
-    out.print(terminal.legend(colour, with_numbers=with_numbers), "\n")
-    for prompt, records in zip(prompts, decoded, strict=True):
-        out.print(Text(prompt, "dim"))
-        printed = 0
-        record = {}
+    shown = ""
+    record = {}
+    # The live view is transient; the whole text is printed in the end.
+    with Live(console=out, auto_refresh=False, transient=True, vertical_overflow="visible") as live:
         for record in records:
-            for step in record["trace"][printed:]:
-                out.print(
-                    terminal.trace(target.tokenizer, printed, step, width=out.width, colour=colour)
-                )
-                printed += 1
-        out.print()
-        lasts.append(record)
-    return lasts
+            if out.is_terminal:
+                fresh = record["text"][len(shown) :]
+                live.update(exchange(prompt, shown, fresh, continues), refresh=True)
+            shown = record["text"]
+    out.print(exchange(prompt, shown, "", continues, note(record)), "")
+    return record
+
+
+def show_trace(prompt: str, records: Records, target: Model, out: Console) -> dict[str, Any]:
+    """Prints a line for each round, live if records are streamed; returns the last record."""
+    colour = out.is_terminal and not out.no_color
+    out.print(Text(prompt, "dim"))
+    printed = 0
+    record = {}
+    for record in records:
+        for step in record["trace"][printed:]:
+            out.print(
+                terminal.trace(target.tokenizer, printed, step, width=out.width, colour=colour)
+            )
+            printed += 1
+    out.print()
+    return record
 
 
 def labels(prompt: str) -> tuple[str, str, str]:
@@ -167,32 +149,30 @@ def exchange(
     The text of a decoder-only model `continues` the prompt; an encoder-decoder's answers it.
     """
     text = Text.assemble(settled, (fresh, "bold cyan"))
-    grid = _grid("left")
+    source, answer, body = labels(prompt)
+    rows = [(source, Text(body, "dim")), (answer, text)]
     if continues:
-        grid.add_row("text", Text.assemble((prompt, "dim"), text))
-    else:
-        source, answer, body = labels(prompt)
-        grid.add_row(source, Text(body, "dim"))
-        grid.add_row(answer, text)
+        rows = [("text", Text.assemble((prompt, "dim"), text))]
     if last is not None:
-        grid.add_row("", last)
-    return grid
+        rows.append(("", last))
+    return _grid(rows, "left")
 
 
 def hypotheses(prompt: str, records: Sequence[dict[str, Any]]) -> RenderableType:
     """Lays out a prompt and the texts that a search found, with their scores."""
-    grid = _grid("right")
     source, _, body = labels(prompt)
-    grid.add_row(source, Text(body, "dim"))
-    for record in records:
-        grid.add_row(f"{record['score']:.4f}", Text(record["text"]))
-    return grid
+    rows = [(source, Text(body, "dim"))]
+    rows += [(f"{record['score']:.4f}", Text(record["text"])) for record in records]
+    return _grid(rows, "right")
 
 
-def _grid(justify: Any) -> Table:
+def _grid(rows: Iterable[tuple[str, Text]], justify: Any) -> Table:
+    """Lays out texts beside their labels."""
     grid = Table.grid(padding=(0, 1))
     grid.add_column(style="dim", no_wrap=True, justify=justify)
     grid.add_column(ratio=1)
+    for row in rows:
+        grid.add_row(*row)
     return grid
 
 

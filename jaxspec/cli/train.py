@@ -7,10 +7,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.text import Text
 
-from jaxspec.cli import options
-from jaxspec.cli.console import Console
+from jaxspec.cli import console, options
 
 
 def train(
@@ -70,6 +68,6 @@ def train(
     except KeyboardInterrupt:
         if work.is_dir():
             resumed = f"interrupted: the same command goes on from the last state in {work}"
-            Console(stderr=True, highlight=False).print(Text(resumed, "dim"))
+            console.note(resumed, "dim")
         raise
     print(line)

@@ -12,17 +12,28 @@ import typer
 from jaxspec.audio import sound_files
 from jaxspec.audio.sound_files import Listed
 from jaxspec.audio.transcribe import Recording, Transcribing, Transcript, checked, iterate
-from jaxspec.cli import console, names, signals
+from jaxspec.cli import console, signals
 from jaxspec.cli import pair as pairs
 from jaxspec.cli.batch import ROWS_FAILED, say_interrupted
-from jaxspec.cli.console import Console
-from jaxspec.cli.old_names import new_manifest, new_spelling
-from jaxspec.cli.options import described, flag, group_of, number, refuse, text
+from jaxspec.cli.old_names import new_manifest
+from jaxspec.cli.options import (
+    DraftDtype,
+    Dtype,
+    Mesh,
+    Resume,
+    described,
+    flag,
+    group_of,
+    number,
+    refuse,
+    text,
+)
 from jaxspec.cli.pair import Pair
 from jaxspec.decode.options import OPTIONS
 from jaxspec.jobs.resume import Chunks, InputShard, Output, manifest_of
 
 CHUNK = 1024  # sounds to a file of results
+OF_MODELS = ("target", "draft", "gamma", "dtype", "draft_dtype")  # options that a `Pair` has, too
 
 
 class TranscribeSettings(NamedTuple):
@@ -40,25 +51,8 @@ class TranscribeSettings(NamedTuple):
     no_timestamps: Annotated[
         bool, flag("No times, for sound of at most 30 seconds.", "--no-timestamps")
     ] = False
-    dtype: Annotated[str, text("DTYPE", "float32, bfloat16, int8, int4, or int8/bfloat16.")] = (
-        "float32"
-    )
-    draft_dtype: Annotated[str, text("DTYPE", "The drafter's dtype, if it is another.")] = ""
-
-    def pair(self, mesh: str | None) -> Pair:
-        """Returns the options of the models, checked."""
-        draft = None if self.draft == pairs.NONE else self.draft
-        pair = Pair(
-            self.target,
-            draft,
-            self.gamma,
-            dtype=self.dtype,
-            draft_dtype=self.draft_dtype,
-            mesh=mesh,
-        )
-        pairs.checked_options(pair, {})
-        names.check_model(self.target, self.dtype)
-        return pair
+    dtype: Dtype = "float32"
+    draft_dtype: DraftDtype = ""
 
 
 @group_of("settings", TranscribeSettings)
@@ -68,15 +62,11 @@ def transcribe(
     ],
     settings: TranscribeSettings,
     batch: Annotated[int, number("Windows of 30 seconds decoded at a time.")] = 16,
-    mesh: Annotated[
-        str | None, text("MESH", "Devices to split the models over: data=2,model=4.")
-    ] = None,
+    mesh: Mesh = None,
     output: Annotated[
         Path | None, text("FOLDER", "Where the results are written, as JSON lines.")
     ] = None,
-    resume: Annotated[
-        bool, flag("Go on with the folder's job; what failed is not retried.", "--resume")
-    ] = False,
+    resume: Resume = False,
     as_json: Annotated[
         bool, flag("Print JSON: an object a sound, or what was done.", "--json")
     ] = False,
@@ -95,10 +85,10 @@ def transcribe(
             --draft distil-whisper/distil-large-v3
     """
     listed = sound_files.find(sounds)
-    if settings.draft is not None:
-        settings = settings._replace(draft=new_spelling(settings.draft))
-    pair = settings.pair(mesh)
-    err = Console(stderr=True, highlight=False)
+    models = {name: getattr(settings, name) for name in OF_MODELS}
+    pair = pairs.with_drafter(Pair(**models, mesh=mesh), default=pairs.NONE)
+    settings = settings._replace(draft=pair.draft)
+    pairs.checked_options(pair, {})
     shared = Transcribing(settings.language, settings.task, not settings.no_timestamps)
     if output is None:
         refuse(["resume"] if resume else [], "a command without --output")
@@ -109,32 +99,29 @@ def transcribe(
     checked(model, shared)  # before a manifest is written
 
     def rows(done: Container[int] = ()) -> Iterator[dict[str, Any]]:
-        recordings = [
-            Recording(i, sound.path, sound.language)
-            for i, sound in enumerate(listed)
-            if i not in done
-        ]
+        remaining = [(i, sound) for i, sound in enumerate(listed) if i not in done]
+        recordings = [Recording(i, sound.path, sound.language) for i, sound in remaining]
         options: dict[str, Any] = {"drafter": drafter, "gamma": settings.gamma}
-        lengths = [
-            sound_files.seconds_of(listed[recording.number].path) for recording in recordings
-        ]
-        file_lengths = [length for length in lengths if length is not None]
-        # The length of a pipe is unknown until it is read, and so is the total.
-        total = round(sum(file_lengths)) if len(file_lengths) == len(lengths) else None
         batch_size = max(1, min(batch, len(recordings)))
         with console.progress(remaining=True) as bar:
+            total = _seconds(sound for _, sound in remaining)
             task = bar.add_task("seconds of sound", total=total)
             advance = functools.partial(bar.advance, task)
             results = iterate(model, recordings, batch_size, shared, options, advance)
-            yield from _rows(results, listed, err)
+            yield from _rows(results, listed)
 
     if output is None:
         failed = _print(rows(), as_json, named=len(listed) > 1)
     else:
-        with err.status("reading the models' files"):
-            manifest = manifest_of(folder, *_description(settings, pair), sounds=_described(listed))
+        with console.err().status("reading the models' files"):
+            manifest = manifest_of(
+                folder,
+                pairs.described_models(pair),
+                settings._asdict(),
+                sounds=[_described(sound) for sound in listed],
+            )
         with (
-            signals.leaving_soon(lambda: say_interrupted(err)),
+            signals.leaving_soon(say_interrupted),
             folder.begun(manifest, len(listed), resume=resume, renewed=new_manifest) as chunks,
         ):
             for row in rows(chunks):
@@ -148,50 +135,36 @@ def transcribe(
             counts = (
                 f"{summary['sounds']:,} sounds of {summary['seconds']:,.0f} s; {failed:,} failed"
             )
-            console.say(err, f"{output}: {counts}")
+            console.note(f"{output}: {counts}")
     if failed:
         raise typer.Exit(ROWS_FAILED)
 
 
-def _description(settings: TranscribeSettings, pair: Pair) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Returns a job's models, each with the digests of its files, and its options."""
-    roles = {"target": pair.target, "draft": pair.draft}
-    models = {
-        role: [name, names.file_digests(name)] for role, name in roles.items() if name is not None
-    }
-    return models, settings._replace(draft=pair.draft)._asdict()
+def _seconds(sounds: Iterable[Listed]) -> int | None:
+    """Adds up the lengths of sounds; None with a pipe, whose length is unknown until it is read."""
+    lengths = [sound_files.seconds_of(sound.path) for sound in sounds]
+    known = [length for length in lengths if length is not None]
+    return round(sum(known)) if len(known) == len(lengths) else None
 
 
-def _described(listed: Sequence[Listed]) -> list[dict[str, Any]]:
-    """Describes sounds for a job's manifest."""
-    return [
-        {
-            "file": str(sound.path),
-            "bytes": sound_files.bytes_of(sound.path),
-            "fields": dict(sound.fields),
-            "language": sound.language,
-            "id": sound.id,
-        }
-        for sound in listed
-    ]
+def _described(sound: Listed) -> dict[str, Any]:
+    """Describes a sound for a job's manifest."""
+    described = sound._asdict() | {"bytes": sound_files.bytes_of(sound.path)}
+    return described | {"file": str(described.pop("path")), "fields": dict(sound.fields)}
 
 
 def _rows(
-    results: Iterable[tuple[int, Transcript | Exception]], listed: Sequence[Listed], err: Console
+    results: Iterable[tuple[int, Transcript | Exception]], listed: Sequence[Listed]
 ) -> Iterator[dict[str, Any]]:
     """Turns results into rows of plain values; reports sounds that failed."""
     for index, result in results:
         sound = listed[index]
-        row: dict[str, Any] = {"number": index, "file": str(sound.path)}
-        if sound.id is not None:
-            row["id"] = sound.id
-        if sound.language is not None:
-            row["language"] = sound.language
-        if sound.fields:
-            row["fields"] = sound.fields
+        named = {"id": sound.id, "language": sound.language, "fields": sound.fields or None}
+        row = {"number": index, "file": str(sound.path)}
+        row |= {name: value for name, value in named.items() if value is not None}
         if isinstance(result, Exception):
             reason = console.message(result).removeprefix(f"{sound.path}: ")
-            console.say(err, f"{sound.path} is left out: {reason}")
+            console.note(f"{sound.path} is left out: {reason}")
             yield row | {"error": reason}
         else:
             yield row | _report(result)

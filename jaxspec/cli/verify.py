@@ -10,7 +10,6 @@ from rich.table import Table
 from rich.text import Text
 
 from jaxspec.cli import console, names, options
-from jaxspec.cli.console import Console
 from jaxspec.cli.options import Json, NewTokens, Seed, number, text
 from jaxspec.cli.prompts import prepared_pair
 
@@ -84,7 +83,7 @@ def verify(
     if as_json:
         console.print_json({"gamma": gamma, "steps": steps, "rules": certificates, "pair": pair})
     else:
-        out = Console(highlight=False)
+        out = console.out()
         console.show(out, _rules_table(certificates))
         out.print(
             f"By enumeration: {steps} tokens of {exactness.VOCAB}, γ = {gamma}, a tree of "

@@ -37,6 +37,7 @@ from jaxspec.weights import (
 )
 from jaxspec.weights.orbax import MANIFEST
 from jaxspec.weights.reader import ModelFormat, Reader
+from jaxspec.weights.shipped import shipped
 from jaxspec.weights.tensors import CheckpointError
 
 DTYPES = orbax.DTYPES
@@ -84,9 +85,6 @@ SLOWER = (
     "%s is loaded as %s, which on a CPU saves memory, but not time: with models of this size "
     "float32 is faster"
 )
-_PACKAGE = Path(__file__).resolve().parents[1]
-# In a wheel; in a checkout.
-SHIPPED = (_PACKAGE / "data" / "checkpoints", _PACKAGE.parent / "checkpoints")
 
 
 def load(
@@ -359,20 +357,6 @@ def format_of(path: Path) -> ModelFormat:
     'jaxspec'
     """
     return next((form for form in FORMATS if form.matches(path)), orbax.FORMAT)
-
-
-def shipped(marker: str = MANIFEST) -> dict[str, Path]:
-    """Lists the checkpoints that come with jaxspec, by name; with another marker, the folders with
-    such a file.
-
-    >>> all((folder / "manifest.toml").is_file() for folder in shipped().values())
-    True
-    """
-    by_name: dict[str, Path] = {}
-    for folder in SHIPPED:
-        for file in sorted(folder.glob(f"*/{marker}")):
-            by_name.setdefault(file.parent.name, file.parent)
-    return by_name
 
 
 def local(

@@ -24,7 +24,7 @@ def test_what_is_not_there_is_refused_before_anything_is_loaded(tmp_path):
     result = runner.invoke(app, ["transcribe", str(tmp_path), "--target", "nowhere"])
     assert result.exit_code == 2 and "no checkpoint at nowhere" in result.output
     result = runner.invoke(
-        app, ["transcribe", str(tmp_path), "--target", "x", "--draft-dtype", "int8"]
+        app, ["transcribe", str(tmp_path), "--target", "a/hub-id", "--draft-dtype", "int8"]
     )
     assert (
         result.exit_code == 2

@@ -23,6 +23,7 @@ from jaxspec.nets import decoder, t5
 from jaxspec.testing import table_model, word_tokenizer
 from jaxspec.vocab import trim
 from jaxspec.weights import loading, orbax, parameters, quantisation, tokenizers
+from jaxspec.weights import shipped as shipped_models
 from jaxspec.weights.loading import Model, load, shipped
 from jaxspec.weights.orbax import CheckpointError
 from tests.marks import marked
@@ -66,7 +67,7 @@ def shipping(folder, monkeypatch, tmp_path):
     """Patches the shipped checkpoints: those of a folder that is not below the working
     directory.
     """
-    monkeypatch.setattr(loading, "SHIPPED", (tmp_path / "none", folder))
+    monkeypatch.setattr(shipped_models, "FOLDERS", (tmp_path / "none", folder))
     monkeypatch.chdir(tmp_path)
     return folder
 
@@ -323,7 +324,7 @@ def test_working_directory_goes_before_package_and_package_before_checkout(
 ):
     packaged = tmp_path / "package"
     shutil.copytree(shipping / "tiny-t5", packaged / "tiny-t5")
-    monkeypatch.setattr(loading, "SHIPPED", (packaged, shipping))
+    monkeypatch.setattr(shipped_models, "FOLDERS", (packaged, shipping))
     assert shipped() == {"tiny-gpt": shipping / "tiny-gpt", "tiny-t5": packaged / "tiny-t5"}
     shutil.copytree(shipping / "tiny-t5", tmp_path / "tiny-t5")
     assert loading.find("tiny-t5").resolve() == tmp_path / "tiny-t5"
@@ -352,7 +353,7 @@ def test_unknown_name_lists_the_shipped_ones(shipping):
 
 
 def test_an_installation_without_checkpoints_has_none_to_offer(monkeypatch, tmp_path):
-    monkeypatch.setattr(loading, "SHIPPED", (tmp_path,))
+    monkeypatch.setattr(shipped_models, "FOLDERS", (tmp_path,))
     with pytest.raises(CheckpointError, match=r"\(none in this installation\)"):
         load("tiny-t5")
 
