@@ -21,6 +21,7 @@ from rich.text import Text
 from jaxspec import progress as bars
 from jaxspec.cli import console, names, options, signals
 from jaxspec.cli import pair as pairs
+from jaxspec.cli.console import Record
 from jaxspec.cli.old_names import new_manifest
 from jaxspec.cli.options import Resume, described, flag, generation_options, group_of, number, text
 from jaxspec.cli.pair import COST_REPEATS, Pair
@@ -273,7 +274,7 @@ def _begun(
 
 def _description(
     settings: BatchSettings, pair: Pair, shared: str | None, chosen: dict[str, Any]
-) -> tuple[dict[str, Any], dict[str, Any]]:
+) -> tuple[Record, Record]:
     """Returns a job's models, each with the digests of its files, and its options."""
     excluded = (*INDEPENDENT, *DESCRIBED_APART)
     options_of_job = {
@@ -308,7 +309,7 @@ def _decode(
     return totals
 
 
-def _by_prompt(results: Iterable[Completion]) -> Iterator[list[dict[str, Any]]]:
+def _by_prompt(results: Iterable[Completion]) -> Iterator[list[Record]]:
     """Yields the rows of each prompt when all of its texts are done."""
     waiting = collections.defaultdict[int, list[Completion]](list)
     for completion in results:
@@ -321,7 +322,7 @@ def _by_prompt(results: Iterable[Completion]) -> Iterator[list[dict[str, Any]]]:
             ]
 
 
-def _lines(rows: list[dict[str, Any]], job: _BatchJob) -> list[dict[str, Any]]:
+def _lines(rows: list[Record], job: _BatchJob) -> list[Record]:
     """Returns the lines to write for the rows of one prompt."""
     settings = job.settings
     if not settings.tokens and gathered(job.generation).reported is None:
@@ -371,7 +372,7 @@ def say_interrupted() -> None:
     console.note(f"interrupted: {GO_ON}")
 
 
-def _costs(job: _BatchJob) -> dict[str, Any]:
+def _costs(job: _BatchJob) -> Record:
     """Measures the costs of rounds on the job's first prompts, except unusually wide ones."""
     slots = job.settings.slots
     prefix = job.generation["prefix"]
@@ -400,7 +401,7 @@ def _costs(job: _BatchJob) -> dict[str, Any]:
         return _costs_at(prepared, rows, slots=slots, width=narrowest)
 
 
-def _costs_at(prepared: Prepared, rows: list[Row], *, slots: int, width: int) -> dict[str, Any]:
+def _costs_at(prepared: Prepared, rows: list[Row], *, slots: int, width: int) -> Record:
     """Measures the costs of rounds in slots of one width, filled with the rows that fit them.
 
     Raises NotEnoughMemory if the slots would not fit in memory.
@@ -477,7 +478,7 @@ class _Bar:
         p = self._progress  # prefill made the first token of every text that did not fail
         return (p.new_tokens - (p.done - p.failed)) / max(1, p.rounds)
 
-    def report(self) -> dict[str, Any]:
+    def report(self) -> Record:
         """Returns the counts of this run as plain values, with its seconds."""
         return self._progress.to_dict() | {
             "seconds": time.perf_counter() - self._began,

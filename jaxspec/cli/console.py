@@ -16,6 +16,8 @@ from rich.text import Text
 from jaxspec.progress import Console
 from jaxspec.progress import bar as progress
 
+Record = dict[str, Any]  # plain values by their names: a row, a report, options for a manifest
+
 
 def out() -> Console:
     """Makes the console of standard output."""

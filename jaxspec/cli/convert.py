@@ -10,6 +10,7 @@ import typer
 from rich import filesize
 
 from jaxspec.cli import console, options
+from jaxspec.cli.console import Record
 from jaxspec.cli.models import bytes_of
 from jaxspec.cli.options import Json
 
@@ -107,7 +108,7 @@ def convert(
     console.say(console.out(), f"{to}: {numbers}, {form}")
 
 
-def stored(folder: Path) -> tuple[str, str, dict[str, Any]]:
+def stored(folder: Path) -> tuple[str, str, Record]:
     """Reads a folder's format, dtype (float32 if we cannot write it) and description."""
     from jaxspec.weights import orbax
     from jaxspec.weights.loading import OURS, format_of
@@ -123,7 +124,7 @@ def write(
     model: Model,
     to: Path,
     dtype: str,
-    description: dict[str, Any],
+    description: Record,
     overwrite: bool,
     draft_tokens: Any = None,
 ) -> None:

@@ -15,7 +15,7 @@ from jaxspec import trace as tracing
 from jaxspec.cli import console, names, options, show
 from jaxspec.cli import pair as pairs
 from jaxspec.cli import prompts as prompting
-from jaxspec.cli.console import Console
+from jaxspec.cli.console import Console, Record
 from jaxspec.cli.options import described, flag, generation_options, group_of, number, text
 from jaxspec.cli.pair import COST_REPEATS, Pair
 from jaxspec.cli.prefill import WatchedPrefill, cut, read_tokens
@@ -140,18 +140,16 @@ def generate(
     is_timed = shown.compare or (is_example and prepared.drafter is not None)
     streamed = settings.batch == 1 and not shown.as_json and not is_timed
     decoded = _decoded(prepared, settings, shown.stats, streamed, err)
-    rows = zip(texts, decoded, strict=True)
-    if shown.as_json:
-        reports, records = _reported(rows, shown.trace, as_lines)
-    else:
-        reports, records = [], _printed(rows, prepared, pair, shown, out)
+    records = _shown(zip(texts, decoded, strict=True), prepared, pair, shown, as_lines, out)
     results = None
     if shown.compare:
         with err.status("comparing with plain decoding"):
             results = show.compare(prepared, pair, settings.batch)
     if shown.as_json:
         totals = show.totals_report(prepared, report, records, results)
-        console.print_json(totals if as_lines else show.whole_report(reports, totals))
+        if not as_lines:
+            totals = show.whole_report(texts, records, shown.trace, totals)
+        console.print_json(totals)
     elif results is not None:
         show.show_comparison(*results, prepared, out)
     elif is_timed:
@@ -208,7 +206,7 @@ def _refuse(
 
 def _decoded(
     prepared: Prepared, settings: GenerateSettings, stats: bool, streamed: bool, err: Console
-) -> Iterator[Iterable[dict[str, Any]]]:
+) -> Iterator[Iterable[Record]]:
     """Compiles, then decodes a batch at a time, or one prompt round by round (`streamed`).
 
     Yields:
@@ -229,28 +227,24 @@ def _decoded(
             yield from ((record,) for record in _complete(group, stop, begin))
 
 
-def _reported(
-    rows: Iterable[tuple[str, show.Records]], trace: bool, as_lines: bool
-) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Returns the reports and records of all prompts; with `as_lines`, prints each report."""
-    reports = list[dict[str, Any]]()
-    records = list[dict[str, Any]]()
-    for prompt, (record,) in rows:
-        records.append(record)
-        reports.append(show.row_report(prompt, record, trace))
-        if as_lines:
-            console.print_json(reports[-1])
-    return reports, records
-
-
-def _printed(
+def _shown(
     rows: Iterable[tuple[str, show.Records]],
     prepared: Prepared,
     pair: Pair,
     shown: Shown,
+    as_lines: bool,
     out: Console,
-) -> list[dict[str, Any]]:
-    """Prints prompts with their texts or rounds, then the totals; returns the records."""
+) -> list[Record]:
+    """Returns the last record of each prompt. Prints texts or rounds, then the totals; or prints a
+    line of JSON for each prompt of a file.
+    """
+    if shown.as_json:
+        records = []
+        for prompt, (record,) in rows:
+            records.append(record)
+            if as_lines:
+                console.print_json(show.row_report(prompt, record, shown.trace))
+        return records
     out.print(show.headline(prepared, pair))
     print_row = show.show_text
     if shown.trace:
@@ -338,9 +332,7 @@ def _warm_up(
         complete(first, settings.pair.stop or (), begin)
 
 
-def _complete(
-    group: Batch, stop: Sequence[str], begin: WatchedPrefill | None
-) -> list[dict[str, Any]]:
+def _complete(group: Batch, stop: Sequence[str], begin: WatchedPrefill | None) -> list[Record]:
     """Decodes a batch; divides prefill's seconds by tokens read, the rest by new tokens."""
     start = time.perf_counter()
     generation = complete(group.prepared, stop, begin)
@@ -360,10 +352,10 @@ def _complete(
 
 def _stream(
     prepared: Prepared, stop: Sequence[str], begin: WatchedPrefill | None
-) -> Iterator[dict[str, Any]]:
+) -> Iterator[Record]:
     """Decodes one prompt round by round, yielding its record; excludes the consumer's time."""
     running = pieces(prepared, stop, begin=begin or loop.prefill)
-    record: dict[str, Any] = {"text": "", "tokens": [], "seconds": 0.0, "trace": []}
+    record: Record = {"text": "", "tokens": [], "seconds": 0.0, "trace": []}
     while True:
         # The clock stands still between pieces, while the consumer prints.
         start = time.perf_counter()
@@ -407,18 +399,12 @@ def _search(
         raise ValueError(
             f"--beams takes a model that drafts, not {settings.pair.draft}: or --draft none"
         )
-    stopping: Any = STOPS[search.early_stopping]
-    assert search.beams is not None
-    shared = {
-        "beams": search.beams,
-        "length_penalty": search.length_penalty,
-        "early_stopping": stopping,
-    }
+    shared = search._asdict() | {"early_stopping": STOPS[search.early_stopping]}
     groups = list(in_batches(prepared, settings.batch))
     _beams_of(groups[0].prepared, shared)  # compiles
     if not as_json:
         out.print(show.headline(prepared, settings.pair), "", sep="\n")
-    hypotheses: list[list[dict[str, Any]]] = []  # of each prompt, the best first
+    hypotheses: list[list[Record]] = []  # of each prompt, the best first
     seconds = 0.0
     for group in groups:
         start = time.perf_counter()
@@ -452,7 +438,7 @@ def _search(
         )
 
 
-def _beams_of(batch: Prepared, shared: dict[str, Any]) -> BeamSearch:
+def _beams_of(batch: Prepared, shared: Record) -> BeamSearch:
     """Searches with the prompts of a batch, each to its limit."""
     generation = {name: getattr(batch.options, name) for name in SEARCHED}
     return beam_search(batch.target, batch.prompt, **generation, **shared)

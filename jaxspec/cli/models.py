@@ -13,7 +13,7 @@ from rich import filesize
 
 from jaxspec.analysis import sizes
 from jaxspec.cli import console
-from jaxspec.cli.console import Console
+from jaxspec.cli.console import Console, Record
 from jaxspec.cli.options import Json, flag
 from jaxspec.weights.shipped import shipped
 
@@ -21,7 +21,6 @@ MANIFEST = "manifest.toml"
 CONFIG = "config.json"
 WEIGHTS = (".safetensors", ".bin")
 LOOKED_AT = 1_000  # entries of this folder, at most
-NAMED = 12  # sizes: a family that has more is shown with the first ones
 
 
 class StoredModel(NamedTuple):
@@ -163,7 +162,7 @@ def show_sizes(out: Console, chosen: sizes.SizeTable) -> None:
         console.show(out, table)
 
 
-def report(name: str) -> dict[str, Any]:
+def report(name: str) -> Record:
     """Returns the tables for JSON, with configurations: sizes that match a name, or all sizes."""
     from jaxspec.weights.hf_families import FAMILIES
 
@@ -196,7 +195,7 @@ def short(size: int) -> str:
     return f"{float(number):.0f} {unit}"
 
 
-def described() -> list[dict[str, Any]]:
+def described() -> list[Record]:
     """Describes the shipped checkpoints by their manifests; no weights are read."""
     from jaxspec.analysis import memory
     from jaxspec.weights import orbax

@@ -33,9 +33,11 @@ _PAIR = (
     "as_json",
 )
 TIMED = 5  # draft tokens of a timed draft; its time is divided by this
+FOR_COSTS = "a plan for --alpha and --c"
+FOR_DEVICE = "a plan for a --device"
 READ = {  # options, by the kind of plan
-    "a plan for --alpha and --c": (*_COSTS, "v"),
-    "a plan for a --device": (*_COSTS, "device", "target", "draft", "batch", "dtype", "row_tokens"),
+    FOR_COSTS: (*_COSTS, "v"),
+    FOR_DEVICE: (*_COSTS, "device", "target", "draft", "batch", "dtype", "row_tokens"),
     "--tree": (*_PAIR, "tree", "nodes", "timed", "batch"),
     "a plan for a pair": (*_PAIR, "gamma", "batch"),
 }
@@ -96,15 +98,14 @@ def plan(inputs: Inputs, context: typer.Context) -> None:
         jaxspec plan --target qwen3-8b -d z-lab/Qwen3-8B-DFlash-b16 --device h100
     """
     from jaxspec.analysis import plan as planning
+    from jaxspec.core.checks import at_least
 
-    batches = options.integers(inputs.batch, "--batch")
-    _check(inputs, context)
-    if inputs.device:
-        report = _for_device(inputs, batches)
-    elif inputs.alpha is not None and inputs.c is not None:
-        report = _for_costs(inputs, inputs.alpha, inputs.c)
-    else:
-        report = _for_pair(inputs, batches)
+    mode = _mode(inputs)
+    unread = [name for name in Inputs._fields if name not in READ[mode]]
+    options.refuse(options.typed(context, unread), mode)
+    costs = {"--c": inputs.c, "--v": inputs.v, "--c-hat": inputs.c_hat}
+    at_least(0, **{name: cost for name, cost in costs.items() if cost is not None})
+    report = MAKERS.get(mode, _for_pair)(inputs, options.integers(inputs.batch, "--batch"))
     if inputs.as_json:
         return console.print_measured(
             about=report.heading,
@@ -112,8 +113,22 @@ def plan(inputs: Inputs, context: typer.Context) -> None:
             plans=[planning.to_dict(plan) for plan in report.plans],
             timed=report.speeds,
         )
-    _show(report)
+    _show(report, inputs.nodes if inputs.tree else inputs.gamma)
     return None
+
+
+def _mode(inputs: Inputs) -> str:
+    """Names the kind of plan, a key of `READ`. Raises ValueError if it lacks an option."""
+    if inputs.device:
+        return FOR_DEVICE
+    if (inputs.alpha is None) != (inputs.c is None):
+        present, absent = ("--alpha", "--c") if inputs.c is None else ("--c", "--alpha")
+        raise ValueError(
+            f"{present} needs {absent}, too, or sizes as --target and --draft, and a --device"
+        )
+    if inputs.alpha is not None:
+        return FOR_COSTS
+    return "--tree" if inputs.tree else "a plan for a pair"
 
 
 class PlanReport(NamedTuple):
@@ -122,7 +137,6 @@ class PlanReport(NamedTuple):
     plans: Sequence[Plan]
     heading: str
     note: str
-    largest: int  # the largest γ that was tried; for trees, the most nodes
     speeds: Sequence[BenchResult] = ()  # the measurements of --timed
 
 
@@ -171,15 +185,17 @@ def _for_device(inputs: Inputs, batches: Sequence[int]) -> PlanReport:
         plans,
         heading=f"{target} with {inputs.draft or draft} on {inputs.device}, {basis}",
         note="\n".join(filter(None, notes)),
-        largest=inputs.gamma,
     )
 
 
-def _for_costs(inputs: Inputs, alpha: float, c: float) -> PlanReport:
+def _for_costs(inputs: Inputs, batches: Sequence[int]) -> PlanReport:
     """Plans for a known acceptance rate and known costs."""
     from jaxspec.analysis import plan as planning
 
+    alpha = inputs.alpha
+    c = inputs.c
     v = inputs.v
+    assert alpha is not None and c is not None
     verify_costs = [1 + v * gamma for gamma in range(inputs.gamma + 1)]
     plan = planning.plan(alpha, c, verify_costs, c_hat=inputs.c_hat)
     verify_cost = f"1 + {v:g} γ" if v else "1"
@@ -187,8 +203,10 @@ def _for_costs(inputs: Inputs, alpha: float, c: float) -> PlanReport:
         [plan],
         heading=f"α = {alpha:g}, c = {c:g}, a pass over γ + 1 tokens taking {verify_cost}",
         note=_bound(plan, v),
-        largest=inputs.gamma,
     )
+
+
+MAKERS = {FOR_DEVICE: _for_device, FOR_COSTS: _for_costs}  # other plans are for a pair
 
 
 def _for_pair(inputs: Inputs, batches: Sequence[int]) -> PlanReport:
@@ -231,35 +249,8 @@ def _for_pair(inputs: Inputs, batches: Sequence[int]) -> PlanReport:
             "Passes are timed one after the other; in a round they share caches: `jaxspec bench` "
             "times whole texts."
         ),
-        largest=largest,
         speeds=speeds,
     )
-
-
-def _check(inputs: Inputs, context: typer.Context) -> None:
-    """Raises ValueError if this kind of plan ignores an option, or lacks a required one."""
-    alpha = inputs.alpha
-    c = inputs.c
-    device = inputs.device
-    if not device and (alpha is None) != (c is None):
-        present, absent = ("--alpha", "--c") if c is None else ("--c", "--alpha")
-        raise ValueError(
-            f"{present} needs {absent}, too, or sizes as --target and --draft, and a --device"
-        )
-    if device:
-        mode = "a plan for a --device"
-    elif alpha is not None:
-        mode = "a plan for --alpha and --c"
-    elif inputs.tree:
-        mode = "--tree"
-    else:
-        mode = "a plan for a pair"
-    unread = [name for name in Inputs._fields if name not in READ[mode]]
-    options.refuse(options.typed(context, unread), mode)
-    from jaxspec.core.checks import at_least  # here, since it imports jax
-
-    costs = {"--c": c, "--v": inputs.v, "--c-hat": inputs.c_hat}
-    at_least(0, **{name: cost for name, cost in costs.items() if cost is not None})
 
 
 def _times(plan: Plan, device: Machine) -> str:
@@ -287,13 +278,15 @@ def _bound(plan: Plan, v: float) -> str:
     )
 
 
-def _show(report: PlanReport) -> None:
-    """Prints plans as a table and sentences, and the measured speeds of --timed."""
+def _show(report: PlanReport, largest: int) -> None:
+    """Prints plans as a table and sentences, and the measured speeds of --timed.
+
+    `largest` is the largest γ that was tried; for trees, the most nodes.
+    """
     from jaxspec.analysis import plan as planning
     from jaxspec.analysis import table as tables
 
     plans = report.plans
-    largest = report.largest
     out = console.out()
     out.print(Text(report.heading, "bold"))
     console.show(out, _table(plans))

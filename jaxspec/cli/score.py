@@ -15,6 +15,7 @@ import typer
 from jaxspec import files, sharding
 from jaxspec.cli import console, names
 from jaxspec.cli.batch import ROWS_FAILED
+from jaxspec.cli.console import Record
 from jaxspec.cli.options import (
     TARGET,
     ChatTemplate,
@@ -166,7 +167,7 @@ def read(paths: Sequence[Path]) -> Generator[tuple[str, Any, Any], None, None]:
             yield where, line_id, scored
 
 
-def _of_row(where: str, row: dict[str, Any]) -> Any:
+def _of_row(where: str, row: Record) -> Any:
     """Returns the text of a line, or its prompt and completion."""
     fields = set(row)
     unknown = sorted(fields - FIELDS)
@@ -204,7 +205,7 @@ class Totals:
         self.failed += 1
         self.first_error = self.first_error or error
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Record:
         """Returns the totals as plain values: perplexity per token, bits per byte."""
         texts, num_tokens, greedy, log_prob, num_bytes = self._sums.tolist()
         return {

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from jaxspec import nets, sharding, trace
 from jaxspec.cli import console, prefill
-from jaxspec.cli.console import Console
+from jaxspec.cli.console import Console, Record
 from jaxspec.cli.pair import Pair
 from jaxspec.core import BoundDrafter, Model, Stats
 from jaxspec.decode.request import Prepared
@@ -37,7 +37,7 @@ REPORTED = (
     "top_tokens",
     "top_log_probs",
 )
-Records = Iterable[dict[str, Any]]  # the records of a prompt: see `generate._decoded`
+Records = Iterable[Record]  # the records of a prompt: see `generate._decoded`
 
 
 def headline(prepared: Prepared, pair: Pair) -> Text:
@@ -95,7 +95,7 @@ def _drafting(drafter: Model | BoundDrafter, pair: Pair) -> str:
     return described
 
 
-def show_text(prompt: str, records: Records, target: Model, out: Console) -> dict[str, Any]:
+def show_text(prompt: str, records: Records, target: Model, out: Console) -> Record:
     """Prints a prompt with its text, live if records are streamed; returns the last record."""
     continues = target.lm.limits.start_token is None
     shown = ""
@@ -111,7 +111,7 @@ def show_text(prompt: str, records: Records, target: Model, out: Console) -> dic
     return record
 
 
-def show_trace(prompt: str, records: Records, target: Model, out: Console) -> dict[str, Any]:
+def show_trace(prompt: str, records: Records, target: Model, out: Console) -> Record:
     """Prints a line for each round, live if records are streamed; returns the last record."""
     colour = out.is_terminal and not out.no_color
     out.print(Text(prompt, "dim"))
@@ -158,7 +158,7 @@ def exchange(
     return _grid(rows, "left")
 
 
-def hypotheses(prompt: str, records: Sequence[dict[str, Any]]) -> RenderableType:
+def hypotheses(prompt: str, records: Sequence[Record]) -> RenderableType:
     """Lays out a prompt and the texts that a search found, with their scores."""
     source, _, body = labels(prompt)
     rows = [(source, Text(body, "dim"))]
@@ -176,7 +176,7 @@ def _grid(rows: Iterable[tuple[str, Text]], justify: Any) -> Table:
     return grid
 
 
-def total(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def total(records: Sequence[Record]) -> Record:
     """Returns the totals and ratios of prompts. No round makes a prompt's first token.
 
     >>> total([{"rounds": 4, "drafted": 20, "accepted": 12, "emitted": 17, "seconds": 0.5}])[
@@ -212,7 +212,7 @@ def _per_second(tokens: int, seconds: float) -> float:
     return 0.0
 
 
-def note(record: dict[str, Any]) -> Text:
+def note(record: Record) -> Text:
     """Writes the counts of one prompt in one dim line."""
     counts = total([record])
     parts = [f"{counts['emitted']} tokens", f"{counts['rounds']} rounds"]
@@ -229,7 +229,7 @@ def note(record: dict[str, Any]) -> Text:
     return Text(" · ".join(parts), "dim italic")
 
 
-def totals_sentence(counts: dict[str, Any], target: str, draft: str | None) -> str:
+def totals_sentence(counts: Record, target: str, draft: str | None) -> str:
     """Returns a sentence about all prompts: the source of their tokens, and the speed."""
     later = counts["emitted"] - counts["prompts"]
     prompts = counts["prompts"]
@@ -247,7 +247,7 @@ def totals_sentence(counts: dict[str, Any], target: str, draft: str | None) -> s
     )
 
 
-def halves_sentence(counts: dict[str, Any]) -> str:
+def halves_sentence(counts: Record) -> str:
     """Returns the times of prefill and of decoding; prefill makes each prompt's first token.
 
     >>> counts = {"rounds": 4, "drafted": 20, "accepted": 12, "emitted": 17, "seconds": 0.75}
@@ -263,7 +263,7 @@ def halves_sentence(counts: dict[str, Any]) -> str:
     )
 
 
-def row_report(prompt: str, record: dict[str, Any], trace: bool) -> dict[str, Any]:
+def row_report(prompt: str, record: Record, trace: bool) -> Record:
     """Reports one prompt for JSON; `trace` adds the rounds."""
     report = {"prompt": prompt} | {name: record[name] for name in REPORTED if name in record}
     report["stats"] = {
@@ -281,15 +281,15 @@ def row_report(prompt: str, record: dict[str, Any], trace: bool) -> dict[str, An
 
 def totals_report(
     prepared: Prepared,
-    settings: dict[str, Any],
-    records: Sequence[dict[str, Any]],
+    settings: Record,
+    records: Sequence[Record],
     results: tuple[BenchResult, BenchResult] | None,
-) -> dict[str, Any]:
+) -> Record:
     """Reports all prompts together for JSON; `results` come from --compare."""
     from jaxspec.analysis import environment
 
     machine = environment.current()
-    report: dict[str, Any] = {
+    report: Record = {
         "exact": prepared.decoder.exact,
         "stats": {"total": total(records)},
         "settings": settings,
@@ -306,8 +306,11 @@ def totals_report(
     return report
 
 
-def whole_report(rows: Sequence[dict[str, Any]], totals: dict[str, Any]) -> dict[str, Any]:
+def whole_report(
+    prompts: Sequence[str], records: Sequence[Record], trace: bool, totals: Record
+) -> Record:
     """Joins the reports of single prompts, as lists, with the totals."""
+    rows = [row_report(*row, trace) for row in zip(prompts, records, strict=True)]
     lists = {f"{name}s": [row[name] for row in rows] for name in ("prompt", "text")} | {
         name: [row[name] for row in rows] for name in (*REPORTED[1:], "rounds") if name in rows[0]
     }

@@ -15,6 +15,7 @@ from jaxspec.audio.transcribe import Recording, Transcribing, Transcript, checke
 from jaxspec.cli import console, signals
 from jaxspec.cli import pair as pairs
 from jaxspec.cli.batch import ROWS_FAILED, say_interrupted
+from jaxspec.cli.console import Record
 from jaxspec.cli.old_names import new_manifest
 from jaxspec.cli.options import (
     DraftDtype,
@@ -98,7 +99,7 @@ def transcribe(
     model, drafter = pairs.load(pair)
     checked(model, shared)  # before a manifest is written
 
-    def rows(done: Container[int] = ()) -> Iterator[dict[str, Any]]:
+    def rows(done: Container[int] = ()) -> Iterator[Record]:
         remaining = [(i, sound) for i, sound in enumerate(listed) if i not in done]
         recordings = [Recording(i, sound.path, sound.language) for i, sound in remaining]
         options: dict[str, Any] = {"drafter": drafter, "gamma": settings.gamma}
@@ -147,7 +148,7 @@ def _seconds(sounds: Iterable[Listed]) -> int | None:
     return round(sum(known)) if len(known) == len(lengths) else None
 
 
-def _described(sound: Listed) -> dict[str, Any]:
+def _described(sound: Listed) -> Record:
     """Describes a sound for a job's manifest."""
     described = sound._asdict() | {"bytes": sound_files.bytes_of(sound.path)}
     return described | {"file": str(described.pop("path")), "fields": dict(sound.fields)}
@@ -155,7 +156,7 @@ def _described(sound: Listed) -> dict[str, Any]:
 
 def _rows(
     results: Iterable[tuple[int, Transcript | Exception]], listed: Sequence[Listed]
-) -> Iterator[dict[str, Any]]:
+) -> Iterator[Record]:
     """Turns results into rows of plain values; reports sounds that failed."""
     for index, result in results:
         sound = listed[index]
@@ -170,9 +171,9 @@ def _rows(
             yield row | _report(result)
 
 
-def _print(rows: Iterator[dict[str, Any]], as_json: bool, named: bool) -> int:
+def _print(rows: Iterator[Record], as_json: bool, named: bool) -> int:
     """Prints texts in the order of their sounds; returns the number of errors."""
-    waiting = dict[int, dict[str, Any]]()
+    waiting = dict[int, Record]()
     next_number = 0
     failed = 0
     for done in rows:
@@ -190,7 +191,7 @@ def _print(rows: Iterator[dict[str, Any]], as_json: bool, named: bool) -> int:
     return failed
 
 
-def _report(transcript: Transcript) -> dict[str, Any]:
+def _report(transcript: Transcript) -> Record:
     """Returns a transcript as plain values."""
     segments = [
         segment._replace(start=round(segment.start, 2), end=round(segment.end, 2))._asdict()
@@ -200,7 +201,7 @@ def _report(transcript: Transcript) -> dict[str, Any]:
     return transcript._asdict() | counts | {"segments": segments}
 
 
-def _summary(chunks: Chunks) -> dict[str, Any]:
+def _summary(chunks: Chunks) -> Record:
     """Adds up the rows of a whole job."""
     counts = {"sounds": 0, "failed": 0, "seconds": 0, "num_tokens": 0, "rounds": 0}
     for row in chunks.rows():
