@@ -206,9 +206,8 @@ def _begun(
 
     `stack` keeps the folder's lock and the chunks' files.
     """
-    pair = pairs.with_drafter(settings.pair)
-    generation = pairs.checked_options(pair, chosen)
-    shared = None if settings.prefix is None else pairs.prefix_text(settings.prefix)
+    pair, generation = pairs.checked(settings.pair, chosen)
+    shared = pairs.prefix_text(settings.prefix)
     shard = InputShard(settings.shard, settings.num_shards)
     source = Source(
         settings.input,

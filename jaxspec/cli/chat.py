@@ -22,7 +22,7 @@ from jaxspec import files
 from jaxspec.cli import console, entries, signals
 from jaxspec.cli import pair as pairs
 from jaxspec.cli.console import Console
-from jaxspec.cli.options import group_of, sampling_options, text, typed
+from jaxspec.cli.options import group_of, sampling_options, text
 from jaxspec.cli.pair import Pair
 from jaxspec.cli.prefill import LONG
 from jaxspec.core import Model
@@ -87,10 +87,7 @@ def chat(
         jaxspec chat --target google/gemma-3-1b-it --draft google/gemma-3-270m-it
         jaxspec chat --target model.gguf -d prompt_lookup --system "Be brief."
     """
-    pair = pairs.with_drafter(pair)
-    options = pairs.checked_options(pair, generation)
-    if not typed(context, ("max_new_tokens",)):
-        options["max_new_tokens"] = None  # jaxspec.chat then fits it to the models
+    pair, options = pairs.checked(pair, generation, context=context)
     out = Console(highlight=False, soft_wrap=True)
     with console.err().status("loading the models"):
         target, drafter = pairs.load(pair)

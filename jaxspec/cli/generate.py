@@ -113,29 +113,26 @@ def generate(
         jaxspec generate --prompts prompts.txt --batch 8 --json
     """
     # With beams a draft pays on accelerators only, so the default is plain decoding.
-    pair = pairs.with_drafter(settings.pair, default=pairs.NONE if search.beams else None)
-    prefix = None if settings.prefix is None else pairs.prefix_text(settings.prefix)
-    settings = settings._replace(pair=pair, prefix=prefix)
+    default = pairs.NONE if search.beams else None
+    pair, arguments = pairs.checked(settings.pair, generation, default=default, context=context)
+    settings = settings._replace(pair=pair, prefix=pairs.prefix_text(settings.prefix))
     _refuse(settings, search, shown, generation, context)
     texts = prompting.from_arguments(prompt, prompts, count)
     as_lines = shown.as_json and (prompts is not None or prompt == "-")
     is_example = not (texts or shown.compare or pair.stop)
     report = options.flat(settings) | {"temperature": 0.0} | generation
-    generation = pairs.checked_options(pair, generation)
-    if not options.typed(context, ("max_new_tokens",)):
-        generation["max_new_tokens"] = None  # jaxspec.generate then fits it to the models
-    out = console.out()
     err = console.err()
     with err.status("loading the models"):
         texts, prepared = _load(
-            settings, generation | {"trace_numbers": shown.numbers}, texts, count
+            settings, arguments | {"trace_numbers": shown.numbers}, texts, count
         )
     if check:
         _check_head(prepared, pair)
     if search.beams:
-        return _search(texts, prepared, settings, search, shown.as_json, as_lines, out)
+        return _search(texts, prepared, settings, search, shown.as_json, as_lines)
     with err.status("measuring what passes cost"):
         prepared = _with_costs(prepared, settings)
+    out = console.out()
     # A comparison uses the program of a whole generation; streaming first would compile two more.
     is_timed = shown.compare or (is_example and prepared.drafter is not None)
     streamed = settings.batch == 1 and not shown.as_json and not is_timed
@@ -391,9 +388,9 @@ def _search(
     search: BeamOptions,
     as_json: bool,
     as_lines: bool,
-    out: Console,
 ) -> None:
     """Searches a batch at a time; prints hypotheses and totals as text, JSON or JSON lines."""
+    out = console.out()
     drafter = prepared.options.drafter
     if drafter is not None and not isinstance(drafter, Model):
         raise ValueError(

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 import jax
+import typer
 
 from jaxspec import files, sharding
 from jaxspec.cli import names
@@ -22,6 +23,7 @@ from jaxspec.cli.options import (
     refuse,
     seed_number,
     text,
+    typed,
 )
 from jaxspec.core import BoundDrafter, Model
 from jaxspec.decode import prefix
@@ -61,21 +63,33 @@ class Pair(NamedTuple):
     languages: Languages = Languages()
 
 
-def with_drafter(pair: Pair, default: str | None = None) -> Pair:
-    """Fills in the drafter's name, by default the target's usual one; None decodes plainly."""
+def checked(
+    pair: Pair,
+    others: dict[str, Any],
+    *,
+    default: str | None = None,
+    context: typer.Context | None = None,
+) -> tuple[Pair, dict[str, Any]]:
+    """Checks all options of a generation before a model is loaded.
+
+    Args:
+        pair: the options of the pair.
+        others: further options of `jaxspec.generate`.
+        default: the drafter's name if none was given; None: the target's usual one.
+        context: what was typed. Without --max-new-tokens, `jaxspec.generate` then fits the limit to
+            the models. None: the limit is the pair's.
+
+    Returns:
+        The pair with its drafter's name in today's spelling, None for plain decoding; and all
+        options for `jaxspec.generate`, except the drafter and token ids.
+    """
     from jaxspec.cli.old_names import new_spelling
 
     names.check_model(pair.target, pair.dtype)
     draft = default if pair.draft is None else new_spelling(pair.draft)
     if draft is None:
         draft = names.default_drafter(pair.target)
-    return pair._replace(draft=None if draft == NONE else draft)
-
-
-def checked_options(pair: Pair, others: dict[str, Any]) -> dict[str, Any]:
-    """Checks the pair's options and others of `jaxspec.generate`; returns all of them, except the
-    drafter and token ids.
-    """
+    pair = pair._replace(draft=None if draft == NONE else draft)
     if pair.draft is not None:
         if pair.draft_dtype:
             names.check_dtype(pair.draft_dtype, "draft_dtype")
@@ -92,7 +106,9 @@ def checked_options(pair: Pair, others: dict[str, Any]) -> dict[str, Any]:
         **others,
     }
     names.check_options(pair.draft is not None, **generation)
-    return generation
+    if context is not None and not typed(context, ("max_new_tokens",)):
+        generation["max_new_tokens"] = None
+    return pair, generation
 
 
 def described_models(pair: Pair) -> dict[str, list[Any]]:
@@ -120,11 +136,13 @@ def load(pair: Pair) -> tuple[Model, Model | BoundDrafter | None]:
     return target, names.drafter(pair.draft, target, dtype=dtype, mesh=mesh)
 
 
-def prefix_text(option: str) -> str:
+def prefix_text(option: str | None) -> str | None:
     """Returns the text of --prefix: the option itself, or the contents of the file it names.
 
     Drops the line break at the end of a file.
     """
+    if option is None:
+        return None
     try:
         is_file = Path(option).is_file()
     except OSError:  # the text is too long for a file name

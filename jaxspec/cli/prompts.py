@@ -152,8 +152,7 @@ def prepared_pair(
     if draft == "none" or by_name.is_call(draft):
         raise wrong
     texts = None if prompts is None else from_file(prompts, count)
-    pair = pairs.with_drafter(pairs.Pair(target, draft, dtype=dtype, seed=seed))
-    generation = pairs.checked_options(pair, options)
+    pair, generation = pairs.checked(pairs.Pair(target, draft, dtype=dtype, seed=seed), options)
     target_model, drafter = pairs.load(pair)
     if not isinstance(drafter, Model):  # a head
         raise wrong

@@ -87,9 +87,8 @@ def transcribe(
     """
     listed = sound_files.find(sounds)
     models = {name: getattr(settings, name) for name in OF_MODELS}
-    pair = pairs.with_drafter(Pair(**models, mesh=mesh), default=pairs.NONE)
+    pair, _ = pairs.checked(Pair(**models, mesh=mesh), {}, default=pairs.NONE)
     settings = settings._replace(draft=pair.draft)
-    pairs.checked_options(pair, {})
     shared = Transcribing(settings.language, settings.task, not settings.no_timestamps)
     if output is None:
         refuse(["resume"] if resume else [], "a command without --output")

@@ -61,7 +61,7 @@ def test_a_stop_string_and_a_shorter_last_batch_compile_nothing_that_is_timed(
     settings = generate.GenerateSettings(
         Pair(draft="debian-t5-draft", stop=["Katze"], max_new_tokens=12), batch=batch
     )
-    _, prepared = generate._load(settings, pair.checked_options(settings.pair, {}), [], 3)
+    _, prepared = generate._load(settings, pair.checked(settings.pair, {})[1], [], 3)
     generate._warm_up(prepared, settings, streamed=False)
     parts = [part.prepared for part in in_batches(prepared, batch)]
     with jax.log_compiles(), caplog.at_level("WARNING"):
