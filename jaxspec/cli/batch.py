@@ -23,7 +23,7 @@ from jaxspec.cli import console, names, options, signals
 from jaxspec.cli import pair as pairs
 from jaxspec.cli.console import Record
 from jaxspec.cli.old_names import new_manifest
-from jaxspec.cli.options import Resume, described, flag, generation_options, group_of, number, text
+from jaxspec.cli.options import Resume, flag, generation_options, group_of, number, text
 from jaxspec.cli.pair import COST_REPEATS, Pair
 from jaxspec.core import Model, State, token_rows
 from jaxspec.core.checks import in_range
@@ -33,7 +33,7 @@ from jaxspec.decode.options import OPTIONS, gathered
 from jaxspec.decode.request import Prepared, prepare
 from jaxspec.files import digests
 from jaxspec.jobs import Completion, Progress, generate_many, openai
-from jaxspec.jobs.fields import JOB_OPTIONS
+from jaxspec.jobs.fields import JOB_OPTIONS, JobOptions
 from jaxspec.jobs.input_files import PROMPT, Source, Survey, check_paths
 from jaxspec.jobs.many import WidePrompt
 from jaxspec.jobs.prompts import Line, PromptReader, limits_of
@@ -64,10 +64,8 @@ class BatchSettings(NamedTuple):
     pair: Pair = Pair()
     field: Annotated[str, text("NAME", "The field of a JSON line that has the prompt.")] = "prompt"
     chat: Annotated[bool, flag("Use the model's chat template.", "--chat")] = False
-    prefix: Annotated[str | None, described(OPTIONS["prefix"])] = None
-    slots: Annotated[int, described(JOB_OPTIONS["slots"])] = JOB_OPTIONS["slots"].default
-    max_prompt_tokens: Annotated[int | None, described(JOB_OPTIONS["max_prompt_tokens"])] = None
-    too_long: Annotated[str, described(JOB_OPTIONS["too_long"])] = JOB_OPTIONS["too_long"].default
+    prefix: Annotated[str | None, OPTIONS["prefix"]] = None
+    options: JobOptions = JobOptions()
     chunk: Annotated[int, number("Lines of the input to a file of results.")] = 1024
     shard: Annotated[int, number("Which part of the input to decode.", least=0)] = 0
     num_shards: Annotated[int, number("Parts that the input is decoded in.")] = 1
@@ -170,12 +168,10 @@ class _BatchJob(NamedTuple):
         return generate_many(
             self.target,
             prompts,
-            max_prompt_tokens=s.max_prompt_tokens,
-            too_long=s.too_long,
             on_error="yield",
-            slots=s.slots,
             stop=s.pair.stop or (),
             varying=self.survey.varying,
+            **s.options._asdict(),
             **calls,
             **self.generation,
         )
@@ -191,9 +187,10 @@ class _BatchJob(NamedTuple):
 
     def reader(self, prepared: Prepared, prompts: Iterator[Line]) -> PromptReader:
         """Makes a reader like the job's, which reads a block of `slots` prompts at a time."""
-        s = self.settings
-        limits = limits_of(prepared, s.pair.max_new_tokens, s.max_prompt_tokens, s.too_long)
-        return PromptReader(self.target, prompts, limits, s.slots, self.generation)
+        o = self.settings.options
+        new = self.settings.pair.max_new_tokens
+        limits = limits_of(prepared, new, o.max_prompt_tokens, o.too_long)
+        return PromptReader(self.target, prompts, limits, o.slots, self.generation)
 
 
 def _begun(
@@ -262,7 +259,7 @@ def _begun(
 
         costs = output.costs(lambda: _costs(job))
         together = agreement(
-            "slots", settings.slots, bool(chosen.get("temperature")), generation["rule"]
+            "slots", settings.options.slots, bool(chosen.get("temperature")), generation["rule"]
         )
         job = job._replace(
             generation=job.generation
@@ -351,7 +348,7 @@ def _check_some_line(job: _BatchJob) -> None:
     """Raises ValueError if no line can be decoded: a wrong field, template or length."""
     reader = job.reader(job.prepared(1), job.source._replace(shard=InputShard()).prompts())
     first_error = None
-    while requests := reader.peek(job.settings.slots):
+    while requests := reader.peek(job.settings.options.slots):
         if any(request.error is None for request in requests):
             return
         first_error = first_error or requests[0].error
@@ -373,7 +370,7 @@ def say_interrupted() -> None:
 
 def _costs(job: _BatchJob) -> Record:
     """Measures the costs of rounds on the job's first prompts, except unusually wide ones."""
-    slots = job.settings.slots
+    slots = job.settings.options.slots
     prefix = job.generation["prefix"]
     prepared = job.prepared(slots, without=("policy",))
     reader = job.reader(prepared, job.source.prompts())
@@ -386,7 +383,7 @@ def _costs(job: _BatchJob) -> Record:
         first_tokens = prefix.tokens if prefix else ()
         rows = [Row(0, [*first_tokens, 0], prepared.max_new_tokens)]
     widths = [prepared.widths(len(row.tokens))[0] for row in rows]
-    longest = reader.limits.prompt if job.settings.max_prompt_tokens else None
+    longest = reader.limits.prompt if job.settings.options.max_prompt_tokens else None
     if longest is not None:
         candidates = [prepared.widths(longest)[0]]
     else:  # from the median down: wider prompts may not fit in memory, and fail in the job, too

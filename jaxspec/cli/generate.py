@@ -16,7 +16,7 @@ from jaxspec.cli import console, names, options, show
 from jaxspec.cli import pair as pairs
 from jaxspec.cli import prompts as prompting
 from jaxspec.cli.console import Console, Record
-from jaxspec.cli.options import described, flag, generation_options, group_of, number, text
+from jaxspec.cli.options import flag, generation_options, group_of, number, text
 from jaxspec.cli.pair import COST_REPEATS, Pair
 from jaxspec.cli.prefill import WatchedPrefill, cut, read_tokens
 from jaxspec.core import Model
@@ -46,7 +46,7 @@ class GenerateSettings(NamedTuple):
 
     pair: Pair = Pair()
     batch: Annotated[int, number("Prompts decoded at a time.")] = 1
-    prefix: Annotated[str | None, described(OPTIONS["prefix"])] = None
+    prefix: Annotated[str | None, OPTIONS["prefix"]] = None
     ban: Annotated[
         list[int] | None, text("ID", "A token id that is never generated; repeatable.")
     ] = None

@@ -225,7 +225,8 @@ def group(
 
 
 def group_of(name: str, options_type: Any, **defaults: Any) -> Callable[..., Any]:
-    """Adds an option for each field of a NamedTuple, described to typer by its annotation.
+    """Adds an option for each field of a NamedTuple, described by its annotation, to typer or as an
+    `Option` of the table.
 
     A field that is itself a NamedTuple adds its fields. A field without a default is a required
     option.
@@ -242,9 +243,12 @@ def _options_of(options_type: Any, defaults: Mapping[str, Any]) -> list[inspect.
     for field, hint in _hints(options_type).items():
         if hasattr(hint, "_fields"):
             members += _options_of(hint, defaults)
-        else:
-            default = defaults_by_field.get(field, inspect.Parameter.empty)
-            members.append(_option(field, hint, default))
+            continue
+        (declaration,) = hint.__metadata__
+        if hasattr(declaration, "flag"):  # an option of the table
+            declaration = described(declaration._replace(name=field))
+        default = defaults_by_field.get(field, inspect.Parameter.empty)
+        members.append(_option(field, Annotated[hint.__origin__, declaration], default))
     return members
 
 

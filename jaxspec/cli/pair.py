@@ -52,7 +52,7 @@ class Pair(NamedTuple):
     rule: Annotated[
         str, text("NAME", "Which drafts are accepted: rejection, block, lenient=0.3, ...")
     ] = ""
-    max_new_tokens: Annotated[int, described(OPTIONS["max_new_tokens"])] = NEW_TOKENS
+    max_new_tokens: Annotated[int, OPTIONS["max_new_tokens"]] = NEW_TOKENS
     stop: Annotated[list[str] | None, described(OPTIONS["stop"], "May be repeated.")] = None
     seed: Annotated[int, seed_number("Seed of sampling; the same seed gives the same text.")] = 0
     dtype: Dtype = "float32"

@@ -22,7 +22,6 @@ from jaxspec.cli.options import (
     Dtype,
     Mesh,
     Resume,
-    described,
     flag,
     group_of,
     number,
@@ -44,7 +43,7 @@ class TranscribeSettings(NamedTuple):
     draft: Annotated[
         str | None, text("NAME", "What drafts: a Whisper, prompt_lookup; none.", "--draft", "-d")
     ] = None
-    gamma: Annotated[int, described(OPTIONS["gamma"])] = OPTIONS["gamma"].default
+    gamma: Annotated[int, OPTIONS["gamma"]] = OPTIONS["gamma"].default
     language: Annotated[
         str | None, text("NAME", "The language spoken, such as de; else each sound's own.")
     ] = None

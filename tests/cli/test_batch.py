@@ -30,6 +30,7 @@ from jaxspec.decode.options import OPTIONS
 from jaxspec.files import folders
 from jaxspec.jobs import openai
 from jaxspec.jobs import resume as job_resume
+from jaxspec.jobs.fields import JobOptions
 from jaxspec.jobs.input_files import Source
 from jaxspec.jobs.many import WidePrompt
 from jaxspec.jobs.resume import InputShard, Output, manifest_of
@@ -175,7 +176,7 @@ def test_an_option_that_nobody_has_thought_of_is_a_part_of_the_job(tmp_path):
         return manifest_of(output, *described, **Source([]).description())
 
     output.begin(manifest())
-    output.begin(manifest(slots=3))
+    output.begin(manifest(options=JobOptions(slots=3)))
     with pytest.raises(
         ValueError, match=r"is of another job \(options: fancy is 1 there and 2 here\)"
     ):

@@ -7,6 +7,7 @@ import pytest
 from jaxspec.cli import main, options
 from jaxspec.cli.options import integers, values
 from jaxspec.decode.options import OPTIONS
+from jaxspec.jobs.fields import JOB_OPTIONS
 
 
 def test_each_number_once_in_the_order_given():
@@ -40,6 +41,12 @@ def test_commands_have_the_options_of_the_table_with_their_help(command):
         assert options.place(name)[0] == flagged[name].group
     assert not params.keys() & {*without, "banned", "logit_bias", "key"}
     assert "-t" in params["temperature"].opts
+
+
+def test_batch_has_the_options_of_a_job_from_their_table():
+    params = {param.name: param for param in main.command("batch").params}
+    for name, option in JOB_OPTIONS.items():
+        assert (params[name].help, params[name].default) == (option.help, option.default)
 
 
 def test_what_is_given_arrives_as_one_argument():
