@@ -401,7 +401,7 @@ def _search(
     _beams_of(groups[0].prepared, shared)  # compiles
     if not as_json:
         out.print(show.headline(prepared, settings.pair), "", sep="\n")
-    hypotheses: list[list[Record]] = []  # of each prompt, the best first
+    hypotheses: list[list[Record]] = []  # texts of each prompt, the best first
     seconds = 0.0
     for group in groups:
         start = time.perf_counter()

@@ -76,8 +76,8 @@ def checked(
         pair: the options of the pair.
         others: further options of `jaxspec.generate`.
         default: the drafter's name if none was given; None: the target's usual one.
-        context: what was typed. Without --max-new-tokens, `jaxspec.generate` then fits the limit to
-            the models. None: the limit is the pair's.
+        context: the typed options. If --max-new-tokens is not among them, `jaxspec.generate` fits
+            the limit to the models. None: the limit is the pair's.
 
     Returns:
         The pair with its drafter's name in today's spelling, None for plain decoding; and all

@@ -142,8 +142,9 @@ def transcribe(
 def _seconds(sounds: Iterable[Listed]) -> int | None:
     """Adds up the lengths of sounds; None with a pipe, whose length is unknown until it is read."""
     lengths = [sound_files.seconds_of(sound.path) for sound in sounds]
-    known = [length for length in lengths if length is not None]
-    return round(sum(known)) if len(known) == len(lengths) else None
+    if None in lengths:
+        return None
+    return round(sum(filter(None, lengths)))
 
 
 def _described(sound: Listed) -> Record:

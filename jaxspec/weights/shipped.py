@@ -1,4 +1,4 @@
-"""Where the models that come with jaxspec are. To list them needs no jax."""
+"""Finds the models that come with jaxspec, without importing jax."""
 
 from __future__ import annotations
 
