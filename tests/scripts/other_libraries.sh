@@ -17,11 +17,12 @@ describe() {
     tunix)
       packages=(google-tunix==0.1.7) module=tunix
       tests=(tests/nets/test_end_index.py tests/integrations/test_tunix.py
-        -k "Tunix or answers_and_log_probabilities")
+        tests/benchmarks/test_other_libraries.py -k "Tunix and not keras")
       ;;
     keras-hub)
       packages=(keras-hub==0.32.0) module=keras_hub
-      tests=(tests/nets/test_keras_models.py)
+      tests=(tests/nets/test_keras_models.py tests/benchmarks/test_other_libraries.py
+        -k "not tunix")
       ;;
     equinox)
       packages=(equinox==0.13.8) module=equinox
