@@ -1,5 +1,5 @@
 """Marks for the cases of a parametrised test: those that are slow, and those that others stand
-for.
+for. Modules that may be absent.
 """
 
 import importlib
@@ -15,6 +15,12 @@ def optional(name):
         return importlib.import_module(name)
     except ImportError:
         return None
+
+
+def other_library(name, module):
+    """Imports a module of another library; skips the test where the library is not installed."""
+    reason = f"{name} is not installed: bash tests/scripts/other_libraries.sh {name}"
+    return pytest.importorskip(module, reason=reason)
 
 
 def marked(cases, *, quick=(), slow=(), exhaustive=()):

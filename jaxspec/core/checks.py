@@ -19,6 +19,12 @@ from jaxspec.core.language_model import LanguageModel, Model
 
 LOADED = ("target", "drafter")  # arguments that are models
 
+OWN_NETWORK = (
+    "expected a network of jaxspec.nets: jaxspec.load reads published models, and "
+    "jaxspec.from_arrays converts those of other libraries"
+)
+"""The advice where an adapter's model, whose calls return logits only, is not enough."""
+
 
 def integer(value: Any, name: str, expected: str) -> int:
     """Returns any library's integer as a Python int. True and False are rejected.

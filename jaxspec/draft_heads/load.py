@@ -24,6 +24,7 @@ from jaxspec.draft_heads.check import bound, check_acceptance
 from jaxspec.draft_heads.formats import D2T, FamilyError, Format, target_shape
 from jaxspec.draft_heads.kind import in_dtype, shape_of
 from jaxspec.draft_heads.training import VOCABULARY
+from jaxspec.drafters.hidden_states import inside_of
 from jaxspec.drafters.parallel import parallel
 from jaxspec.nets import decoder_layers, stack
 from jaxspec.weights import (
@@ -138,6 +139,7 @@ def read_head(
     if taps is not None:
         stack.check_numbers(taps)
     folder = _folder_of(source, target, revision)
+    inside_of(target, str(source))
     tokenizer = tokenizers.load(folder)
     both = tokenizer is not None and target.tokenizer is not None
     if both and (first := first_difference(target.tokenizer, tokenizer)) is not None:

@@ -18,6 +18,7 @@ from jaxspec.core import (
     Model,
     Params,
     Verdict,
+    checks,
     token_rows,
 )
 from jaxspec.core.round import fed_before
@@ -62,7 +63,7 @@ def inside_of(
     if inside is None:
         raise ValueError(
             f"{reader} reads hidden states, and {name} gives none (its LanguageModel.inside is "
-            "None): expected a network of jaxspec.nets"
+            f"None): {checks.OWN_NETWORK}"
         )
     if sizes is not None and (inside.width, model.lm.vocab_size) != sizes:
         raise ValueError(

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from jaxspec import core
-from jaxspec.core import chunks, token_rows
+from jaxspec.core import checks, chunks, token_rows
 from jaxspec.core.checks import integer
 from jaxspec.drafters.common import check_model, shown
 from jaxspec.drafters.hidden_states import (
@@ -210,8 +210,7 @@ def layers_of(target: core.Model) -> core.Layers:
     if inside is None or inside.layers is None:
         raise ValueError(
             f"the layers of {target.name or 'the target'} cannot be run in part "
-            "(LanguageModel.inside.layers): "
-            "expected a network of jaxspec.nets, as jaxspec.load returns it"
+            f"(LanguageModel.inside.layers): {checks.OWN_NETWORK}"
         )
     return inside.layers
 

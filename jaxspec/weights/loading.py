@@ -18,7 +18,7 @@ from jax.sharding import Mesh
 from jax.typing import DTypeLike
 
 from jaxspec import sharding
-from jaxspec.core import Model
+from jaxspec.core import Model, checks
 from jaxspec.core.checks import check_names, suggest
 from jaxspec.files import folders
 from jaxspec.nets import axes_of, net_of
@@ -343,9 +343,7 @@ def with_taps(target: Model, taps: Sequence[int]) -> Model:
         lm = net_of(target.config).language_model(target.config, taps)
     except TypeError as error:
         name = target.name or "the model"
-        raise ValueError(
-            f"{name} has no layers to tap: expected a network of jaxspec.nets, with its config"
-        ) from error
+        raise ValueError(f"{name} has no layers to tap: {checks.OWN_NETWORK}") from error
     return target._replace(lm=lm)
 
 

@@ -8,7 +8,7 @@ import functools
 import jax
 
 from jaxspec import sharding
-from jaxspec.core import BoundDrafter, Model
+from jaxspec.core import BoundDrafter, Model, checks
 from jaxspec.core.checks import are_shapes
 from jaxspec.drafters.common import check_model
 from jaxspec.drafters.model import model
@@ -73,10 +73,7 @@ def quantised(target: Model, *, bits: int = 8, compute: str | None = None) -> Bo
     else:
         params = quantise(target.params)
     if target.config is None or not quantisation.has_quantised(params):
-        raise ValueError(
-            f"{name} has no matrices to quantise: expected a network of jaxspec.nets, with its "
-            "config"
-        )
+        raise ValueError(f"{name} has no matrices to quantise: {checks.OWN_NETWORK}")
     config = dataclasses.replace(target.config, dtype=loading.dtype_names(dtype, compute)[1])
     mesh = sharding.mesh_of(params)
     if mesh is not None:

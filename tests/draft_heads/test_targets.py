@@ -7,12 +7,17 @@ import functools
 import itertools
 
 import pytest
+from flax import nnx
 
 import jaxspec
-from jaxspec import drafters
+from jaxspec import draft_heads, drafters
+from jaxspec.draft_heads import medusa
+from jaxspec.nets import adapters
 from tests.draft_heads import test_block, test_mtp
 from tests.draft_heads.conftest import CASES, PROMPT
 from tests.marks import marked
+from tests.nets import test_end_index
+from tests.nets.test_end_index import StandIn
 
 LAYERS = 4  # of the targets
 ROWS = [PROMPT, [9, 2], [7, 7, 1, 0, 3, 12, 5]]
@@ -105,3 +110,33 @@ def test_drafted_text_is_plain_text(kind, name, shape, target_of, tmp_path):
         out = jaxspec.generate(target, rows, drafter=drafters.tree(drafter, (2, 1)), **LIMITS)
     assert out.tokens.tolist() == plain
     assert out.stats.drafted.sum() > 0
+
+
+@pytest.fixture(scope="module")
+def foreign():
+    """A network of another library, through its adapter."""
+    return adapters.from_tunix(StandIn(nnx.Rngs(0)))
+
+
+@pytest.mark.parametrize("name", draft_heads.load.shipped())
+def test_an_adapters_model_is_no_target_of_heads(foreign, name):
+    message = f"{name} reads hidden states, and StandIn gives none .* jaxspec.from_arrays converts"
+    with pytest.raises(ValueError, match=message):
+        jaxspec.load_drafter(name, target=foreign)
+    with pytest.raises(ValueError, match=message):
+        jaxspec.generate(foreign, ROWS, drafter=name)
+
+
+def test_ways_of_drafting_that_need_more_than_logits_say_so(foreign):
+    advice = "expected a network of jaxspec.nets: .* jaxspec.from_arrays converts those of other"
+    config = medusa.HeadsConfig(test_end_index.VOCAB, dim=test_end_index.WIDTH, heads=2)
+    head = jaxspec.DraftHead(medusa.head(config), {})
+    calls = [
+        lambda: medusa.heads(head, foreign),
+        lambda: drafters.early_exit(foreign, 1),
+        lambda: drafters.quantised(foreign),
+        lambda: jaxspec.with_taps(foreign, (0,)),
+    ]
+    for call in calls:
+        with pytest.raises(ValueError, match=advice):
+            call()

@@ -19,30 +19,12 @@ from flax import nnx
 from jaxspec.decode import loop
 from jaxspec.nets import adapters
 from jaxspec.training import online
-from tests.nets.test_end_index import StandIn, greedy, nnx_logits, tunix_module
+from tests.marks import other_library
+from tests.nets.test_end_index import Ids, StandIn, greedy, nnx_logits, tunix_module
 
 PROMPTS = ["7 11 8 5 9 11", "30", "7 11 7 11"]
 ROWS = [[2, *map(int, prompt.split())] for prompt in PROMPTS]
 NEW = 12
-
-
-class Ids:
-    """A tokenizer of numbers."""
-
-    def encode(self, text: str) -> list[int]:
-        return [int(word) for word in text.split()]
-
-    def decode(self, ids: list[int]) -> str:
-        return " ".join(map(str, ids))
-
-    def bos_id(self) -> int:
-        return 2
-
-    def eos_id(self) -> int:
-        return 1
-
-    def pad_id(self) -> int:
-        return 0
 
 
 @dataclasses.dataclass
@@ -185,9 +167,7 @@ def test_earlier_answers_and_a_drafter_are_refused(engine: type, module: StandIn
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # theirs
 def test_answers_and_log_probabilities_are_those_of_tunix(engine: type):
-    vanilla = pytest.importorskip(
-        "tunix.rl.rollout.vanilla_rollout", reason="pip install google-tunix==0.1.7"
-    )
+    vanilla = other_library("tunix", "tunix.rl.rollout.vanilla_rollout")
     from tunix.rl.rollout import base_rollout
 
     qwen = tunix_module("qwen3", "Qwen3")

@@ -19,6 +19,7 @@ import jaxspec
 from jaxspec import drafters
 from jaxspec.decode import loop
 from jaxspec.nets import adapters
+from tests.marks import other_library
 
 VOCAB, LAYERS, HEADS, HEAD_DIM = 64, 2, 2, 8
 WIDTH = HEADS * HEAD_DIM
@@ -90,13 +91,55 @@ def drawn(params: Any, seed: int) -> Any:
     return tree.unflatten([draw(x) for x in leaves])
 
 
+class Ids:
+    """A tokenizer of numbers, for the libraries' own samplers; without a start token if `bos` is 0.
+
+    Tunix takes every `pad` for padding, a generated one, too.
+    """
+
+    FORBIDDEN_TOKENS = ()
+
+    def __init__(self, bos: int = 2, pad: int = 0):
+        self.bos, self.pad = bos, pad
+
+    def encode(self, text: str, **_: Any) -> list[int]:
+        return [int(word) for word in text.split()]
+
+    def decode(self, ids: Any, **_: Any) -> str:
+        return " ".join(map(str, np.asarray(ids).tolist()))
+
+    def bos_id(self) -> int:
+        return self.bos
+
+    def eos_id(self) -> int:
+        return 1
+
+    def pad_id(self) -> int:
+        return self.pad
+
+
+Sampler = Callable[[list[list[int]]], list[list[int]]]
+
+
+class Made(NamedTuple):
+    """A library's network.
+
+    Attributes:
+        model: the adapter's model.
+        logits: maps a row [tokens] to its logits [1, tokens, vocab], without a cache.
+        sampler: maps prompts to NEW tokens each by the library's own sampler; None without one.
+    """
+
+    model: jaxspec.Model
+    logits: Callable[[list[int]], Any]
+    sampler: Sampler | None = None
+
+
 def tunix_module(family: str, name: str) -> Callable[[int, int], nnx.Module]:
     """Makes a small network of Tunix's with random weights, by its seed and layers."""
 
     def make(seed: int, layers: int) -> nnx.Module:
-        lib = pytest.importorskip(
-            f"tunix.models.{family}.model", reason="pip install google-tunix==0.1.7"
-        )
+        lib = other_library("tunix", f"tunix.models.{family}.model")
         sizes = {"num_layers": layers, "embed_dim": 32, "hidden_dim": 48}
         sizes |= {"num_heads": 4, "head_dim": 16, "num_kv_heads": 2}
         if family == "gemma3":
@@ -114,18 +157,31 @@ def tunix_module(family: str, name: str) -> Callable[[int, int], nnx.Module]:
     return make
 
 
-def tunix(family: str, name: str) -> Callable[[int, int], tuple[jaxspec.Model, Callable]]:
-    def make(seed: int, layers: int) -> tuple[jaxspec.Model, Callable]:
+def tunix(family: str, name: str) -> Callable[[int, int], Made]:
+    def make(seed: int, layers: int) -> Made:
         module = tunix_module(family, name)(seed, layers)
-        return adapters.from_tunix(module), lambda row: nnx_logits(module, row)
+
+        def sample(prompts: list[list[int]]) -> list[list[int]]:
+            library = importlib.import_module("tunix.generate.sampler")
+            config = module.config
+            size = library.CacheConfig(64, layers, config.num_kv_heads, config.head_dim)
+            out = library.Sampler(module, Ids(bos=0, pad=VOCAB), size)(
+                [" ".join(map(str, prompt)) for prompt in prompts],
+                max_generation_steps=NEW,
+                max_prompt_length=8,
+                eos_tokens=[VOCAB],  # no text ends early
+            )
+            return [np.asarray(text).tolist() for text in out.tokens]
+
+        return Made(adapters.from_tunix(module), lambda row: nnx_logits(module, row), sample)
 
     return make
 
 
-def stand_in(window: int | None) -> Callable[[int, int], tuple[jaxspec.Model, Callable]]:
-    def make(seed: int, layers: int) -> tuple[jaxspec.Model, Callable]:
+def stand_in(window: int | None) -> Callable[[int, int], Made]:
+    def make(seed: int, layers: int) -> Made:
         module = StandIn(nnx.Rngs(seed), layers, window)
-        return adapters.from_tunix(module), lambda row: nnx_logits(module, row)
+        return Made(adapters.from_tunix(module), lambda row: nnx_logits(module, row))
 
     return make
 
@@ -136,9 +192,9 @@ def nnx_logits(module: Any, row: list[int]) -> Any:
     return module(jnp.array([row]), jnp.arange(len(row))[None], None, mask)[0]
 
 
-def gemma(is_third: bool) -> Callable[[int, int], tuple[jaxspec.Model, Callable]]:
-    def make(seed: int, layers: int) -> tuple[jaxspec.Model, Callable]:
-        pytest.importorskip("gemma.gm.nn._config", reason="pip install gemma==4.0.1")
+def gemma(is_third: bool) -> Callable[[int, int], Made]:
+    def make(seed: int, layers: int) -> Made:
+        other_library("gemma", "gemma.gm.nn._config")
         parts = [f"gemma.gm.nn._{name}" for name in ("config", "modules", "transformer")]
         config, modules, transformer = map(importlib.import_module, parts)
         local, everywhere = (
@@ -176,21 +232,41 @@ def gemma(is_third: bool) -> Callable[[int, int], tuple[jaxspec.Model, Callable]
                 {"params": params}, jnp.array([row]), positions=places, attention_mask=mask
             ).logits
 
-        return adapters.from_gemma(module, params), logits
+        def sample(prompts: list[list[int]]) -> list[list[int]]:
+            text = importlib.import_module("gemma.gm.text")
+            tokenizer = Ids()
+            tokenizer.VERSION, tokenizer.FORMAT = None, text.Gemma3Tokenizer.FORMAT
+            nothing = {"EOS": VOCAB, "END_OF_TURN": VOCAB, "BEGIN_OF_TOOL_RESPONSE": VOCAB}
+            tokenizer.special_tokens = type("SpecialTokens", (), nothing)  # no text ends early
+            sampler = text.Sampler(
+                model=module,
+                params=params,
+                tokenizer=tokenizer,
+                cache_length=64,
+                max_out_length=NEW,
+                pad_length=8,
+            )
+            out = sampler.sample(
+                [" ".join(map(str, prompt)) for prompt in prompts],
+                max_new_tokens=NEW,
+                return_state=True,
+            )
+            return np.asarray(out.tokens).tolist()
+
+        return Made(adapters.from_gemma(module, params), logits, sample)
 
     return make
 
 
 class Library(NamedTuple):
-    """A library's network.
+    """A library's networks.
 
     Attributes:
-        make: (seed, layers) -> a small one with random weights as a model, and a function of a row
-            [tokens] to its logits [1, tokens, vocab] without a cache.
+        make: (seed, layers) -> a small one with random weights.
         trees: whether it takes token trees.
     """
 
-    make: Callable[[int, int], tuple[jaxspec.Model, Callable]]
+    make: Callable[[int, int], Made]
     trees: bool = True
 
 
@@ -220,9 +296,8 @@ def test_speculative_text_is_that_of_its_own_greedy_decoding(name: str):
     library = LIBRARIES[name]
     # Their code promotes ranks and dtypes.
     with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
-        target, logits = library.make(0, 2)
-        draft, _ = library.make(1, 1)
-        own = [greedy(logits, prompt, NEW) for prompt in PROMPTS]
+        target, logits, sampler = library.make(0, 2)
+        draft = library.make(1, 1).model
         choices: dict[str, Any] = {
             "none": None,
             "chain": draft,
@@ -233,13 +308,15 @@ def test_speculative_text_is_that_of_its_own_greedy_decoding(name: str):
             choices["tree"] = drafters.tree(draft, (3, 2))
             choices["tree of itself"] = drafters.tree(target, (2, 1, 1))
         options = {"gamma": 3, "max_new_tokens": NEW, "temperature": 0.0, "eos_ids": ()}
-        for kind, drafter in choices.items():
-            out = jaxspec.generate(target, PROMPTS, drafter=drafter, **options)
-            assert [row.tolist() for row in out.tokens] == own, kind
-            if kind.endswith("itself"):  # prefill's token, then 4 + 4 + 3
-                assert out.stats.rounds.tolist() == [3] * len(PROMPTS), kind
-        alone = jaxspec.generate(target, PROMPTS[:1], drafter=draft, **options)
-        assert alone.tokens[0].tolist() == own[0]
+        for prompts in (PROMPTS, PROMPTS[:1]):
+            own = [greedy(logits, prompt, NEW) for prompt in prompts]
+            if sampler is not None:
+                assert sampler(prompts) == own
+            for kind, drafter in choices.items():
+                out = jaxspec.generate(target, prompts, drafter=drafter, **options)
+                assert [row.tolist() for row in out.tokens] == own, kind
+                if kind.endswith("itself"):  # prefill's token, then 4 + 4 + 3
+                    assert out.stats.rounds.tolist() == [3] * len(prompts), kind
 
 
 def test_a_tunix_network_with_a_window_takes_a_token_at_a_time():

@@ -11,9 +11,11 @@ import jax.numpy as jnp
 import pytest
 
 import jaxspec
+from jaxspec import drafters
 from jaxspec.nets import adapters
 
 VOCAB, DIM = 24, 8
+NEW = 9
 
 
 @jax.tree_util.register_dataclass
@@ -32,6 +34,13 @@ class Network:
 def network(seed: int) -> Network:
     a, b = jax.random.split(jax.random.key(seed))
     return Network(jax.random.normal(a, (VOCAB, DIM)), jax.random.normal(b, (DIM, VOCAB)))
+
+
+def own_text(module: Network, prompt: list[int]) -> list[int]:
+    row = list(prompt)
+    for _ in range(NEW):
+        row.append(int(module(jnp.array(row))[-1].argmax()))
+    return row[len(prompt) :]
 
 
 @pytest.fixture
@@ -53,11 +62,10 @@ def test_speculative_text_is_that_of_whole_passes():
     module = network(0)
     target = adapters.from_equinox(module, VOCAB)
     draft = adapters.from_equinox(network(1), VOCAB)
-    prompts = [[3, 1, 4], [2]]
-    out = jaxspec.generate(target, prompts, drafter=draft, gamma=3, max_new_tokens=9, eos_ids=())
-    for prompt, text in zip(prompts, out.tokens, strict=True):
-        row = list(prompt)
-        for _ in range(9):
-            row.append(int(module(jnp.array(row))[-1].argmax()))
-        assert row[len(prompt) :] == text.tolist()
+    rows = [[3, 1, 4], [2], [5, 5, 1, 9, 8], [7, 2]]
+    for drafter in (None, draft, drafters.prompt_lookup()):
+        for prompts in (rows, rows[:1]):
+            options = {"gamma": 3, "max_new_tokens": NEW, "eos_ids": ()}
+            out = jaxspec.generate(target, prompts, drafter=drafter, **options)
+            assert [text.tolist() for text in out.tokens] == [own_text(module, p) for p in prompts]
     assert target.name == "Network"

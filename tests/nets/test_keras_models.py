@@ -1,6 +1,7 @@
 """keras-hub's models through the adapter: a stand-in always, Llama 3 where keras-hub is installed."""
 
 import contextlib
+import importlib
 import os
 import sys
 from types import ModuleType, SimpleNamespace
@@ -14,6 +15,7 @@ import pytest
 import jaxspec
 from jaxspec import drafters
 from jaxspec.nets import adapters
+from tests.marks import other_library
 
 VOCAB, DIM, HEADS = 24, 8, 2
 PROMPTS = [[2, 7, 1, 8, 5, 9, 11], [2, 3], [2, 7, 2, 7], [3]]
@@ -150,28 +152,31 @@ def keras_text(model: Any, prompts: list[list[int]]) -> list[list[int]]:
     ]
 
 
+def converted(model: Any) -> jaxspec.Model:
+    export = importlib.import_module("keras_hub.src.utils.transformers.export.llama3")
+    return jaxspec.from_arrays(
+        export.get_llama3_config(model.backbone),
+        export.get_llama3_weights_map(model.backbone, include_lm_head=True),
+    )
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # theirs
 def test_llama_of_keras_hub():
     """Its own `generate`, the adapter, and its exporter with `from_arrays` give one text."""
     os.environ.setdefault("KERAS_BACKEND", "jax")
-    pytest.importorskip("keras_hub", reason="pip install keras-hub==0.32.0")
-    from importlib import import_module
-
-    export = import_module("keras_hub.src.utils.transformers.export.llama3")
+    other_library("keras-hub", "keras_hub")
     with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
-        model = llama(0, 2)
-        own = keras_text(model, PROMPTS)
-        target, draft = adapters.from_keras_hub(model), adapters.from_keras_hub(llama(1, 1))
-        converted = jaxspec.from_arrays(
-            export.get_llama3_config(model.backbone),
-            export.get_llama3_weights_map(model.backbone, include_lm_head=True),
-        )
-        options = {"gamma": 3, "max_new_tokens": NEW, "eos_ids": ()}
-        for other in (target, converted):
-            for drafter in (None, draft, converted, drafters.prompt_lookup()):
-                out = jaxspec.generate(other, PROMPTS, drafter=drafter, **options)
+        model, small = llama(0, 2), llama(1, 1)
+        adapted = adapters.from_keras_hub(model)
+        own_network, own_draft = converted(model), converted(small)
+        choices = (None, adapters.from_keras_hub(small), own_draft, drafters.prompt_lookup())
+        cases = [(target, drafter) for target in (adapted, own_network) for drafter in choices]
+        cases.append((own_network, drafters.tree(own_draft, (3, 2))))
+        for prompts in (PROMPTS, PROMPTS[:1]):
+            own = keras_text(model, prompts)
+            for target, drafter in cases:
+                out = jaxspec.generate(
+                    target, prompts, drafter=drafter, gamma=3, max_new_tokens=NEW, eos_ids=()
+                )
                 assert [row.tolist() for row in out.tokens] == own
-        tree = drafters.tree(converted, (2, 2))
-        out = jaxspec.generate(converted, PROMPTS, drafter=tree, **options)
-        assert [row.tolist() for row in out.tokens] == own

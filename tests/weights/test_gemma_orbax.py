@@ -7,6 +7,7 @@ import logging
 import weakref
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
@@ -20,6 +21,8 @@ import jaxspec
 from jaxspec.weights import gemma_orbax, huggingface, loading
 from jaxspec.weights.hf_families import gemma
 from jaxspec.weights.tensors import CheckpointError
+from tests.marks import other_library
+from tests.nets import test_end_index as networks
 from tests.weights.folders import assert_same, model_of
 
 VOCAB, DIM, FF, HEADS, KV_HEADS, HEAD_DIM = 112, 32, 48, 4, 2, 8
@@ -199,6 +202,31 @@ def test_generations_and_dtypes(saved, name, dtype, tmp_path):
         text = jaxspec.generate(loaded, prompts, max_new_tokens=8).tokens
         same = jaxspec.generate(expected, prompts, max_new_tokens=8).tokens
         np.testing.assert_array_equal(text, same)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # theirs
+@pytest.mark.parametrize("name", ["GEMMA2", "GEMMA3"])
+def test_save_params_of_gemma(name, tmp_path, monkeypatch):
+    """gemma writes the folder, and its own network gives the text of the loaded model."""
+    checkpoints = other_library("gemma", "gemma.gm.ckpts")
+    sizes = {"vocab_size": networks.VOCAB, "head_dim": 16, "query_pre_attn_scalar": 16}
+    if name == "GEMMA2":
+        sizes |= {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}
+        config = gemma.read_gemma2(TABLE | sizes)
+    else:
+        config = gemma.read_gemma3(TABLE | sizes | {"sliding_window_pattern": 2})
+    version = getattr(gemma_orbax, name)
+    family = version.family._replace(sizes={"gemma-tiny": config})
+    monkeypatch.setattr(gemma_orbax, name, version._replace(family=family))
+    with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
+        network = networks.gemma(name == "GEMMA3")(0, 2)
+        folder = tmp_path / "gemma"
+        checkpoints.save_params(network.model.params, folder, wait_until_finished=True)
+        own = [networks.greedy(network.logits, row, networks.NEW) for row in networks.PROMPTS]
+    options = {"max_new_tokens": networks.NEW, "eos_ids": ()}
+    out = jaxspec.generate(jaxspec.load(folder), networks.PROMPTS, **options)
+    assert [row.tolist() for row in out.tokens] == own
 
 
 def test_queries_keys_and_values_in_one_array(tmp_path, monkeypatch):
