@@ -17,6 +17,7 @@ TESTED_BY = {
     "analysis/optimal_tree.py": "analysis/test_tree.py",
     "analysis/published.py": "cli/test_plan.py",
     "analysis/random_model.py": "cli/test_workload.py",
+    "analysis/result.py": "analysis/test_setting.py",
     "analysis/sizes.py": "cli/test_models.py",
     "analysis/timed_loops.py": "analysis/test_cost.py",
     "cli/entries.py": "cli/test_chat.py",
