@@ -19,7 +19,6 @@ TESTED_BY = {
     "analysis/random_model.py": "cli/test_workload.py",
     "analysis/result.py": "analysis/test_setting.py",
     "analysis/sizes.py": "cli/test_models.py",
-    "analysis/timed_loops.py": "analysis/test_cost.py",
     "cli/entries.py": "cli/test_chat.py",
     "cli/names.py": "cli/test_workload.py",
     "cli/pair.py": "cli/test_decoding.py",

@@ -9,7 +9,7 @@ import pytest
 
 import jaxspec
 from jaxspec import drafters, policies, rules
-from jaxspec.analysis import acceptance, bench, cost, result, timed_loops
+from jaxspec.analysis import acceptance, bench, cost, result
 from jaxspec.analysis.bench import Config, run
 from jaxspec.analysis.result import (
     Backend,
@@ -42,7 +42,7 @@ def quickly():
     too.
     """
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(timed_loops, "MIN_SECONDS", 0.0)
+        patch.setattr(cost, "MIN_SECONDS", 0.0)
         patch.setattr(cost, "REPEATS", 1)
         patch.setattr(jax, "clear_caches", lambda: None)
         yield
