@@ -364,7 +364,7 @@ def run(
             results += group
             if work.as_json:
                 continue
-            shown = [result for result in group if timed or not result.setting.is_plain]
+            shown = [result for result in group if timed or not result.setting.is_plain] or group
             bar.stop()  # makes room for the tables
             for view in table.tables(shown, columns, None if work.markdown else out.width):
                 console.show(out, view, work.markdown)
