@@ -108,7 +108,7 @@ def widen(model: Model, ff_dim: int) -> Model:
         ... )
         >>> wide = widen(small, 64)
         >>> (
-        ...     nets.form_of(wide.config)[1].ff_dim,
+        ...     nets.short_form(wide.config).ff_dim,
         ...     wide.params["layers_0"]["ff"]["out"]["weight"].shape,
         ... )
         (64, (16, 64))
@@ -116,7 +116,7 @@ def widen(model: Model, ff_dim: int) -> Model:
     if (net := nets.find(model.config)) not in (t5.NETWORK, decoder.NETWORK):
         kind = type(model.config).__name__
         raise TypeError(f"widen takes a model with a T5 or a decoder, got one with a {kind}")
-    narrow = nets.form_of(model.config)[1].ff_dim
+    narrow = nets.short_form(model.config).ff_dim
     more = ff_dim - narrow
     if more < 0:
         raise ValueError(f"ff_dim is {ff_dim}: expected at least the model's own, {narrow}")

@@ -66,7 +66,7 @@ def shapes(name):
 def test_every_matrix_has_axes_and_nothing_else_has(name):
     """A matrix that the table forgets would be whole on every device."""
     params, config = shapes(name)
-    parts, form = axes_of(config).parts, nets.form_of(config)[1]
+    parts, form = axes_of(config).parts, nets.short_form(config)
     head_dim = form.dim // form.heads if name.startswith("gpt") else form.head_dim
     sizes = {
         "vocab": config.vocab_size,

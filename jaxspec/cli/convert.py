@@ -130,7 +130,6 @@ def write(
 ) -> None:
     """Writes a checkpoint of jaxspec's, as `weights.orbax.save`, with the model's own tokenizer."""
     from jaxspec.core import token_ids
-    from jaxspec.nets import form_of
     from jaxspec.weights import orbax, quantisation, vocabulary
 
     # A Hugging Face folder can hold such a model, but not quantised.
@@ -157,7 +156,6 @@ def write(
             dtype=dtype,
             overwrite=overwrite,
             name=to.resolve().name,
-            family=form_of(config)[0],
             draft_tokens=draft_tokens,
             source=model.source,
             description=description | {"converted_from": model.name},

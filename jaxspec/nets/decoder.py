@@ -32,7 +32,7 @@ from jaxspec.nets.embedding import Embedding
 from jaxspec.nets.network import Network
 from jaxspec.nets.relative import RelativeBias, biases, distances
 from jaxspec.nets.shapes import DecoderConfig, LayerShape
-from jaxspec.nets.uniform import FORMS, decoder_config, gpt_config
+from jaxspec.nets.uniform import decoder_config, gpt_config
 from jaxspec.sharding import Axes
 
 __all__ = ["DecoderConfig", "DecoderNet", "decoder_config", "gpt_config", "init", "language_model"]
@@ -453,6 +453,5 @@ NETWORK = Network(
         dataclasses.replace(config, vocab_size=tokens),
         ("embedding" if config.tied_head else "head",),
     ),
-    forms=FORMS,
     alike=lambda config: {"layers": numbers_of(config.layers)},
 )

@@ -113,25 +113,11 @@ class Load(NamedTuple):
         return self.cache_bytes + self.state_bytes * (2 * (tokens + undone) - 1)
 
 
-class Form(NamedTuple):
-    """A short way to write a configuration, in recipes and manifests.
-
-    Attributes:
-        kind: a frozen dataclass of plain values.
-        config: such a value -> the configuration.
-        of: configuration -> that value; raises ValueError where the form cannot say it.
-    """
-
-    kind: type
-    config: Callable[[Any], Any]
-    of: Callable[[Any], Any]
-
-
 class Network(NamedTuple):
     """A kind of network, for all configurations of a type.
 
     Attributes:
-        name: its family in recipes and manifests.
+        name: its family in manifests.
         config: the configuration's type, a frozen dataclass with `vocab_size` and `dtype`.
         init: (configuration, key) -> random parameters.
         language_model: (configuration, taps) -> the pure functions; the same object for the same
@@ -159,8 +145,6 @@ class Network(NamedTuple):
         source: (configuration, rows) -> an encoder's input for so many prompts, if it is not text;
             else None.
         small_kernels: kernels of a layer on a GPU besides its products.
-        forms: (family, short form of the configuration) for each family; none: the configuration is
-            short itself.
         alike: configuration -> by the name of a stack, the layers of the first piece that have the
             shapes of its layers, by number; {} if each stack has one shape.
     """
@@ -181,7 +165,6 @@ class Network(NamedTuple):
     trimmed: Callable[[Any, int], tuple[Any, tuple[str, ...]]] | None = None
     source: Callable[[Any, int], Any] = lambda config, rows: None
     small_kernels: int = KERNELS_OF_LAYER
-    forms: tuple[tuple[str, Form], ...] = ()
     alike: Callable[[Any], Mapping[str, Sequence[int]]] = lambda config: {}
 
     def depth(self, config: Any) -> int:

@@ -1,8 +1,5 @@
-"""Decoders whose layers are alike, by one number each: the form of recipes, of manifests and of
-most families.
-
-`decoder_config` and `gpt_config` make shapes of it. A manifest holds it, too, wherever it says all
-of a network.
+"""Decoders whose layers are alike, by one number each: the form that families read a config.json
+into. `decoder_config` and `gpt_config` make shapes of it.
 """
 
 from __future__ import annotations
@@ -13,7 +10,6 @@ from typing import Any, ParamSpec
 
 from jaxspec.core.checks import one_of
 from jaxspec.nets import rotary
-from jaxspec.nets.network import Form
 from jaxspec.nets.rotary import RopeScaling, Rotary
 from jaxspec.nets.shapes import (
     ACTIVATIONS,
@@ -174,25 +170,6 @@ def _read(shape: Any, fields: Mapping[str, str]) -> dict[str, Any]:
     return {name: getattr(shape, field) for name, field in fields.items()}
 
 
-def uniform_decoder(config: DecoderConfig) -> UniformDecoder:
-    """Returns the form of a configuration.
-
-    Raises:
-        ValueError: its layers differ in more, or it has an option that the form has not.
-
-    >>> uniform_decoder(decoder_config(32, 16, 32, 4, 4, 2, 4, window=8, local=(True, False))).local
-    (True, False)
-    """
-    form = nearest(config)
-    # Written and read again: what the form cannot say would otherwise be lost in a manifest.
-    if form.config() != config:
-        raise ValueError(
-            "the layers differ in more than windows and rotary bases, or have options of another "
-            "form"
-        )
-    return form
-
-
 def nearest(config: DecoderConfig) -> UniformDecoder:
     """Returns the form with a configuration's numbers, whatever else the configuration says."""
     _check_blocks(config)
@@ -282,16 +259,32 @@ _GPT = {
 }
 
 
-def uniform_gpt(config: DecoderConfig) -> UniformGPT:
-    """Returns the form of a configuration.
+def short_form(config: DecoderConfig) -> UniformDecoder | UniformGPT:
+    """Returns the form that says all of a configuration.
 
     Raises:
-        ValueError: it is not of this form.
+        ValueError: neither does.
+
+    >>> short_form(decoder_config(32, 16, 32, 4, 4, 2, 4, window=8, local=(True, False))).local
+    (True, False)
+    >>> short_form(gpt_config(32, dim=8, ff_dim=16, layers=2, heads=2)).layers
+    2
     """
+    form = _nearest_gpt(config) if config.positions == "learned" else nearest(config)
+    # Compared, since a change of the form would otherwise lose what the form cannot say.
+    if form.config() != config:
+        raise ValueError(
+            "the layers differ in more than windows and rotary bases, or have options of another "
+            "form"
+        )
+    return form
+
+
+def _nearest_gpt(config: DecoderConfig) -> UniformGPT:
     _check_blocks(config)
     first = config.layers[0]
     last = config.layers[-1]
-    form = UniformGPT(
+    return UniformGPT(
         ff_dim=first.ff.dim,
         layers=len(config.layers),
         heads=first.attention.heads,
@@ -301,9 +294,6 @@ def uniform_gpt(config: DecoderConfig) -> UniformGPT:
         scale_by_layer=first.attention.scale != last.attention.scale,
         **_read(config, _GPT),
     )
-    if config.positions != "learned" or form.config() != config:
-        raise ValueError("the layers are not GPT-2's")
-    return form
 
 
 def _check_blocks(config: DecoderConfig) -> None:
@@ -348,8 +338,3 @@ decoder_config = _made(UniformDecoder)
 
 gpt_config = _made(UniformGPT)
 """Makes a GPT-2's configuration of the arguments of `UniformGPT`."""
-
-FORMS = (
-    ("gpt", Form(UniformGPT, UniformGPT.config, uniform_gpt)),
-    ("decoder", Form(UniformDecoder, UniformDecoder.config, uniform_decoder)),
-)

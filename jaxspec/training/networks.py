@@ -178,11 +178,11 @@ def write(
         recipe.model,
         folder / recipe.data.tokenizer,
         name=recipe.name,
-        family=recipe.family,
         dtype=to.dtype,
         description=provenance,
         draft_tokens=draft_tokens(recipe, folder, work),
         shares=shares,
+        source=recipe.source,
         overwrite=to.overwrite,
     )
     summary = (

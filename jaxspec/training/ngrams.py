@@ -97,7 +97,6 @@ def write(recipe: TableRecipe, folder: Path, to: Destination, progress: bool = T
     with vocabulary.tokenizer_folder(target) as words:
         named = {
             "name": recipe.name,
-            "family": recipe.family,
             "dtype": to.dtype,
             "overwrite": to.overwrite,
         }

@@ -14,9 +14,10 @@ from jaxspec.draft_heads import KINDS
 from jaxspec.draft_heads.training import Training
 from jaxspec.files import read_text
 from jaxspec.files.strict_tables import RecipeError, build
-from jaxspec.nets import FORMS, decoder_layers, from_table, net_of
+from jaxspec.nets import decoder_layers, net_of
 from jaxspec.training import unused_keys
 from jaxspec.training.divergences import DIVERGENCES
+from jaxspec.weights import hf_families, source
 
 HEADS = {head_kind.name: head_kind.sizes for head_kind in KINDS if head_kind.sizes is not None}
 TRAININGS = {
@@ -211,11 +212,12 @@ class Masks:
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
-    """A model and how it is made. `model` is the configuration of its family."""
+    """A network and how it is made."""
 
     name: str
-    family: str
-    model: Any
+    model: Any  # its configuration
+    # the tables of the file that describe it, as a model keeps them (`jaxspec.weights.source`)
+    source: Any
     data: Data
     train: Train
     distil: Distil | None = None
@@ -441,32 +443,65 @@ def load(path: str | Path) -> AnyRecipe:
 
 
 def parse(table: dict[str, Any], where: str = "recipe") -> AnyRecipe:
-    """Makes a recipe from the tables of its TOML file; its family decides the kind."""
+    """Makes a recipe from the tables of its TOML file. A network's has [model], which is its
+    config.json; any other recipe names its family.
+    """
     family = table.get("family")
     table = dict(table)
-    if family not in {**FORMS, **HEADS}:
-        raise RecipeError(
-            f"{where}: family is {family!r}: expected one of {sorted([*FORMS, *HEADS])}"
-        )
-    recipe = Recipe
-    parts = {
-        "data": Data,
-        "train": Train,
-        "distil": Distil,
-        "early_exit": EarlyExit,
-        "masks": Masks,
-    }
-    if family in HEADS:
+    if "model" in table:
+        recipe = Recipe
+        parts = {
+            "data": Data,
+            "train": Train,
+            "distil": Distil,
+            "early_exit": EarlyExit,
+            "masks": Masks,
+        }
+        table |= _network(table, where)
+    elif family in HEADS:
         recipe = HeadRecipe
         parts = {"head": HEADS[family], "data": Data, "train": Train, "learn": Learn}
     elif family == "ngram":
         recipe = TableRecipe
         parts = {"data": NGramTexts, "tables": NGramTables}
-    elif "model" in table:
-        table["model"] = from_table(family, table["model"], f"{where}: [model]")
+    else:
+        raise RecipeError(
+            f"{where}: family is {family!r}: expected one of {sorted([*HEADS, 'ngram'])}, or a "
+            "table [model] with a network's config.json"
+        )
     written = dict(table)
     for key in (key for key in parts if key in table):
         table[key] = build(parts[key], table[key], f"{where}: [{key}]")
     parsed = build(recipe, table, where)
     unused_keys.check(parsed, written, where)
     return parsed
+
+
+def _network(table: dict[str, Any], where: str) -> dict[str, Any]:
+    """Takes the tables of a network out of a recipe's, and returns the fields of `Recipe` for
+    them.
+    """
+    if "family" in table:
+        raise RecipeError(
+            f"{where}: family is {table['family']!r}: leave it out, since [model] has the "
+            "network's model_type"
+        )
+    if not isinstance(table["model"], dict) or "model_type" not in table["model"]:
+        raise RecipeError(
+            f"{where}: [model] lacks the key 'model_type': expected a config.json's keys, such as "
+            'model_type = "t5" and d_model = 384'
+        )
+    try:
+        tables, config = source.from_toml(table)
+        unread = list(source.unread(tables))
+    except RecipeError as error:
+        raise RecipeError(f"{where}: {error}") from error
+    except source.ERRORS as error:
+        raise RecipeError(f"{where}: [model] cannot be used: {source.reason(error)}") from error
+    if unread:
+        family = hf_families.of(tables[source.CONFIG])
+        raise RecipeError(
+            f"{where}: [model] has the key {unread[0]!r}, which {family.title} does not read"
+            f"{suggest(unread[0], family.keys)}"
+        )
+    return {"model": config, "source": tables}

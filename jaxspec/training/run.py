@@ -16,7 +16,7 @@ from flax.traverse_util import flatten_dict
 from jaxspec import files
 from jaxspec.core.checks import one_of
 from jaxspec.files import folders
-from jaxspec.nets import form_of, table_of
+from jaxspec.nets import short_form
 from jaxspec.training import heads, networks, ngrams
 from jaxspec.training.loop import Destination, TrainingRun, fit
 from jaxspec.training.recipes import AnyRecipe, HeadRecipe, Recipe, TableRecipe
@@ -66,8 +66,10 @@ def check_run(recipe: Recipe | HeadRecipe, work: Path) -> None:
     table = dataclasses.asdict(recipe)
     defaults = dict(_defaults(recipe))
     if isinstance(recipe, Recipe):
-        table["model"] = table_of(recipe.model)
-        defaults |= _defaults(form_of(recipe.model)[1], "model.")
+        del table["source"]  # which says the same
+        form = short_form(recipe.model)
+        table["model"] = dataclasses.asdict(form)
+        defaults |= _defaults(form, "model.")
     for name in ("steps", "evaluate_every", "save_every"):
         del table["train"][name]
     fields = {name: json.dumps(value) for name, value in flatten_dict(table, sep=".").items()}

@@ -27,11 +27,19 @@ from jax.sharding import Mesh
 from jaxspec import nets, optional_imports, sharding
 from jaxspec.core import Params
 from jaxspec.core.checks import suggest
+from jaxspec.drafters.lookups.ngram_model import NGramConfig
 from jaxspec.files import folders
 from jaxspec.files.folders import MANIFEST, some
 from jaxspec.files.strict_tables import RecipeError, build
-from jaxspec.nets import FORMS, axes_of, net_of, quantised
-from jaxspec.weights import orbax_arrays, orbax_layouts, parameters, quantisation, tokenizers
+from jaxspec.nets import axes_of, net_of, quantised
+from jaxspec.weights import (
+    old_manifests,
+    orbax_arrays,
+    orbax_layouts,
+    parameters,
+    quantisation,
+    tokenizers,
+)
 from jaxspec.weights.hf_families import FamilyError
 from jaxspec.weights.reader import ModelFormat, Reader
 from jaxspec.weights.source import (
@@ -58,19 +66,19 @@ class Manifest:
     """The content of manifest.toml."""
 
     format: int  # version of the folder's layout
-    name: str  # name, family: the model's name and network: "t5", "gpt", "decoder" or "ngram"
-    family: str
+    name: str  # the model's
+    family: str  # its network's name: "t5", "decoder", "ngram", ...; "gpt" in older ones
     dtype: str  # how matrices are stored: "float32", "bfloat16", "int8" or "int4"
     parameters: int  # number of weights or table entries (scales of quantised matrices not counted)
     # the network's configuration; the file holds the config.json that it was read from
-    # (`weights.source`), or the network's own form of it (`nets.form_of`)
+    # (`weights.source`), or the configuration's fields (`weights.old_manifests`)
     model: Any
     files: dict  # [size in bytes, SHA-256] of every other file, by its path in the folder
     about: dict  # where the weights come from and what was measured; plain values
     # the `folder` of a checkpoint beside this one, the `digest` of its parameters, and the
     # `modules` that are read from there; empty: this checkpoint holds all of its parameters
     shares: dict = dataclasses.field(default_factory=dict)
-    # the tables that the configuration was read from; None: the file holds the network's own form
+    # the tables that the configuration was read from; None: the file holds its fields
     source: Any = None
 
 
@@ -81,7 +89,6 @@ def save(
     tokenizer_folder: str | Path,
     *,
     name: str,
-    family: str,
     dtype: str,
     description: dict[str, Any],
     overwrite: bool = False,
@@ -101,7 +108,7 @@ def save(
             be quantised.
         tokenizer_folder: holds tokenizer.json (or ByT5's added_tokens.json) and
             tokenizer_config.json, which are copied.
-        name, family: the fields of `Manifest`.
+        name: the model's name.
         dtype: how to store matrices. What is stored is the model: "int8" and "int4" round it once
             and for all.
         description: provenance and measurements, such as {"licence": "...", "heldout_loss": 2.9}:
@@ -120,7 +127,7 @@ def save(
     """
     folder = Path(folder).expanduser().resolve()
     tokenizer_folder = Path(tokenizer_folder).expanduser()
-    _check_arguments(config, tokenizer_folder, family, dtype)
+    _check_arguments(config, tokenizer_folder, dtype)
     _tables_of(config, source)  # raises if no manifest can hold it
     needed = quantisation.count(params) * quantisation.bits(dtype) // 8
     complaint = folders.occupied(folder, "checkpoint", overwrite) or folders.no_room(folder, needed)
@@ -170,7 +177,7 @@ def save(
                 Manifest(
                     format=VERSION,
                     name=name,
-                    family=family,
+                    family=net_of(config).name,
                     dtype=dtype,
                     parameters=count,
                     model=config,
@@ -367,15 +374,16 @@ def read_manifest(folder: str | Path) -> Manifest:
             raise RecipeError(
                 f"format is {table.get('format')!r}, this version of jaxspec reads format {VERSION}"
             )
-        complaint = _unknown(table.get("dtype"), table.get("family"))
-        if complaint:
-            raise RecipeError(complaint)
-        # The family says in which form the table is, so it is checked first.
+        for key, expected in (("family", sorted(old_manifests.FAMILIES)), ("dtype", DTYPES)):
+            complaint = _unknown(key, table.get(key), expected)
+            if complaint:
+                raise RecipeError(complaint)
+        # The family of an older one says what its table holds, so it is checked first.
         source = None
         if "model_type" in table.get("model", {}):
             source, model = from_toml(table)
         else:
-            model = nets.from_table(table["family"], table.get("model", {}), "[model]")
+            model = old_manifests.network(table["family"], table.get("model", {}))
         manifest = build(Manifest, {**table, "model": model, "source": source}, "it")
         _check_manifest(manifest)
     except ERRORS as error:  # TOML's, Unicode's and recipes' are such
@@ -439,16 +447,15 @@ def _copy_compact(source: Path, copy: Path) -> None:
         shutil.copyfile(source, copy)
 
 
-def _check_arguments(config: Any, tokenizer_folder: Path, family: str, dtype: str) -> None:
-    expected = ""
-    if nets.find(config) is not None:
-        expected = nets.form_of(config)[0]
-    complaint = _unknown(dtype, family)
+def _check_arguments(config: Any, tokenizer_folder: Path, dtype: str) -> None:
+    complaint = _unknown("dtype", dtype, DTYPES)
     if complaint:
         raise CheckpointError(complaint)
-    if family != expected:
-        described = f"config is a {type(config).__name__} of family {expected!r}"
-        raise CheckpointError(f"{described}, and family is {family!r}: expected the same")
+    if nets.find(config) is None:
+        raise CheckpointError(
+            f"config is a {type(config).__name__}: expected the configuration of a network of "
+            "jaxspec.nets"
+        )
     present = {path.name for path in tokenizer_folder.glob("*") if path.is_file()}
     absent = [file for file in tokenizer_files(present) if file not in present]
     if absent:
@@ -457,16 +464,9 @@ def _check_arguments(config: Any, tokenizer_folder: Path, family: str, dtype: st
         )
 
 
-def _unknown(dtype: Any, family: Any) -> str:
-    expected = {"family": (family, sorted(FORMS)), "dtype": (dtype, list(DTYPES))}
-    return next(
-        (
-            f"{key} is {got!r}: expected one of {any}"
-            for key, (got, any) in expected.items()
-            if got not in any
-        ),
-        "",
-    )
+def _unknown(key: str, value: Any, expected: Iterable[str]) -> str:
+    names = list(expected)
+    return "" if value in names else f"{key} is {value!r}: expected one of {names}"
 
 
 def _check_tokens(ids: Any, name: Any, vocab: int) -> None:
@@ -492,17 +492,18 @@ def _check_manifest(manifest: Manifest) -> None:
 
 
 def _tables_of(config: Any, source: SourceFiles | None) -> dict[str, Any]:
-    """Returns the tables of a manifest that describe a network: config.json's, or its own form."""
+    """Returns the tables of a manifest that describe a network: config.json's. The tables of
+    n-grams have none: theirs are the configuration's fields.
+    """
+    if isinstance(config, NGramConfig):
+        # TOML has no null: it is the default of the field that may be None.
+        fields = dataclasses.asdict(config).items()
+        return {"model": {name: x for name, x in fields if x is not None}}
     try:
         family, tables = written(config, source, {})
-        return to_toml(tables, beside(family, configured(tables)[1], config))
-    except FamilyError:
-        if source is not None:
-            raise
-    try:
-        return {"model": without_none(nets.table_of(config))}
-    except ValueError as error:
+    except FamilyError as error:
         raise CheckpointError(f"no manifest can hold this model: {error}") from None
+    return to_toml(tables, beside(family, configured(tables)[1], config))
 
 
 def _write_manifest(path: Path, manifest: Manifest) -> None:
@@ -516,17 +517,6 @@ def _write_manifest(path: Path, manifest: Manifest) -> None:
     except ValueError as error:
         raise CheckpointError(str(error)) from None
     path.write_text(text, encoding="utf-8", newline="\n")
-
-
-def without_none(value: Any) -> Any:
-    """Leaves out None, which TOML cannot write: it is the default of each field that may be
-    None.
-    """
-    if isinstance(value, dict):
-        return {key: without_none(x) for key, x in value.items() if x is not None}
-    if isinstance(value, list | tuple):
-        return [without_none(x) for x in value]
-    return value
 
 
 def _as_dtype(path: str, x: Any, dtype: str, mixed: bool = False) -> Any:

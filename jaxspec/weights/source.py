@@ -8,10 +8,11 @@ A configuration that was made in code has no such tables; a few families can wri
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from jaxspec.files.strict_tables import RecipeError, build
 from jaxspec.weights import generation_config, hf_families
 from jaxspec.weights.hf_families import Family, FamilyError
 from jaxspec.weights.hf_families.common import read_object
@@ -100,10 +101,10 @@ def read(source: SourceFiles, path: Path) -> tuple[Family, Any]:
 
 
 def _refused(path: Path, error: Exception) -> CheckpointError:
-    return CheckpointError(f"{path} describes no model that can be loaded: {_reason(error)}")
+    return CheckpointError(f"{path} describes no model that can be loaded: {reason(error)}")
 
 
-def _reason(error: Exception) -> str:
+def reason(error: Exception) -> str:
     """Puts an error of ours in its words; any other with its kind, which says more than its words
     alone.
     """
@@ -187,8 +188,45 @@ def from_toml(manifest: dict[str, Any]) -> tuple[SourceFiles, Any]:
     source = {CONFIG: read["model"]}
     if read["generation"]:
         source[GENERATION] = read["generation"]
-    _, config = configured(source)
-    return source, dataclasses.replace(config, **read["fields"])
+    family, config = configured(source)
+    fields = read["fields"]
+    elsewhere = sorted(set(fields) - set(family.unwritten))
+    if elsewhere:
+        raise RecipeError(
+            f"[fields] has {', '.join(elsewhere)}: expected some of {', '.join(family.unwritten)}, "
+            "for which config.json has no key"
+        )
+    kept = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
+    return source, build(type(config), kept | fields, "[fields]")
+
+
+def unread(source: SourceFiles) -> Iterator[str]:
+    """Yields the keys of config.json that its family does not read.
+
+    >>> gpt = {"model_type": "gpt2", "vocab_size": 32, "n_embd": 8, "n_layer": 1, "n_head": 2}
+    >>> gpt |= {"n_positions": 16, "n_inner": None, "n_heads": 4}
+    >>> list(unread({"config.json": gpt}))
+    ['n_heads']
+    """
+    _, expected = configured(source)
+
+    def without_effect(table: Mapping[str, Any], outer: Callable[[Any], dict]) -> Iterator[str]:
+        for key, value in table.items():
+
+            def changed(new: Any, key: str = key) -> dict:
+                return outer({**table, key: new})
+
+            try:
+                # A key that is read does not take an object that nothing is known of.
+                is_read = configured({**source, CONFIG: changed(object())})[1] != expected
+            except ERRORS:
+                is_read = True
+            if not is_read:
+                yield key
+            elif isinstance(value, Mapping):
+                yield from without_effect(value, changed)
+
+    return without_effect(source[CONFIG], dict)
 
 
 def _replaced(value: Any, old: Any, new: Any) -> Any:

@@ -209,7 +209,7 @@ def checkpoint(tmp_path):
     words = ["<pad>", "</s>", "<unk>", "the", "old", "dog"]
     word_tokenizer(words, pad_token="<pad>").save_pretrained(tmp_path / "words")
     config = tiny_gpt(len(words))
-    options = dict(name="small", family="gpt", dtype="int8", description={})
+    options = dict(name="small", dtype="int8", description={})
     orbax.save(
         tmp_path / "small",
         decoder.init(config, jax.random.key(0)),
@@ -225,7 +225,7 @@ def test_wider_and_unrounded_models_are_written(checkpoint, tmp_path):
         ["widen", str(checkpoint), "--units", "48", "--out", str(tmp_path / "new" / "wide")]
     )
     small, wide = model_loading.load(checkpoint), model_loading.load(tmp_path / "new" / "wide")
-    assert (nets.form_of(wide.config)[1].ff_dim, wide.name) == (48, "wide")
+    assert (nets.short_form(wide.config).ff_dim, wide.name) == (48, "wide")
     synthetic.main(["unrounded", str(checkpoint), "--out", str(tmp_path / "drawn")])
     drawn = model_loading.load(tmp_path / "drawn")
     matrices = [x.params["layers_0"]["ff"]["wi"]["weight"] for x in (small, drawn)]

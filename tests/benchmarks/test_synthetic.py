@@ -132,7 +132,7 @@ def model(name: str) -> Model:
 def test_the_same_text_and_logits(name):
     small = model(name)
     wide = widen(small, 100)
-    assert nets.form_of(wide.config)[1].ff_dim == 100 and wide.name == name
+    assert nets.short_form(wide.config).ff_dim == 100 and wide.name == name
     ours, theirs = (
         jax.jit(m.lm.prefill)(m.params, PROMPT, Room(8))[0].logits for m in (wide, small)
     )

@@ -30,7 +30,7 @@ def project(tmp_path, monkeypatch):
     monkeypatch.delenv("JAXSPEC_DEBUG", raising=False)
     word_tokenizer(WORDS, pad_token="<pad>").save_pretrained(tmp_path / "words")
     config = tiny_gpt(len(WORDS))
-    options = dict(name="target", family="gpt", dtype="float32", description={})
+    options = dict(name="target", dtype="float32", description={})
     orbax.save(
         tmp_path / "target",
         decoder.init(config, jax.random.key(0)),

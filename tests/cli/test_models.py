@@ -249,7 +249,7 @@ def shipped(monkeypatch, tmp_path):
     for file in orbax.TOKENIZER:
         (tokenizer / file).write_text("{}")
     params = decoder.init(GPT, jax.random.key(0))
-    manifest = dict(name="ours", family="gpt", dtype="bfloat16", description={"heldout_loss": 1.5})
+    manifest = dict(name="ours", dtype="bfloat16", description={"heldout_loss": 1.5})
     orbax.save(tmp_path / "shipped" / "ours", params, GPT, tokenizer, **manifest)
     monkeypatch.setattr(shipped_models, "FOLDERS", (tmp_path / "shipped",))
     (tmp_path / "here").mkdir()

@@ -36,7 +36,7 @@ def project(tmp_path_factory):
     config = tiny_gpt(len(WORDS))
     for seed, name in enumerate(("target", "draft")):
         params = decoder.init(config, jax.random.key(seed))
-        options = dict(name=name, family="gpt", dtype="float32", description={})
+        options = dict(name=name, dtype="float32", description={})
         orbax.save(folder / name, params, config, folder / "words", **options)
     (folder / "template.jinja").write_text(
         "{% for message in messages %}{{ message.content }} {% endfor %}the"

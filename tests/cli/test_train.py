@@ -28,14 +28,14 @@ runner = CliRunner()
 WORDS = ["<pad>", "</s>", "<unk>", "the", "old", "dog", "saw", "a", "new", "cat", "again", "today"]
 RECIPE = """
 name = "tiny"
-family = "gpt"
 [model]
+model_type = "gpt2"
 vocab_size = 12
-dim = 8
-ff_dim = 8
-layers = 1
-heads = 1
-max_positions = 32
+n_embd = 8
+n_inner = 8
+n_layer = 1
+n_head = 1
+n_positions = 32
 [data]
 train = "train.jsonl"
 heldout = "heldout.jsonl"
@@ -118,7 +118,7 @@ def test_a_folder_of_another_recipe_is_refused_in_a_line(project, standard_dtype
     """By what was written down when its run began; without that, by the shape of its state."""
     assert call("tiny.toml", "--steps", "1").exit_code == 0
     (project / "other.toml").write_text(
-        RECIPE.replace("ff_dim = 8", "ff_dim = 16").replace("steps = 4", "steps = 8")
+        RECIPE.replace("n_inner = 8", "n_inner = 16").replace("steps = 4", "steps = 8")
     )
     again = ("other.toml", "--out", "other", "--work", "runs/tiny")
     said = refused(*again)
@@ -187,7 +187,7 @@ def target(project):
     """A checkpoint to draft for."""
     config = tiny_gpt(12)
     params = decoder.init(config, jax.random.key(0))
-    options = dict(name="target", family="gpt", dtype="float32", description={})
+    options = dict(name="target", dtype="float32", description={})
     orbax.save(
         project / "trained" / "target", params, config, project / "data" / "words", **options
     )

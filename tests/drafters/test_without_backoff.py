@@ -111,7 +111,7 @@ def test_tables_of_a_checkpoint_and_the_command_line(tmp_path):
     words = [f"w{i}" for i in range(VOCAB - 2)]
     tokenizer = jaxspec.testing.word_tokenizer(["</s>", "<unk>", *words])
     tokenizer.save_pretrained(tmp_path / "words")
-    manifest = dict(name="tri", family="ngram", dtype="float32", description={})
+    manifest = dict(name="tri", dtype="float32", description={})
     orbax.save(tmp_path / "tri", TABLES.params, TABLES.config, tmp_path / "words", **manifest)
     folder = tmp_path / "tri"
     loaded = without_backoff(jaxspec.load(str(folder)))

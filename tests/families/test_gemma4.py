@@ -16,7 +16,7 @@ import jaxspec
 from jaxspec import drafters, nets, sharding
 from jaxspec.nets import decoder
 from jaxspec.testing import word_tokenizer
-from jaxspec.weights import huggingface, orbax
+from jaxspec.weights import huggingface
 from jaxspec.weights.hf_families import gemma4
 from tests.marks import marked
 from tests.small import prefill, random_params
@@ -322,15 +322,6 @@ def test_thinking_is_switched_on_by_the_template_and_a_chat_forgets_thoughts():
     pieces = list(talk.send("w4"))
     assert talk.prompt_tokens == len(expected) and talk.reused_tokens > 0
     assert [token for piece in pieces for token in piece.tokens] == plain.tolist()
-
-
-def test_a_manifest_holds_its_blocks():
-    for name in TABLES:
-        config = gemma4.read(TABLES[name])
-        assert (
-            nets.from_table("decoder", orbax.without_none(nets.table_of(config)), "[model]")
-            == config
-        )
 
 
 def test_matrices_are_split_over_a_mesh():

@@ -22,7 +22,7 @@ from jaxspec.core import Prompt, Room
 from jaxspec.nets import decoder
 from jaxspec.nets.delta import DeltaShape
 from jaxspec.testing import certify
-from jaxspec.weights import hf_families, orbax, parameters
+from jaxspec.weights import hf_families, parameters
 from jaxspec.weights.hf_families import qwen3_5
 from tests.marks import marked
 from tests.small import random_params
@@ -329,8 +329,6 @@ def test_rounded_weights_are_near(dtype, most, root):
 
 
 def test_it_is_saved_as_it_was_read():
-    table = orbax.without_none(nets.table_of(model().config))
-    assert nets.from_table("decoder", table, "[model]") == model().config
     family, written = hf_families.describe(model().config)
     assert family is qwen3_5.QWEN3_5
     assert (

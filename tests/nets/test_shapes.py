@@ -11,7 +11,7 @@ import pytest
 
 from jaxspec import nets
 from jaxspec.core import Prompt, Room
-from jaxspec.nets import decoder
+from jaxspec.nets import decoder, uniform
 from jaxspec.nets.rotary import RopeScaling, Rotary
 from jaxspec.nets.shapes import (
     AttentionShape,
@@ -20,8 +20,7 @@ from jaxspec.nets.shapes import (
     LayerShape,
     NormShape,
 )
-from jaxspec.weights import orbax
-from jaxspec.weights.hf_families import FAMILIES, decoders, llama, qwen
+from jaxspec.weights.hf_families import decoders
 from tests.small import random_params
 
 LOCAL = AttentionShape(
@@ -87,66 +86,10 @@ def test_no_two_layers_alike():
     )
 
 
-def test_what_no_short_form_says_is_written_layer_by_layer(tmp_path):
+def test_a_short_form_says_all_of_a_network_or_is_refused():
     with pytest.raises(ValueError, match="differ in more than windows"):
-        nets.form_of(CONFIG) and nets.FORMS["decoder"].of(CONFIG)
-    assert nets.form_of(CONFIG) == ("decoder", CONFIG)
-    table = orbax.without_none(dataclasses.asdict(CONFIG))
-    assert nets.from_table("decoder", table, "[model]") == CONFIG
-    with pytest.raises(ValueError, match=r"\[model\] layers has an unknown key 'postnorms'"):
-        nets.from_table(
-            "decoder", table | {"layers": [{**table["layers"][0], "postnorms": True}]}, "[model]"
-        )
-
-
-def test_a_table_of_one_number_for_all_layers():
-    """As manifests were written before layers were values: windows and rotary bases by turns."""
-    table = dict(
-        vocab_size=13, dim=8, ff_dim=16, layers=3, heads=2, kv_heads=1, head_dim=4, head_norms=True
-    )
-    table |= dict(
-        window=3,
-        local=[True, False],
-        rope_base=100.0,
-        local_rope_base=10.0,
-        tied_head=True,
-        activation="gelu",
-    )
-    local = AttentionShape(2, 1, 4, window=3, rotary=Rotary(10.0), head_norms=True)
-    layers = [local, dataclasses.replace(local, window=None, rotary=Rotary(100.0)), local]
-    expected = DecoderConfig(
-        13,
-        8,
-        tuple(LayerShape(layer, FeedForwardShape(16, "gelu")) for layer in layers),
-        NormShape(),
-        tied_head=True,
-    )
-    assert nets.from_table("decoder", table, "[model]") == expected
-    assert (
-        nets.from_table("decoder", orbax.without_none(dataclasses.asdict(expected)), "[model]")
-        == expected
-    )
-
-
-@pytest.mark.parametrize(
-    "family", [family for family in FAMILIES if family.sizes], ids=lambda family: family.title
-)
-def test_manifests_hold_published_shapes(family):
-    """In a short form, or layer by layer: OLMo's norms, Gemma 4's layers and experts have none."""
-    for config in family.sizes.values():
-        name, form = nets.form_of(config)
-        assert nets.from_table(name, orbax.without_none(nets.table_of(config)), "") == config
-        assert type(form) is nets.FORMS[name].kind or (
-            form is config and family not in (llama.LLAMA, qwen.QWEN3)
-        )
-
-
-def test_a_manifest_holds_a_factor_of_embeddings():
-    config = dataclasses.replace(CONFIG, embedding_scale=12.0, logits_scale=0.25)
-    assert (
-        nets.from_table("decoder", orbax.without_none(dataclasses.asdict(config)), "[model]")
-        == config
-    )
+        uniform.short_form(CONFIG)
+    assert nets.short_form(CONFIG) is CONFIG
 
 
 @pytest.mark.parametrize("name", ["embedding_scale", "logits_scale"])

@@ -91,13 +91,6 @@ def test_wide_passes_make_their_masks_by_chunks_of_queries(kind):
     np.testing.assert_allclose(got, expected, atol=2e-5 * np.abs(expected).max())
 
 
-@pytest.mark.parametrize("kind", CONFIGS)
-def test_a_manifest_holds_the_configuration(kind):
-    config = CONFIGS[kind]
-    family, _ = nets.form_of(config)
-    assert nets.from_table(family, nets.table_of(config), "it") == config
-
-
 def test_layers_that_read_no_encoder_are_refused():
     with pytest.raises(ValueError, match="a decoder layer reads no encoder: expected `cross`"):
         t5gemma.T5GemmaConfig(**vars(NARROW), encoder=WIDE)

@@ -42,7 +42,7 @@ def shallow(name: str, taps: tuple[int, ...] = (), last: int = 0) -> jaxspec.Mod
     encoder_decoder = hasattr(config, "encoder_layers")
     fields = ("encoder_layers", "decoder_layers") if encoder_decoder else ("layers",)
     count = 2 + max(*taps, last, 0)
-    if isinstance(nets.form_of(config)[1], DecoderConfig):  # its layers are listed
+    if isinstance(nets.short_form(config), DecoderConfig):  # its layers are listed
         config = dataclasses.replace(config, layers=config.layers[:count])
     else:
         config = nets.replace(config, **dict.fromkeys(fields, count))
@@ -122,7 +122,7 @@ def test_model_is_as_the_library_has_its_size(name: str):
         assert size is not None
         # Of 32768 or 131072 positions, and of several epsilons, there are versions.
         different = {"max_positions", "epsilon", "dtype", "end_tokens"}
-        forms = [dataclasses.asdict(nets.form_of(x)[1]) for x in (config, sizes[size])]
+        forms = [dataclasses.asdict(nets.short_form(x)) for x in (config, sizes[size])]
         ours, theirs = (
             {key: x for key, x in form.items() if key not in different} for form in forms
         )

@@ -23,14 +23,12 @@ from jaxspec.analysis import acceptance, numerics, plan, roofline
 from jaxspec.core import chunks, layer_caches
 from jaxspec.core import kv_cache as kv
 from jaxspec.decode import causality, request
-from jaxspec.files.strict_tables import RecipeError
-from jaxspec.nets import blocks, decoder
+from jaxspec.nets import decoder
 from jaxspec.nets.network import Load
 from jaxspec.nets.rotary import Rotary
 from jaxspec.nets.shapes import AttentionShape, DecoderConfig, FeedForwardShape, LayerShape
 from jaxspec.testing import tables, word_tokenizer
 from jaxspec.training import head_loss, top_tokens
-from jaxspec.weights import orbax
 from tests.decode import test_chat
 from tests.marks import marked
 from tests.small import random_params
@@ -338,16 +336,3 @@ def test_trees_and_beams_are_refused():
             match=r"recurrent-0 takes chains only .*LanguageModel\.select.* tree is made of",
         ):
             make(model())
-
-
-def test_a_manifest_holds_it(monkeypatch):
-    with pytest.raises(ValueError, match="attention is a DeltaShape, which no manifest can name"):
-        nets.table_of(CONFIG)
-    monkeypatch.setitem(blocks.BLOCKS, "delta", DeltaShape)
-    table = orbax.without_none(nets.table_of(CONFIG))
-    assert nets.from_table("decoder", table, "[model]") == CONFIG
-    table["layers"][0]["attention"]["block"] = "mamba"
-    with pytest.raises(
-        RecipeError, match=r"has block 'mamba': expected one of attention, dense, .*delta"
-    ):
-        nets.from_table("decoder", table, "[model]")

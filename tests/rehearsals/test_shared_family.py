@@ -19,11 +19,10 @@ import pytest
 
 import jaxspec
 from jaxspec import Model, drafters, nets
-from jaxspec.nets import blocks, decoder
+from jaxspec.nets import decoder
 from jaxspec.nets.attention import Norm
 from jaxspec.nets.rotary import Rotary
 from jaxspec.nets.shapes import AttentionShape, DecoderConfig, FeedForwardShape, LayerShape
-from jaxspec.weights import orbax
 from tests.marks import marked
 from tests.small import random_params
 
@@ -204,10 +203,3 @@ def test_keys_that_are_skipped_cannot_be_shared():
         ValueError, match=r"layer 4 .* keys of layer 2, whose attention is skipped: expected both"
     ):
         drafters.skip_layers(model(), attention=[2, 3])
-
-
-def test_a_manifest_holds_its_gates_and_side_inputs(monkeypatch):
-    monkeypatch.setattr(blocks, "BLOCKS", {"gate": GateShape, "side": SideShape})
-    assert (
-        nets.from_table("decoder", orbax.without_none(nets.table_of(CONFIG)), "[model]") == CONFIG
-    )

@@ -268,7 +268,7 @@ def restored(folder, mesh):
 
 def saved(folder, model):
     """Saves a Llama in three ways."""
-    manifest = dict(name="llama", family="decoder", description={})
+    manifest = dict(name="llama", description={})
     for name, dtype in (("orbax", "float32"), ("int8", "int8")):
         orbax.save(
             folder / name, model.params, LLAMA, find("debian-t5-base"), dtype=dtype, **manifest

@@ -20,6 +20,8 @@ CONFIGS = {
     "decoder": tiny_llama(V, layers=3),
     "t5": tiny_t5(V, layers=3),
 }
+GPT = {"model_type": "gpt2", "vocab_size": V, "n_embd": 8, "n_layer": 3, "n_head": 2}
+GPT |= {"n_positions": 16}
 TRAIN = Train(60, batch_tokens=160, learning_rate=0.1, warmup=5, evaluate_every=40, save_every=30)
 
 
@@ -154,7 +156,7 @@ def test_the_loss_is_the_weighted_mean_of_the_exits(name):
         ),
         ({"early_exit": {}, "distil": {"teacher": "x"}}, "distil.weight is 1.0: expected 0"),
         (
-            {"early_exit": {}, "model": dict(vocab_size=9, dim=8, ff_dim=8, layers=2, heads=2)},
+            {"early_exit": {}, "model": GPT | {"n_layer": 2}},
             "2 layers: .* least 3",
         ),
     ],
@@ -162,8 +164,7 @@ def test_the_loss_is_the_weighted_mean_of_the_exits(name):
 def test_mistakes_in_recipes_are_named(change, message):
     table = {
         "name": "toy",
-        "family": "gpt",
-        "model": dict(vocab_size=9, dim=8, ff_dim=8, layers=3, heads=2),
+        "model": GPT,
         "data": dict(train="a", heldout="b", tokenizer="c", shapes=[[0, 9]]),
         "train": dict(steps=4, batch_tokens=8, learning_rate=0.1),
     }

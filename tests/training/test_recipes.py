@@ -5,19 +5,23 @@ from pathlib import Path
 import pytest
 
 from jaxspec.training import recipes
+from jaxspec.weights import orbax
 
 TABLE = {
     "name": "tiny",
-    "family": "gpt",
-    "model": dict(vocab_size=32, dim=8, ff_dim=8, layers=1, heads=2),
+    "model": dict(
+        model_type="gpt2", vocab_size=32, n_embd=8, n_inner=8, n_layer=1, n_head=2, n_positions=1024
+    ),
     "data": dict(train="a.jsonl", heldout="b.jsonl", tokenizer="tok", shapes=[[0, 8]]),
     "train": dict(steps=2, batch_tokens=16, learning_rate=1),
 }
 
+LLAMA = {"model_type": "llama", "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1}
+LLAMA |= {"num_attention_heads": 2, "vocab_size": 32}
+
 PAIRS = TABLE | {
-    "family": "t5",
     "model": dict(
-        vocab_size=32, dim=8, ff_dim=8, head_dim=4, encoder_layers=1, decoder_layers=1, heads=2
+        model_type="t5", vocab_size=32, d_model=8, d_ff=8, d_kv=4, num_layers=1, num_heads=2
     ),
     "data": TABLE["data"] | {"shapes": [[8, 8]], "tasks": ["translation"]},
 }
@@ -57,9 +61,40 @@ def test_a_whole_number_will_do_for_a_float():
             changed("train", learning_rat=1.0),
             r"\[train\] has an unknown key 'learning_rat': did you mean 'learning_rate'",
         ),
-        (changed("model", qqq=1), r"\[model\] has an unknown key 'qqq'$"),
-        (TABLE | {"famly": "t5"}, "unknown key 'famly': did you mean 'family'"),
-        (TABLE | {"family": "rnn"}, r"family is 'rnn': expected one of"),
+        (
+            changed("model", n_heads=1),
+            r"\[model\] has the key 'n_heads', which GPT-2 does not read: did you mean 'n_head'",
+        ),
+        (
+            changed("model", rope_scaling={"factor": 2.0}),
+            r"\[model\] has the key 'rope_scaling', which GPT-2 does not read$",
+        ),
+        (
+            TABLE | {"model": LLAMA | {"rope_scaling": {"rope_type": "linear", "factr": 2.0}}},
+            r"\[model\] cannot be used: it lacks 'factor'",
+        ),
+        (
+            TABLE | {"model": LLAMA | {"rope_parameters": {"rope_theta": 1.0, "factr": 2.0}}},
+            r"\[model\] has the key 'factr', which Llama does not read",
+        ),
+        (
+            changed("model", n_layer="1"),
+            r"\[model\] cannot be used: n_layer is '1': expected a pos",
+        ),
+        (changed("model", model_type="rnn"), r"\[model\] .* model_type is 'rnn': expected one of"),
+        (
+            TABLE | {"model": {"d_model": 8}},
+            r"\[model\] lacks the key 'model_type': expected a con",
+        ),
+        (TABLE | {"model": 3}, r"\[model\] lacks the key 'model_type': expected a con"),
+        (TABLE | {"fields": {"end_tokens": 3}}, r"\[fields\] end_tokens must be a list, got 3"),
+        (TABLE | {"fields": {"layers": 3}}, r"\[fields\] has layers: expected some of dtype, end"),
+        (TABLE | {"famly": "t5"}, "unknown key 'famly'"),
+        (TABLE | {"family": "gpt"}, r"family is 'gpt': leave it out, since \[model\] has the"),
+        (
+            {key: x for key, x in (TABLE | {"family": "rnn"}).items() if key != "model"},
+            r"family is 'rnn': expected one of .*'ngram'\], or a table \[model\] with a network's",
+        ),
         ({k: v for k, v in TABLE.items() if k != "data"}, "lacks the key 'data'"),
         (changed("train", steps="many"), r"\[train\] steps must be of type int, got 'many'"),
         (changed("train", steps=True), "steps must be of type int, got True"),
@@ -127,7 +162,6 @@ def test_a_whole_number_will_do_for_a_float():
             "full_layers has 1: .* from 0 to 0",
         ),
         (HEAD | {"head": HEAD["head"] | {"window": -4}}, "window is -4: expected at least 0"),
-        (TABLE | {"model": 3}, "must be a table"),
         (COUNTED | {"train": TABLE["train"]}, "unknown key 'train'"),
         (
             COUNTED | {"tables": dict(target="a", order=2, leest=1)},
@@ -159,8 +193,17 @@ def test_a_recipe_that_is_missing_or_no_toml_is_named(tmp_path):
         recipes.load(tmp_path / "bad.toml")
 
 
-@pytest.mark.parametrize(
-    "path", sorted(Path(__file__).parents[2].glob("models/*.toml")), ids=lambda p: p.stem
-)
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize("path", sorted(ROOT.glob("models/*.toml")), ids=lambda p: p.stem)
 def test_shipped_recipes_are_valid(path):
     assert recipes.load(path).name == path.stem
+
+
+@pytest.mark.parametrize(
+    "path", sorted(ROOT.glob("checkpoints/*/manifest.toml")), ids=lambda p: p.parent.name
+)
+def test_a_shipped_checkpoint_has_the_network_of_its_recipe(path):
+    manifest = orbax.read_manifest(path.parent)
+    assert recipes.load(manifest.name).model == manifest.model

@@ -206,7 +206,7 @@ def test_a_drafter_learns_from_its_teachers_answers_alone(tmp_path, monkeypatch)
     teacher = Model(t5.language_model(ENCDEC), t5.init(ENCDEC, jax.random.key(0)), config=ENCDEC)
     monkeypatch.setattr(networks, "load", lambda name, dtype: teacher)
     texts = recipes.Data("", "", ((8, 6),), "tokenizer", ("a",))
-    recipe = recipes.Recipe("small", "t5", ENCDEC, texts, Train(1, 1, 1.0))
+    recipe = recipes.Recipe("small", ENCDEC, None, texts, Train(1, 1, 1.0))
     tasks = {"one": pairs(6), "two": pairs(4, seed=2)}
     learnt = networks.answered(
         recipe, recipes.Distil("teacher", answers=(3, 0)), tasks, tmp_path, progress=False
@@ -240,8 +240,8 @@ def test_a_drafter_with_its_teachers_encoder_learns_the_rest(monkeypatch):
     share = recipes.Distil("teacher", share_encoder=True)
     recipe = recipes.Recipe(
         "small",
-        "t5",
         shape,
+        None,
         recipes.Data("", "", ((8, 6),), "tokenizer", ("a",)),
         Train(1, 1, 1.0),
         share,
@@ -274,7 +274,7 @@ def test_a_language_model_learns_from_its_teachers_continuations(tmp_path, monke
     )
     monkeypatch.setattr(networks, "load", lambda name, dtype: teacher)
     recipe = recipes.Recipe(
-        "small", "gpt", CONFIG, recipes.Data("", "", ((0, 9),), "tokenizer"), Train(1, 1, 1.0)
+        "small", CONFIG, None, recipes.Data("", "", ((0, 9),), "tokenizer"), Train(1, 1, 1.0)
     )
     rows = [e for e in texts(6) if len(e.target) > 3]
     learnt = networks.answered(

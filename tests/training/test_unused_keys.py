@@ -5,7 +5,7 @@ import pytest
 from jaxspec.training import recipes
 from tests.training.test_recipes import COUNTED, HEAD, PAIRS, TABLE
 
-LAYERS = TABLE["model"] | {"layers": 3}
+LAYERS = TABLE["model"] | {"n_layer": 3}
 MEDUSA = HEAD | {"family": "heads", "head": {"heads": 2}}
 TASKS = PAIRS["data"]
 

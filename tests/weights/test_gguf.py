@@ -371,7 +371,7 @@ def test_keys_are_obeyed_as_by_llama_cpp(case, changes, expected):
     the largest.
     """
     table = described(case, changes)
-    _, form = nets.form_of(hf_families.of(table).read(table))
+    form = nets.short_form(hf_families.of(table).read(table))
     assert {key: pytest.approx(getattr(form, key), abs=1e-4) for key in expected} == expected
 
 

@@ -35,7 +35,7 @@ GPT = tiny_gpt(16)  # more ids than words
 PROMPT = Prompt(jnp.array([[3, 4, 5, 1]], jnp.int32), jnp.array([4], jnp.int32))
 
 
-def save_model(folder: Path, net, config, family: str, tokenizer: Path) -> None:
+def save_model(folder: Path, net, config, tokenizer: Path) -> None:
     rng = np.random.default_rng(0)
     shapes = jax.eval_shape(lambda: net.init(config, jax.random.key(0)))
     params = jax.tree.map(lambda x: rng.standard_normal(x.shape, np.float32), shapes)
@@ -45,7 +45,6 @@ def save_model(folder: Path, net, config, family: str, tokenizer: Path) -> None:
         config,
         tokenizer,
         name=folder.name,
-        family=family,
         dtype="float32",
         description={},
     )
@@ -57,8 +56,8 @@ def folder(tmp_path_factory) -> Path:
     root = tmp_path_factory.mktemp("models")
     tokenizer = root / "tokenizer"
     word_tokenizer(WORDS, pad_token="<pad>").save_pretrained(tokenizer)
-    save_model(root / "checkpoints" / "tiny-t5", t5, T5, "t5", tokenizer)
-    save_model(root / "checkpoints" / "tiny-gpt", decoder, GPT, "gpt", tokenizer)
+    save_model(root / "checkpoints" / "tiny-t5", t5, T5, tokenizer)
+    save_model(root / "checkpoints" / "tiny-gpt", decoder, GPT, tokenizer)
     return root / "checkpoints"
 
 
@@ -198,7 +197,7 @@ def trimmed(folder, tmp_path_factory) -> Path:
     """tiny-t5 as a drafter of three tokens."""
     to, manifest = (
         tmp_path_factory.mktemp("trimmed") / "few",
-        dict(family="t5", dtype="float32", description={}),
+        dict(dtype="float32", description={}),
     )
     params = load(folder / "tiny-t5").params
     orbax.save(
@@ -261,7 +260,7 @@ def test_tokens_of_a_head_that_are_none_are_refused(trimmed, tmp_path, content):
 
 
 def test_tokens_of_a_head_that_are_none_are_not_saved(folder, tmp_path):
-    manifest = dict(name="few", family="t5", dtype="float32", description={}, draft_tokens=[10])
+    manifest = dict(name="few", dtype="float32", description={}, draft_tokens=[10])
     with pytest.raises(
         CheckpointError, match=r"draft_tokens is \[10\]: expected a list of ids from 0 to 9"
     ):
@@ -398,7 +397,7 @@ def test_a_folder_without_a_manifest(tmp_path):
 
 def test_a_tokenizer_with_more_ids_than_the_model(folder, tmp_path):
     small = tiny_gpt(8)
-    save_model(tmp_path / "small", decoder, small, "gpt", folder / "tiny-gpt")
+    save_model(tmp_path / "small", decoder, small, folder / "tiny-gpt")
     with pytest.raises(
         CheckpointError, match="the tokenizer has ids up to 9, but the model only up to 7"
     ):

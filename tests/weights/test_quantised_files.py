@@ -361,7 +361,7 @@ def test_logits_text_and_a_checkpoint_of_an_awq_model(tmp_path):
     prefill = jax.jit(narrow.lm.prefill)
     ours, theirs = (prefill(part, prompt, Room(8))[0].logits for part in (params, wide.params))
     np.testing.assert_allclose(ours, theirs, atol=1e-4)
-    options = dict(name="it", family="decoder", description={})
+    options = dict(name="it", description={})
     orbax.save(
         tmp_path / "ours",
         narrow.params,
@@ -425,7 +425,7 @@ def test_what_makers_left_in_full_is_rounded_to_eight_bits_beside_four(tmp_path,
     np.testing.assert_allclose(
         log_probs(narrow.params), log_probs(jaxspec.load(folder, dtype="int8").params), atol=1e-4
     )
-    options = dict(name="it", family="decoder", description={})
+    options = dict(name="it", description={})
     orbax.save(
         tmp_path / "ours",
         narrow.params,

@@ -36,7 +36,6 @@ def ours(theirs, tmp_path):
         config,
         theirs,
         name="gpt",
-        family="gpt",
         dtype="float32",
         description={},
     )

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from jaxspec.nets.decoder import DecoderConfig
-from jaxspec.nets.uniform import UniformGPT, configs, gpt_config, uniform_gpt
+from jaxspec.nets.uniform import UniformGPT, configs, gpt_config, short_form
 from jaxspec.weights.hf_families import common
 from jaxspec.weights.hf_families.common import (
     HEAD,
@@ -66,7 +66,7 @@ def read(table: dict) -> DecoderConfig:
 
 def write(config: DecoderConfig) -> dict[str, Any]:
     """Writes the config.json of a network."""
-    form = uniform_gpt(config)
+    form = short_form(config)
     return {
         "architectures": ["GPT2LMHeadModel"],
         "model_type": "gpt2",
