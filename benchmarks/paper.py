@@ -5,7 +5,7 @@
     python -m benchmarks.paper 2 --draft debian-t5-draft     its options for a pair: some minutes of two cores
     python -m benchmarks.paper 3 --target debian-t5-base --draft debian-t5-small
     python -m benchmarks.paper 5 --draft debian-t5-small --target debian-t5-base
-    python -m benchmarks.paper sizes --dtype bfloat16 --max-new-tokens 128 --resume h200.jsonl --minutes 9
+    python -m benchmarks.paper sizes --dtype bfloat16 --max-new-tokens 128
 
 `sizes` wants one device with some 60 GB of memory (or --target random:SHAPE --draft random:SHAPE):
 T5-XXL with T5-small. Models of random weights agree on nothing, so acceptance is simulated at the
@@ -13,8 +13,8 @@ rates that the paper reports (`benchmarks.synthetic`: the text is nonsense, the 
 are set beside the paper's, which were measured on a TPU v4, and beside Theorem 3.8 with c and v as
 measured; plain decoding beside the memory's floor: the bytes that a token needs (decoder weights,
 caches, head) over the bandwidth of a large copy on the same device. Where c is above 0.02 the
-drafter is profiled. All but 1, 4 and the estimates of 2 take the options of `jaxspec bench` and
-`measure`. 3 and 5 add the tables unigram and bigram to the drafters.
+drafter is profiled. All but 1, 4 and the estimates of 2 take the options of `jaxspec bench`. 3 and
+5 add the tables unigram and bigram to the drafters.
 
 Reference: Leviathan, Kalman, Matias, ICML 2023, arXiv 2211.17192, Tables 1 to 5.
 """
@@ -40,7 +40,7 @@ from jaxspec.analysis.cost import interleave
 from jaxspec.analysis.random_model import random_prompt
 from jaxspec.analysis.result import PLANNED, BenchResult, Setting, Spread, Task, dtype_of
 from jaxspec.analysis.roofline import MACHINES, load_of
-from jaxspec.analysis.table import DRAFTS, MEASURED, THEORY, Column, around
+from jaxspec.analysis.table import Column, around
 from jaxspec.cli import bench, console, names, options
 from jaxspec.cli.names import model
 from jaxspec.core import Model
@@ -51,11 +51,12 @@ SOURCE = 64  # tokens of a prompt
 CHEAP = 0.02  # the paper's c of T5-small; above it, a profile is made
 COPY = 4 * 10**9  # bytes of the copy that measures the bandwidth
 LENIENCES = "rejection,lenient=0.5,lenient=0.3,lenient=0.1"
-TABLES: dict[str, dict[str, str]] = {  # what `jaxspec measure` is given before one's own options
-    "2": {"temperature": "0,1", "gamma": PLANNED},
-    "3": {"temperature": "0,1", "gamma": "3"},
-    "5": {"temperature": "0,1", "gamma": "3", "rule": LENIENCES},
+TABLES: dict[str, dict[str, Any]] = {  # what `jaxspec bench` is given before one's own options
+    "2": {"gamma": PLANNED},
+    "3": {"gamma": "3", "measure": "alpha"},
+    "5": {"gamma": "3", "measure": "alpha", "rule": LENIENCES},
 }
+SHARED: dict[str, Any] = {"temperature": "0,1", "count": 16, "repeats": 3}  # of all three
 # drafters that Tables 3 and 5 have beside those of one's own
 BESIDE = "bigram", "unigram", "uniform"
 
@@ -222,8 +223,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         return of_own_pair(table[0], options)
     parser = parser_of(__doc__)
     parser.add_argument("table", choices=("1", "4", *TABLES, "sizes"))
-    shapes: dict[str, Any] = {"target": f"random:{SHAPES[0]}", "draft": f"random:{SHAPES[1]}"}
-    work, chosen = workload(parser, arguments, shapes)
+    usual = {
+        "target": f"random:{SHAPES[0]}",
+        "draft": f"random:{SHAPES[1]}",
+        "measure": "speed,costs",
+    }
+    work, chosen = workload(parser, arguments, usual)
     if chosen.table in ("1", "4"):
         parser.error(
             f"table {chosen.table} is arithmetic and takes no options: got {' '.join(options)}"
@@ -238,7 +243,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     settings = table_2(target, draft, texts=work.rows, new_tokens=work.max_new_tokens)
     least = floor(target, draft, work.max_new_tokens)
     more = lambda results: explained(results, draft, least)  # noqa: E731
-    run(target, settings, work, ("speed", "costs"), (BESIDE_THE_PAPER,), more=more)
+    run(target, settings, work, (BESIDE_THE_PAPER,), more=more)
 
 
 def show(view: Table, sentence: str, markdown: bool = False) -> None:
@@ -261,17 +266,12 @@ def of_own_pair(table: str, arguments: list[str]) -> None:
     """Measures a pair with a table's options before one's own, which win, and prints the paper's
     values beside.
     """
-    work, _ = workload(parser_of(__doc__), arguments, bench.MEASURE._asdict() | TABLES[table])
+    work, _ = workload(parser_of(__doc__), arguments, SHARED | TABLES[table])
     if table != "2":
         drafts = options.values(work.draft or names.default_drafter(work.target), "--draft")
         work = work._replace(draft=",".join(dict.fromkeys([*drafts, *BESIDE])))
-    bench.check_files(work)
-    target, settings = bench.settings_of(work)
-    if table == "2":
-        run(target, settings, work, ("speed", "alpha", "costs"), (THEORY, MEASURED), plain=False)
-        return
-    results = run(target, settings, work, ("alpha",), (DRAFTS,), plain=False)
-    if not work.as_json:
+    results = run(*bench.settings_of(work), work)
+    if table != "2" and not work.as_json:
         beside = paper_tables.table_3 if table == "3" else paper_tables.table_5
         show(*beside(results), markdown=work.markdown)
 

@@ -1,7 +1,7 @@
 """The printed values of the paper's Tables 1 to 5, each beside what is computed or measured here.
 
 `python -m benchmarks.paper 1` to `5` print these tables. 1 and 4 are arithmetic, 2 has estimates by
-bytes, 3 and 5 need results of a pair (`jaxspec measure`).
+bytes, 3 and 5 need results of a pair (`jaxspec bench`).
 
 Reference: Leviathan, Kalman, Matias, ICML 2023, arXiv 2211.17192.
 """

@@ -297,7 +297,7 @@ def _cut(row: list[int], ends: list[int] | None) -> list[int]:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Parses the command line and compares."""
-    work, _ = workload(parser_of(__doc__), arguments, {"gamma": "3"})
+    work, _ = workload(parser_of(__doc__), arguments, {"gamma": "3", "measure": "speed"})
     check()
     target, settings = settings_of(work)
     both = beside_each_other(settings)
@@ -305,7 +305,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
         target,
         both,
         work,
-        ("speed",),
         (COLUMNS,),
         more=lambda results: [*speeds(results), *whole_heads(both)],
     )

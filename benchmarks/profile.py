@@ -23,11 +23,10 @@ from typing import Any, NamedTuple
 import jax
 
 from benchmarks.options import parser_of
-from jaxspec.analysis import timed_loops
+from jaxspec.analysis import cost
 from jaxspec.cli import names
 from jaxspec.cli.options import TARGET
 from jaxspec.cli.prompts import prepared_pair
-from jaxspec.core import token_rows
 from jaxspec.decode import loop
 from jaxspec.decode.request import Prepared
 
@@ -85,11 +84,8 @@ class Profile(NamedTuple):
 
 def passes(prepared: Prepared, folder: Path | None = None) -> Profile | str:
     """Profiles one-token passes of a generation's target."""
-    headroom = token_rows.headroom(prepared.max_new_tokens, 1)
     try:
-        timed = timed_loops.timed_loops(
-            prepared.target, prepared.prompt, headroom, INNER, prepared.is_sampled
-        )(1)
+        timed = cost.pass_loops(prepared.target, prepared, 1, INNER)(1)
         return summary(profiled(timed.call, folder), INNER)
     except Exception as error:
         # a profiler fails in its own ways, and is no reason to end a benchmark

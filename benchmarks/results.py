@@ -1,11 +1,11 @@
 """Fills a page of tables, each written by the commands that stand before it.
 
-    python -m benchmarks.results benchmarks/results/results.md --resume results.jsonl
+    python -m benchmarks.results benchmarks/results/results.md
 
 A table is between `<!-- measured -->` and `<!-- /measured -->`, after a console block with its
-commands: each runs in a process of its own, or its rows are taken from the file, and machine,
-versions, date, table and what follows from it take the place of what was there. A run that was
-ended goes on where it was. Hours of two cores, for all of a page.
+commands: each runs in a separate process, and machine, versions, date, table and what follows from
+it take the place of what was there. The page is written after each table, so a run that was ended
+goes on with `--skip N`, where N tables were written. Hours of two cores, for all of a page.
 """
 
 from __future__ import annotations
@@ -21,38 +21,38 @@ from pathlib import Path
 from benchmarks.options import parser_of
 from jaxspec.files import read_text, write_text
 
-COMMAND = r"\$ (?:jaxspec (?:bench|measure)|python -m benchmarks\.\w+) [^\n]*\n"
+COMMAND = r"\$ (?:jaxspec bench|python -m benchmarks\.\w+) [^\n]*\n"
 BLOCK = re.compile(
     rf"(```console\n(?P<commands>(?:{COMMAND})+)```\n\n<!-- measured -->\n).*?(?=<!-- /measured -->)",
     re.DOTALL,
 )
 
 
-def fill(page: Path, store: Path) -> None:
+def fill(page: Path, skip: int = 0) -> None:
     """Runs the commands of a page and puts their tables in the place of those that it has.
 
     A table is between `<!-- measured -->` and `<!-- /measured -->`, after a console block with its
-    commands.
+    commands. The first `skip` tables stay.
     """
     text = read_text(page)
     if not BLOCK.search(text):
         raise ValueError(
-            f"{page} has no console block of jaxspec bench, measure or a benchmark before a line "
+            f"{page} has no console block of jaxspec bench or a benchmark before a line "
             "<!-- measured -->"
         )
 
-    for block in BLOCK.finditer(text):
+    for block in list(BLOCK.finditer(text))[skip:]:
         commands = [line.removeprefix("$ ") for line in block["commands"].splitlines()]
-        tables = "\n".join(printed(command, store) for command in commands)
+        tables = "\n".join(printed(command) for command in commands)
         now = read_text(page)  # with the tables before, and whatever was edited meanwhile
         write_text(page, [now.replace(block[0], f"{block[1]}\n{tables}\n")])
 
 
-def printed(command: str, store: Path) -> str:
+def printed(command: str) -> str:
     """Runs a command in a process of its own, and returns its tables."""
     words = shlex.split(command)
     module, rest = ("jaxspec", words[1:]) if words[0] == "jaxspec" else (words[2], words[3:])
-    arguments = [module, *rest, "--markdown", "--resume", str(store.resolve())]
+    arguments = [module, *rest, "--markdown"]
     print(f"$ {command}", file=sys.stderr, flush=True)
     utf8 = os.environ | {"PYTHONIOENCODING": "utf-8"}  # whatever the terminal can show
     done = subprocess.run([sys.executable, "-m", *arguments], stdout=subprocess.PIPE, env=utf8)
@@ -66,9 +66,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Parses the command line and fills a page."""
     parser = parser_of(__doc__)
     parser.add_argument("page", type=Path)
-    parser.add_argument("--resume", type=Path, required=True, help="finished rows (JSONL)")
+    parser.add_argument("--skip", type=int, default=0, help="tables at the beginning that stay")
     options = parser.parse_args(arguments)
-    fill(options.page, options.resume)
+    fill(options.page, options.skip)
 
 
 if __name__ == "__main__":

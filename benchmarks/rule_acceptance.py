@@ -7,7 +7,7 @@ candidates.
 Two cores, a few minutes. α is the probability that a round's first draft token is accepted; tokens
 a round are the mean over all rounds that a text can be made of (`jaxspec.analysis.replay`); "one of
 k" is the probability that one of k independent candidates for a token is accepted. Inexact rules,
-whose text is another, are measured by `jaxspec measure --rule all --no-speed`.
+whose text is another, are measured by `jaxspec bench --rule all --measure alpha`.
 """
 
 from __future__ import annotations

@@ -309,5 +309,5 @@ assert fast.stats.rounds[0] <= plain.stats.rounds[0]
 assert 1 <= fast.stats.tokens_per_round[0] <= GAMMA + 1
 
 # %% [markdown] `jaxspec plan` does this for any pair on the command line, with v measured at every
-# γ, and `jaxspec measure` tries a whole range of γ. Policies (`quickstart.ipynb`) choose γ while
+# γ, and `jaxspec bench` tries a whole range of γ. Policies (`quickstart.ipynb`) choose γ while
 # the text is written, from what they see.

@@ -14,7 +14,7 @@ import pytest
 
 import jaxspec
 from jaxspec import rules
-from jaxspec.analysis import timed_loops
+from jaxspec.analysis import cost
 from jaxspec.core import Rule, noise, token_rows
 from jaxspec.decode import loop
 from jaxspec.decode.request import prepare
@@ -271,7 +271,7 @@ def loading(zoo, monkeypatch):
     # the zoo's programs are few, and serve other tests, too
     monkeypatch.setattr(jax, "clear_caches", lambda: None)
     # of what a table model's passes cost nothing is expected
-    monkeypatch.setattr(timed_loops, "MIN_SECONDS", 0.0)
+    monkeypatch.setattr(cost, "MIN_SECONDS", 0.0)
     by_marker = {orbax.MANIFEST: {name: Path(name) for name in zoo}}
     monkeypatch.setattr(
         model_loading, "shipped", lambda marker=orbax.MANIFEST: by_marker.get(marker, {})

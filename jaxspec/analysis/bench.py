@@ -29,9 +29,10 @@ from jaxspec.analysis import acceptance, cost, environment, formulas, memory, nu
 from jaxspec.analysis import plan as planning
 from jaxspec.analysis import result as records
 from jaxspec.analysis.cost import PassTimer, draft_lengths, longest_drafts
-from jaxspec.analysis.result import ADAPTIVE, PLANNED, BenchResult, ResultStore, Setting
+from jaxspec.analysis.result import ADAPTIVE, PLANNED, BenchResult, Setting
 from jaxspec.analysis.statistics import Rate, Spread
 from jaxspec.core import BoundPolicy, Model
+from jaxspec.core.checks import one_of
 from jaxspec.decode import batches
 from jaxspec.decode.loop import Outcome
 from jaxspec.decode.request import Prepared, prepare
@@ -48,20 +49,6 @@ QUANTITIES = {
 # most programs at a time: they take memory maps, and a process that runs out of these crashes
 TOGETHER = 64
 PLANNING = 9  # timings, at least, of each pass that a plan or a policy is made of
-# The version of a result. It changes with its meaning, so that a store's older results are measured
-# again.
-SCHEMA = 14
-MACHINE = (
-    "device",
-    "devices",
-    "cpu",
-    "cpus",
-    "jax",
-    "jaxlib",
-    "jaxspec",
-    "cuda_plugin",
-    "xla_flags",
-)
 LONGEST = 16  # tokens of a text that are kept from where it differs
 MOST = 16  # the largest gamma that a plan considers
 
@@ -82,7 +69,6 @@ _USUAL = Config()
 def run(
     target: Model,
     settings: Sequence[Setting],
-    store: ResultStore | None = None,
     config: Config = _USUAL,
     *,
     doing: Callable[[str, float], object] = lambda title, share: None,
@@ -92,20 +78,18 @@ def run(
 
     `run_groups` yields the groups instead, each as soon as it is measured.
 
-    Results in the store are not measured again. Missing ones are measured group by group,
-    interleaved with plain decoding, and added to the store. A group that fails (logits that are not
-    finite, too little memory) has results with an error, which are not stored; other groups go on.
-    So they do if a setting's gamma cannot be planned.
+    A group that fails (logits that are not finite, too little memory) has results with an error;
+    other groups go on.
 
     Args:
         target: the model to decode from.
         settings: any; `result.product` makes combinations.
-        store: keeps finished results; None keeps none.
         config: the quantities to measure, and the effort.
         doing: called with what is being done, and the share of everything that is done before.
 
     Raises:
-        ValueError: an unknown quantity, or a store for a drafter without a name.
+        ValueError: an unknown quantity; one of timed runs without speed; a gamma to be planned for
+            a setting without an acceptance rate.
 
     Example:
         >>> from jaxspec import drafters
@@ -116,7 +100,7 @@ def run(
         >>> settings = product(
         ...     task=task, drafter={"itself": model, "copy": drafters.prompt_lookup()}, gamma=3
         ... )
-        >>> for result in run(model, settings, config=Config(num_prompts=2, repeats=1)):
+        >>> for result in run(model, settings, Config(num_prompts=2, repeats=1)):
         ...     print(
         ...         result.setting.drafter or "plain",
         ...         result.setting.gamma,
@@ -127,13 +111,12 @@ def run(
         itself 3 18 2
         copy 3 18 2
     """
-    return itertools.chain.from_iterable(run_groups(target, settings, store, config, doing=doing))
+    return itertools.chain.from_iterable(run_groups(target, settings, config, doing=doing))
 
 
 def run_groups(
     target: Model,
     settings: Sequence[Setting],
-    store: ResultStore | None = None,
     config: Config = _USUAL,
     *,
     doing: Callable[[str, float], object] = lambda title, share: None,
@@ -141,84 +124,46 @@ def run_groups(
     """Yields the results of a group at a time, as `run`; the next group is measured when it is
     asked for.
     """
-    _check(settings, store, config)
-    machine = environment.current()
+    check_quantities(config.quantities)
+    for setting in settings:
+        if setting.gamma == PLANNED and not (setting.is_plain or has_alpha(setting)):
+            raise ValueError(
+                f"gamma is {PLANNED!r}, but no acceptance rate is known of {setting.drafter_name} "
+                f"with the rule {setting.rule.name}: give a number"
+            )
     programs = 0
     grouped = groups(settings)
-    digests: records.Digests = {}
-    shared = {"schema": SCHEMA, **records.to_json(config)} | {
-        name: getattr(machine, name) for name in MACHINE
-    }
     for number, group in enumerate(grouped):
-        plain = _plain_settings(group)
-        group = plain + [setting for setting in group if not setting.is_plain]
-        keys = [
-            shared | records.describe(setting, target, digests) if store else {}
-            for setting in group
-        ]
-        results = _stored_results(store, keys, len(plain))
-        todo = _missing(results, len(plain))
-        if programs + len(todo) > TOGETHER:
+        group = _plain_settings(group) + [setting for setting in group if not setting.is_plain]
+        if programs + len(group) > TOGETHER:
             jax.clear_caches()
             programs = 0
-        programs += len(todo)
-        if todo:
-            steps = 2 * len(todo) + config.repeats * ("speed" in config.quantities)
-            step = _steps(doing, group[0], itertools.count(number * steps), len(grouped) * steps)
-            measured = _measure_or_fail(target, [group[i] for i in todo], config, step)
-            for i, result in zip(todo, measured, strict=True):
-                results[i] = result
-                if store and result.error is None:
-                    store.put(keys[i], records.to_json(result), records.to_json(result.environment))
-        yield [result for result in results if result is not None]
+        programs += len(group)
+        steps = 2 * len(group) + config.repeats * ("speed" in config.quantities)
+        step = _steps(doing, group[0], itertools.count(number * steps), len(grouped) * steps)
+        yield _measure_or_fail(target, group, config, step)
 
 
-def _check(settings: Sequence[Setting], store: ResultStore | None, config: Config) -> None:
-    """Raises ValueError for an unknown quantity, or if the store lacks the name of a drafter."""
-    unknown = set(config.quantities) - set(QUANTITIES)
-    if unknown:
-        raise ValueError(f"no quantity {min(unknown)!r}: expected some of {', '.join(QUANTITIES)}")
-    if store and any(not (setting.is_plain or setting.is_named) for setting in settings):
-        raise ValueError("the store needs a name for each drafter: give its Setting name=")
+def check_quantities(quantities: Sequence[str], name: str = "quantity") -> None:
+    """Raises ValueError for an unknown quantity, or one of timed runs where nothing is timed.
+
+    >>> check_quantities(["alpha", "costs"])
+    Traceback (most recent call last):
+    ValueError: costs is measured in timed runs: add speed to alpha, costs
+    """
+    for quantity in quantities:
+        one_of(quantity, name, QUANTITIES)
+    timed = [quantity for quantity in quantities if quantity not in ("speed", "alpha")]
+    if timed and "speed" not in quantities:
+        raise ValueError(
+            f"{timed[0]} is measured in timed runs: add speed to {', '.join(quantities)}"
+        )
 
 
 def _plain_settings(group: Sequence[Setting]) -> list[Setting]:
     """Makes the settings of plain decoding for a group, one for each target and backend."""
     plain = {(id(setting.target), setting.backend_name): setting.plain() for setting in group}
     return list(plain.values())
-
-
-def _stored_results(
-    store: ResultStore | None, keys: Sequence[dict[str, Any]], plain: int
-) -> list[BenchResult | None]:
-    """Reads the stored result of each key; the first `plain` keys are plain decoding's.
-
-    Plain decoding's results come from the run that stored the first drafted result: speeds are only
-    compared within a run.
-    """
-    drafted = [_stored(store, key) for key in keys[plain:]]
-    run = next((result.group for result in drafted if result), "")
-    return [*(_stored(store, key, run) for key in keys[:plain]), *drafted]
-
-
-def _missing(results: Sequence[BenchResult | None], plain: int) -> list[int]:
-    """Lists the results to measure: missing ones, and beside them all of plain decoding.
-
-    >>> result = BenchResult(None)
-    >>> _missing([result, result, None], plain=1), _missing([result, result], plain=1)
-    ([0, 2], [])
-    """
-    missing = [i for i, result in enumerate(results) if result is None]
-    if not missing:
-        return []
-    return sorted({*range(plain), *missing})
-
-
-def _stored(store: ResultStore | None, key: dict[str, Any], group: str = "") -> BenchResult | None:
-    stored = store.get(key, group) if store else None
-    if stored is None:
-        return None
-    return records.from_json(stored)
 
 
 Step = Callable[[str], object]  # is called with what is done next
@@ -293,19 +238,10 @@ def _measure_or_fail(
         described = records.summary(setting, setting.target or target)
         return BenchResult(described, environment=environment.current(), error=error)
 
-    fit = [x.is_plain or x.gamma != PLANNED or has_alpha(x) for x in settings]
     try:
-        results = iter(_measure(target, list(itertools.compress(settings, fit)), config, step))
+        return _measure(target, settings, config, step)
     except (FloatingPointError, MemoryError, jax.errors.JaxRuntimeError) as error:
         return [failed(setting, f"{type(error).__name__}: {error}") for setting in settings]
-    no_plan = (
-        "ValueError: gamma is {!r}, but no acceptance rate is known of {} with the rule {}: give a "
-        "number"
-    )
-    return [
-        next(results) if is_fit else failed(x, no_plan.format(PLANNED, x.drafter_name, x.rule.name))
-        for x, is_fit in zip(settings, fit, strict=True)
-    ]
 
 
 def _measure(

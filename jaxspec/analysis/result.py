@@ -1,17 +1,10 @@
-"""A `Setting` is a way to decode a `Task`, a `BenchResult` what was measured of it; a `ResultStore`
-keeps results.
-"""
+"""A `Setting` is a way to decode a `Task`, and a `BenchResult` has what was measured of it."""
 
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import itertools
-import json
 import math
-import os
-import types
-import typing
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,17 +16,14 @@ from jaxspec import nets, rules, sharding
 from jaxspec.analysis.environment import Environment
 from jaxspec.analysis.memory import MemoryUse
 from jaxspec.analysis.statistics import Rate, Spread
-from jaxspec.core import BoundDrafter, BoundPolicy, Drafter, Model, Prompt, Rule, token_rows
+from jaxspec.core import BoundDrafter, BoundPolicy, Drafter, Model, Prompt, Rule
 from jaxspec.decode.request import Prepared
-from jaxspec.files.digests import of_arrays
 from jaxspec.weights import quantisation
 
 PLANNED = "plan"  # in the place of a gamma: the one that `analysis.plan` chooses
 ADAPTIVE = "adaptive"  # in the place of a policy: `policies.adaptive` with costs as measured
 JAXSPEC = "jaxspec"  # the name of the backend that is used where a setting has none
 NAMES = {"drafter": "name", "policy": "policy_name"}  # fields, and those that name their values
-# Digests of arrays by their ids, with the arrays, so that the ids stay theirs.
-Digests = dict[tuple[int, ...], tuple[list[Any], str]]
 
 
 class Task(NamedTuple):
@@ -111,10 +101,6 @@ class Setting(NamedTuple):
 
     backend_name = property(
         lambda self: self.backend.name if self.backend else JAXSPEC, doc="The backend's name."
-    )
-    is_named = property(
-        lambda self: bool(self.name) or isinstance(self.drafter, Model),
-        doc="True if the drafter has a name that tells it from others of its kind.",
     )
 
     def plain(self) -> Setting:
@@ -232,47 +218,6 @@ def summary(setting: Setting, target: Model) -> SettingSummary:
         new_tokens=setting.task.new_tokens,
         backend=setting.backend_name,
     )
-
-
-def describe(setting: Setting, target: Model, digests: Digests | None = None) -> dict[str, Any]:
-    """Describes a setting in JSON: two settings of one description have the same results.
-
-    `digests` of parameters that were read are added to, so that the settings of a model read its
-    parameters once.
-    """
-    if digests is None:
-        digests = {}
-    task = setting.task
-    model = setting.target or target
-    drafter = setting.drafter
-    if isinstance(task.prompts, Prompt):
-        prompts = token_rows.to_lists(*task.prompts[:2])
-    else:
-        prompts = task.prompts
-    features = getattr(task.prompts, "encoder", None)
-    drafting = [
-        getattr(drafter, "params", ()),
-        [inner.params for inner in getattr(drafter, "models", ())],
-    ]
-    numbers = getattr(setting.policy, "params", ())
-    return summary(setting, model)._asdict() | {
-        "prompts": fingerprint(
-            [*prompts, *([] if features is None else [digest(features, digests)])]
-        ),
-        "ends": task.ends,
-        "sampling": {name: np.asarray(value).tolist() for name, value in setting.sampling.items()},
-        "gamma": 0 if setting.is_plain else setting.gamma,
-        "values": [digest(values, digests) for values in (model.params, drafting, numbers)],
-    }
-
-
-def digest(values: Any, digests: Digests) -> str:
-    """Returns a digest of arrays, which tells two models of one name apart."""
-    leaves = jax.tree.leaves(values)
-    ids = tuple(map(id, leaves))
-    if ids not in digests:
-        digests[ids] = leaves, of_arrays(leaves)[:12]
-    return digests[ids][1]
 
 
 def mesh_name(model: Model) -> str:
@@ -420,103 +365,3 @@ def to_json(value: Any) -> Any:
     if isinstance(value, Path):
         return str(value)
     return value
-
-
-def from_json(stored: Any, form: Any = BenchResult) -> Any:
-    """Makes a result of what `to_json` made of it; or a value of another type, or of the first of a
-    union.
-    """
-    if stored is None:
-        if form is float:
-            return math.nan
-        return None
-    if isinstance(form, types.UnionType):
-        return from_json(stored, typing.get_args(form)[0])
-    if typing.get_origin(form) is tuple:
-        return tuple(from_json(entry, typing.get_args(form)[0]) for entry in stored)
-    if hasattr(form, "_fields"):
-        hints = typing.get_type_hints(form)
-        return form(**{name: from_json(entry, hints[name]) for name, entry in stored.items()})
-    return stored
-
-
-def fingerprint(settings: Any) -> str:
-    """Returns a name for what JSON has, the same in any order of a dict.
-
-    >>> fingerprint({"a": 1, "b": [2.0]}) == fingerprint({"b": [2.0], "a": 1}) != fingerprint(
-    ...     {"a": 1, "b": [3.0]}
-    ... )
-    True
-    """
-    return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
-
-
-_BEGINNING = b'{"fingerprint": "'  # of each line of a store's file
-
-
-class ResultStore:
-    """Results by the fingerprint of their settings, so that a run that was interrupted goes on
-    where it was.
-
-    In memory without a file; else each is a line of JSON.
-
-    Args:
-        file: the file of an earlier run, or a new one.
-
-    Raises:
-        ValueError: a line of the file is not a result. The last one may be cut: the run ended while
-            it was written. It is then replaced, so it has to begin as a result does.
-    """
-
-    def __init__(self, file: Path | None):
-        self._file = file
-        self._rows: dict[str, list[dict[str, Any]]] = {}
-        # bytes of the complete lines of an earlier run, which the first new one follows
-        self._size: int | None = None
-        if file is None or not file.exists():
-            return
-        lines = file.read_bytes().split(b"\n")
-        self._size = sum(len(line) + 1 for line in lines) - (not lines[-1])
-        for number, line in enumerate(lines, start=1):
-            try:
-                row = json.loads(line) if line.strip() else None
-                if row is not None:
-                    self._rows.setdefault(row["fingerprint"], []).append(row)
-            except (ValueError, TypeError, KeyError, RecursionError) as error:
-                if number < len(lines) or line[: len(_BEGINNING)] != _BEGINNING[: len(line)]:
-                    raise ValueError(
-                        f"{file}: line {number} is not a measurement; give another file"
-                    ) from error
-                self._size -= len(line) + 1
-
-    def get(self, settings: dict[str, Any], group: str = "") -> dict[str, Any] | None:
-        """Returns the result of a setting if it was measured: the group's, or else the latest."""
-        results = [row["result"] for row in reversed(self._rows.get(fingerprint(settings), []))]
-        return next(
-            (result for result in results if group == result.get("group")), (results or [None])[0]
-        )
-
-    def put(
-        self, settings: dict[str, Any], result: dict[str, Any], environment: dict[str, Any]
-    ) -> None:
-        """Adds a result; it is on disk before this returns."""
-        name = fingerprint(settings)
-        row = {
-            "fingerprint": name,
-            "settings": settings,
-            "result": result,
-            "environment": environment,
-        }
-        self._rows.setdefault(name, []).append(row)
-        if self._file is None:
-            return
-        self._file.parent.mkdir(parents=True, exist_ok=True)
-        with open(self._file, "ab") as out:
-            size = out.tell() if self._size is None else self._size
-            out.truncate(min(size, out.tell()))  # a last line that was cut is measured again
-            # the line end that a complete last line lacks
-            out.write(b"\n" * (size > out.seek(0, os.SEEK_END)))
-            out.write(json.dumps(row, ensure_ascii=False).encode() + b"\n")
-            out.flush()
-            os.fsync(out.fileno())
-        self._size = None

@@ -1,9 +1,7 @@
-"""Results for people and for other programs: tables for a screen or a document, CSV, sentences."""
+"""Results for people and for other programs: tables for a screen or a document, and sentences."""
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -13,7 +11,7 @@ from rich import box
 from rich.table import Table
 
 from jaxspec.analysis.fitting import RANGE, fitting
-from jaxspec.analysis.result import BenchResult, Rate, Setting, Spread, to_json
+from jaxspec.analysis.result import BenchResult, Rate, Setting, Spread
 
 BUSY = 1.0  # load per CPU above which other programs slow down what is measured
 MISSING = "–"
@@ -127,10 +125,6 @@ THEORY = (
     Column("tokens\na round", "tokens_per_round"),
     Column("Thm\n3.8", "predicted.theorem"),
     Column("own\nrounds", "predicted.rounds"),
-)
-MEASURED = (
-    Column("meas-\nured", "speed_after_prefill"),
-    Column(RANGE, lambda result: around(result.speed_after_prefill)),
 )
 DRAFTS = (
     *THEORY[:2],
@@ -288,7 +282,9 @@ def notes(results: Sequence[BenchResult]) -> list[str]:
         f"FAILED: {x.setting.task}, {x.setting.drafter or 'plain'}: {x.error}" for x in failed
     ]
     machine = results[0].environment if results else None
-    if machine is not None and (machine.load or 0) > BUSY * (machine.cpus or 1):
+    if not machine or not any(result.seconds for result in results):
+        return lines
+    if (machine.load or 0) > BUSY * (machine.cpus or 1):
         load = f"The load was {machine.load} on {machine.cpus} CPUs when this began"
         lines.append(f"{load}: other programs ran, and speeds are rough.")
     return lines
@@ -313,41 +309,3 @@ def _promises(results: Sequence[BenchResult]) -> list[str]:
             f"{around_all}."
         )
     return lines
-
-
-def as_csv(results: Sequence[BenchResult]) -> str:
-    """Writes all results as comma-separated values; a spread is three columns, and a list as many
-    as it is long.
-
-    >>> from jaxspec.analysis.result import SettingSummary
-    >>> result = BenchResult(
-    ...     SettingSummary("big", "text"), speed=Spread(1.5, 1.0, 2.0), seconds=(3.0, 4.0)
-    ... )
-    >>> heads, cells = (line.split(",") for line in as_csv([result]).splitlines())
-    >>> values = dict(zip(heads, cells))
-    >>> values["setting_task"], values["speed_median"], values["seconds_2"]
-    ('text', '1.5', '4.0')
-    """
-    dicts = [to_json(result) for result in results]
-    lines = [
-        {head: value for name, of in x.items() for head, value in _columns(name, of)} for x in dicts
-    ]
-    heads = list(dict.fromkeys(head for line in lines for head in line))
-    out = io.StringIO()
-    writer = csv.DictWriter(out, heads, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(lines)
-    return out.getvalue()
-
-
-def _columns(name: str, value: Any) -> list[tuple[str, Any]]:
-    """Lists what is within a value, each by a name of its own; an empty list, or dict, has
-    nothing.
-    """
-    if not isinstance(value, dict | list):
-        return [(name, value)]
-    if isinstance(value, dict):
-        parts = value.items()
-    else:
-        parts = enumerate(value, start=1)
-    return [column for key, inner in parts for column in _columns(f"{name}_{key}", inner)]

@@ -25,8 +25,7 @@ COMMANDS = {
     "batch": "Decode a file of prompts; a stopped job goes on where it was.",
     "transcribe": "Transcribe sound with a Whisper model and a drafter.",
     "score": "Compute the log probabilities of a file of texts.",
-    "bench": "Compare the speed of drafters, gammas, policies, rules, dtypes.",
-    "measure": "Measure a pair: α, c and v, the speed-up predicted and measured.",
+    "bench": "Measure drafters, gammas, policies, rules: speed, α, c and v.",
     "plan": "Tell whether to speculate here, with which γ, how much faster.",
     "verify": "Compute how far each rule's text is from the target's.",
     "compare": "Tell where the texts of two models part, and why.",
@@ -37,7 +36,11 @@ COMMANDS = {
 }
 HELP_COLUMN = 28  # characters of an option before its help begins
 COMPILES_NOTHING = {"models"}  # commands that work without jax
-ELSEWHERE = {"measure": "bench"}  # commands in another command's module
+# commands of earlier versions, with what to type today
+GONE = {
+    "measure": "it is a part of `jaxspec bench` now: `bench --gamma plan --temperature 0,1 --count "
+    "16 --repeats 3` is what it did, and --no-speed is --measure alpha",
+}
 # the metavars of options and arguments that are paths
 PATHS = {"FILE", "FOLDER", "FROM", "TO", "TEXTS"}
 REFUSED = 2  # exit code: unusable input
@@ -127,6 +130,8 @@ class Commands(TyperGroup):
             formatter.write_dl(list(COMMANDS.items()))
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args[0] in GONE:
+            ctx.fail(f"No such command {args[0]!r}: {GONE[args[0]]}.")
         name, stub, arguments = super().resolve_command(ctx, args)
         return name, stub if name is None else command(name), arguments
 
@@ -135,7 +140,7 @@ class Commands(TyperGroup):
 def command(name: str) -> TyperCommand:
     """Imports a command's module, and returns the command with its options."""
     home = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
-    module = importlib.import_module(f"jaxspec.cli.{ELSEWHERE.get(name, name)}")
+    module = importlib.import_module(f"jaxspec.cli.{name}")
     home.command(name, cls=Command)(getattr(module, name))
     typer_command = typer.main.get_command(home)
     assert isinstance(typer_command, TyperCommand)

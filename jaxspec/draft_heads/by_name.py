@@ -313,7 +313,7 @@ class _Maker(NamedTuple):
     def texts(self, factory: str) -> Sequence[str]:
         if self.references is None:
             raise ValueError(
-                f"{factory} is made of held-out texts in bench and measure only: expected the "
+                f"{factory} is made of held-out texts in `jaxspec bench` only: expected the "
                 "folder of a table that `jaxspec train debian-t5-bigram` wrote, or "
                 "retrieval('FOLDER') of one that `jaxspec datastore` wrote"
             )

@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 import jaxspec
-from jaxspec.analysis import cost, timed_loops
-from jaxspec.analysis.cost import Cost, interleave
-from jaxspec.analysis.timed_loops import passes
+from jaxspec.analysis import cost
+from jaxspec.analysis.cost import Cost, interleave, passes
 from jaxspec.core import Forward, LanguageModel, Model, Prompt, Room, noise
 from jaxspec.decode.request import prepare
 from jaxspec.nets import decoder
@@ -110,7 +109,7 @@ def test_sampled_passes_draw_from_the_distribution():
 
 def test_sampling_is_timed_where_it_is_asked_for(monkeypatch):
     seen = []
-    monkeypatch.setattr(timed_loops, "passes", lambda *a: (seen.append(a[-1]), passes(*a))[1])
+    monkeypatch.setattr(cost, "passes", lambda *a: (seen.append(a[-1]), passes(*a))[1])
     model = counting_model([])
     for sampled in (False, True):
         options = dict(temperature=float(sampled), key=jax.random.key(0))
@@ -184,11 +183,11 @@ def test_loops_take_as_long_as_they_should(monkeypatch):
         clock[0] += int(count) * 0.01
         return tokens, cache
 
-    monkeypatch.setattr(timed_loops, "passes", slow)
+    monkeypatch.setattr(cost, "passes", slow)
     monkeypatch.setattr(cost.time, "perf_counter", lambda: clock[0])
     model = table_model(jax.random.key(1), VOCAB)
-    loop = cost.timed_loops(model, PROMPT, 8, None, sampled=False)(1)
-    assert loop.passes == 3 and counts == [timed_loops.WARMUP] * 4
+    loop = cost.pass_loops(model, prepare(model, PROMPT), 1, None)(1)
+    assert loop.passes == 3 and counts == [cost.WARMUP] * 4
     loop.call()
     assert counts[-1] == 3
     costs = measure(model, model, PROMPT, gamma=1, repeats=2)

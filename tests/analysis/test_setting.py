@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jaxspec import drafters, policies, rules
-from jaxspec.analysis.result import Backend, Setting, Task, describe, digest, product, setting_of
+from jaxspec import drafters, policies
+from jaxspec.analysis.result import Setting, Task, product, setting_of
 from jaxspec.core import Model, Prompt
 from jaxspec.decode.request import prepare
 from jaxspec.nets import decoder
@@ -94,33 +94,6 @@ def test_a_drafter_of_trees_is_no_plain_decoding():
     assert [
         Setting(TASK, drafter, 0).is_plain for drafter in (tree, tree.functions, TARGET, None)
     ] == [*(False, False, True, True)]
-
-
-def test_what_a_result_depends_on_tells_settings_apart():
-    setting = Setting(TASK, TARGET._replace(name="draft"), 2)
-    changed = [
-        setting._replace(gamma=3),
-        setting._replace(rule=rules.block()),
-        setting._replace(policy="adaptive"),
-        setting._replace(sampling={"temperature": 1.0}),
-        setting._replace(batch=2),
-        setting._replace(backend=Backend("transformers", decode=lambda *_: ([], [], 0))),
-        setting._replace(drafter=setting.drafter._replace(params=TARGET.params * 2)),
-        setting._replace(target=TARGET._replace(params=TARGET.params * 2)),
-        setting._replace(task=TASK._replace(new_tokens=8)),
-        setting._replace(task=TASK._replace(prompts=Prompt(jnp.array([[3, 2]]), jnp.array([2])))),
-        setting._replace(drafter=drafters.prompt_lookup(), name="draft"),
-        setting.plain(),
-    ]
-    descriptions = [describe(variant, TARGET) for variant in [setting, *changed]]
-    assert all(a != b for i, a in enumerate(descriptions) for b in descriptions[:i])
-    assert describe(setting, TARGET) == describe(setting._replace(target=TARGET), TARGET)
-
-
-def test_two_models_of_one_name_are_not_the_same():
-    assert (
-        digest(TARGET.params, {}) == digest(TARGET.params + 0, {}) != digest(TARGET.params * 2, {})
-    )
 
 
 def test_what_is_prepared_is_a_setting():

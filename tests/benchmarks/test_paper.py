@@ -5,7 +5,7 @@ import pytest
 
 from benchmarks import loading, paper
 from jaxspec import rules
-from jaxspec.analysis import formulas, timed_loops
+from jaxspec.analysis import cost, formulas
 from jaxspec.analysis.bench import Config, run
 from jaxspec.analysis.random_model import random_model
 from jaxspec.analysis.result import BenchResult, Costs, SettingSummary, Spread
@@ -23,7 +23,7 @@ ONE = Spread(1.0, 1.0, 1.0)
 @pytest.fixture
 def tiny(monkeypatch):
     monkeypatch.setitem(t5.SIZES, "tiny-t5", TINY)
-    monkeypatch.setattr(timed_loops, "MIN_SECONDS", 0.0)
+    monkeypatch.setattr(cost, "MIN_SECONDS", 0.0)
     monkeypatch.setattr(jax, "clear_caches", lambda: None)
 
 

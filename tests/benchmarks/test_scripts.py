@@ -102,7 +102,7 @@ def test_presets_are_the_papers_tables(loading, monkeypatch, table, options):
     monkeypatch.setattr(
         bench,
         "run_groups",
-        lambda target, settings, store, config, **_: calls.append((settings, config)) or iter([]),
+        lambda target, settings, config, **_: calls.append((settings, config)) or iter([]),
     )
     paper.main([table, *TASK, *options])
     ((settings, config),) = calls
@@ -248,22 +248,19 @@ def test_options_are_those_of_bench():
         "--rows",
         "3",
         "--full-length",
-        "--minutes",
-        "2.5",
-        "--csv",
-        "x.csv",
+        "--prompts",
+        "x.jsonl",
         "--own",
         "1",
     ]
     parser = options.parser_of("A script.")
     parser.add_argument("--own", type=int)
     work, namespace = options.workload(parser, arguments, {"gamma": "7"})
-    assert (work.draft, work.rows, work.full_length, work.minutes, work.csv) == (
+    assert (work.draft, work.rows, work.full_length, work.prompts) == (
         "a,b",
         3,
         True,
-        2.5,
-        Path("x.csv"),
+        Path("x.jsonl"),
     )
     assert (work.gamma, work.mesh, namespace.own) == ("7", None, 1)
 
@@ -314,7 +311,7 @@ def test_t5x_is_read_from_where_it_lies(loading, monkeypatch, tmp_path, capsys):
 PAGE = """How this page is made:
 
 ```console
-$ python -m benchmarks.results page.md --resume rows.jsonl
+$ python -m benchmarks.results page.md
 ```
 
 Before.
@@ -335,22 +332,24 @@ After.
 def test_a_page_is_filled_by_its_own_commands(tmp_path, monkeypatch):
     calls = []
     monkeypatch.setattr(
-        results, "printed", lambda command, store: calls.append(command) or f"table of {command}\n"
+        results, "printed", lambda command: calls.append(command) or f"table of {command}\n"
     )
     (tmp_path / "page.md").write_text(PAGE)
-    results.main([str(tmp_path / "page.md"), "--resume", str(tmp_path / "rows.jsonl")])
+    results.main([str(tmp_path / "page.md")])
     assert calls == ["jaxspec bench --gamma 3", "python -m benchmarks.paper 5"]
     tables = "\n".join(f"table of {command}\n" for command in calls)
     assert (tmp_path / "page.md").read_text() == PAGE.replace("old\n", f"\n{tables}\n")
+    results.main([str(tmp_path / "page.md"), "--skip", "1"])
+    assert len(calls) == 2
     (tmp_path / "other.md").write_text("nothing")
     with pytest.raises(ValueError, match="no console block"):
-        results.fill(tmp_path / "other.md", tmp_path / "rows.jsonl")
+        results.fill(tmp_path / "other.md")
 
 
-def test_a_command_that_fails_ends_the_filling(tmp_path, monkeypatch):
+def test_a_command_that_fails_ends_the_filling(monkeypatch):
     monkeypatch.setattr(results.sys, "executable", "false")
     with pytest.raises(OSError, match="jaxspec bench --gamma x: ended with 1"):
-        results.printed("jaxspec bench --gamma x", tmp_path / "rows.jsonl")
+        results.printed("jaxspec bench --gamma x")
 
 
 @pytest.mark.parametrize(

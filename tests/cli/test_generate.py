@@ -318,8 +318,8 @@ def test_a_terminal_that_lacks_characters(charset, report, invoke, tmp_path):
         (["bench", "--draft", "debian-t5-draft,sufix(3)"], "did you mean 'suffix'?"),
         (["bench", "--prompts", "nowhere.txt"], "nowhere.txt: No such file"),
         (
-            ["bench", "--also", "latency,sped"],
-            "--also is 'sped': expected one of latency, memory, compile",
+            ["bench", "--measure", "speed,latent"],
+            "--measure is 'latent': expected one of speed, latency, compile",
         ),
         (["bench", "--markdown", "--json"], "got --markdown and --json: expected one of them"),
         (
@@ -337,11 +337,6 @@ def test_a_terminal_that_lacks_characters(charset, report, invoke, tmp_path):
         ),
         (["plan", "--alpha", "0.5", "--c", "-1"], "--c is -1.0: expected at least 0"),
         (["bench", "--task", "songs"], "task is 'songs': expected one of"),
-        (["bench", "--csv", "file/rows.csv"], "there is no folder file"),
-        (["bench", "--resume", "file/rows.jsonl"], "Not a directory"),
-        (["bench", "--resume", "file"], "file: line 1 is not a measurement"),
-        (["bench", "--csv", "."], "--csv is .: expected a file, and this is a folder"),
-        (["measure", "--csv", "nowhere/rows.csv"], "there is no folder nowhere"),
         (["plan", "--temperature", "-1"], "--temperature is -1"),
         (["plan", "--target", "stranger"], "--target stranger needs a --draft"),
         (["plan", "--prompts", "nowhere.txt"], "nowhere.txt: No such file"),
@@ -512,7 +507,7 @@ def test_what_only_a_search_reads_is_refused_without_one(refused):
 
 def test_ngram_tables_by_name_are_of_other_commands(refused):
     said = refused(PROMPT, "--draft", "bigram")
-    assert "bigram is made of held-out texts in bench and measure only" in said
+    assert "bigram is made of held-out texts in `jaxspec bench` only" in said
     assert "take fewer prompts" not in said
 
 

@@ -125,7 +125,7 @@ def test_defaults_are_those_of_python_or_help_says_why():
 def test_help_imports_nothing_slow():
     code = (
         "import sys; from jaxspec.cli.main import app\n"
-        "for command in ([], ['train'], ['bench'], ['measure']):\n"
+        "for command in ([], ['train'], ['bench']):\n"
         "    try: app([*command, '--help'])\n"
         "    except SystemExit: pass\n"
         "print([m for m in ('jax', 'flax', 'transformers', 'orbax', 'optax') if m in sys.modules], "

@@ -144,7 +144,7 @@ def test_bench(run):
     assert drafted["same_text"] == drafted["texts"] == 1 and plain["setting"]["gamma"] == 0
 
 
-def test_measure(run):
+def test_bench_of_alpha(run):
     options = (
         "--prompts",
         "prompts.txt",
@@ -154,9 +154,10 @@ def test_measure(run):
         "1",
         "--gamma",
         "2",
-        "--no-speed",
+        "--measure",
+        "alpha",
     )
-    rows = json.loads(run("measure", *PAIR, *FEW, *options, "-t", "0", "--json"))["rows"]
+    rows = json.loads(run("bench", *PAIR, *FEW, *options, "-t", "0", "--json"))["rows"]
     assert 0 <= rows[-1]["alpha"]["value"] <= 1
 
 

@@ -1,6 +1,4 @@
-"""The options that `bench` and `measure` share, as settings; on table models, nothing is
-decoded.
-"""
+"""The options of `bench` as settings; on table models, nothing is decoded."""
 
 import pytest
 from typer.testing import CliRunner
@@ -36,7 +34,9 @@ def test_every_combination_is_a_setting(zoo):
 
 
 def test_a_target_without_a_sibling_has_a_look_up(capsys):
-    _, settings = settings_of(Workload(target="stranger", task="translation", count=2, rows=1))
+    _, settings = settings_of(
+        Workload(target="stranger", gamma="3", task="translation", count=2, rows=1)
+    )
     assert [setting.drafter_name for setting in settings] == ["prompt_lookup"]
     assert "No model is known that drafts for stranger" in capsys.readouterr().err
 
@@ -117,7 +117,7 @@ def test_plain_decoding_and_tasks_in_their_order():
 
 def test_rules_by_their_names_and_numbers():
     _, settings = settings_of(
-        Workload(rule="lenient=1,lenient=0.3,block,typical", task="translation")
+        Workload(rule="lenient=1,lenient=0.3,block,typical", gamma="3", task="translation")
     )
     assert [setting.rule for setting in settings] == [
         rules.rejection(),
@@ -155,7 +155,7 @@ def test_counted_drafters_are_not_counted_on_what_is_measured(zoo):
     target = zoo["debian-t5-large"]
     everything, rest = prompts.references(target, 0), prompts.references(target, 200)
     assert len(everything) == 600 and rest == everything[200:300] + everything[500:]
-    _, (setting,) = settings_of(Workload(draft="bigram", task="translation", count=298))
+    _, (setting,) = settings_of(Workload(draft="bigram", gamma="3", task="translation", count=298))
     assert (
         setting.drafter_name == "bigram" and setting.drafter.lm.vocab_size == target.lm.vocab_size
     )
@@ -163,11 +163,10 @@ def test_counted_drafters_are_not_counted_on_what_is_measured(zoo):
 
 def test_prompts_from_files(tmp_path):
     (tmp_path / "a.txt").write_text("der Hund\n\ndie Katze\nsah\n", encoding="utf-8")
-    _, (setting,) = settings_of(Workload(prompts=tmp_path / "a.txt", count=2, rows=1))
+    _, (setting,) = settings_of(Workload(prompts=tmp_path / "a.txt", gamma="3", count=2, rows=1))
     assert setting.task.name == "a" and setting.task.prompts == ["der Hund", "die Katze"]
 
 
-@pytest.mark.parametrize("command", ["bench", "measure"])
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -185,8 +184,11 @@ def test_prompts_from_files(tmp_path):
         (["--rule", "kind"], "--rule is 'kind': expected one of rejection"),
         (["--rule", "lenient=low"], "--rule is 'lenient=low'"),
         (["--draft", "a,"], "--draft is 'a,'"),
-        (["--minutes", "-1"], "Invalid value for '--minutes'"),
-        (["--csv", "nowhere/rows.csv"], "--csv is nowhere/rows.csv: there is no folder nowhere"),
+        (["--measure", "alpha,"], "--measure is 'alpha,': expected values separated by commas"),
+        (["--measure", "sped"], "--measure is 'sped': expected one of speed, latency"),
+        (["--measure", "costs"], "costs is measured in timed runs: add speed to costs"),
+        (["--measure", "alpha", "--gamma", "plan"], "--gamma plan goes by costs"),
+        (["--measure", "alpha", "--policy", "adaptive"], "--policy adaptive goes by costs"),
         (["--draft", "nobody"], "no checkpoint at nobody"),
         (["--draft", "prompt_lookup(3, 0)"], "shortest is 0: expected at least 1"),
         (["--draft", "bigram", "--count", "300"], "no held-out texts are left to make a bigram of"),
@@ -195,9 +197,9 @@ def test_prompts_from_files(tmp_path):
         (["--target", "random:t5-v1_1-bas"], "did you mean 't5-v1_1-base'"),
     ],
 )
-def test_bad_arguments_are_refused(command, arguments, message):
+def test_bad_arguments_are_refused(arguments, message):
     options = arguments if "--gamma" in arguments else [*arguments, "--gamma", "2"]
-    result = CliRunner().invoke(app, [command, *options])
+    result = CliRunner().invoke(app, ["bench", *options])
     assert result.exit_code == 2, result.output
     assert message in " ".join(result.stderr.split())
 
@@ -213,7 +215,7 @@ def test_a_datastore_must_be_of_the_targets_vocabulary(zoo, tmp_path):
         settings_of(Workload(draft=f"retrieval('{tmp_path / 'store'}')"))
 
 
-def test_groups_are_printed_as_they_end_until_the_time_is_over(monkeypatch, zoo, capsys, tmp_path):
+def test_groups_are_printed_as_they_end(monkeypatch, zoo, capsys):
     results, measured = (
         [BenchResult(SettingSummary("big", f"text {i}"), tokens=i) for i in range(3)],
         [],
@@ -229,20 +231,9 @@ def test_groups_are_printed_as_they_end_until_the_time_is_over(monkeypatch, zoo,
 
     monkeypatch.setattr("jaxspec.analysis.bench.run_groups", run_groups)
     columns = [[Column("tokens", "tokens")]]
-    assert (
-        bench.run(zoo["debian-t5-large"], settings, Workload(), (), columns) == results == measured
-    )
+    rows = bench.run(zoo["debian-t5-large"], settings, Workload(), columns)
+    assert rows == results == measured
     assert capsys.readouterr().out.count(", T = 0") == 1
-    measured.clear()
-    hasty = Workload(minutes=0.0)
-    assert (
-        bench.run(zoo["debian-t5-large"], settings, hasty, (), columns) == results[:1] == measured
-    )
-    assert "the same command begins anew: --resume FILE keeps" in capsys.readouterr().err
-    kept = hasty._replace(resume=tmp_path / "rows.jsonl")
-    measured.clear()
-    assert bench.run(zoo["debian-t5-large"], settings, kept, (), columns) == results[:1]
-    assert "the same command goes on where this ended" in capsys.readouterr().err
 
 
 def test_tables_of_held_out_references_and_a_datastore_of_them(zoo):

@@ -130,7 +130,7 @@ def test_tables_and_datastores_are_made_of_references(written, expected):
     assert drafter.name == same.name
     with pytest.raises(ValueError, match="no held-out texts are left to make a"):
         make(written, references=list)
-    with pytest.raises(ValueError, match="is made of held-out texts in bench and measure only"):
+    with pytest.raises(ValueError, match="is made of held-out texts in `jaxspec bench` only"):
         make(written)
 
 
