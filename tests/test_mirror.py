@@ -32,6 +32,7 @@ TESTED_BY = {
     "decode/": "decode/test_request.py",
     "decode/autoregressive.py": "decode/test_speculative.py",
     "decode/beams.py": "decode/test_beam_search.py",
+    "decode/chat_templates.py": "decode/test_prompts.py",
     "decode/causality.py": "testing/test_model_check.py",
     "decode/shared_prefix.py": "decode/test_prefix.py",
     "decode/state.py": "decode/test_rows.py",

@@ -79,7 +79,7 @@ def run(
     `run_groups` yields the groups instead, each as soon as it is measured.
 
     A group that fails (logits that are not finite, too little memory) has results with an error;
-    other groups go on. So they do if a setting's gamma cannot be planned.
+    other groups go on.
 
     Args:
         target: the model to decode from.
@@ -88,7 +88,8 @@ def run(
         doing: called with what is being done, and the share of everything that is done before.
 
     Raises:
-        ValueError: an unknown quantity, or one of timed runs without speed.
+        ValueError: an unknown quantity; one of timed runs without speed; a gamma to be planned for
+            a setting without an acceptance rate.
 
     Example:
         >>> from jaxspec import drafters
@@ -124,6 +125,12 @@ def run_groups(
     asked for.
     """
     check_quantities(config.quantities)
+    for setting in settings:
+        if setting.gamma == PLANNED and not (setting.is_plain or has_alpha(setting)):
+            raise ValueError(
+                f"gamma is {PLANNED!r}, but no acceptance rate is known of {setting.drafter_name} "
+                f"with the rule {setting.rule.name}: give a number"
+            )
     programs = 0
     grouped = groups(settings)
     for number, group in enumerate(grouped):
@@ -231,19 +238,10 @@ def _measure_or_fail(
         described = records.summary(setting, setting.target or target)
         return BenchResult(described, environment=environment.current(), error=error)
 
-    fit = [x.is_plain or x.gamma != PLANNED or has_alpha(x) for x in settings]
     try:
-        results = iter(_measure(target, list(itertools.compress(settings, fit)), config, step))
+        return _measure(target, settings, config, step)
     except (FloatingPointError, MemoryError, jax.errors.JaxRuntimeError) as error:
         return [failed(setting, f"{type(error).__name__}: {error}") for setting in settings]
-    no_plan = (
-        "ValueError: gamma is {!r}, but no acceptance rate is known of {} with the rule {}: give a "
-        "number"
-    )
-    return [
-        next(results) if is_fit else failed(x, no_plan.format(PLANNED, x.drafter_name, x.rule.name))
-        for x, is_fit in zip(settings, fit, strict=True)
-    ]
 
 
 def _measure(

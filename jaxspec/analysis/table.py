@@ -282,7 +282,9 @@ def notes(results: Sequence[BenchResult]) -> list[str]:
         f"FAILED: {x.setting.task}, {x.setting.drafter or 'plain'}: {x.error}" for x in failed
     ]
     machine = results[0].environment if results else None
-    if machine is not None and (machine.load or 0) > BUSY * (machine.cpus or 1):
+    if not machine or not any(result.seconds for result in results):
+        return lines
+    if (machine.load or 0) > BUSY * (machine.cpus or 1):
         load = f"The load was {machine.load} on {machine.cpus} CPUs when this began"
         lines.append(f"{load}: other programs ran, and speeds are rough.")
     return lines

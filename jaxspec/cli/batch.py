@@ -104,7 +104,7 @@ def batch(
     with signals.leaving_soon(say_interrupted), contextlib.ExitStack() as stack:
         job, chunks = _begun(settings, generation, resume, stack)
         # A resumed job counts the rows on disk, and goes on with the others.
-        with console.err().status("reading the rows that are there"):
+        with console.status("reading the rows that are there"):
             rows = itertools.chain.from_iterable(map(openai.rows_of, chunks.rows()))
             done_before = chunks.num_done
             totals = functools.reduce(Progress.plus, rows, Progress())
@@ -215,13 +215,13 @@ def _begun(
     )
     output = Output(settings.output, shard, settings.chunk)
     output.check(resume=resume)
-    with console.err().status("looking through the lines"):
+    with console.status("looking through the lines"):
         survey = source.survey()
     if survey.twice and settings.openai:
         raise ValueError(f"{survey.twice}: expected each custom_id once")
     if survey.twice:
         console.note(survey.twice, "yellow")
-    with console.err().status("loading the models"):
+    with console.status("loading the models"):
         target, drafter = pairs.load(pair)
         if settings.chat:
             check_template(target)
@@ -244,12 +244,12 @@ def _begun(
     job.results([])  # raises on wrong options before the manifest is written
     # A new job makes its folder only once all options and a line are checked.
     if not output.manifest.exists():
-        with console.err().status("looking for a line that can be decoded"):
+        with console.status("looking for a line that can be decoded"):
             _check_some_line(job)
-    with console.err().status("reading the models' files"):
+    with console.status("reading the models' files"):
         description = _description(settings, pair, shared, chosen)
         manifest = manifest_of(output, *description, **source.description())
-    with console.err().status("looking for rows that are there"):
+    with console.status("looking for rows that are there"):
         chunks = stack.enter_context(
             output.begun(manifest, job.total, resume=resume, renewed=new_manifest)
         )
@@ -390,7 +390,7 @@ def _costs(job: _BatchJob) -> Record:
         median = sorted(widths)[(len(rows) - 1) // 2]
         candidates = sorted({width for width in widths if width <= median}, reverse=True)
     *wider, narrowest = candidates
-    with console.err().status("measuring what passes cost"):
+    with console.status("measuring what passes cost"):
         for width in wider:
             with contextlib.suppress(device_memory.NotEnoughMemory):  # narrower slots may fit
                 return _costs_at(prepared, rows, slots=slots, width=width)

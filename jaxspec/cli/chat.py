@@ -89,7 +89,7 @@ def chat(
     """
     pair, options = pairs.checked(pair, generation, context=context)
     out = Console(highlight=False, soft_wrap=True)
-    with console.err().status("loading the models"):
+    with console.status("loading the models"):
         target, drafter = pairs.load(pair)
         target, task = _with_task(target)
         talk = begin(target, drafter=drafter, system=system, stop=pair.stop or (), **options)
@@ -199,9 +199,9 @@ def _answer(talk: Chat, pieces: Iterator[Piece], is_typed: bool, out: Console) -
     unread = talk.prompt_tokens - talk.reused_tokens
     status = contextlib.nullcontext()
     if talk.is_new_shape:
-        status = console.err().status("compiling (stored for the next call)")
+        status = console.status("compiling (stored for the next call)")
     elif unread > LONG:
-        status = console.err().status(f"reading {unread:,} tokens")
+        status = console.status(f"reading {unread:,} tokens")
     writer = Writer(out)
     later_tokens = 0  # tokens after the first pieces
     with _interruption(is_typed) as interruption:

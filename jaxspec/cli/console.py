@@ -10,6 +10,7 @@ from typing import Any
 
 from rich import box
 from rich.progress import Progress
+from rich.status import Status
 from rich.table import Table
 from rich.text import Text
 
@@ -27,6 +28,11 @@ def out() -> Console:
 def err() -> Console:
     """Makes the console of standard error."""
     return Console(stderr=True, highlight=False)
+
+
+def status(doing: str) -> Status:
+    """Shows on standard error what a block does, while it runs."""
+    return err().status(doing)
 
 
 def note(sentence: str, style: str = "") -> None:

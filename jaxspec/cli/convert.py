@@ -84,11 +84,11 @@ def convert(
     if complaint:
         raise ValueError(complaint)
     files.check_writable(to)
-    with console.err().status(f"reading {source}"):
+    with console.status(f"reading {source}"):
         loaded = front.load(source, dtype=stored_as, adapter=adapter)
         model = trim.untrimmed(loaded)
         drafted = trim.draft_tokens(loaded)
-    with console.err().status(f"writing {to}"):
+    with console.status(f"writing {to}"):
         if form == HUGGING_FACE:
             huggingface.save(model, to, overwrite=overwrite)
         else:

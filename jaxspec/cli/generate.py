@@ -121,8 +121,7 @@ def generate(
     as_lines = shown.as_json and (prompts is not None or prompt == "-")
     is_example = not (texts or shown.compare or pair.stop)
     report = options.flat(settings) | {"temperature": 0.0} | generation
-    err = console.err()
-    with err.status("loading the models"):
+    with console.status("loading the models"):
         texts, prepared = _load(
             settings, arguments | {"trace_numbers": shown.numbers}, texts, count
         )
@@ -130,17 +129,17 @@ def generate(
         _check_head(prepared, pair)
     if search.beams:
         return _search(texts, prepared, settings, search, shown.as_json, as_lines)
-    with err.status("measuring what passes cost"):
+    with console.status("measuring what passes cost"):
         prepared = _with_costs(prepared, settings)
     out = console.out()
     # A comparison uses the program of a whole generation; streaming first would compile two more.
     is_timed = shown.compare or (is_example and prepared.drafter is not None)
     streamed = settings.batch == 1 and not shown.as_json and not is_timed
-    decoded = _decoded(prepared, settings, shown.stats, streamed, err)
+    decoded = _decoded(prepared, settings, shown.stats, streamed, console.err())
     records = _shown(zip(texts, decoded, strict=True), prepared, pair, shown, as_lines, out)
     results = None
     if shown.compare:
-        with err.status("comparing with plain decoding"):
+        with console.status("comparing with plain decoding"):
             results = show.compare(prepared, pair, settings.batch)
     if shown.as_json:
         totals = show.totals_report(prepared, report, records, results)
@@ -150,7 +149,7 @@ def generate(
     elif results is not None:
         show.show_comparison(*results, prepared, out)
     elif is_timed:
-        with err.status("timing plain decoding beside it"):
+        with console.status("timing plain decoding beside it"):
             sentence = show.in_a_sentence(prepared, pair, settings.batch)
         out.print("", Text(sentence, "bold"), "", Text(NEXT, "dim"), sep="\n")
     return None
@@ -293,7 +292,7 @@ def _check_head(prepared: Prepared, pair: Pair) -> None:
     if drafter is None or isinstance(drafter, Model) or drafter.target is None:
         raise ValueError(f"--check is of heads, which read hidden states: --draft is {name}")
     target = drafter.target
-    with console.err().status("checking the head"):
+    with console.status("checking the head"):
         network = None
         if not by_name.is_call(name):  # a head alone, whose folder describes its network
             network = functools.partial(load.read_head, name, target=target)

@@ -30,7 +30,7 @@ GROUPS = {
     "Sampling": "temperature * ban seed max_new_tokens stop beams length_penalty early_stopping",
     "Costs": "alpha c v c_hat row_tokens",
     "Running": "batch slots max_prompt_tokens too_long max_errors chunk shard num_shards rows "
-    "full_length repeats timed measure resume",
+    "full_length repeats measure resume",
     "Output": "output openai trace numbers compare stats * tokens markdown save overwrite "
     "as_json help",
 }

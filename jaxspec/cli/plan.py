@@ -15,9 +15,7 @@ from jaxspec.cli.prompts import prepared_pair
 
 if TYPE_CHECKING:
     from jaxspec.analysis.plan import Plan
-    from jaxspec.analysis.result import BenchResult
     from jaxspec.analysis.roofline import Machine
-    from jaxspec.decode.request import Prepared
 
 _COSTS = ("alpha", "c", "c_hat", "gamma", "as_json")
 _PAIR = (
@@ -38,7 +36,7 @@ FOR_DEVICE = "a plan for a --device"
 READ = {  # options, by the kind of plan
     FOR_COSTS: (*_COSTS, "v"),
     FOR_DEVICE: (*_COSTS, "device", "target", "draft", "batch", "dtype", "row_tokens"),
-    "--tree": (*_PAIR, "tree", "nodes", "timed", "batch"),
+    "--tree": (*_PAIR, "tree", "nodes", "batch"),
     "a plan for a pair": (*_PAIR, "gamma", "batch"),
 }
 
@@ -65,7 +63,6 @@ class Inputs(NamedTuple):
     ] = ""
     tree: Annotated[bool, flag("The token tree that a pair should draft here.", "--tree")] = False
     nodes: Annotated[int, number("With --tree: most draft tokens.")] = 32
-    timed: Annotated[bool, flag("With --tree: time it, and the best chain.", "--timed")] = False
     alpha: Annotated[float | None, text("RATE", "Acceptance rate, if it is known.")] = None
     c: Annotated[
         float | None, text("COST", "A pass of the drafter, in passes of the target.", "--c")
@@ -92,7 +89,7 @@ def plan(inputs: Inputs, context: typer.Context) -> None:
 
     \b
         jaxspec plan --batch 1,8
-        jaxspec plan --tree --nodes 32 --timed
+        jaxspec plan --tree --nodes 32
         jaxspec plan --alpha 0.75 --c 0.02 --v 0.05
         jaxspec plan --alpha 0.75 --target 11B --draft 60M --device tpu-v4
         jaxspec plan --target qwen3-8b -d z-lab/Qwen3-8B-DFlash-b16 --device h100
@@ -111,7 +108,6 @@ def plan(inputs: Inputs, context: typer.Context) -> None:
             about=report.heading,
             note=report.note,
             plans=[planning.to_dict(plan) for plan in report.plans],
-            timed=report.speeds,
         )
     _show(report, inputs.nodes if inputs.tree else inputs.gamma)
     return None
@@ -137,7 +133,6 @@ class PlanReport(NamedTuple):
     plans: Sequence[Plan]
     heading: str
     note: str
-    speeds: Sequence[BenchResult] = ()  # the measurements of --timed
 
 
 def _for_device(inputs: Inputs, batches: Sequence[int]) -> PlanReport:
@@ -239,7 +234,6 @@ def _for_pair(inputs: Inputs, batches: Sequence[int]) -> PlanReport:
                 repeats=inputs.repeats,
             )
         )
-    speeds = _time(plans, prepared) if inputs.timed else []
     machine = environment.current()
     return PlanReport(
         plans,
@@ -249,7 +243,6 @@ def _for_pair(inputs: Inputs, batches: Sequence[int]) -> PlanReport:
             "Passes are timed one after the other; in a round they share caches: `jaxspec bench` "
             "times whole texts."
         ),
-        speeds=speeds,
     )
 
 
@@ -279,12 +272,11 @@ def _bound(plan: Plan, v: float) -> str:
 
 
 def _show(report: PlanReport, largest: int) -> None:
-    """Prints plans as a table and sentences, and the measured speeds of --timed.
+    """Prints plans as a table and sentences.
 
     `largest` is the largest γ that was tried; for trees, the most nodes.
     """
     from jaxspec.analysis import plan as planning
-    from jaxspec.analysis import table as tables
 
     plans = report.plans
     out = console.out()
@@ -299,9 +291,6 @@ def _show(report: PlanReport, largest: int) -> None:
         out.print(Text(line), soft_wrap=plan.best.is_tree)  # a tree's has code to copy
     if report.note:
         out.print(Text(report.note))
-    if report.speeds:
-        for view in tables.tables(report.speeds, (tables.SPEED, tables.THEORY), out.width):
-            out.print(view)
 
 
 def _table(plans: Sequence[Plan]) -> Table:
@@ -341,27 +330,3 @@ def _table(plans: Sequence[Plan]) -> Table:
                 f"{draft.accesses:.2f}×",
             )
     return table
-
-
-def _time(plans: Sequence[Plan], prepared: Prepared) -> list[BenchResult]:
-    """Times whole texts with the best chain and the best tree of plans, beside plain decoding."""
-    from jaxspec import drafters
-    from jaxspec.analysis import acceptance, bench
-    from jaxspec.analysis.result import setting_of
-
-    draft = acceptance.drafting_model(prepared)
-    settings = []
-    for plan in plans:
-        setting = setting_of(prepared, "prompts", plan.batch)
-        chain = plan.chain
-        tree = plan.tree
-        settings.append(
-            setting._replace(drafter=draft, gamma=chain.gamma, name=f"chain of {chain.gamma}")
-        )
-        if tree is not None:
-            drafter = drafters.tree(draft, shape=tree.shape, draw=tree.draw)
-            name = f"tree of {len(tree.shape)}"
-            settings.append(setting._replace(drafter=drafter, gamma=tree.gamma, name=name))
-    config = bench.Config(len(prepared.prompt.length), repeats=3, quantities=("speed", "costs"))
-    with console.sharing("timing") as (_, doing):
-        return list(bench.run(prepared.target, settings, config=config, doing=doing))

@@ -112,7 +112,7 @@ def transcribe(
     if output is None:
         failed = _print(rows(), as_json, named=len(listed) > 1)
     else:
-        with console.err().status("reading the models' files"):
+        with console.status("reading the models' files"):
             manifest = manifest_of(
                 folder,
                 pairs.described_models(pair),
@@ -149,8 +149,9 @@ def _seconds(sounds: Iterable[Listed]) -> int | None:
 
 def _described(sound: Listed) -> Record:
     """Describes a sound for a job's manifest."""
-    described = sound._asdict() | {"bytes": sound_files.bytes_of(sound.path)}
-    return described | {"file": str(described.pop("path")), "fields": dict(sound.fields)}
+    path = sound.path
+    file = {"file": str(path), "bytes": sound_files.bytes_of(path)}
+    return file | {"fields": dict(sound.fields), "language": sound.language, "id": sound.id}
 
 
 def _rows(

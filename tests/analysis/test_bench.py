@@ -248,20 +248,10 @@ def test_the_plan_chooses_gamma(monkeypatch):
         )
 
 
-def test_a_gamma_that_cannot_be_planned_takes_no_other_setting_with_it():
-    both = {"copy": drafters.prompt_lookup(), "small": DRAFT}
-    settings = product(task=TASK, drafter=both, gamma="plan")[:1] + product(
-        task=TASK, drafter=both, gamma=2
-    )
-    plain, unfit, *fitting = run(TARGET, settings, config=Config(num_prompts=1, repeats=1))
-    assert (
-        "no acceptance rate is known of copy with the rule rejection: give a number" in unfit.error
-    )
-    assert [(row.setting.drafter, row.setting.gamma, row.error) for row in fitting] == [
-        ("copy", 2, None),
-        ("small", 2, None),
-    ]
-    assert plain.group == fitting[0].group and fitting[1].speed
+def test_a_gamma_that_cannot_be_planned_is_refused():
+    settings = [Setting(TASK, DRAFT, 2), Setting(TASK, LOOKUP, "plan", name="copy")]
+    with pytest.raises(ValueError, match="no acceptance rate is known of copy with the rule rej"):
+        next(run(TARGET, settings))
 
 
 def test_a_backend_is_compared_with_its_own_plain_decoding_and_another_target_is_a_setting():

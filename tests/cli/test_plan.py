@@ -257,10 +257,9 @@ def test_how_sure_the_numbers_of_a_pair_are(report):
 
 
 @pytest.mark.slow
-def test_a_tree_is_planned_and_timed(run, report):
+def test_a_tree_is_planned(run, report):
     options = (
         "--tree",
-        "--timed",
         "--nodes",
         "3",
         "--count",
@@ -270,16 +269,12 @@ def test_a_tree_is_planned_and_timed(run, report):
         "--repeats",
         "1",
     )
-    planned = report(*options)
-    (plan,), timed = planned["plans"], planned["timed"]
+    (plan,) = report(*options)["plans"]
     assert 1 < len(plan["tree"]["shape"]) <= 3 and plan["chain"]["gamma"] == len(
         plan["chain"]["shape"]
     )
     assert plan["measured"]["acceptance"].keys() == {"top"} and plan["advice"]
-    names = ["", f"chain of {plan['chain']['gamma']}", f"tree of {len(plan['tree']['shape'])}"]
-    assert [row["setting"]["drafter"] for row in timed] == names
-    assert all(row["same_text"] == row["texts"] == 2 for row in timed)
-    assert "tokens/s" in run(*options).stdout
+    assert f"of {len(plan['tree']['shape'])}" in run(*options).stdout
 
 
 def test_every_option_is_read_by_a_kind_of_plan():
@@ -301,7 +296,7 @@ def test_every_option_is_read_by_a_kind_of_plan():
             "expected a model here; `jaxspec bench`",
         ),
         (["--draft", "none"], "--draft is 'none': expected a model here"),
-        (["--timed"], "a plan for a pair does not read --timed"),
+        (["--nodes", "4"], "a plan for a pair does not read --nodes"),
         (
             ["--nodes", "4", "--alpha", "0.5", "--c", "0.1"],
             "--alpha and --c does not read --nodes: leave it out",

@@ -7,7 +7,6 @@ from transformers import GenerationConfig, GenerationMixin, PreTrainedTokenizerB
 
 import jaxspec
 from jaxspec.decode import option_names
-from jaxspec.decode.chat_templates import TEMPLATE_ARGUMENTS, TEMPLATE_VALUES, check_template_values
 from jaxspec.decode.option_names import IN_CALLS, OTHER_NAMES
 from jaxspec.jobs import fields, openai
 
@@ -260,29 +259,3 @@ def test_values_whose_meaning_other_fields_decide():
     }
     assert fields.read(chat).template == {}
     assert fields.read({"prompt": "a", "lengthPenalty": 1, "stop_sequences": ["x"]}).stop == ["x"]
-
-
-def test_only_values_that_a_template_may_read_reach_it():
-    """`truncation` with `max_length` would cut the prompt without a word."""
-
-    def write(conversation, tools=None, brand_new=None, **values):
-        pass
-
-    for name in (
-        *inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters,
-        "messages",
-        "brand_new",
-    ):
-        if name in TEMPLATE_VALUES or name == "kwargs":
-            check_template_values({name: 1}, write)
-        else:
-            with pytest.raises(
-                ValueError, match=f"chat_template_kwargs has '{name}', which templates do not read"
-            ):
-                check_template_values({name: 1}, write)
-    assert set(TEMPLATE_ARGUMENTS) >= {
-        "truncation",
-        "max_length",
-        "return_tensors",
-        "tokenize",
-    }

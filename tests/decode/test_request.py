@@ -8,21 +8,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tokenizers import Tokenizer, models, processors
-from transformers import PreTrainedTokenizerFast
 
 import jaxspec
-from benchmarks.estimates import absent
-from jaxspec.analysis import acceptance
-from jaxspec.analysis.random_model import random_params
-from jaxspec.core import Model, Prompt, Rule, Verdict, token_rows
-from jaxspec.decode import batches, device_memory, loop, request
+from jaxspec.core import Prompt, Rule, Verdict, token_rows
+from jaxspec.decode import request
 from jaxspec.decode.options import NEW_TOKENS, OPTIONS
-from jaxspec.decode.prompts import _in_bucket, arrays_of, encode
 from jaxspec.decode.request import prepare
 from jaxspec.nets import decoder
 from jaxspec.testing import certify_prepared, table_model, table_model_from, word_tokenizer
-from tests.small import tiny_gpt, tiny_llama
+from tests.small import tiny_gpt
 
 WORDS = ["<end>", "the", "cat", "sat", "on", "mat"]
 
@@ -37,7 +31,6 @@ def model(seed=0, vocab=6, words=WORDS):
 
 TARGET, DRAFT = model(0), model(1)
 ONE = Prompt(jnp.array([[1, 2]]), jnp.array([2]))
-TINY = tiny_llama()
 
 
 def test_prepare_names_the_options_of_generate():
@@ -93,48 +86,6 @@ def test_bad_options_are_refused_by_name(options, message):
         jaxspec.generate(TARGET, "the cat", drafter=DRAFT, **options)
 
 
-@pytest.mark.parametrize(
-    ("prompts", "message"),
-    [
-        ([], "no prompts"),
-        ("", "prompt 0 is empty"),
-        (["the", " "], "prompt 1 is empty"),
-        (Prompt(jnp.array([[1, 6]]), jnp.array([2])), "token id 6: expected ids from 0 to 5"),
-        (Prompt(jnp.array([[1, -1]]), jnp.array([2])), "token id -1"),
-        (Prompt(jnp.array([[1, 2]]), jnp.array([0])), "prompt 0 is empty"),
-        (Prompt(jnp.array([[1, 2]]), jnp.array([3])), "length 3, but its row holds 2"),
-        (Prompt(jnp.array([1, 2]), jnp.array([2])), r"expected \[batch, prompt\]"),
-        (Prompt(jnp.array([[1.0, 2.0]]), jnp.array([2])), "dtype float32: expected integers"),
-    ],
-)
-def test_bad_prompts_are_refused_with_what_is_wrong(prompts, message):
-    with pytest.raises(ValueError, match=message):
-        jaxspec.generate(TARGET, prompts)
-
-
-@pytest.mark.parametrize("text", ["\n", "  ", "\u00a0", ""])
-def test_the_tokens_of_a_prompt_say_whether_it_is_empty(text):
-    """Not whether it is white space: this tokenizer has a token for each, and one that begins every
-    text.
-    """
-    words = ["<end>", "\n", "  ", "\u00a0", "<begin>"]
-    raw = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<end>"))
-    raw.post_processor = processors.TemplateProcessing(
-        single="<begin> $A", special_tokens=[("<begin>", 4)]
-    )
-    tokens = PreTrainedTokenizerFast(tokenizer_object=raw, eos_token="<end>", bos_token="<begin>")
-    prompt = encode(model()._replace(tokenizer=tokens), [text])
-    row = prompt.tokens[0, : prompt.length[0]].tolist()
-    assert row == [4, words.index(text)] if text else row == [4]
-
-
-def test_padding_is_not_checked():
-    odd = Prompt(jnp.array([[1, 2, 99]]), jnp.array([2]))
-    assert jaxspec.generate(TARGET, odd, max_new_tokens=4).tokens.tolist() == (
-        jaxspec.generate(TARGET, ONE, max_new_tokens=4).tokens.tolist()
-    )
-
-
 def test_arguments_of_a_wrong_type_are_refused():
     with pytest.raises(TypeError, match=r"target is of type int: expected a jaxspec.Model"):
         jaxspec.generate(3, "the cat")
@@ -142,14 +93,6 @@ def test_arguments_of_a_wrong_type_are_refused():
         jaxspec.generate(TARGET, "the cat", drafter=3)
     with pytest.raises(TypeError, match="prompt 1 is 3, of type int"):
         jaxspec.generate(TARGET, ["the cat", 3])
-
-
-def test_text_needs_a_tokenizer():
-    bare = TARGET._replace(tokenizer=None)
-    with pytest.raises(ValueError, match="has no tokenizer"):
-        jaxspec.generate(bare, "the cat")
-    with pytest.raises(ValueError, match="stop strings need a tokenizer"):
-        jaxspec.generate(bare, ONE, stop=["x"])
 
 
 def test_different_tokenizers_are_named_by_their_first_difference():
@@ -741,71 +684,6 @@ def test_tokenizers_are_compared_once_per_pair(monkeypatch):
     assert again.decoder is first.decoder
 
 
-def test_prompts_are_read_once_by_a_generation_and_by_a_measurement(monkeypatch):
-    read = []
-    monkeypatch.setattr(
-        request, "encode", lambda *arguments: read.append(arguments) or encode(*arguments)
-    )
-    options = dict(drafter=DRAFT, gamma=2, max_new_tokens=4)
-    jaxspec.generate(TARGET, ["the cat"], **options)
-    assert len(read) == 1
-    acceptance.measure(jaxspec.prepare(TARGET, ["the cat"], **options))
-    assert len(read) == 2
-
-
-def test_long_prompts_are_refused_with_the_sum_of_what_they_take():
-    """Before anything is allocated: 1,024 rows of 8,192 tokens whose cache has 262 KB for each."""
-    config = decoder.decoder_config(
-        32, dim=8, ff_dim=8, layers=2, heads=64, kv_heads=64, head_dim=256
-    )
-    model = Model(
-        decoder.language_model(config), decoder.init(config, jax.random.key(0)), None, config
-    )
-    prompt = Prompt(np.ones((1024, 8192), np.int32), np.full(1024, 8192, np.int32))
-    said = r"1024 prompts of up to 8192 tokens, .* \(weights .*, caches and rows 2.2 TB, .*their number or their length"
-    with pytest.raises(ValueError, match=said):
-        jaxspec.generate(model, prompt, max_new_tokens=16)
-
-
-def test_what_does_not_fit_is_refused_only_where_it_would_run(monkeypatch):
-    """Long prompts and many of them; not programs of shapes, which are compiled for other devices,
-    and not what is prepared as a whole and run in parts.
-    """
-    monkeypatch.setattr(
-        device_memory.psutil, "virtual_memory", lambda: SimpleNamespace(total=10**6)
-    )
-    shape = absent.shape_model(TINY, "float32")
-    here = shape._replace(params=random_params(TINY, "float32", jax.random.key(0)))
-    long, many = (
-        Prompt(np.zeros((rows, n), np.int32), np.full(rows, n))
-        for rows, n in ((1, 8192), (900, 64))
-    )
-    for prompt, what in (
-        (long, "1 prompts of up to 8192 tokens"),
-        (many, "900 prompts of up to 64 tokens"),
-    ):
-        assert (
-            prepare(shape, prompt, drafter=shape, max_new_tokens=16).prompt.tokens.shape
-            == prompt.tokens.shape
-        )
-        with pytest.raises(
-            ValueError,
-            match=f"{what}.* take .*caches and rows .*what prefill makes .* there are 1.0 MB",
-        ):
-            jaxspec.generate(here, prompt, drafter=here, max_new_tokens=16)
-    part = batches.take(prepare(here, many, drafter=here, max_new_tokens=16), [0, 1])
-    assert loop.run(part).length.tolist() == [16, 16]
-    with pytest.raises(
-        ValueError, match=r"a prefix of 8192 tokens take .*caches .*: lower its length"
-    ):
-        jaxspec.prefix(here, [0] * 8192)
-    with pytest.raises(
-        ValueError, match=r"beams=8 with max_new_tokens=512 for 20 prompts .*caches "
-    ):
-        jaxspec.beam_search(here, jax.tree.map(lambda x: x[:20], many), beams=8, max_new_tokens=512)
-    assert jaxspec.generate(here, [[1]], max_new_tokens=2).lengths.tolist() == [2]
-
-
 def test_preparing_other_shapes_compiles_only_the_keys(caplog):
     """Each eager operation at a new shape is a program: some 0.02 s on a CPU, and more on a TPU."""
     prepare(TARGET, [[1, 2]], eos_ids=3)
@@ -829,22 +707,3 @@ def test_preparing_other_shapes_compiles_only_the_keys(caplog):
     assert (
         set(compiled) <= {"jit(_keys_of_rows)"} | of_the_seed and compiled.count("jit(stage)") <= 1
     )
-
-
-@pytest.mark.parametrize("encoded", [False, True])
-def test_a_prepared_generation_keeps_no_memory_of_the_callers(encoded):
-    """A CPU device takes over memory at some addresses; a loader of data writes to it again."""
-
-    def aligned(values):
-        memory = np.empty(4 * len(values) + 64, np.uint8)
-        start = -memory.ctypes.data % 64
-        array = memory[start : start + 4 * len(values)].view(np.int32)
-        array[:] = values
-        return array
-
-    tokens, length = aligned([3] * 16).reshape(1, 16), aligned([16])
-    own = Prompt(tokens, length, Prompt(tokens, length) if encoded else None)
-    prompts = [arrays_of(own), _in_bucket(own)]
-    tokens[:], length[:] = 0, 1
-    for array in jax.tree.leaves(prompts):
-        assert int(array.max()) in (3, 16) and int(array.min()) in (3, 16)
