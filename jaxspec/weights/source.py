@@ -135,9 +135,7 @@ def written(
     table = tables[CONFIG]
     table |= {key: value for key, value in ids.items() if table.get(key) is None}
     if GENERATION in tables:
-        # transformers then takes these from nowhere else.
-        kept = {key: table[key] for key in (*IDS, START) if key in table}
-        tables[GENERATION] = kept | tables[GENERATION]
+        tables[GENERATION] = _ids(table) | tables[GENERATION]
     return family, tables
 
 
@@ -258,4 +256,11 @@ def _with_beginnings(config: Any, tables: dict[str, dict[str, Any]]) -> dict[str
         changes |= {START: config.start_token}
     if not changes:
         return tables
-    return tables | {GENERATION: {**tables.get(GENERATION, {}), **changes}}
+    return tables | {GENERATION: {**tables.get(GENERATION, _ids(tables[CONFIG])), **changes}}
+
+
+def _ids(table: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the ids of config.json, which transformers takes from generation_config.json alone
+    where that exists.
+    """
+    return {key: table[key] for key in (*IDS, START) if key in table}

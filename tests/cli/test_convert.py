@@ -16,11 +16,22 @@ from jaxspec.cli import names
 from jaxspec.cli import pair as pairs
 from jaxspec.cli.main import app
 from jaxspec.nets import decoder, t5
-from jaxspec.weights import huggingface, orbax, quantisation
-from tests.small import tiny_llama, tiny_t5
+from jaxspec.weights import huggingface, orbax, quantisation, source
+from tests.small import tiny_t5
 
 runner = CliRunner()
-CONFIG = tiny_llama(layers=2, window=4, local=(True,), max_positions=32)
+MISTRAL = {
+    "model_type": "mistral",
+    "vocab_size": 32,
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 32,
+    "sliding_window": 4,
+}
+SOURCE, CONFIG = source.from_toml({"model": MISTRAL})
 TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
 
 
@@ -32,7 +43,7 @@ def run(*arguments: object):
 def theirs(tmp_path_factory, words) -> Path:
     """A Mistral as a Hugging Face folder."""
     params = decoder.init(CONFIG, jax.random.key(0))
-    model = Model(decoder.language_model(CONFIG), params, words, CONFIG, "tiny")
+    model = Model(decoder.language_model(CONFIG), params, words, CONFIG, "tiny", SOURCE)
     return huggingface.save(model, tmp_path_factory.mktemp("models") / "tiny")
 
 
@@ -161,7 +172,8 @@ def test_nothing_is_replaced_unasked(theirs, tmp_path):
 
 def test_a_model_without_a_tokenizer(tmp_path):
     params = decoder.init(CONFIG, jax.random.key(0))
-    huggingface.save(Model(decoder.language_model(CONFIG), params, None, CONFIG), tmp_path / "bare")
+    model = Model(decoder.language_model(CONFIG), params, None, CONFIG, source=SOURCE)
+    huggingface.save(model, tmp_path / "bare")
     result = run(tmp_path / "bare", tmp_path / "to")
     assert result.exit_code == 2 and "or give --format huggingface\n" in result.stderr
     narrow = run(tmp_path / "bare", tmp_path / "to", "--dtype", "int8")

@@ -14,7 +14,7 @@ import jaxspec
 from jaxspec import rules
 from jaxspec.nets import decoder
 from jaxspec.weights import hf_families, huggingface
-from jaxspec.weights.hf_families import FAMILIES, FamilyError, decoders
+from jaxspec.weights.hf_families import FAMILIES, FamilyError
 from tests.marks import marked
 from tests.small import random_params
 
@@ -643,7 +643,7 @@ def test_the_text_half_of_a_mistral_3(tmp_path, caplog):
     jax.tree.map(np.testing.assert_array_equal, loaded.params, model.params)
     text = {**text, "model_type": "ministral3", "rope_theta": None, "tie_word_embeddings": None}
     newer = hf_families.of(wrapper).read(wrapper | {"text_config": text})
-    assert decoders.rotated(newer).query_beta == 0.1 and newer.tied_head
+    assert newer.layers[0].attention.rotary.query_beta == 0.1 and newer.tied_head
     with pytest.raises(
         FamilyError,
         match=r"text_config\.model_type is 'llama': expected one of mistral, ministral3",

@@ -165,12 +165,17 @@ def model_of(config, seed=0):
     return Model(net.language_model(config), params, config=config, name=f"it {seed}")
 
 
-def config_of(case):
-    """The network of a case, by the configuration that transformers writes."""
+def table_of(case):
+    """The config.json of a case that transformers writes."""
     import transformers
 
     name, options = CASES[case]
-    table = getattr(transformers, f"{name}Config")(**options).to_dict()
+    return getattr(transformers, f"{name}Config")(**options).to_dict()
+
+
+def config_of(case):
+    """The network of a case."""
+    table = table_of(case)
     return hf_families.of(table).read(table)
 
 
@@ -181,7 +186,8 @@ def test_what_is_saved_is_read_by_transformers_and_here(case, tmp_path):
     import torch
     import transformers
 
-    model = model_of(config_of(case))
+    table = table_of(case)
+    model = model_of(hf_families.of(table).read(table))._replace(source={"config.json": table})
     huggingface.save(model, tmp_path / "ours")
     again = jaxspec.load(tmp_path / "ours")
     assert again.config == model.config
@@ -223,7 +229,8 @@ def test_drafters_read_the_targets_encoder_and_its_layers(case):
 
 def test_older_files_of_a_t5gemma_2_name_the_encoders_text_half_otherwise(tmp_path, caplog):
     """And a head that repeats the embedding, and the decoder's copies of it, are left out."""
-    model = model_of(config_of("t5gemma-2"))
+    table = table_of("t5gemma-2")
+    model = model_of(hf_families.of(table).read(table))._replace(source={"config.json": table})
     folder = huggingface.save(model, tmp_path / "it")
     tensors = load_file(folder / "model.safetensors")
     tensors = {name.replace("encoder.text_model.", "encoder."): x for name, x in tensors.items()}

@@ -60,6 +60,25 @@ def test_cache_equals_full_pass(params, compiled):
     np.testing.assert_allclose(forward.logits[1], full[1, 2:5], atol=2e-5)
 
 
+TABLE = {  # the config.json of these sizes
+    "model_type": "whisper",
+    "vocab_size": 61,
+    "d_model": 32,
+    "encoder_ffn_dim": 48,
+    "decoder_ffn_dim": 48,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4,
+    "encoder_layers": 2,
+    "decoder_layers": 3,
+    "num_mel_bins": 8,
+    "max_source_positions": 10,
+    "max_target_positions": 24,
+    "decoder_start_token_id": 41,
+    # transformers' defaults are not in this vocabulary
+    **dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), 40),
+}
+
+
 @pytest.mark.needs_torch
 @pytest.mark.slow
 def test_a_saved_folder_is_transformers_model(params, tmp_path):
@@ -70,7 +89,8 @@ def test_a_saved_folder_is_transformers_model(params, tmp_path):
     import transformers
 
     lm = whisper.language_model(CONFIG)
-    huggingface.save(jaxspec.Model(lm, params, config=CONFIG), tmp_path / "it")
+    model = jaxspec.Model(lm, params, config=CONFIG, source={"config.json": TABLE})
+    huggingface.save(model, tmp_path / "it")
     peer = transformers.WhisperForConditionalGeneration.from_pretrained(tmp_path / "it").eval()
     assert peer.generation_config.lang_to_id == {"<|en|>": 42, "<|de|>": 43}
     assert peer.generation_config.suppress_tokens == [3, 5]

@@ -28,7 +28,7 @@ from jaxspec.core import Room
 from jaxspec.files import folders
 from jaxspec.testing import word_tokenizer
 from jaxspec.weights import hf_families, huggingface, source
-from jaxspec.weights.hf_families import phi
+from jaxspec.weights.hf_families import decoders, phi
 from jaxspec.weights.source import DROPPED
 from tests.weights.folders import model_of
 
@@ -516,8 +516,12 @@ def whisper(draw):
     )
 
 
+# A family without an entry has the options of a Llama, if it has its keys.
 FAMILIES = {
-    "LlamaForCausalLM": llama,
+    family.architecture: llama
+    for family in hf_families.FAMILIES
+    if family.keys.keys() >= decoders.KEYS.keys()
+} | {
     "MistralForCausalLM": mistral,
     "Qwen2ForCausalLM": qwen,
     "Qwen3ForCausalLM": qwen,
@@ -541,7 +545,6 @@ FAMILIES = {
     "GlmForCausalLM": glm,
     "Glm4ForCausalLM": glm,
     "Ernie4_5ForCausalLM": ernie,
-    "HeliumForCausalLM": llama,
     "SmolLM3ForCausalLM": smollm3,
     "SeedOssForCausalLM": seed_oss,
     "HunYuanDenseV1ForCausalLM": hunyuan,

@@ -19,7 +19,6 @@ from jaxspec.weights.hf_families import common
 from jaxspec.weights.hf_families.common import (
     HEAD,
     MOST_LAYERS,
-    THEIRS,
     Family,
     FamilyError,
     Tensor,
@@ -118,33 +117,6 @@ def write_generation(config: BartConfig) -> dict[str, Any]:
     if config.banned_tokens:
         banned = {BANNED: [[token] for token in config.banned_tokens]}
     return common.write_begin(config) | banned
-
-
-def write(model_type: str, architecture: str, config: BartConfig) -> dict[str, Any]:
-    """Writes the config.json of a network."""
-    table = common.write_keys(config, FIELDS)
-    if config.source_vocab is not None:
-        table |= {
-            "vocab_size": config.source_vocab,
-            "decoder_vocab_size": config.vocab_size,
-            OWN: False,
-        }
-    # M2M-100 counts positions from its padding's id on, and Marian begins with it
-    if config.positions != "learned":
-        if config.offset:
-            table["pad_token_id"] = config.offset - 1
-        else:
-            table["pad_token_id"] = config.start_token
-    return {
-        "architectures": [architecture],
-        "model_type": model_type,
-        "is_encoder_decoder": True,
-        **table,
-        # False unties the sides' embeddings, too; the weights show a head of its own
-        "tie_word_embeddings": True,
-        **{key: table[decoder_key] for key, decoder_key in SIDES.items()},
-        "activation_function": THEIRS[config.activation],
-    }
 
 
 BLOCK = {"query": "q_proj", "key": "k_proj", "value": "v_proj", "out": "out_proj"}
@@ -264,7 +236,6 @@ def _family(
         architecture=architecture,
         keys=KEYS,
         read=functools.partial(read, options, activation),
-        write=functools.partial(write, model_type, architecture),
         names=names,
         canonical=canonical,
         sizes=sizes,

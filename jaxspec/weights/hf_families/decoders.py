@@ -174,13 +174,6 @@ def change(
     return dataclasses.replace(layer, attention=replaced[0], ff=replaced[1], **norms)
 
 
-def rotated(config: DecoderConfig) -> Rotary:
-    """Returns the rotation of a configuration's first layer that rotates."""
-    return next(
-        (turn for layer in config.layers if (turn := layer.attention.rotary) is not None), Rotary()
-    )
-
-
 def partial_rotary(table: dict, share: float = 1.0) -> tuple[dict, float]:
     """Takes the rotated share of a head's dimensions out of a config.json, `share` where it has
     none.
@@ -197,13 +190,6 @@ def partial_rotary(table: dict, share: float = 1.0) -> tuple[dict, float]:
 def with_defaults(table: dict, **defaults: Any) -> dict:
     """Fills in keys that a config.json leaves out or gives as null."""
     return table | {key: value for key, value in defaults.items() if table.get(key) is None}
-
-
-def partial_key(config: DecoderConfig) -> dict[str, Any]:
-    """Writes the key that `partial_rotary` reads."""
-    dims = rotated(config).dims
-    head_dim = config.layers[0].attention.head_dim
-    return {PARTIAL: (dims or head_dim) / head_dim}
 
 
 def turned(layer: LayerShape, share: float = 1.0, **options: Any) -> dict[str, Rotary]:
@@ -531,13 +517,6 @@ def layer_types(config: UniformDecoder) -> list[str]:
         "sliding_attention" if local[i % len(local)] else "full_attention"
         for i in range(config.layers)
     ]
-
-
-def window_of_all(config: UniformDecoder) -> int | None:
-    """Returns the window where all layers have it: config.json can say no other."""
-    if all(config.local):
-        return config.window
-    return None
 
 
 BIASED = {  # keys that say of some projections whether they have biases: fields of `UniformDecoder`

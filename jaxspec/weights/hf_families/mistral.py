@@ -94,13 +94,11 @@ SIZES = decoders.sizes(
     },
     rms_norm_eps=1e-5,
 )
-_KEYS = {"sliding_window": decoders.window_of_all}
 MISTRAL = decoders.family(
     title="Mistral",
     model_types=("mistral",),
     architecture="MistralForCausalLM",
     read=read,
-    written=_KEYS,
     sizes=SIZES,
 )
 _ROPE = {

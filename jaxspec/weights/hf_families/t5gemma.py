@@ -11,7 +11,7 @@ from typing import Any
 
 from jaxspec.nets.decoder import DecoderConfig
 from jaxspec.nets.shapes import LayerShape
-from jaxspec.nets.t5gemma import T5GemmaConfig, t5gemma_config, without_encoder
+from jaxspec.nets.t5gemma import T5GemmaConfig, t5gemma_config
 from jaxspec.nets.uniform import configs, nearest
 from jaxspec.weights.hf_families import common, decoders, gemma
 from jaxspec.weights.hf_families.common import (
@@ -122,43 +122,6 @@ def _with_windows(config: DecoderConfig, changed: Callable[[int], int]) -> Decod
     return decoders.with_layers(config, change)
 
 
-def _sides(config: T5GemmaConfig, family: Family, encoder: DecoderConfig) -> dict[str, Any]:
-    """Writes both sides as models of the family whose layers they have."""
-    assert family.write is not None
-    decoder = {**family.write(without_encoder(config)), "bos_token_id": config.start_token}
-    sides = {"encoder": family.write(encoder), "decoder": decoder}
-    for side in sides.values():
-        del side["architectures"], side["model_type"]
-    return {
-        "is_encoder_decoder": True,
-        "vocab_size": config.vocab_size,
-        "bos_token_id": config.start_token,
-        "tie_word_embeddings": config.tied_head,
-        **sides,
-    }
-
-
-def write(config: T5GemmaConfig) -> dict[str, Any]:
-    """Writes the config.json of a T5Gemma."""
-    encoder = _with_windows(config.encoder, lambda window: (window - 1) // 2)
-    names = {"architectures": ["T5GemmaForConditionalGeneration"], "model_type": "t5gemma"}
-    return names | _sides(config, gemma.GEMMA2, encoder)
-
-
-def write_2(config: T5GemmaConfig) -> dict[str, Any]:
-    """Writes the config.json of a T5Gemma 2. transformers makes none without a vision tower: here
-    it is small.
-    """
-    names = {"architectures": ["T5Gemma2ForConditionalGeneration"], "model_type": "t5gemma2"}
-    sides = _sides(config, gemma.GEMMA3, config.encoder)
-    encoder = {
-        "text_config": sides["encoder"],
-        "eoi_token_index": config.end_of_image,
-        "vision_config": VISION,
-    }
-    return names | sides | {"encoder": encoder}
-
-
 def names(encoder: str, embedding: str, config: T5GemmaConfig) -> dict[str, Tensor]:
     """Says where each parameter lies; the first two are in front of the names of the encoder and of
     the embedding.
@@ -248,7 +211,6 @@ T5GEMMA = Family(
     architecture="T5GemmaForConditionalGeneration",
     keys=KEYS,
     read=read,
-    write=write,
     names=functools.partial(names, "model.encoder.", "model.decoder."),
     canonical=decoders.canonical,
     sizes=SIZES,
@@ -264,7 +226,6 @@ T5GEMMA2 = Family(
     text=text,
     keys=KEYS,
     read=read_2,
-    write=write_2,
     names=functools.partial(names, TEXT, TEXT),
     canonical=canonical,
     sizes=SIZES_2,

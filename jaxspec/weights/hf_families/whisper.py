@@ -11,7 +11,7 @@ from typing import Any
 
 from jaxspec.nets.whisper import SIZES, Speech, WhisperConfig
 from jaxspec.weights.hf_families import bart, common
-from jaxspec.weights.hf_families.common import THEIRS, Family, FamilyError, count, only
+from jaxspec.weights.hf_families.common import Family, FamilyError, count, only
 
 FIELDS = {  # the network's fields: those of config.json
     "vocab_size": "vocab_size",
@@ -47,24 +47,6 @@ def read(table: dict) -> WhisperConfig:
     return WhisperConfig(
         **fields, activation=common.activation(table.get("activation_function", "gelu"))
     )
-
-
-def write(config: WhisperConfig) -> dict[str, Any]:
-    """Writes the config.json of a network."""
-    return {
-        "architectures": ["WhisperForConditionalGeneration"],
-        "model_type": "whisper",
-        "is_encoder_decoder": True,
-        **common.write_keys(config, FIELDS),
-        **common.write_keys(config, DECODER),
-        "activation_function": THEIRS[config.activation],
-        "scale_embedding": False,
-        "tie_word_embeddings": True,
-        # Without them transformers has its own, which a smaller vocabulary lacks.
-        **dict.fromkeys(
-            ("bos_token_id", "eos_token_id", "pad_token_id"), next(iter(config.end_tokens), None)
-        ),
-    }
 
 
 def read_generation(config: WhisperConfig, table: dict) -> WhisperConfig:
@@ -159,7 +141,6 @@ WHISPER = Family(
     architecture="WhisperForConditionalGeneration",
     keys=KEYS,
     read=read,
-    write=write,
     names=functools.partial(common.names_by, MODULES),
     canonical=lambda name: name,
     sizes=SIZES,
