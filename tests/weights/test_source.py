@@ -108,3 +108,35 @@ def test_another_models_name_for_a_network_becomes_that_of_its_family():
     _, written = source.written(source.configured(kept)[1], kept, {})
     qwen = {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"]}
     assert written == {source.CONFIG: table | qwen}
+
+
+def test_a_new_generation_config_has_the_ids_of_the_config():
+    """transformers then takes them from nowhere else."""
+    table = {
+        **{"model_type": "t5", "vocab_size": 24, "d_model": 8, "d_ff": 8, "d_kv": 4},
+        **{"num_heads": 2, "num_layers": 1, "eos_token_id": 1, "decoder_start_token_id": 0},
+    }
+    kept = {source.CONFIG: table}
+    config = dataclasses.replace(source.configured(kept)[1], begin_tokens=(9,))
+    _, tables = source.written(config, kept, {})
+    ids = {"eos_token_id": 1, "decoder_start_token_id": 0, "forced_bos_token_id": 9}
+    assert tables[source.GENERATION] == ids
+    assert source.configured(tables)[1] == config
+
+
+def test_keys_that_a_family_does_not_read_are_found():
+    table = GLM | {"rope_parameters": {"rope_theta": 1.0, "rope_base": 2.0}}
+    expected = ["architectures", "note", "torch_dtype", "rope_base"]
+    assert list(source.unread({source.CONFIG: table})) == expected
+
+
+def test_a_manifest_has_fields_that_config_json_lacks():
+    table = {"model": {key: x for key, x in GLM.items() if key != "sliding_window"}}
+    _, config = source.from_toml(table | {"fields": {"dtype": "bfloat16"}})
+    assert config.dtype == "bfloat16"
+    for fields, message in (
+        ({"dim": 8}, r"\[fields\] has dim: expected some of dtype, end_tokens, for which"),
+        ({"dtype": 3}, r"\[fields\] dtype must be of type str, got 3"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            source.from_toml(table | {"fields": fields})
