@@ -679,7 +679,7 @@ for row, again, n in zip(stored.tokens, generated.tokens, generated.lengths, str
 #
 # α belongs to the pair and the task, c and v to the pair, the mesh and the batch. They are measured
 # as in `when_does_it_pay.ipynb`; `jaxspec plan` and `jaxspec bench` do it on the command line,
-# `jaxspec bench` with random weights of any published shape. Eight simulated devices share a few
+# `bench` with random weights of any published shape, too. Eight simulated devices share a few
 # cores, which have no arithmetic to spare: v is far above 1 there, and c and v tell nothing about a
 # TPU.
 

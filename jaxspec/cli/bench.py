@@ -185,20 +185,19 @@ def quantities_of(work: Workload) -> tuple[str, ...]:
 
 def _check(work: Workload) -> None:
     """Raises ValueError if an option would be ignored."""
-    quantities_of(work)
+    usual = Workload._field_defaults
+    changed = {name for name, value in work._asdict().items() if value != usual[name]}
+    if "speed" not in quantities_of(work):
+        options.refuse(sorted(changed & {"batch", "repeats"}), "--measure without speed")
     if work.markdown and work.as_json:
         raise ValueError("got --markdown and --json: expected one of them")
     if work.task and work.prompts is not None:
         raise ValueError("got --task and --prompts: expected one of them")
     if work.target.startswith(names.RANDOM):
-        ignored = [name for name in ("prompts", "task") if getattr(work, name)]
-        options.refuse(ignored, "a target of random weights")
+        options.refuse(sorted(changed & {"prompts", "task"}), "a target of random weights")
     if {draft.strip() for draft in work.draft.split(",")} == {NONE}:
-        usual = Workload._field_defaults
-        ignored = [
-            name for name in ("policy", "rule") if getattr(work, name) not in (usual[name], NONE)
-        ]
-        options.refuse(ignored, "plain decoding (--draft none)")
+        ignored = {name for name in changed & {"policy", "rule"} if getattr(work, name) != NONE}
+        options.refuse(sorted(ignored), "plain decoding (--draft none)")
 
 
 def load(work: Workload, axes: WorkAxes) -> LoadedWork:

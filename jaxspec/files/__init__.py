@@ -228,9 +228,9 @@ def json_line(row: Mapping[str, Any]) -> str:
 def check_file(path: Path, option: str) -> None:
     """Raises an error, before the work, if an option names a file that could not be written.
 
-    >>> check_file(Path(), "--csv")
+    >>> check_file(Path(), "--output")
     Traceback (most recent call last):
-    ValueError: --csv is .: expected a file, and this is a folder
+    ValueError: --output is .: expected a file, and this is a folder
     """
     if path.is_dir():
         raise ValueError(f"{option} is {path}: expected a file, and this is a folder")

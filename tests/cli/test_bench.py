@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from jaxspec.analysis import bench, cost
-from jaxspec.cli.main import app
+from jaxspec.cli.main import app, command
 from jaxspec.weights.hf_families import t5
 from tests.small import tiny_t5
 
@@ -36,7 +36,8 @@ def of_file(run, tmp_path):
     def of_file(*arguments, prompts="der Hund\ndie Katze sah\n"):
         file = tmp_path / "prompts.txt"
         file.write_text(prompts, encoding="utf-8")
-        command = (*EFFORT, "--prompts", str(file), *arguments)
+        effort = EFFORT[:-2] if "alpha" in arguments else EFFORT  # without --repeats
+        command = (*effort, "--prompts", str(file), *arguments)
         return json.loads(run(*command, "--json"))["rows"], run(*command)
 
     return of_file
@@ -103,6 +104,13 @@ def test_gamma_is_planned(of_file):
     (_, row), shown = of_file("--gamma", "plan")
     assert row["setting"]["planned"] and not math.isnan(row["alpha"]["value"])
     assert "* the plan's γ" in shown
+
+
+def test_help_lists_every_quantity():
+    (measure,) = [param for param in command("bench").params if param.name == "measure"]
+    listed, _, _ = measure.help.partition(";")
+    assert listed.split(", ") == sorted(bench.QUANTITIES, key=listed.index)
+    assert set(measure.default.split(",")) < set(bench.QUANTITIES)
 
 
 def test_measure_is_a_part_of_bench():

@@ -187,6 +187,10 @@ def test_prompts_from_files(tmp_path):
         (["--measure", "alpha,"], "--measure is 'alpha,': expected values separated by commas"),
         (["--measure", "sped"], "--measure is 'sped': expected one of speed, latency"),
         (["--measure", "costs"], "costs is measured in timed runs: add speed to costs"),
+        (
+            ["--measure", "alpha", "--batch", "4", "--repeats", "2"],
+            "--measure without speed does not read --batch, --repeats: leave them out",
+        ),
         (["--measure", "alpha", "--gamma", "plan"], "--gamma plan goes by costs"),
         (["--measure", "alpha", "--policy", "adaptive"], "--policy adaptive goes by costs"),
         (["--draft", "nobody"], "no checkpoint at nobody"),
