@@ -44,7 +44,7 @@ describe() {
 make() {
   local folder=$1 wanted=(-e "$checkout" "${@:2}" pytest hypothesis)
   if command -v uv >/dev/null; then
-    uv venv --quiet --python ">=3.11" "$folder"
+    uv venv --quiet --python ">=3.12" "$folder" # gemma 4 needs it
     uv pip install --quiet --python "$folder/bin/python" "${wanted[@]}"
   else
     python3 -m venv "$folder"
