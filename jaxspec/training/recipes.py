@@ -499,7 +499,7 @@ def _network(table: dict[str, Any], where: str) -> dict[str, Any]:
     except source.ERRORS as error:
         raise RecipeError(f"{where}: [model] cannot be used: {source.reason(error)}") from error
     if unread:
-        family = hf_families.of(tables[source.CONFIG])
+        family = hf_families.of(dict(tables[source.CONFIG]))
         raise RecipeError(
             f"{where}: [model] has the key {unread[0]!r}, which {family.title} does not read"
             f"{suggest(unread[0], family.keys)}"

@@ -1,10 +1,11 @@
 """Recipes are strict, and every shipped one is valid."""
 
+import json
 from pathlib import Path
 
 import pytest
 
-from jaxspec.training import recipes
+from jaxspec.training import recipes, run
 from jaxspec.weights import orbax
 
 TABLE = {
@@ -207,3 +208,13 @@ def test_shipped_recipes_are_valid(path):
 def test_a_shipped_checkpoint_has_the_network_of_its_recipe(path):
     manifest = orbax.read_manifest(path.parent)
     assert recipes.load(manifest.name).model == manifest.model
+
+
+def test_a_run_that_began_when_recipes_named_a_family_goes_on(tmp_path):
+    record = tmp_path / run.RECORD
+    run.check_run(recipes.parse(PAIRS), tmp_path)
+    record.write_text(json.dumps(json.loads(record.read_text()) | {"family": '"t5"'}))
+    run.check_run(recipes.parse(PAIRS), tmp_path)
+    wider = PAIRS | {"model": PAIRS["model"] | {"d_ff": 16}}
+    with pytest.raises(ValueError, match=r"another recipe \(model\.ff_dim is 8 there and 16 here"):
+        run.check_run(recipes.parse(wider), tmp_path)
