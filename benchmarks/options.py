@@ -25,7 +25,8 @@ def workload(
     parser: argparse.ArgumentParser, arguments: Sequence[str] | None, defaults: dict[str, Any]
 ) -> tuple[Workload, argparse.Namespace]:
     """Parses options of `jaxspec bench` and those that a script has added."""
-    return grouped(Workload, parser, arguments, defaults)
+    work, others = grouped(Workload, parser, arguments, defaults)
+    return work._replace(count=max(work.count, work.rows)), others
 
 
 def grouped(

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 PLANNED = "plan"
 NONE = "none"
 GAMMA = 3  # if no gamma can be planned
+DRAFTING = {"gamma", "policy", "rule"}  # options that plain decoding does not read
 RANDOM_PROMPT = 64  # tokens of a random prompt
 
 
@@ -58,8 +59,8 @@ class Workload(NamedTuple):
     )
     task: Annotated[str, text("NAMES", "Held-out translation, synopsis, edit, text.")] = ""
     prompts: Prompts = None
-    count: Annotated[int, number("Prompts of a task to measure α on.")] = 8
-    rows: Annotated[int, number("Prompts that a timed run decodes.")] = 8
+    count: Annotated[int, number("Prompts of a task, on all of which α is measured.")] = 8
+    rows: Annotated[int, number("Prompts that a timed run decodes; at most --count.")] = 8
     max_new_tokens: NewTokens = 64
     full_length: Annotated[
         bool, flag("Ignore end tokens: all texts have --max-new-tokens.", "--full-length")
@@ -78,7 +79,7 @@ class Workload(NamedTuple):
 
 
 @group_of("work", Workload)
-def bench(work: Workload) -> None:
+def bench(work: Workload, context: typer.Context) -> None:
     """Measure settings, interleaved with plain decoding on the same prompts.
 
     Lists (with commas) are axes: every combination has a row. "× plain" is over plain decoding by
@@ -92,7 +93,33 @@ def bench(work: Workload) -> None:
         jaxspec bench --measure alpha --rule all --gamma 7 --count 16
         jaxspec bench --target random:t5-v1_1-small --draft none
     """
+    work = checked(work, set(options.typed(context, Workload._fields)))
     run(*settings_of(work), work)
+
+
+def checked(work: Workload, typed: set[str]) -> Workload:
+    """Raises ValueError if an option that the user typed would be ignored.
+
+    Returns the options, with --count and --rows made to fit each other unless both were typed.
+    """
+    quantities = quantities_of(work)
+    if "speed" not in quantities:
+        ignored = sorted(typed & {"batch", "repeats", "rows"})
+        options.refuse(ignored, f"--measure {work.measure}, which times nothing,")
+    if work.target.startswith(names.RANDOM):
+        options.refuse(sorted(typed & {"prompts", "task"}), "a target of random weights")
+    if {draft.strip() for draft in work.draft.split(",")} == {NONE}:
+        ignored = {name for name in typed & DRAFTING if getattr(work, name) != NONE}
+        options.refuse(sorted(ignored), "plain decoding (--draft none)")
+        if "speed" not in quantities:
+            raise ValueError("plain decoding (--draft none) has no α: expected speed in --measure")
+    if {"count", "rows"} <= typed and work.rows > work.count:
+        raise ValueError(
+            f"got --rows {work.rows} and --count {work.count}: expected no more rows than prompts"
+        )
+    if "rows" in typed:
+        return work._replace(count=max(work.count, work.rows))
+    return work._replace(rows=min(work.count, work.rows))
 
 
 class WorkAxes(NamedTuple):
@@ -135,7 +162,10 @@ def parse(work: Workload) -> WorkAxes:
     from jaxspec.cli.old_names import new_spelling
     from jaxspec.rules import catalogue
 
-    _check(work)
+    if work.markdown and work.as_json:
+        raise ValueError("got --markdown and --json: expected one of them")
+    if work.task and work.prompts is not None:
+        raise ValueError("got --task and --prompts: expected one of them")
     chosen = work.draft or names.default_drafter(work.target)
     policy_names = options.values(work.policy, "--policy") if work.policy else ()
     rule_names = catalogue.RULES if work.rule == "all" else options.values(work.rule, "--rule")
@@ -183,23 +213,6 @@ def quantities_of(work: Workload) -> tuple[str, ...]:
     return quantities
 
 
-def _check(work: Workload) -> None:
-    """Raises ValueError if an option would be ignored."""
-    usual = Workload._field_defaults
-    changed = {name for name, value in work._asdict().items() if value != usual[name]}
-    if "speed" not in quantities_of(work):
-        options.refuse(sorted(changed & {"batch", "repeats"}), "--measure without speed")
-    if work.markdown and work.as_json:
-        raise ValueError("got --markdown and --json: expected one of them")
-    if work.task and work.prompts is not None:
-        raise ValueError("got --task and --prompts: expected one of them")
-    if work.target.startswith(names.RANDOM):
-        options.refuse(sorted(changed & {"prompts", "task"}), "a target of random weights")
-    if {draft.strip() for draft in work.draft.split(",")} == {NONE}:
-        ignored = {name for name in changed & {"policy", "rule"} if getattr(work, name) != NONE}
-        options.refuse(sorted(ignored), "plain decoding (--draft none)")
-
-
 def load(work: Workload, axes: WorkAxes) -> LoadedWork:
     """Loads the targets, their drafters and the prompts, these first unless the target names them.
 
@@ -209,7 +222,7 @@ def load(work: Workload, axes: WorkAxes) -> LoadedWork:
     targets = [names.model(work.target, x, work.mesh, seed=work.seed) for x in axes.dtypes]
     drafters = list[dict[str, Any]]()
     for dtype, target in zip(axes.dtypes, targets, strict=True):
-        counted_on = functools.partial(references, target, max(work.count, work.rows))
+        counted_on = functools.partial(references, target, work.count)
         loading = {"dtype": dtype, "mesh": work.mesh, "seed": work.seed + 1}
         drafters.append(
             {name: names.drafter(name, target, counted_on, **loading) for name in axes.drafts}
@@ -219,11 +232,10 @@ def load(work: Workload, axes: WorkAxes) -> LoadedWork:
 
 def _chosen_prompts(work: Workload) -> dict[str, list[str]]:
     """Reads the prompts of --prompts or --task, by task; none if the target decides."""
-    count = max(work.count, work.rows)
     if work.prompts is not None:
-        return by_task(work.prompts, count)
+        return by_task(work.prompts, work.count)
     if work.task:
-        return {name: heldout(name, count) for name in options.values(work.task, "--task")}
+        return {name: heldout(name, work.count) for name in options.values(work.task, "--task")}
     return {}
 
 
@@ -233,11 +245,10 @@ def _tasks(work: Workload, target: Model, prompts: Mapping[str, list[str]]) -> l
     from jaxspec.analysis.result import Task
     from jaxspec.files import corpus
 
-    count = max(work.count, work.rows)
     if work.target.startswith(names.RANDOM):
-        prompt = random_prompt(target, count, RANDOM_PROMPT)
+        prompt = random_prompt(target, work.count, RANDOM_PROMPT)
         return [Task("random prompts", prompt, work.max_new_tokens, ends=False)]
-    prompts = prompts or {name: heldout(name, count) for name in corpus.tasks_of(target)}
+    prompts = prompts or {name: heldout(name, work.count) for name in corpus.tasks_of(target)}
     ends = not work.full_length
     return [Task(name, inputs, work.max_new_tokens, ends) for name, inputs in prompts.items()]
 

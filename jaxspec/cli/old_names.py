@@ -90,6 +90,8 @@ def new_spelling(written: str) -> str:
 
 def new_manifest(manifest: dict[str, Any]) -> dict[str, Any]:
     """Returns a job's manifest with today's spelling of the drafter's name."""
+    if not {"models", "options"} <= manifest.keys():
+        return manifest  # damaged: comparing it with the new one names what it lacks
     models = {translated(name): value for name, value in manifest["models"].items()}
     if "draft" in models:  # its name and digests
         models["draft"] = [translated(models["draft"][0]), *models["draft"][1:]]

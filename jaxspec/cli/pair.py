@@ -77,7 +77,8 @@ def checked(
         others: further options of `jaxspec.generate`.
         default: the drafter's name if none was given; None: the target's usual one.
         context: the typed options. If --max-new-tokens is not among them, `jaxspec.generate` fits
-            the limit to the models. None: the limit is the pair's.
+            the limit to the models. None: the limit is the pair's, and it is unknown whether
+            --gamma was typed.
 
     Returns:
         The pair with its drafter's name in today's spelling, None for plain decoding; and all
@@ -96,6 +97,8 @@ def checked(
         names.check_drafter(pair.draft, pair.draft_dtype or pair.dtype)
     else:
         unread = [name for name in ("rule", "draft_dtype") if getattr(pair, name)]
+        if context is not None and pair.gamma:  # gamma 0 is plain decoding, too
+            unread += typed(context, ("gamma",))
         refuse(unread, "plain decoding (no --draft)")
     generation = {
         "gamma": pair.gamma,

@@ -109,7 +109,7 @@ def plan(inputs: Inputs, context: typer.Context) -> None:
             note=report.note,
             plans=[planning.to_dict(plan) for plan in report.plans],
         )
-    _show(report, inputs.nodes if inputs.tree else inputs.gamma)
+    _show(report, inputs)
     return None
 
 
@@ -271,13 +271,12 @@ def _bound(plan: Plan, v: float) -> str:
     )
 
 
-def _show(report: PlanReport, largest: int) -> None:
-    """Prints plans as a table and sentences.
-
-    `largest` is the largest γ that was tried; for trees, the most nodes.
-    """
+def _show(report: PlanReport, inputs: Inputs) -> None:
+    """Prints plans as a table and sentences."""
     from jaxspec.analysis import plan as planning
 
+    option = "--nodes" if inputs.tree else "--gamma"
+    largest = inputs.nodes if inputs.tree else inputs.gamma  # the largest γ that was tried
     plans = report.plans
     out = console.out()
     out.print(Text(report.heading, "bold"))
@@ -287,7 +286,7 @@ def _show(report: PlanReport, largest: int) -> None:
         if len(plans) > 1:
             line = f"Batch {plan.batch}: {line}"
         if plan.gamma == largest and plan.at_cap:
-            line += f" --gamma {2 * largest} tries γ up to {2 * largest}."
+            line += f" {option} {2 * largest} tries γ up to {2 * largest}."
         out.print(Text(line), soft_wrap=plan.best.is_tree)  # a tree's has code to copy
     if report.note:
         out.print(Text(report.note))

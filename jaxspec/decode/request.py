@@ -208,9 +208,11 @@ def named(drafter: Any, target: core.Model) -> Any:
     >>> named("prompt_lookup(2)", table_model(jax.random.key(1), vocab=5)).name
     'prompt_lookup'
     """
-    if isinstance(drafter, str):
-        return drafters.by_name(drafter, target)
-    return drafter
+    if not isinstance(drafter, str):
+        return drafter
+    if drafter == "none":
+        raise ValueError("drafter is 'none': for plain decoding, give None or leave it out")
+    return drafters.by_name(drafter, target)
 
 
 def _check_rows(target: core.Model, samples: int, batch: int) -> None:

@@ -218,6 +218,8 @@ class _Reader(NamedTuple):
             raise self.error(node, f"there is no drafter {name!r}{advice}")
         signature = inspect.signature(_factory(name))
         positional = [self.value(argument) for argument in arguments]
+        if any(keyword.arg is None for keyword in keywords):
+            raise self.error(node, f"{name} has **: expected each keyword by its name")
         named = {str(keyword.arg): self.value(keyword.value) for keyword in keywords}
         if len(named) < len(keywords):
             raise self.error(node, f"{name} has an argument twice")
