@@ -368,7 +368,7 @@ def test_mxfp4_is_kept_in_checkpoints_of_ours(tmp_path):
     quantised_folder(tmp_path / "folder")
     model = huggingface.open_model(tmp_path / "folder")
     params, config = model.params("int4", None)
-    manifest = {"name": "x", "description": {}}
+    manifest = {"name": "x", "description": {}, "source": model.source()}
     orbax.save(tmp_path / "ours", params, config, find("debian-t5-base"), dtype="int4", **manifest)
     for dtype in ("int4", "int8", "float32"):
         again = orbax.restore(tmp_path / "ours", dtype)[0]["layers_0"]["ff"]["experts"]["inwards"][
