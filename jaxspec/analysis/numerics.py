@@ -26,6 +26,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from jaxspec import nets, sharding
+from jaxspec.analysis.result import dtype_of
 from jaxspec.core import Forward, LanguageModel, Model, Params, Prompt, chunks, programs, token_rows
 from jaxspec.core.checks import check_model
 from jaxspec.decode import batches, request
@@ -167,7 +168,7 @@ class Comparison(NamedTuple):
     """Two models on some prompts, as `compare` returns them; `str` makes tables of it.
 
     Attributes:
-        names: the names of a and b.
+        names: the names of a and b, each with the dtype of its matrices.
         layers: the hidden states that `PromptComparison.layer_errors` compares, in the order in
             which they are computed: the encoder's output, the embedding, the states after each
             decoder layer (counted from 0), and after the final norm. Empty if the two are not
@@ -303,7 +304,8 @@ def compare(
         if position is not None:
             parting = _parting(a.tokenizer, position, pair, errors.margins[position, row])
         results.append(PromptComparison(pair, parting, logits_error, tuple(layer_errors)))
-    return Comparison((a.name or "a", b.name or "b"), layers, tuple(results))
+    names = (f"{a.name or 'a'}, {dtype_of(a)}", f"{b.name or 'b'}, {dtype_of(b)}")
+    return Comparison(names, layers, tuple(results))
 
 
 def _check_same_vocabulary(a: Model, b: Model) -> None:

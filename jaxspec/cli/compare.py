@@ -48,8 +48,8 @@ def compare(
     first = names.model(a, dtype)
     second = names.model(b, dtype_b)
     comparison = numerics.compare(
-        first._replace(name=f"{a}, {dtype}"),
-        second._replace(name=f"{b}, {dtype_b}"),
+        first._replace(name=a),
+        second._replace(name=b),
         texts or prompt_files.heldout_for(first, count),
         max_new_tokens=max_new_tokens,
     )

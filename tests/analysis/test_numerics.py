@@ -103,7 +103,7 @@ def test_a_model_beside_itself_has_no_error():
     config = tiny_llama(layers=2)
     model = model_of(decoder, config)
     comparison = numerics.compare(model, model, [[3, 1], [5]], max_new_tokens=6)
-    assert comparison.num_same == 2 and comparison.names == ("a", "b")
+    assert comparison.num_same == 2 and comparison.names == ("a, float32", "b, float32")
     assert [prompt.parting for prompt in comparison.prompts] == [None, None]
     assert {prompt.logits_error for prompt in comparison.prompts} == {0.0}
     assert comparison.layer_errors == dict.fromkeys(
@@ -211,7 +211,7 @@ def test_a_comparison_is_shown_as_tables():
         0, (0, 2), ("<unk>", "[the]"), (0.5, 0.25)
     )
     lines = str(comparison).splitlines()
-    assert lines[0].strip() == "Greedy texts of a (big) and b (small)"
+    assert lines[0].strip() == "Greedy texts of a (big, float32) and b (small, float32)"
     cells = [cell.strip() for cell in lines[-3].strip("│").split("│")]
     assert cells == ["0", "4", "0", "<unk>", "[the]", "0.5", "0.25", "0.75"]
     assert lines[-1].startswith("0 of 1 texts are the same. The layers differ")

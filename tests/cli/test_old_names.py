@@ -89,3 +89,5 @@ def test_the_manifest_of_an_old_job_is_todays():
     }
     plain = {"models": {"target": ["t", {}]}, "options": {"draft": None}, "shard": 0}
     assert new_manifest(plain) == plain
+    damaged = {"options": {"draft": "greedy:a"}}
+    assert new_manifest(damaged) == damaged

@@ -33,6 +33,36 @@ def test_every_combination_is_a_setting(zoo):
     assert {setting.sampling["temperature"] for setting in settings} == {0.0, 1.0}
 
 
+@pytest.mark.parametrize(
+    ("options", "count", "rows"),
+    [
+        ({"count": 2}, 2, 2),
+        ({"rows": 20}, 20, 20),
+        ({"count": 30}, 30, 8),
+        ({"count": 5, "rows": 3}, 5, 3),
+    ],
+)
+def test_a_task_has_the_prompts_that_were_asked_for(options, count, rows):
+    work = bench.checked(Workload(**options), set(options))
+    assert (work.count, work.rows) == (count, rows)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"count": 2, "rows": 3}, "got --rows 3 and --count 2: expected no more rows"),
+        ({"measure": "alpha", "rows": 8}, "--measure alpha, .* does not read --rows: leave it out"),
+        ({"measure": "alpha", "repeats": 5}, "does not read --repeats"),
+        ({"draft": "none", "gamma": "1,4,7"}, "--draft none. does not read --gamma"),
+        ({"draft": "none", "measure": "alpha"}, "has no α: expected speed in --measure"),
+    ],
+)
+def test_an_option_that_was_typed_is_read_or_refused(options, message):
+    """Also where it has its default."""
+    with pytest.raises(ValueError, match=message):
+        bench.checked(Workload(**options), set(options))
+
+
 def test_a_target_without_a_sibling_has_a_look_up(capsys):
     _, settings = settings_of(
         Workload(target="stranger", gamma="3", task="translation", count=2, rows=1)
@@ -137,7 +167,7 @@ def test_random_models(zoo, monkeypatch):
         lambda *arguments: shapes.append(arguments) or zoo["debian-gpt-base"],
     )
     _, settings = settings_of(
-        Workload("random:t5-v1_1-base", "random:t5-v1_1-small", rows=3, count=2)
+        Workload("random:t5-v1_1-base", "random:t5-v1_1-small", rows=2, count=3)
     )
     assert shapes == [("t5-v1_1-base", "float32", 0, None), ("t5-v1_1-small", "float32", 1, None)]
     assert settings[0].task.prompts.tokens.shape[0] == 3 and not settings[0].task.ends
@@ -189,7 +219,7 @@ def test_prompts_from_files(tmp_path):
         (["--measure", "costs"], "costs is measured in timed runs: add speed to costs"),
         (
             ["--measure", "alpha", "--batch", "4", "--repeats", "2"],
-            "--measure without speed does not read --batch, --repeats: leave them out",
+            "which times nothing, does not read --batch, --repeats: leave them out",
         ),
         (["--measure", "alpha", "--gamma", "plan"], "--gamma plan goes by costs"),
         (["--measure", "alpha", "--policy", "adaptive"], "--policy adaptive goes by costs"),

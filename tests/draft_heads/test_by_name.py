@@ -158,7 +158,7 @@ def test_texts_and_a_datastore_of_them_draft_the_same():
         ("greedy(debian-t5-draft)", "at column 8 got debian - t5 - draft: expected a drafter"),
         ("greedy('a').params", "at column 1 got greedy('a').params"),
         ("prompt_lookup(*[1])", "at column 15 got *[1]"),
-        ("prompt_lookup(**{'longest': 1})", "got an unexpected keyword argument"),
+        ("prompt_lookup(**{'longest': 1})", "prompt_lookup has **: expected each keyword"),
         ("prompt_lookup(longest=1, longest=2)", "prompt_lookup has an argument twice"),
         ("prompt_lookup(last=1)", "'last': expected prompt_lookup(longest=3, shortest=1, *, cand"),
         (
@@ -272,6 +272,8 @@ def test_every_way_to_generate_takes_a_name():
     ).all()
     with pytest.raises(ValueError, match="did you mean 'uniform'"):
         jaxspec.generate(TARGET, [[3, 1]], drafter="unifom")
+    with pytest.raises(ValueError, match="for plain decoding, give None"):
+        jaxspec.generate(TARGET, [[3, 1]], drafter="none")
 
 
 def written(folder, table, shapes, file="model.safetensors"):
