@@ -27,7 +27,6 @@ from jax.sharding import Mesh
 from jaxspec import nets, optional_imports, sharding
 from jaxspec.core import Params
 from jaxspec.core.checks import suggest
-from jaxspec.drafters.lookups.ngram_model import NGramConfig
 from jaxspec.files import folders
 from jaxspec.files.folders import MANIFEST, some
 from jaxspec.files.strict_tables import RecipeError, build
@@ -495,7 +494,7 @@ def _tables_of(config: Any, source: SourceFiles | None) -> dict[str, Any]:
     """Returns the tables of a manifest that describe a network: config.json's. The tables of
     n-grams have none: theirs are the configuration's fields.
     """
-    if isinstance(config, NGramConfig):
+    if net_of(config).name == "ngram":
         # TOML has no null: it is the default of the field that may be None.
         fields = dataclasses.asdict(config).items()
         return {"model": {name: x for name, x in fields if x is not None}}

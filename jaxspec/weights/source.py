@@ -194,8 +194,7 @@ def from_toml(manifest: dict[str, Any]) -> tuple[SourceFiles, Any]:
             f"[fields] has {', '.join(elsewhere)}: expected some of {', '.join(family.unwritten)}, "
             "for which config.json has no key"
         )
-    kept = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
-    return source, build(type(config), kept | fields, "[fields]")
+    return source, build(type(config), vars(config) | fields, "[fields]")
 
 
 def unread(source: SourceFiles) -> Iterator[str]:

@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 
 from jaxspec.cli.main import app
 
-SMALL = ("-n", "12", "-g", "3")  # few shapes: every test shares the same few programs
+SMALL = ("-n", "12")  # few shapes: every test shares the same few programs
 
 
 @pytest.fixture

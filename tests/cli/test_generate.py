@@ -17,7 +17,7 @@ from jaxspec.cli.prompts import heldout
 from jaxspec.drafters.lookups import datastore
 from jaxspec.weights import loading as model_loading
 
-SMALL = ("-n", "12", "-g", "3")
+SMALL = ("-n", "12")
 PROMPT = heldout("translation", 1)[0]
 
 

@@ -5,11 +5,14 @@ output gate.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from jaxspec.nets import net_of
 from jaxspec.nets.decoder import DecoderConfig
 from jaxspec.nets.delta import DeltaShape
-from jaxspec.nets.shapes import LayerShape
+from jaxspec.nets.rotary import Rotary
+from jaxspec.nets.shapes import AttentionShape, LayerShape
+from jaxspec.nets.uniform import nearest
 from jaxspec.weights.hf_families import common, decoders
 from jaxspec.weights.hf_families.common import Family, Tensor, count, only
 
@@ -40,6 +43,7 @@ DEFAULTS = {
 }
 SHARE = 0.25  # of a head's dimensions is rotated
 # where no layer has any
+ATTENTION = AttentionShape(16, 4, 256, rotary=Rotary(dims=64), head_norms=True, gate=True)
 
 
 def read(table: dict) -> DecoderConfig:
@@ -75,6 +79,43 @@ def read(table: dict) -> DecoderConfig:
 
     biases = decoders.biases(table, "attention_bias")
     return decoders.read(table, changed, head_norms=True, norms_from_one=True, **biases)
+
+
+def _attends(config: DecoderConfig) -> DecoderConfig:
+    """Returns the configuration with attention in every layer. Raises ValueError for other models."""
+    # What a Llama's writer needs of each layer is there once all are alike.
+    mixers = [layer.attention for layer in config.layers]
+    attention = next((x for x in mixers if isinstance(x, AttentionShape)), ATTENTION)
+    if not any(isinstance(x, DeltaShape) for x in mixers) and not attention.gate:
+        raise ValueError("no layer has the gated delta rule or attention with an output gate")
+    return decoders.with_layers(config, lambda index, layer: replace(layer, attention=attention))
+
+
+def _write(config: DecoderConfig) -> dict[str, Any]:
+    attends = _attends(config)
+    form = nearest(attends)
+    kinds = [
+        "linear_attention" if isinstance(x.attention, DeltaShape) else "full_attention"
+        for x in config.layers
+    ]
+    delta = next((x.attention for x in config.layers if isinstance(x.attention, DeltaShape)), None)
+    numbers = {}
+    if delta is not None:
+        numbers = {key: getattr(delta, field) for field, key in DELTA.items()}
+    dims = attends.layers[0].attention.rotary.dims
+    head_dim = form.head_dim
+    rotation = {
+        "rope_theta": form.rope_base,
+        **decoders.scaling_keys(form),
+        decoders.PARTIAL: (dims or head_dim) / head_dim,
+    }
+    return {
+        "architectures": ["Qwen3_5ForCausalLM"],
+        "model_type": TYPES[0],
+        **decoders.size_keys(form),
+        **{"hidden_act": "silu", "attention_bias": form.qkv_bias, "rope_parameters": rotation},
+        **{"layer_types": kinds, **numbers},
+    }
 
 
 LINEAR = {"rate": "A_log", "bias": "dt_bias", "convolution": "conv1d.weight", "norm": "norm"}
@@ -124,6 +165,7 @@ QWEN3_5 = Family(
         | {"num_experts": count(least=0)}
     ),
     read=read,
+    write=_write,
     names=_names,
     canonical=decoders.canonical_text,
     sizes=SIZES,
