@@ -141,7 +141,8 @@ def run(options: argparse.Namespace) -> list[dict[str, Any]]:
             )
             drafting.update(way, policy, prompts, out)
             row[way] = time.perf_counter() - began
-            row[f"{way}, tokens"] = float(out.stats.emitted.sum() / out.stats.rounds.sum())
+            emitted = out.stats.emitted.sum() - len(out.stats.emitted)  # prefill made one a row
+            row[f"{way}, tokens"] = float(emitted / out.stats.rounds.sum())
             if way == options.ways[0]:
                 first = out
         began = time.perf_counter()

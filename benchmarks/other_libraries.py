@@ -343,7 +343,7 @@ def main() -> None:
             )
             out = run()
             same = sum(row.tolist() == want for row, want in zip(out.tokens, texts, strict=True))
-            tokens = out.stats.emitted.sum() / out.stats.rounds.sum()
+            tokens = (out.stats.emitted - 1).sum() / out.stats.rounds.sum()
             facts[name] = f"{tokens:.1f} | {same} of {batch}"
             runs[name] = run
         seconds = race(runs, given.repeats, CLOCKS[given.clock])

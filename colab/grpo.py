@@ -264,7 +264,11 @@ for step in range(STEPS):
     policy, state, mean = learn(policy, optimizer, state, prompt, answers["plain"], SAMPLES)
     rewards.append(mean)
     tokens_a_round.append(
-        {way: out.stats.emitted.sum() / out.stats.rounds.sum() for way, out in answers.items()}
+        # the first token of each row is prefill's
+        {
+            way: (out.stats.emitted - 1).sum() / out.stats.rounds.sum()
+            for way, out in answers.items()
+        }
     )
     seconds.append(took)
 print(f"mean reward: {np.mean(rewards[:4]):.2f} at first, {np.mean(rewards[-4:]):.2f} at last")

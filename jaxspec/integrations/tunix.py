@@ -46,8 +46,8 @@ class JaxspecRollout:
         earlier_tokens: how many tokens of earlier answers to keep for `suffix`; 0 keeps none.
 
     Attributes:
-        stats: the statistics of the last call of `generate`; `stats.emitted / stats.rounds` is the
-            number of tokens a round.
+        stats: the statistics of the last call of `generate`; `stats.tokens_per_round` has
+            the tokens a round of each row.
 
     Raises:
         ValueError: `earlier_tokens` is given with a drafter, which would not read them.
@@ -145,7 +145,12 @@ class JaxspecRollout:
         )
 
     def update_params(self, params: Any, filter_types: tuple[Any, ...] | None = None) -> None:
-        """Takes the trained parameters; nothing is compiled again."""
+        """Takes the trained parameters; nothing is compiled again.
+
+        Args:
+            params: the parameters, as `nnx.update` takes them: those that are absent stay.
+            filter_types: not read here: `params` are already the filtered ones.
+        """
         nnx.update(self._module, params)
         # A trainer of another precision would make other programs.
         policy = jax.tree.map(

@@ -109,6 +109,20 @@ def test_speculative_text_is_that_of_its_own_greedy_decoding():
     assert itself.stats.rounds.tolist() == [3] * len(PROMPTS)
 
 
+@pytest.mark.usefixtures("keras")
+def test_a_backbone_may_call_its_heads_otherwise():
+    """As GPT-2's of keras-hub does."""
+    model = StandIn(0)
+    del model.backbone.num_key_value_heads, model.backbone.num_query_heads
+    with pytest.raises(TypeError, match="no num_key_value_heads or num_heads.*jaxspec.from_arrays"):
+        adapters.from_keras_hub(model)
+    model.backbone.num_heads = HEADS
+    out = jaxspec.generate(
+        adapters.from_keras_hub(model), PROMPTS[:1], max_new_tokens=NEW, eos_ids=()
+    )
+    assert out.tokens.tolist() == [own_text(model, PROMPTS[0])]
+
+
 def test_another_backend_is_refused(keras: ModuleType):
     keras.backend.backend = lambda: "torch"
     with pytest.raises(ValueError, match=r"backend 'torch': expected 'jax'\. Set KERAS_BACKEND"):

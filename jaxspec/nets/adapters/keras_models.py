@@ -24,7 +24,8 @@ def from_keras_hub(model: Any) -> Model:
 
     Raises:
         ValueError: Keras runs on another backend.
-        TypeError: the model has no `call_with_cache`.
+        TypeError: the model has no `call_with_cache`, or its backbone does not say the size of the
+            cache.
 
     Example:
         >>> causal_lm = keras_hub.models.Llama3CausalLM.from_preset(preset)  # doctest: +SKIP
@@ -44,10 +45,11 @@ def from_keras_hub(model: Any) -> Model:
         )
     backbone = model.backbone
     variables = (list(model.trainable_variables), list(model.non_trainable_variables))
-    heads = backbone.num_key_value_heads
+    heads = _size(backbone, "num_key_value_heads", "num_heads")
     head_dim = getattr(backbone, "head_dim", None)
     if head_dim is None:
-        head_dim = backbone.hidden_dim // backbone.num_query_heads
+        hidden_dim = _size(backbone, "hidden_dim")
+        head_dim = hidden_dim // _size(backbone, "num_query_heads", "num_heads")
 
     def empty(batch: int, capacity: int) -> Array:
         # [row, 1, layer, keys or values, entry, head, width]: the 1 is the batch of its own call
@@ -65,3 +67,14 @@ def from_keras_hub(model: Any) -> Model:
     lm = from_function(by_row(step), backbone.vocabulary_size, empty_cache=empty)
     params = jax.tree.map(lambda variable: variable.value, variables)
     return Model(lm, params, name=type(model).__name__)
+
+
+def _size(backbone: Any, *names: str) -> int:
+    """Returns a size of a backbone by the first of these names that it has."""
+    for name in names:
+        if hasattr(backbone, name):
+            return getattr(backbone, name)
+    raise TypeError(
+        f"the backbone is of type {type(backbone).__name__} and has no {' or '.join(names)}, which "
+        "the size of its cache needs: convert the model with jaxspec.from_arrays"
+    )
