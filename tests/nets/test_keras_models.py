@@ -114,7 +114,9 @@ def test_a_backbone_may_call_its_heads_otherwise():
     """As GPT-2's of keras-hub does."""
     model = StandIn(0)
     del model.backbone.num_key_value_heads, model.backbone.num_query_heads
-    with pytest.raises(TypeError, match="no num_key_value_heads or num_heads.*jaxspec.from_arrays"):
+    with pytest.raises(
+        TypeError, match=r"no num_key_value_heads or num_heads.*jaxspec\.from_arrays"
+    ):
         adapters.from_keras_hub(model)
     model.backbone.num_heads = HEADS
     out = jaxspec.generate(
