@@ -102,7 +102,7 @@ def _write(config: DecoderConfig) -> dict[str, Any]:
     numbers = {}
     if delta is not None:
         numbers = {key: getattr(delta, field) for field, key in DELTA.items()}
-    dims = attends.layers[0].attention.rotary.dims
+    dims = (attends.layers[0].attention.rotary or Rotary()).dims
     head_dim = form.head_dim
     rotation = {
         "rope_theta": form.rope_base,
