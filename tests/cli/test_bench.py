@@ -12,7 +12,7 @@ from jaxspec.cli.main import app, command
 from jaxspec.weights.hf_families import t5
 from tests.small import tiny_t5
 
-EFFORT = ("--rows", "2", "--count", "2", "--max-new-tokens", "8", "--repeats", "1")
+EFFORT = ("--count", "2", "--max-new-tokens", "8", "--rows", "2", "--repeats", "1")
 SMALL = (*EFFORT, "--task", "translation")
 
 
@@ -36,7 +36,7 @@ def of_file(run, tmp_path):
     def of_file(*arguments, prompts="der Hund\ndie Katze sah\n"):
         file = tmp_path / "prompts.txt"
         file.write_text(prompts, encoding="utf-8")
-        effort = EFFORT[:-2] if "alpha" in arguments else EFFORT  # without --repeats
+        effort = EFFORT[:-4] if "alpha" in arguments else EFFORT  # nothing is timed
         command = (*effort, "--prompts", str(file), *arguments)
         return json.loads(run(*command, "--json"))["rows"], run(*command)
 

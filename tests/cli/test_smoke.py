@@ -150,8 +150,6 @@ def test_bench_of_alpha(run):
         "prompts.txt",
         "--count",
         "2",
-        "--rows",
-        "1",
         "--gamma",
         "2",
         "--measure",
