@@ -58,8 +58,10 @@ def network(family: str, table: dict[str, Any]) -> Any:
     return form
 
 
-def _blocks(table: dict[str, Any]) -> dict[str, Any]:
-    """Builds the blocks of a layer, or that of a whole network."""
+def _blocks(table: Any) -> Any:
+    """Builds the blocks of a layer, or that of a whole network; no table stays as it is."""
+    if not isinstance(table, dict):
+        return table  # `build` says what it should be
     return {
         role: _block(role, x) if role in ROLES and isinstance(x, dict) else x
         for role, x in table.items()

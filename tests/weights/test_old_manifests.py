@@ -96,3 +96,7 @@ def test_mistakes_are_named():
         changed = {"layers": [table["layers"][0] | change]}
         with pytest.raises(RecipeError, match=message):
             old_manifests.network("decoder", table | changed)
+    with pytest.raises(
+        RecipeError, match=r"\[model\] layers must be of type LayerShape, got 'all'"
+    ):
+        old_manifests.network("decoder", table | {"layers": ["all"]})
