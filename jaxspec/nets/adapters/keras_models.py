@@ -15,6 +15,9 @@ from jaxspec.nets.adapters.functions import by_row, from_function
 def from_keras_hub(model: Any) -> Model:
     """Makes a model of a `keras_hub.models.CausalLM`, with the cache of its `call_with_cache`.
 
+    The cache has one array for all layers. A window that is counted within a pass, not in the row,
+    would give another text: try such a model by `testing.check_model`, with a `length` beyond it.
+
     Args:
         model: the Keras model, on the JAX backend.
 
