@@ -91,6 +91,9 @@ def describe(config: Any) -> tuple[Family, dict[str, Any]]:
     What is written is read again and compared: but for a family's `unwritten` fields nothing is
     lost.
 
+    Raises:
+        FamilyError: no family writes such a configuration.
+
     >>> family, table = describe(llama.SIZES["llama-3.1-8b"])
     >>> family.title, table["rope_scaling"]["factor"]
     ('Llama', 8.0)
@@ -112,8 +115,8 @@ def describe(config: Any) -> tuple[Family, dict[str, Any]]:
             # another network's, or with options that the family lacks
             continue
     raise FamilyError(
-        "no family writes a config.json of this configuration: save a model that `jaxspec.load` "
-        f"has read from one, or set Model.source. It is {config}"
+        f"no family writes a config.json of this {type(config).__name__}: save a model that "
+        "jaxspec.load has read from one, or set Model.source"
     )
 
 
